@@ -1,0 +1,283 @@
+"""A run: what happened, in columns."""
+
+import dataclasses
+import functools
+from typing import Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from penstock.errors import InputError
+from penstock.system.server import Server
+
+Ints = npt.NDArray[np.int64]
+T = TypeVar("T")
+Record = Literal["summary", "requests", "batches", "allocations"]
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def exact_sum(samples: Ints) -> int:
+    """Sum non-negative integers without overflow."""
+    return (int((samples >> 32).sum()) << 32) + int((samples & 0xFFFFFFFF).sum())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Distribution:
+    """Values and how often each occurred.
+
+    Attributes
+    ----------
+    values
+        Shape (distinct,), ticks, rising.
+    counts
+        Shape (distinct,).
+    total
+        Exact sum of all values, ticks (values may be rounded, the sum is not).
+    """
+
+    values: Ints
+    counts: Ints
+    total: int
+
+    @classmethod
+    def of(cls, samples: Ints) -> "Distribution":
+        """Count samples."""
+        values, counts = np.unique(samples, return_counts=True)
+        return cls(values, counts.astype(np.int64), exact_sum(samples))
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return int(self.counts.sum())
+
+    @property
+    def mean(self) -> float:
+        """Mean, ticks."""
+        return self.total / self.size
+
+    def quantile(self, share: float) -> float:
+        """Return the quantile in ticks, linear between neighbouring samples as in `numpy.quantile`."""
+        rank = share * (self.size - 1)
+        low = int(rank)
+        places = np.searchsorted(np.cumsum(self.counts), [low, min(low + 1, self.size - 1)], side="right")
+        below, above = self.values[places]
+        return float(below + (above - below) * (rank - low))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """What happened to each request, in order of arrival; -1 for what did not.
+
+    Attributes
+    ----------
+    arrival, first_token, finish
+        Shape (requests,), ticks since the first arrival.
+    prompt_tokens, output_tokens
+        Shape (requests,), tokens.
+    """
+
+    arrival: Ints
+    prompt_tokens: npt.NDArray[np.int32]
+    output_tokens: npt.NDArray[np.int32]
+    first_token: Ints
+    finish: Ints
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """What happened.
+
+    Times count from the first arrival. Requests that were not finished when the run stopped have null times; they
+    count as unfinished and enter no end-to-end latency.
+
+    Attributes
+    ----------
+    server
+        What served.
+    tick_s
+        Seconds per tick.
+    arrived, finished
+        Requests.
+    n_batches
+        Batches that started.
+    end
+        Tick at which the run stopped.
+    last_arrival
+        Tick of the last arrival.
+    busy
+        Ticks spent in batches.
+    tokens
+        Tokens in batches that ended.
+    started_tokens
+        Tokens in batches that started.
+    gaps
+        Times between successive output tokens of a request, stalls included, pooled over requests.
+    rows, folded
+        Either what happened to each request, or (ttft, e2e) of all of them with values rounded to 0.05%.
+    """
+
+    server: Server
+    tick_s: float
+    arrived: int
+    finished: int
+    n_batches: int
+    end: int
+    last_arrival: int
+    busy: int
+    tokens: int
+    started_tokens: int
+    gaps: Distribution
+    mixes: tuple[Ints, Ints]
+    series_rows: Ints
+    rows: Rows | None
+    folded: tuple[Distribution, Distribution] | None
+    batch_rows: Ints | None
+    allocation_rows: Ints | None
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that arrived and did not finish."""
+        return self.arrived - self.finished
+
+    @property
+    def seconds(self) -> float:
+        """Length of the run, simulated seconds."""
+        return self.end * self.tick_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens processed per simulated second, prefill and decode together."""
+        return self.tokens / self.seconds if self.end else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which a batch was running."""
+        return self.busy / self.end if self.end else 0.0
+
+    @functools.cached_property
+    def ttft(self) -> Distribution:
+        """Time from arrival to first token, ticks, of the requests that have one."""
+        if self.folded:
+            return self.folded[0]
+        rows = self._recorded(self.rows, "requests")
+        return Distribution.of((rows.first_token - rows.arrival)[rows.first_token >= 0])
+
+    @functools.cached_property
+    def e2e(self) -> Distribution:
+        """Time from arrival to finish, ticks, of the requests that finished."""
+        if self.folded:
+            return self.folded[1]
+        rows = self._recorded(self.rows, "requests")
+        return Distribution.of((rows.finish - rows.arrival)[rows.finish >= 0])
+
+    @functools.cached_property
+    def growth_tokens_per_s(self) -> float:
+        """Slope of the uncompleted tokens over the second half of the arrivals, tokens per second.
+
+        A fact about this run, no verdict: near the critical load a stable queue wanders just as far.
+        NaN for a run too short to have a slope.
+        """
+        time, uncompleted = self.series_rows[:, 0], self.series_rows[:, 3]
+        half = (2 * time >= self.last_arrival) & (time <= self.last_arrival)
+        if half.sum() < 3:
+            return float("nan")
+        x = (time[half] - time[half].mean()) * self.tick_s
+        return float(x @ (uncompleted[half] - uncompleted[half].mean()) / (x @ x))
+
+    @functools.cached_property
+    def requests(self) -> pl.DataFrame:
+        """One row per request: request, arrival_ns, first_token_ns, finish_ns, prompt_tokens, output_tokens."""
+        rows = self._recorded(self.rows, "requests")
+        return pl.DataFrame(
+            {
+                "request": np.arange(rows.arrival.size),
+                "arrival_ns": self._ns(rows.arrival),
+                "first_token_ns": self._ns(rows.first_token),
+                "finish_ns": self._ns(rows.finish),
+                "prompt_tokens": rows.prompt_tokens,
+                "output_tokens": rows.output_tokens,
+            }
+        )
+
+    @functools.cached_property
+    def series(self) -> pl.DataFrame:
+        """At most 2,000 equally spaced instants: time_s, requests, unprocessed_tokens, uncompleted_tokens.
+
+        Exact values after the finishes and arrivals at that instant and before the batch formed then. Unprocessed
+        tokens (the paper's abs(X)) fall when a batch starts, uncompleted ones when it ends.
+        """
+        time, requests, unprocessed, uncompleted = self.series_rows.T
+        return pl.DataFrame(
+            {
+                "time_s": time * self.tick_s,
+                "requests": requests,
+                "unprocessed_tokens": unprocessed,
+                "uncompleted_tokens": uncompleted,
+            }
+        )
+
+    @functools.cached_property
+    def batches(self) -> pl.DataFrame:
+        """One row per batch that started: start_ns, duration_ns, prefill_tokens, decode_tokens, requests."""
+        start, duration, prefill, decode, requests = self._recorded(self.batch_rows, "batches").T
+        return pl.DataFrame(
+            {
+                "start_ns": self._ns(start),
+                "duration_ns": self._ns(duration),
+                "prefill_tokens": prefill,
+                "decode_tokens": decode,
+                "requests": requests,
+            }
+        )
+
+    @functools.cached_property
+    def allocations(self) -> pl.DataFrame:
+        """One row per request in a batch: batch, request, prefill_tokens, decode_tokens (the paper's delta)."""
+        columns = ("batch", "request", "prefill_tokens", "decode_tokens")
+        rows = self._recorded(self.allocation_rows, "allocations")
+        return pl.DataFrame({name: rows[:, i] for i, name in enumerate(columns)})
+
+    @functools.cached_property
+    def compositions(self) -> pl.DataFrame:
+        """Use of each batch composition: prefill_tokens, decode_tokens, batches, seconds, share of the busy time."""
+        keys, counts = self.mixes
+        prefill, decode = keys >> 32, keys & 0xFFFFFFFF
+        duration = np.rint(self.server.batch_time.table(self.server.token_budget) / self.tick_s)
+        seconds = counts * duration[prefill + decode] * self.tick_s
+        return pl.DataFrame(
+            {
+                "prefill_tokens": prefill,
+                "decode_tokens": decode,
+                "batches": counts,
+                "seconds": seconds,
+                "share": seconds / seconds.sum() if seconds.size else seconds,
+            }
+        ).sort("seconds", "prefill_tokens", "decode_tokens", descending=[True, False, False])
+
+    def latency(self) -> pl.DataFrame:
+        """Latency of the requests of this run: metric, mean, p50, p90, p95, p99, in seconds.
+
+        ``ttft_s`` runs from arrival to first token, ``e2e_s`` from arrival to finish, ``tbt_s`` has one sample per gap
+        between tokens. Exact where requests were recorded; quantiles within 0.1% in a summary. Null without samples.
+        """
+        rows: list[dict[str, str | float | None]] = []
+        for metric, samples in (("ttft_s", self.ttft), ("tbt_s", self.gaps), ("e2e_s", self.e2e)):
+            row: dict[str, str | float | None] = {"metric": metric, "mean": None} | dict.fromkeys(QUANTILES)
+            if samples.size:
+                row["mean"] = samples.mean * self.tick_s
+                row |= {name: samples.quantile(share) * self.tick_s for name, share in QUANTILES.items()}
+            rows.append(row)
+        return pl.DataFrame(rows, schema={"metric": pl.String} | dict.fromkeys(("mean", *QUANTILES), pl.Float64))
+
+    def _ns(self, ticks: Ints) -> pl.Series:
+        per_tick = self.tick_s * 1e9
+        ns = ticks * round(per_tick) if per_tick >= 1 and per_tick == round(per_tick) else np.rint(ticks * per_tick)
+        series = pl.Series(ns.astype(np.int64))
+        return series.set(pl.Series(ticks < 0), None) if (ticks < 0).any() else series
+
+    def _recorded(self, rows: T | None, level: Record) -> T:
+        if rows is None:
+            raise InputError(f"this run did not keep its {level}; simulate with record={level!r}")
+        return rows

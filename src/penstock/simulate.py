@@ -1,0 +1,388 @@
+"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError, nearest
+from penstock.kernel import counting
+from penstock.kernel import server as kernel
+from penstock.run import Distribution, Record, Rows, Run, exact_sum
+from penstock.system.server import Server
+from penstock.workload.workload import Requests, Workload
+
+Progress = Callable[[float], None]
+"""Called now and then with the share of the run that is done."""
+
+_RECORDS = ("summary", "requests", "batches", "allocations")
+_STEPS = 500_000  # policy decisions between two calls of the progress function: a blink
+_LEADING_BITS = 11  # of a time in a summary: within 0.05%
+_NO_LIMIT = 2**40  # a max batch size that never binds
+
+Ints = npt.NDArray[np.int64]
+
+
+def simulate(
+    workload: Workload,
+    server: Server,
+    *,
+    requests: int | None = None,
+    until: float | None = None,
+    record: Record = "requests",
+    drain: bool | None = None,
+    tick_s: float = 1e-9,
+    compress: bool = True,
+    progress: Progress | None = None,
+) -> Run:
+    """Run a workload through a server.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives and what serves.
+    requests
+        Number of arrivals; all of them leave before the run ends (see ``drain``). Default: the whole recording.
+    until
+        Simulated seconds since the first arrival at which to stop instead.
+    record
+        What to keep: ``summary`` (constant memory), ``requests`` (a row each), ``batches`` (also a row per batch),
+        ``allocations`` (also a row per request and batch, for audits).
+    drain
+        Whether to go on after the last arrival until everything has left. Default: yes, unless an endless
+        workload offers more than the server's capacity, whose backlog says nothing more by draining.
+    tick_s
+        Seconds per tick. Arrivals and batch times are rounded to the nearest tick once.
+    compress
+        Take equal batches in one step. The result is the same to the bit.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or the policy forms an empty batch while a non-empty one is possible.
+    """
+    if record not in _RECORDS:
+        raise InputError(f"unknown record {record!r}{nearest(str(record), _RECORDS)}")
+    if not (np.isfinite(tick_s) and tick_s > 0):
+        raise InputError(f"tick_s is {tick_s} s, but must be positive")
+    requests = _length_of_run(workload, requests, until)
+    if drain is None:
+        offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
+        drain = workload.rows is not None or not offered > server.batch_time.capacity(server.token_budget)
+    engine = _Engine(server, record, tick_s, compress)
+    stop = kernel.NEVER if until is None else round(until / tick_s)
+    blocks = _ticks(workload, requests, stop, tick_s, engine.duration)
+    if record == "summary":
+        return engine.finish(_stream(engine, blocks, requests, stop, drain, progress))
+    return engine.finish(_whole(engine, blocks, stop, drain, progress))
+
+
+def _length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
+    """Check what was asked for; return the number of arrivals, or None if `until` bounds the run."""
+    if requests is not None and until is not None:
+        raise InputError(f"requests={requests} and until={until}: give one of them")
+    if until is not None:
+        if not (np.isfinite(until) and until > 0):
+            raise InputError(f"until is {until} s, but must be positive")
+        return None
+    if requests is None:
+        if workload.rows is None:
+            raise InputError(f"{workload.name} never ends; say how much of it to simulate with `requests` or `until`")
+        return workload.rows
+    if isinstance(requests, bool) or requests != int(requests) or requests < 1:
+        raise InputError(f"requests is {requests}, but must be a whole number of at least 1")
+    if workload.rows is not None and requests > workload.rows:
+        raise InputError(
+            f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed once; "
+            "ask for fewer, or resample it with arrivals 'poisson'"
+        )
+    return int(requests)
+
+
+@dataclasses.dataclass
+class _Window:
+    """Requests that the kernel may still need, in order of arrival; ticks and tokens."""
+
+    arrival: Ints
+    prompt: npt.NDArray[np.int32]
+    output: npt.NDArray[np.int32]
+    first_token: Ints
+    finish: Ints
+
+    @classmethod
+    def of(cls, arrival: Ints, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> "_Window":
+        unknown = np.full(arrival.size, -1, np.int64)
+        return cls(arrival, prompt, output, unknown, unknown.copy())
+
+    def joined(self, other: "_Window") -> "_Window":
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return _Window(*(np.concatenate(pair) for pair in pairs))
+
+    def split(self, count: int) -> tuple["_Window", "_Window"]:
+        """Return the first ``count`` requests, and the others."""
+        columns = dataclasses.astuple(self)
+        return _Window(*(c[:count] for c in columns)), _Window(*(np.ascontiguousarray(c[count:]) for c in columns))
+
+
+def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float, duration: Ints) -> Iterator[_Window]:
+    """Yield the workload in integer ticks, up to so many requests or up to the tick ``stop``."""
+    left = requests if requests is not None else kernel.NEVER
+    for block in workload.blocks():
+        part: Requests = block.first(min(left, block.arrival_s.size))
+        left -= part.arrival_s.size
+        ticks = np.rint(part.arrival_s / tick_s)
+        if ticks[-1] >= kernel.NEVER / 4:
+            raise InputError(
+                f"an arrival {part.arrival_s[-1]:g} s after the first is beyond what ticks of {tick_s:g} s can count; "
+                "raise tick_s or ask for fewer requests"
+            )
+        within = int(np.searchsorted(ticks, stop, side="right"))
+        columns = (part.prompt_tokens[:within].astype(np.int32), part.output_tokens[:within].astype(np.int32))
+        yield _Window.of(ticks[:within].astype(np.int64), *columns)
+        if left == 0 or within < ticks.size:
+            return
+
+
+def _whole(engine: "_Engine", blocks: Iterator[_Window], stop: int, drain: bool, progress: Progress | None) -> _Window:
+    """Run with every request in memory."""
+    parts = list(blocks)
+    window = _Window(*(np.concatenate(c) for c in zip(*map(dataclasses.astuple, parts), strict=True)))
+    last = int(window.arrival[-1])
+    engine.stop(stop if stop < kernel.NEVER or drain else last, final=True)
+    engine.fit(window)
+    count = window.arrival.size
+
+    def done() -> float:
+        if stop < kernel.NEVER:
+            return engine.now / stop
+        return (engine.arrived + (engine.finished if drain else engine.arrived)) / (2 * count)
+
+    engine.run(window, done, progress)
+    engine.last_arrival = last if stop == kernel.NEVER else stop
+    return window
+
+
+def _stream(
+    engine: "_Engine", blocks: Iterator[_Window], requests: int | None, stop: int, drain: bool, progress: Progress | None
+) -> None:
+    """Run in constant memory: fold what has finished into the summary, keep what has not."""
+    window = next(blocks)
+    engine.fit(window)
+    following = next(blocks, None)
+
+    def done() -> float:
+        if stop < kernel.NEVER:
+            return engine.now / stop
+        total = requests or 1
+        return (engine.arrived + (engine.finished if drain else engine.arrived)) / (2 * total)
+
+    while True:
+        final = following is None
+        last = int(window.arrival[-1])
+        engine.stop(stop if stop < kernel.NEVER or drain or not final else last, final)
+        engine.run(window, done, progress)
+        window = engine.fold(window, everything=final)
+        if following is None:
+            break
+        engine.fit(following)
+        window, following = window.joined(following), next(blocks, None)
+    engine.last_arrival = last if stop == kernel.NEVER else stop
+
+
+class _Engine:
+    """The kernel's arrays, and the calls that run it."""
+
+    def __init__(self, server: Server, record: Record, tick_s: float, compress: bool) -> None:
+        self.server, self.tick_s = server, tick_s
+        self.advance = kernel.compiled_advance()
+        self.params = np.array(server.policy_params, np.float64)
+        seconds = server.batch_time.table(server.token_budget)
+        self.duration = np.rint(seconds / tick_s).astype(np.int64)
+        if self.duration[1:].min() < 1:
+            load = int(np.argmin(self.duration[1:])) + 1
+            raise InputError(
+                f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; lower tick_s"
+            )
+        self.options = np.zeros(kernel.N_OPTIONS, np.int64)
+        self.options[kernel.TOKEN_BUDGET] = server.token_budget
+        self.options[kernel.BATCH_SIZE] = server.max_batch_size or _NO_LIMIT
+        self.options[kernel.RUNNING_SCOPE] = server.scope == "running"
+        self.options[kernel.ENGINE] = server.convention == "engine"
+        self.options[kernel.COMPRESS] = compress
+        self.options[kernel.RECORD] = max(_RECORDS.index(record) - 1, 0)
+        self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" else 0
+
+        self.state = np.zeros(kernel.N_STATE, np.int64)
+        self.state[[kernel.FIRST_SLOT, kernel.LAST_ACTIVE, kernel.LAST_SLOT]] = -1
+        self.state[kernel.NEXT_DUE] = kernel.NEVER
+        self.state[kernel.SERIES_STEP] = 1
+        room = min(server.token_budget, server.max_batch_size or server.token_budget)
+        self.slots = np.full((kernel.N_SLOT_ROWS, room), -1, np.int64)
+        self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
+        self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
+        self.gap_keys, self.gap_counts = counting.new_multiset()
+        self.mix_keys, self.mix_counts = counting.new_multiset()
+        self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
+        level = self.options[kernel.RECORD]
+        self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
+        self.allocation_rows = np.empty((max(4 * server.token_budget, 65_536) if level > 1 else 0, 4), np.int64)
+        self.kept_batches: list[Ints] = []
+        self.kept_allocations: list[Ints] = []
+        self.ttft, self.e2e = _Fold(), _Fold()
+        self.last_arrival = 0
+
+    @property
+    def now(self) -> int:
+        """Tick."""
+        return int(self.state[kernel.NOW])
+
+    @property
+    def arrived(self) -> int:
+        """Requests that have arrived."""
+        return int(self.state[kernel.ARRIVED] + self.state[kernel.DROPPED])
+
+    @property
+    def finished(self) -> int:
+        """Requests that have finished."""
+        return int(self.state[kernel.FINISHED])
+
+    def stop(self, until: int, final: bool) -> None:
+        """Set how far the kernel may run, and whether the window holds the last arrival."""
+        self.options[kernel.UNTIL] = until
+        self.options[kernel.FINAL] = final
+
+    def fit(self, window: _Window) -> None:
+        """Make the ring of due epochs larger than the longest output, and put the active requests in anew."""
+        longest = int(window.output.max(initial=1))
+        size = max(64, 1 << longest.bit_length())
+        if size <= self.heads.size:
+            return
+        self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+        slot = int(self.state[kernel.FIRST_SLOT])
+        for _ in range(int(self.state[kernel.ACTIVE])):
+            kernel.chain(self.slots, self.heads, self.bits, slot)
+            slot = int(self.slots[kernel.SLOT_NEXT, slot])
+
+    def run(self, window: _Window, done: Callable[[], float], progress: Progress | None) -> None:
+        """Call the kernel until the window is used up."""
+        reported = time.monotonic()
+        while True:
+            self.options[kernel.STEPS] = _STEPS
+            status = self.advance(
+                self.server.policy.compiled, self.params, self.options, self.duration,
+                window.arrival, window.prompt, window.output, window.first_token, window.finish,
+                self.state, self.slots, self.heads, self.bits,
+                self.gap_keys, self.gap_counts, self.mix_keys, self.mix_counts,
+                self.series, self.batch_rows, self.allocation_rows,
+            )  # fmt: skip
+            if status in (kernel.DONE, kernel.MORE):
+                return
+            if status == kernel.FULL:
+                self._make_room()
+            elif status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
+                self._refuse(status)
+            if progress is not None and time.monotonic() - reported > 0.1:
+                reported = time.monotonic()
+                progress(min(done(), 1.0))
+
+    def fold(self, window: _Window, everything: bool) -> _Window:
+        """Add the finished requests at the front of the window to the summary and drop them."""
+        open_requests = np.flatnonzero(window.finish < 0)
+        count = int(open_requests[0]) if open_requests.size and not everything else window.finish.size
+        gone, kept = window.split(count)
+        started, finished = gone.first_token >= 0, gone.finish >= 0
+        self.ttft.add(gone.first_token[started] - gone.arrival[started])
+        self.e2e.add(gone.finish[finished] - gone.arrival[finished])
+        # What left has arrived before any instant of the series that is still to come.
+        unseen = slice(int(self.state[kernel.SEEN]), count)
+        forward = gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options[kernel.ENGINE]
+        self.state[kernel.SEEN_TOKENS] += forward.sum()
+        self.state[kernel.SEEN] = max(self.state[kernel.SEEN], count)
+        self.state[kernel.FRESH] = max(self.state[kernel.FRESH], count)
+        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE, kernel.FRESH, kernel.SEEN]] -= count
+        self.state[kernel.DROPPED] += count
+        self.slots[kernel.SLOT_REQUEST] -= count
+        return kept
+
+    def finish(self, window: _Window | None) -> Run:
+        """Put the arrays into a `Run`."""
+        self._keep_rows()
+        rows = None
+        if window is not None:
+            rows = Rows(window.arrival, window.prompt, window.output, window.first_token, window.finish)
+        state = self.state
+        gap_total = int(state[kernel.GAP_SUM]) + int(state[kernel.GAP_SUM_CARRY]) * kernel.CARRY
+        level = self.options[kernel.RECORD]
+        return Run(
+            server=self.server,
+            tick_s=self.tick_s,
+            arrived=self.arrived,
+            finished=self.finished,
+            n_batches=int(state[kernel.BATCHES]),
+            end=self.now,
+            last_arrival=self.last_arrival,
+            busy=int(state[kernel.BUSY]),
+            tokens=int(state[kernel.COMPLETED]),
+            started_tokens=int(state[kernel.STARTED]),
+            gaps=Distribution(*counting.contents(self.gap_keys, self.gap_counts), gap_total),
+            folded=None if rows else (self.ttft.distribution(), self.e2e.distribution()),
+            mixes=counting.contents(self.mix_keys, self.mix_counts),
+            series_rows=self.series[: state[kernel.SERIES_ROWS]],
+            rows=rows,
+            batch_rows=np.concatenate(self.kept_batches) if level >= kernel.RECORD_BATCHES else None,
+            allocation_rows=np.concatenate(self.kept_allocations) if level >= kernel.RECORD_ALLOCATIONS else None,
+        )
+
+    def _make_room(self) -> None:
+        if 2 * self.state[kernel.GAPS_USED] + 2 * self.server.token_budget > self.gap_keys.size:
+            self.gap_keys, self.gap_counts = counting.doubled(self.gap_keys, self.gap_counts)
+        if 2 * self.state[kernel.MIXES_USED] + 2 > self.mix_keys.size:
+            self.mix_keys, self.mix_counts = counting.doubled(self.mix_keys, self.mix_counts)
+        self._keep_rows()
+
+    def _keep_rows(self) -> None:
+        """Move recorded rows out of the kernel's buffers."""
+        self.kept_batches.append(self.batch_rows[: self.state[kernel.BATCH_ROWS]].copy())
+        self.kept_allocations.append(self.allocation_rows[: self.state[kernel.ALLOCATION_ROWS]].copy())
+        self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
+
+    def _refuse(self, status: int) -> None:
+        name, when = self.server.policy.name, self.now * self.tick_s
+        state = (
+            f"{self.state[kernel.VISIBLE] - self.state[kernel.HEAD]} prompts "
+            f"({self.state[kernel.VISIBLE_TOKENS]} tokens) and {self.state[kernel.DECODING]} decoding requests"
+        )
+        if status == kernel.IDLE_POLICY:
+            raise InputError(
+                f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "
+                "a policy must serve something while anything can be served, or the server would idle for ever"
+            )
+        raise InputError(f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} waiting")
+
+
+class _Fold:
+    """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
+
+    def __init__(self) -> None:
+        self.values, self.counts = np.empty(0, np.int64), np.empty(0, np.int64)
+        self.total = 0
+
+    def add(self, samples: Ints) -> None:
+        """Add samples, each kept to its leading binary digits."""
+        if not samples.size:
+            return
+        self.total += exact_sum(samples)
+        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - _LEADING_BITS, 0).astype(np.int64)
+        samples = np.where(shift > 0, ((samples >> shift) << shift) + (1 << np.maximum(shift - 1, 0)), samples)
+        values, places = np.unique(np.concatenate([self.values, samples]), return_inverse=True)
+        ones = np.ones(samples.size, np.int64)
+        self.counts = np.bincount(places, np.concatenate([self.counts, ones]), values.size).astype(np.int64)
+        self.values = values
+
+    def distribution(self) -> Distribution:
+        """Return what was added."""
+        return Distribution(self.values, self.counts, self.total)

@@ -1,0 +1,202 @@
+"""Policies: which tokens go into the next batch, as a pure function of a few numbers.
+
+Inside each phase requests are served in order of arrival, so a policy only chooses how many prefill tokens and
+how many decode tokens to take, and which of the two is filled first; the kernel serves what is really there.
+The four policies of the paper (Section 4) are two lines each. A policy of your own is a function of the same form:
+
+>>> from penstock import policy, DECODE_FIRST
+>>> @policy
+... def cautious(queue, limits, params):
+...     decode = min(queue.decoding, limits.batch_size, limits.token_budget)
+...     return min(queue.prompt_tokens, limits.token_budget - decode, 64), decode, DECODE_FIRST
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+from numba.core.errors import NumbaError
+
+from penstock.errors import InputError, nearest
+from penstock.kernel.signatures import DECODE_FIRST, POLICY_SIGNATURE, PREFILL_FIRST, Limits, Queue
+
+Composition = tuple[int, int, int]
+PolicyFunction = Callable[[Queue, Limits, npt.NDArray[np.float64]], Composition]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Policy:
+    """A compiled policy.
+
+    Attributes
+    ----------
+    name
+        How tables and messages call it.
+    function
+        The function as written.
+    compiled
+        The same under the kernel's explicit type.
+    work_conserving
+        Whether it fills the token budget whenever what waits allows it, under no max batch size; None: not known.
+        Theorem 1(b) needs it. The audit of a run can refute it.
+    """
+
+    name: str
+    function: PolicyFunction
+    compiled: Any
+    work_conserving: bool | None = None
+
+    def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
+        """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
+        prefill, decode, first = self.function(queue, limits, np.asarray(params, np.float64))
+        return int(prefill), int(decode), int(first)
+
+
+@overload
+def policy(function: PolicyFunction) -> Policy: ...
+@overload
+def policy(*, name: str | None = None, work_conserving: bool | None = None) -> Callable[[PolicyFunction], Policy]: ...
+def policy(
+    function: PolicyFunction | None = None, *, name: str | None = None, work_conserving: bool | None = None
+) -> Policy | Callable[[PolicyFunction], Policy]:
+    """Compile a function ``(queue, limits, params) -> (prefill, decode, first)`` into a policy.
+
+    Parameters
+    ----------
+    function
+        Plain arithmetic on ``queue.prompts``, ``queue.prompt_tokens``, ``queue.decoding``, ``limits.token_budget``,
+        ``limits.batch_size`` and the float64 array ``params``; returns prefill tokens, decode tokens and
+        `DECODE_FIRST` or `PREFILL_FIRST`. More than there is, or than fits, is cut by the kernel.
+    name
+        Default: the function's name.
+    work_conserving
+        Claim that the policy fills the token budget whenever it can; certificates rely on it and say so.
+
+    Raises
+    ------
+    InputError
+        If the function cannot be compiled to the policy type.
+    """
+    if function is None:
+        return lambda f: _compile(f, name, work_conserving)
+    return _compile(function, name, work_conserving)
+
+
+def _compile(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
+    name = name or function.__name__.replace("_", "-")
+    parameters = inspect.signature(function).parameters
+    if len(parameters) != 3:
+        raise InputError(
+            f"policy {name!r} takes {len(parameters)} arguments ({', '.join(parameters)}), "
+            "but a policy takes three: queue, limits, params"
+        )
+    try:
+        try:
+            compiled = njit(POLICY_SIGNATURE, cache=True)(function)
+        except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
+            compiled = njit(POLICY_SIGNATURE)(function)
+    except NumbaError as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        raise InputError(
+            f"policy {name!r} cannot be compiled: {reason} A policy is plain arithmetic on queue, limits and params, "
+            "and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
+        ) from error
+    return Policy(name, function, compiled, work_conserving)
+
+
+@policy(work_conserving=False)
+def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Decodes alone while there are any, else prompts (FasterTransformer; paper, Section 4)."""
+    decode = min(queue.decoding, limits.batch_size, limits.token_budget)
+    prefill = 0 if queue.decoding > 0 else min(queue.prompt_tokens, limits.token_budget)
+    return prefill, decode, DECODE_FIRST
+
+
+@policy(work_conserving=False)
+def vllm_vanilla(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Prompts alone while there are any, else decodes (vLLM without chunked prefill; paper, Section 4)."""
+    prefill = min(queue.prompt_tokens, limits.token_budget)
+    decode = 0 if queue.prompts > 0 else min(queue.decoding, limits.batch_size, limits.token_budget)
+    return prefill, decode, PREFILL_FIRST
+
+
+@policy(work_conserving=True)
+def orca(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Prompts first, then as many decodes as still fit (Orca; paper, Section 4)."""
+    prefill = min(queue.prompt_tokens, limits.token_budget)
+    decode = min(queue.decoding, limits.token_budget - prefill)
+    return prefill, decode, PREFILL_FIRST
+
+
+@policy(work_conserving=True)
+def sarathi(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Decodes first, then the oldest prompts, cut to fit (Sarathi-Serve; paper, Section 4)."""
+    decode = min(queue.decoding, limits.batch_size, limits.token_budget)
+    prefill = min(queue.prompt_tokens, limits.token_budget - decode)
+    return prefill, decode, DECODE_FIRST
+
+
+POLICIES: dict[str, Policy] = {p.name: p for p in (fastertransformer, vllm_vanilla, orca, sarathi)}
+"""The policies that have a name, in the order of the paper's Table 1."""
+
+
+def resolve(choice: str | Policy | PolicyFunction, *, folder: Path | None = None) -> Policy:
+    """Return the policy that a name, a ``module:function`` or a function stands for.
+
+    Parameters
+    ----------
+    choice
+        A name in `POLICIES`; ``module:function`` or ``file.py:function``; a `Policy`; or a plain function.
+    folder
+        Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
+    """
+    if isinstance(choice, Policy):
+        return choice
+    if callable(choice):
+        return policy(choice)
+    if choice in POLICIES:
+        return POLICIES[choice]
+    if ":" not in choice:
+        raise InputError(f"unknown policy {choice!r}{nearest(choice, POLICIES)} (or module:function for your own)")
+    module_name, _, function_name = choice.rpartition(":")
+    module = _module(module_name, folder or Path.cwd())
+    found = getattr(module, function_name, None)
+    if isinstance(found, Policy):
+        return found
+    if not callable(found):
+        names = [n for n, v in vars(module).items() if isinstance(v, Policy) or inspect.isfunction(v)]
+        raise InputError(f"policy {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}")
+    return policy(found)
+
+
+def _module(name: str, folder: Path) -> ModuleType:
+    """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
+    path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
+    try:
+        if path.is_file():
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            with contextlib.suppress(KeyError):
+                del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
+            sys.modules[path.stem] = module
+            spec.loader.exec_module(module)
+            return module
+        return importlib.import_module(name)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"cannot import the policy module {name!r}: {type(error).__name__}: {error}; looked for {path}"
+        ) from error

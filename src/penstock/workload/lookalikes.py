@@ -1,0 +1,47 @@
+"""Look-alikes of public traces: generators fitted to them, so that a clone has something real-like to run on."""
+
+import functools
+import json
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from penstock.errors import InputError, nearest
+from penstock.workload.arrivals import Arrivals, OnOff, WanderingRate
+from penstock.workload.lengths import Independent, Tabulated
+
+LOOKALIKES = ("azure-code", "azure-conv")
+"""Names of the look-alikes."""
+
+
+@functools.cache
+def _parameters() -> dict[str, Any]:
+    return dict(json.loads(resources.files("penstock.workload").joinpath("azure_2023.json").read_text()))
+
+
+def lookalike(name: str) -> tuple[Arrivals, Independent]:
+    """Return the arrival process and the lengths of a look-alike.
+
+    Lengths are mixtures of lognormals conditioned on [low, high] and rounded, joined by a Gaussian copula; arrivals
+    are bursts and silences (code) or a wandering rate (conversation).
+    """
+    if name not in LOOKALIKES:
+        raise InputError(f"unknown workload preset {name!r}{nearest(name, LOOKALIKES)}")
+    fit = _parameters()[name]
+    lengths = Independent(_mixture(**fit["prompt"]), _mixture(**fit["output"]), fit["correlation"])
+    if "wandering" in fit:
+        return WanderingRate(**fit["wandering"]), lengths
+    bursts = dict(fit["on_off"])
+    share = bursts["on_mean_s"] / (bursts["on_mean_s"] + bursts["off_mean_s"])
+    return OnOff(rate=share * bursts.pop("rate_on"), **bursts), lengths
+
+
+def _mixture(low: int, high: int, weights: list[float], mu: list[float], sigma: list[float]) -> Tabulated:
+    """Tabulate a lognormal mixture conditioned on [low, high] and rounded to whole tokens."""
+    edges = np.concatenate([[low], np.arange(low, high) + 0.5, [high]])
+    cumulative = sum(
+        w * special.ndtr((np.log(edges) - m) / s) for w, m, s in zip(weights, mu, sigma, strict=True)
+    )
+    return Tabulated(low, np.diff(cumulative))

@@ -1,0 +1,277 @@
+"""What arrives: an arrival process, lengths, and a seed."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError, nearest
+from penstock.workload import arrivals as processes
+from penstock.workload import traces
+from penstock.workload.arrivals import Arrivals, Replay
+from penstock.workload.lengths import Constant, Empirical, Independent, Length, Lengths, Recorded, Tokens
+from penstock.workload.lookalikes import lookalike
+
+
+class Requests(NamedTuple):
+    """A block of requests in order of arrival.
+
+    Attributes
+    ----------
+    arrival_s
+        Shape (requests,), seconds since the first arrival of the workload.
+    prompt_tokens, output_tokens
+        Shape (requests,), tokens.
+    """
+
+    arrival_s: npt.NDArray[np.float64]
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+
+    def first(self, count: int) -> "Requests":
+        """Return the first ``count`` of them."""
+        return Requests(*(column[:count] for column in self))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests to come: the same ones, under every policy and at every rate, for the same seed.
+
+    Arrivals and lengths draw from streams of their own, so a change of the rate leaves the lengths as they are.
+
+    Parameters
+    ----------
+    arrivals
+        When requests arrive; None for lengths without times (give a rate with `with_rate`).
+    lengths
+        How long they are.
+    seed
+        For everything random.
+    name
+        For tables and figures.
+    notices
+        What reading the data brought up.
+    """
+
+    arrivals: Arrivals | None
+    lengths: Lengths
+    seed: int = 0
+    name: str = "workload"
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer) or self.seed < 0:
+            raise InputError(f"the seed is {self.seed!r}, but must be a whole number of at least 0")
+
+    @classmethod
+    def poisson(
+        cls, rate: float, prompt: int | Length | Lengths, output: int | Length | None = None, *, seed: int = 0
+    ) -> Self:
+        """Return Poisson arrivals.
+
+        Parameters
+        ----------
+        rate
+            Requests per second.
+        prompt, output
+            A number of tokens, a distribution each, or one joint distribution (`Empirical`) as ``prompt``.
+        seed
+            For arrivals and lengths.
+        """
+        return cls(processes.Poisson(rate), _lengths(prompt, output), seed)
+
+    @classmethod
+    def deterministic(
+        cls, rate: float, prompt: int | Length | Lengths, output: int | Length | None = None, *, seed: int = 0
+    ) -> Self:
+        """Return evenly spaced arrivals; parameters as in `poisson`."""
+        return cls(processes.Deterministic(rate), _lengths(prompt, output), seed)
+
+    @classmethod
+    def gamma(
+        cls, rate: float, cv: float, prompt: int | Length | Lengths, output: int | Length | None = None, *, seed: int = 0
+    ) -> Self:
+        """Return gamma renewal arrivals whose gaps have coefficient of variation ``cv``; else as `poisson`."""
+        return cls(processes.GammaRenewal(rate, cv), _lengths(prompt, output), seed)
+
+    @classmethod
+    def preset(cls, name: str, *, seed: int = 0) -> Self:
+        """Return a look-alike of a public trace: ``azure-code`` or ``azure-conv``."""
+        process, lengths = lookalike(name)
+        return cls(process, lengths, seed, name)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrival_s: npt.ArrayLike | None,
+        prompt_tokens: npt.ArrayLike,
+        output_tokens: npt.ArrayLike,
+        *,
+        seed: int = 0,
+        name: str = "arrays",
+    ) -> Self:
+        """Return recorded requests, to be replayed once or resampled.
+
+        Parameters
+        ----------
+        arrival_s
+            Shape (requests,), seconds, not falling; None if only lengths are known.
+        prompt_tokens, output_tokens
+            Shape (requests,), tokens, at least 1.
+        seed
+            For resampling, see `with_rate`.
+        name
+            For tables and figures.
+        """
+        rows = Recorded(prompt_tokens, output_tokens)  # type: ignore[arg-type]
+        if arrival_s is None:
+            return cls(None, rows, seed, name)
+        times = np.array(arrival_s, np.float64, ndmin=1)
+        if times.shape != rows.prompt_tokens.shape:
+            raise InputError(f"{times.size} arrival times for {rows.prompt_tokens.size} requests: give one each")
+        if not np.isfinite(times).all():
+            raise InputError(f"arrival_s[{int(np.argmin(np.isfinite(times)))}] is not a finite number of seconds")
+        if (np.diff(times) < 0).any():
+            row = int(np.argmax(np.diff(times) < 0)) + 1
+            raise InputError(f"arrival_s[{row}] = {times[row]:g} s is before the request ahead of it; sort by arrival")
+        return cls(Replay(times), rows, seed, name)
+
+    def with_rate(self, rate: float, arrivals: str = "scaled", *, cv: float | None = None) -> Self:
+        """Return the same requests at another rate.
+
+        Parameters
+        ----------
+        rate
+            Requests per second.
+        arrivals
+            ``scaled``: the present pattern, stretched. ``poisson``, ``deterministic`` or ``gamma`` (with ``cv``): such
+            a process instead; recorded requests are then drawn at random from the rows, as many as asked for.
+        cv
+            Coefficient of variation of gamma gaps.
+        """
+        kinds = {"poisson": processes.Poisson, "deterministic": processes.Deterministic, "gamma": processes.GammaRenewal}
+        if arrivals not in (*kinds, "scaled"):
+            raise InputError(f"unknown arrivals {arrivals!r}{nearest(str(arrivals), (*kinds, 'scaled'))}")
+        if (cv is not None) != (arrivals == "gamma"):
+            raise InputError(f"arrivals {arrivals!r} with cv {cv}: gamma arrivals need a cv, and no others take one")
+        if arrivals == "scaled":
+            return dataclasses.replace(self, arrivals=self._arrivals().with_rate(rate))
+        lengths = self.lengths
+        if isinstance(lengths, Recorded):
+            lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
+        process = processes.GammaRenewal(rate, cv) if cv is not None else kinds[arrivals](rate)  # type: ignore[call-arg]
+        return dataclasses.replace(self, arrivals=process, lengths=lengths)
+
+    def with_seed(self, seed: int) -> Self:
+        """Return the same workload drawn from another seed."""
+        return dataclasses.replace(self, seed=seed)
+
+    @property
+    def rate(self) -> float:
+        """Long-run requests per second."""
+        return self._arrivals().rate
+
+    @property
+    def rows(self) -> int | None:
+        """Number of requests there are, or None where they never end."""
+        return self.lengths.prompt_tokens.size if isinstance(self.lengths, Recorded) else None
+
+    @property
+    def mean_prompt(self) -> float:
+        """Mean prompt, tokens."""
+        return self.lengths.mean_prompt
+
+    @property
+    def mean_output(self) -> float:
+        """Mean output, tokens."""
+        return self.lengths.mean_output
+
+    @property
+    def bounded(self) -> bool:
+        """Whether lengths have an upper limit."""
+        return self.lengths.max_prompt is not None and self.lengths.max_output is not None
+
+    def describe(self) -> str:
+        """Say in a few words what arrives."""
+        return f"{self.name}: {self._arrivals().describe()}"
+
+    def blocks(self) -> Iterator[Requests]:
+        """Yield the requests, a block at a time, for ever or until a recording ends."""
+        arrival_seed, length_seed = np.random.SeedSequence(self.seed).spawn(2)
+        rng = np.random.default_rng(length_seed)
+        origin: float | None = None
+        offset = 0
+        for times in self._arrivals().blocks(np.random.default_rng(arrival_seed)):
+            if not times.size:
+                continue
+            origin = float(times[0]) if origin is None else origin
+            if isinstance(self.lengths, Recorded):
+                rows = slice(offset, offset + times.size)
+                offset += times.size
+                yield Requests(times - origin, self.lengths.prompt_tokens[rows], self.lengths.output_tokens[rows])
+            else:
+                prompt, output = self.lengths.sample(rng, processes.BLOCK)
+                yield Requests(times - origin, prompt[: times.size], output[: times.size])
+
+    def requests(self, count: int) -> Requests:
+        """Return the first ``count`` requests."""
+        if self.rows is not None and count > self.rows:
+            raise InputError(
+                f"{count:,} requests asked for, but {self.name} has {self.rows:,} and is replayed once; "
+                "ask for fewer, or resample it with arrivals 'poisson'"
+            )
+        parts: list[Requests] = []
+        missing = count
+        for block in self.blocks():
+            parts.append(block.first(missing))
+            missing -= parts[-1].arrival_s.size
+            if missing <= 0:
+                break
+        return Requests(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def _arrivals(self) -> Arrivals:
+        if self.arrivals is None:
+            raise InputError(f"{self.name} has lengths but no arrival times; give a rate and an arrival process (poisson)")
+        return self.arrivals
+
+
+def _lengths(prompt: int | Length | Lengths, output: int | Length | None) -> Lengths:
+    if isinstance(prompt, Lengths):
+        if output is not None:
+            raise InputError("a joint distribution gives prompt and output; leave `output` out")
+        return prompt
+    if output is None:
+        raise InputError("no output length given; give tokens, a distribution, or a joint distribution as `prompt`")
+    parts = [part if isinstance(part, Length) else Constant(part) for part in (prompt, output)]
+    return Independent(*parts)
+
+
+def read_trace(
+    path: str | Path, *, format: str | None = None, columns: Mapping[str, str] | None = None, seed: int = 0
+) -> Workload:
+    """Read a request trace.
+
+    Parameters
+    ----------
+    path
+        CSV, JSONL or Parquet, also ``.gz``; ``penstock traces`` lists the formats.
+    format
+        Its name; None: detected from the header.
+    columns
+        For plain files: which columns are ``arrival_s``, ``prompt_tokens`` and ``output_tokens``.
+    seed
+        For resampling, see `Workload.with_rate`.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read; one line that names file, row, column, value and remedy.
+    """
+    trace = traces.load(path, format=format, columns=columns)
+    workload = Workload.from_arrays(
+        trace.arrival_s, trace.prompt_tokens, trace.output_tokens, seed=seed, name=Path(path).name.split(".")[0]
+    )
+    return dataclasses.replace(workload, notices=trace.notices)
