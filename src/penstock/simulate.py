@@ -217,15 +217,15 @@ class _Engine:
         self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" else 0
 
         self.state = np.zeros(kernel.N_STATE, np.int64)
-        self.state[[kernel.FIRST_SLOT, kernel.LAST_ACTIVE, kernel.LAST_SLOT]] = -1
+        self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT, kernel.HELD_GAP]] = -1
         self.state[kernel.NEXT_DUE] = kernel.NEVER
         self.state[kernel.SERIES_STEP] = 1
         room = min(server.token_budget, server.max_batch_size or server.token_budget)
         self.slots = np.full((kernel.N_SLOT_ROWS, room), -1, np.int64)
         self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
         self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self.gap_keys, self.gap_counts = counting.new_multiset()
-        self.mix_keys, self.mix_counts = counting.new_multiset()
+        self.segments = np.zeros((2, room + 1), np.int64)
+        self.gaps, self.mixes = counting.new_multiset(), counting.new_multiset()
         self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
         level = self.options[kernel.RECORD]
         self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
@@ -256,14 +256,14 @@ class _Engine:
         self.options[kernel.FINAL] = final
 
     def fit(self, window: _Window) -> None:
-        """Make the ring of due epochs larger than the longest output, and put the active requests in anew."""
+        """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
         longest = int(window.output.max(initial=1))
         size = max(64, 1 << longest.bit_length())
         if size <= self.heads.size:
             return
         self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
         slot = int(self.state[kernel.FIRST_SLOT])
-        for _ in range(int(self.state[kernel.ACTIVE])):
+        for _ in range(int(self.state[kernel.LINKED])):
             kernel.chain(self.slots, self.heads, self.bits, slot)
             slot = int(self.slots[kernel.SLOT_NEXT, slot])
 
@@ -275,8 +275,7 @@ class _Engine:
             status = self.advance(
                 self.server.policy.compiled, self.params, self.options, self.duration,
                 window.arrival, window.prompt, window.output, window.first_token, window.finish,
-                self.state, self.slots, self.heads, self.bits,
-                self.gap_keys, self.gap_counts, self.mix_keys, self.mix_counts,
+                self.state, self.slots, self.heads, self.bits, self.segments, self.gaps, self.mixes,
                 self.series, self.batch_rows, self.allocation_rows,
             )  # fmt: skip
             if status in (kernel.DONE, kernel.MORE):
@@ -328,9 +327,9 @@ class _Engine:
             busy=int(state[kernel.BUSY]),
             tokens=int(state[kernel.COMPLETED]),
             started_tokens=int(state[kernel.STARTED]),
-            gaps=Distribution(*counting.contents(self.gap_keys, self.gap_counts), gap_total),
+            gaps=Distribution(*counting.contents(self.gaps), gap_total),
             folded=None if rows else (self.ttft.distribution(), self.e2e.distribution()),
-            mixes=counting.contents(self.mix_keys, self.mix_counts),
+            mixes=counting.contents(self.mixes),
             series_rows=self.series[: state[kernel.SERIES_ROWS]],
             rows=rows,
             batch_rows=np.concatenate(self.kept_batches) if level >= kernel.RECORD_BATCHES else None,
@@ -338,10 +337,10 @@ class _Engine:
         )
 
     def _make_room(self) -> None:
-        if 2 * self.state[kernel.GAPS_USED] + 2 * self.server.token_budget > self.gap_keys.size:
-            self.gap_keys, self.gap_counts = counting.doubled(self.gap_keys, self.gap_counts)
-        if 2 * self.state[kernel.MIXES_USED] + 2 > self.mix_keys.size:
-            self.mix_keys, self.mix_counts = counting.doubled(self.mix_keys, self.mix_counts)
+        while 4 * (self.state[kernel.GAPS_USED] + self.slots.shape[1]) > self.gaps.size:
+            self.gaps = counting.doubled(self.gaps)
+        while 4 * (self.state[kernel.MIXES_USED] + 1) > self.mixes.size:
+            self.mixes = counting.doubled(self.mixes)
         self._keep_rows()
 
     def _keep_rows(self) -> None:

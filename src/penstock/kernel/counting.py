@@ -1,6 +1,7 @@
-"""A multiset of integers in two arrays: how often each key was added, by open addressing.
+"""A multiset of integers in one array: how often each key was added, by open addressing.
 
-The kernel counts gaps between tokens and batch compositions with it, millions of times a second.
+The kernel counts gaps between tokens and batch compositions with it, millions of times a second. Keys and counts
+alternate, so that a look-up touches one cache line.
 """
 
 import numpy as np
@@ -8,42 +9,45 @@ import numpy.typing as npt
 from numba import njit, types
 
 EMPTY = -1
-Counts = npt.NDArray[np.int64]
+Multiset = npt.NDArray[np.int64]
 
 
-def new_multiset(size: int = 1024) -> tuple[Counts, Counts]:
-    """Return empty key and count arrays; ``size`` is a power of two."""
-    return np.full(size, EMPTY, np.int64), np.zeros(size, np.int64)
+def new_multiset(places: int = 1024) -> Multiset:
+    """Return an empty multiset with room for so many distinct keys, a power of two."""
+    multiset = np.zeros(2 * places, np.int64)
+    multiset[::2] = EMPTY
+    return multiset
 
 
-@njit(types.int64(types.int64[::1], types.int64[::1], types.int64, types.int64), cache=True, inline="never")
-def add(keys: Counts, counts: Counts, key: int, weight: int) -> int:
+@njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True)
+def add(multiset: Multiset, key: int, weight: int) -> int:
     """Add ``weight`` copies of the non-negative ``key``; return 1 if the key is new, else 0.
 
-    The caller keeps the table at most half full, so a free place is always near.
+    The caller keeps the multiset at most half full, so a free place is always near.
     """
-    mask = keys.size - 1
-    place = ((key * 0x9E3779B97F4A7C1) >> 20) & mask
-    while keys[place] != key:
-        if keys[place] == EMPTY:
-            keys[place] = key
-            counts[place] = weight
+    mask = multiset.size - 1
+    place = ((key * 0x1E3779B97F4A7C15) >> 35) & mask & ~1  # these bits depend on every bit of the key
+    while multiset[place] != key:
+        if multiset[place] == EMPTY:
+            multiset[place] = key
+            multiset[place + 1] = weight
             return 1
-        place = (place + 1) & mask
-    counts[place] += weight
+        place = (place + 2) & mask
+    multiset[place + 1] += weight
     return 0
 
 
-def doubled(keys: Counts, counts: Counts) -> tuple[Counts, Counts]:
+def doubled(multiset: Multiset) -> Multiset:
     """Return the same multiset in twice the room."""
-    larger_keys, larger_counts = new_multiset(2 * keys.size)
-    for key, count in zip(*contents(keys, counts), strict=True):
-        add(larger_keys, larger_counts, key, count)
-    return larger_keys, larger_counts
+    larger = new_multiset(multiset.size)
+    for key, count in zip(*contents(multiset), strict=True):
+        add(larger, key, count)
+    return larger
 
 
-def contents(keys: Counts, counts: Counts) -> tuple[Counts, Counts]:
+def contents(multiset: Multiset) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the distinct keys in rising order and their counts."""
+    keys, counts = multiset[::2], multiset[1::2]
     used = np.flatnonzero(keys != EMPTY)
     order = used[np.argsort(keys[used], kind="stable")]
     return keys[order], counts[order]

@@ -3,14 +3,15 @@
 How it is fast, and still exact:
 
 * Prompts are served in order of arrival, so the prefill queue is two indices into the workload.
-* A request decodes once in every batch that serves decodes at all, unless the batch is too small for all.
-  So the requests served in the last decode batch (the *active* ones) need no counter of their own: an
-  *epoch* counts decode batches, and a request with r iterations left is due at epoch + r. A ring of buckets
-  indexed by due epoch, with a bitmap over it, gives the next one to finish in O(1).
-* A batch that serves fewer decodes than the last one *pauses* the youngest active requests, and one that
-  serves more resumes them before it takes fresh ones: active and paused requests form one list in order of
-  arrival, cut at a boundary that moves. Requests that never decoded are a third index into the workload, so
-  a backlog of a million costs nothing per batch.
+* A request that decodes does so once per batch, and nearly every batch serves all that decode. So no request
+  counts its tokens down: an *epoch* counts decode batches, and a request with r iterations left is due at epoch + r.
+  A ring of buckets indexed by due epoch, with a bitmap over it, gives the next one to finish in O(1).
+* A batch too small for all of them serves the oldest. Then either the epoch moves on and the others' due epochs are
+  put off, or it stays and those served come closer, whichever touches fewer requests.
+* Requests are *linked* (in a list, in order of arrival) from their first decode on. Those that never decoded are a
+  third index into the workload, so a backlog of a million costs nothing per batch.
+* Linked requests served last at the same time are neighbours: a stack of *segments* (how many, when) is all that the
+  times between tokens need.
 * When a batch has no prefill, the next one is the same until a request finishes or an arrival can change what
   the policy sees: those iterations are one step (*compression*).
 
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
-from penstock.kernel.counting import add
+from penstock.kernel.counting import Multiset, add
 from penstock.kernel.signatures import POLICY, PREFILL_FIRST, Limits, Queue
 
 # What `advance` returns.
@@ -57,12 +58,10 @@ N_OPTIONS = 10
     HEAD_DONE,  # tokens of the HEAD prompt already scheduled
     DECODING,  # requests in decode: active, paused, fresh
     FRESH,  # first request that may be in decode without having decoded
-    ACTIVE,  # requests served in the last decode batch
+    LINKED,  # requests that have decoded and are not finished
     EPOCH,  # decode batches so far
-    EPOCH_END,  # tick at which the last of them ended
-    NEXT_DUE,  # epoch at which the next active request finishes
-    FIRST_SLOT,  # list of active then paused requests, oldest first
-    LAST_ACTIVE,  # the boundary in it
+    NEXT_DUE,  # epoch at which the next linked request finishes, if every batch serves all
+    FIRST_SLOT,  # list of linked requests, oldest first
     LAST_SLOT,
     FREE_SLOT,
     FLIGHT_START,  # the last batch, or run of equal batches: for the series
@@ -82,19 +81,25 @@ N_OPTIONS = 10
     DROPPED,  # requests before the workload arrays' first row
     SERIES_ROWS,
     SERIES_STEP,
-    GAPS_USED,
-    MIXES_USED,
+    SEGMENTS,
+    GAPS,  # gaps between tokens so far
     GAP_SUM,  # ticks, below 2**61
     GAP_SUM_CARRY,  # units of 2**61 ticks
-    GAPS,
+    GAPS_USED,  # distinct gaps in the multiset
+    HELD_GAP,  # the last gap and how many of it are not in the multiset yet: most gaps repeat
+    HELD_GAPS,
+    MIXES_USED,
     BATCH_ROWS,
     ALLOCATION_ROWS,
-) = range(40)
-N_STATE = 40
+) = range(41)
+N_STATE = 41
 
-# Slots, one column per active or paused request.
-SLOT_REQUEST, SLOT_DUE, SLOT_LAST, SLOT_PREV, SLOT_NEXT, SLOT_CHAIN = range(6)
-N_SLOT_ROWS = 6
+# Slots, one column per linked request.
+SLOT_REQUEST, SLOT_DUE, SLOT_PREV, SLOT_NEXT, SLOT_CHAIN = range(5)
+N_SLOT_ROWS = 5
+
+# Segments, one column each, the oldest requests on top of the stack.
+SEGMENT_COUNT, SEGMENT_TIME = range(2)
 
 CARRY = 2**61
 SERIES_INSTANTS = 2000
@@ -141,32 +146,41 @@ def chain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
     bits[place >> 6] |= _ONE << np.uint64(place & 63)
 
 
-@njit(types.boolean(types.int64[:, ::1], types.int64[::1], types.uint64[::1], types.int64), cache=True)
-def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> Any:
-    """Take a slot out of its bucket; return whether that left the bucket empty."""
+@njit(types.void(types.int64[:, ::1], types.int64[::1], types.uint64[::1], types.int64), cache=True)
+def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
+    """Take a slot out of the bucket of its due epoch."""
     place = slots[SLOT_DUE, slot] & (heads.size - 1)
     if heads[place] == slot:
         heads[place] = slots[SLOT_CHAIN, slot]
         if heads[place] < 0:
             bits[place >> 6] &= ~(_ONE << np.uint64(place & 63))
-            return True
-        return False
+        return
     other = heads[place]
     while slots[SLOT_CHAIN, other] != slot:
         other = slots[SLOT_CHAIN, other]
     slots[SLOT_CHAIN, other] = slots[SLOT_CHAIN, slot]
-    return False
 
 
-@njit(types.int64(types.int64, types.int64), cache=True)
-def _rounded(gap: int, bits: int) -> Any:
-    """Keep the leading ``bits`` binary digits of a gap, and the middle of what they stand for."""
-    shift = 0
-    while (gap >> shift) >= (1 << bits):
-        shift += 1
-    if shift == 0:
-        return gap
-    return ((gap >> shift) << shift) + (1 << (shift - 1))
+@njit(types.void(types.int64[::1], types.int64[::1], types.int64, types.int64, types.int64), cache=True)
+def _count_gap(state: Ints, gaps: Multiset, gap: int, count: int, bits: int) -> None:
+    """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not 0."""
+    state[GAPS] += count
+    state[GAP_SUM] += gap * count
+    if state[GAP_SUM] >= CARRY:
+        state[GAP_SUM_CARRY] += state[GAP_SUM] // CARRY
+        state[GAP_SUM] %= CARRY
+    if bits > 0:
+        shift = 0
+        while (gap >> shift) >= (1 << bits):
+            shift += 1
+        if shift > 0:
+            gap = ((gap >> shift) << shift) + (1 << (shift - 1))  # the middle of what they stand for
+    if gap != state[HELD_GAP]:
+        if state[HELD_GAPS] > 0:
+            state[GAPS_USED] += add(gaps, state[HELD_GAP], state[HELD_GAPS])
+        state[HELD_GAP] = gap
+        state[HELD_GAPS] = 0
+    state[HELD_GAPS] += count
 
 
 def advance(
@@ -183,10 +197,9 @@ def advance(
     slots: Ints,
     heads: Ints,
     bits: Words,
-    gap_keys: Ints,
-    gap_counts: Ints,
-    mix_keys: Ints,
-    mix_counts: Ints,
+    segments: Ints,
+    gaps: Multiset,
+    mixes: Multiset,
     series: Ints,
     batch_rows: Ints,
     allocation_rows: Ints,
@@ -205,10 +218,10 @@ def advance(
         Shape (requests known,), ticks and tokens, in order of arrival.
     first_token, finish
         Shape (requests known,), ticks, written; -1 while unknown.
-    state, slots, heads, bits
+    state, slots, heads, bits, segments
         What the server remembers: see the constants above.
-    gap_keys, gap_counts, mix_keys, mix_counts
-        Multisets of gaps between tokens (ticks) and of batch compositions (prefill << 32 | decode).
+    gaps, mixes
+        Multisets of times between tokens (ticks) and of batch compositions (prefill << 32 | decode).
     series
         Shape (2000, 4): tick, requests in system, tokens unprocessed, tokens uncompleted.
     batch_rows, allocation_rows
@@ -226,6 +239,7 @@ def advance(
     steps = options[STEPS]
     limits = Limits(budget, batch_size)
     known = arrival.size
+    most_slots = slots.shape[1]
 
     now = state[NOW]
     arrived = state[ARRIVED]
@@ -235,12 +249,10 @@ def advance(
     head_done = state[HEAD_DONE]
     decoding = state[DECODING]
     fresh = state[FRESH]
-    active = state[ACTIVE]
+    linked = state[LINKED]
     epoch = state[EPOCH]
-    epoch_end = state[EPOCH_END]
     next_due = state[NEXT_DUE]
     first_slot = state[FIRST_SLOT]
-    last_active = state[LAST_ACTIVE]
     last_slot = state[LAST_SLOT]
     free_slot = state[FREE_SLOT]
     flight_start = state[FLIGHT_START]
@@ -260,17 +272,12 @@ def advance(
     dropped = state[DROPPED]
     series_rows = state[SERIES_ROWS]
     series_step = state[SERIES_STEP]
-    gaps_used = state[GAPS_USED]
+    top = state[SEGMENTS] - 1
     mixes_used = state[MIXES_USED]
-    gap_sum = state[GAP_SUM]
-    gap_sum_carry = state[GAP_SUM_CARRY]
-    gaps = state[GAPS]
     batch_used = state[BATCH_ROWS]
     allocation_used = state[ALLOCATION_ROWS]
 
-    # Most batches repeat the gap and the composition of the last one: count those before the multiset is touched.
-    held_gap = np.int64(-1)
-    held_gap_count = np.int64(0)
+    # Compositions repeat too: count those before the multiset is touched.
     held_mix = np.int64(-1)
     held_mix_count = np.int64(0)
 
@@ -317,8 +324,8 @@ def advance(
             status = PAUSED
             break
         if (
-            2 * gaps_used + 2 * budget > gap_keys.size
-            or 2 * mixes_used + 2 > mix_keys.size
+            4 * (state[GAPS_USED] + most_slots) > gaps.size
+            or 4 * mixes_used + 4 > mixes.size
             or (record >= RECORD_BATCHES and batch_used == batch_rows.shape[0])
             or (record >= RECORD_ALLOCATIONS and allocation_used + budget > allocation_rows.shape[0])
         ):
@@ -389,44 +396,27 @@ def advance(
             if not running_scope:
                 y = min(y, batch_size - prefill_requests)
 
-        # -- decode: move the boundary so that exactly y requests are active
-        newly_active = np.int64(-1)
-        already_active = min(active, y)
-        if y > 0:
-            while active > y:
-                slot = last_active
-                if _unchain(slots, heads, bits, slot) and slots[SLOT_DUE, slot] == next_due:
-                    next_due = _next_due(bits, epoch)
-                slots[SLOT_DUE, slot] -= epoch
-                slots[SLOT_LAST, slot] = epoch_end
-                last_active = slots[SLOT_PREV, slot]
-                active -= 1
-            while active < y:
-                if last_active != last_slot:  # the oldest paused request
-                    slot = first_slot if last_active < 0 else slots[SLOT_NEXT, last_active]
-                    slots[SLOT_DUE, slot] += epoch
-                else:
-                    while output[fresh] == engine:  # its only token came with the end of prefill
-                        fresh += 1
-                    slot = free_slot
-                    free_slot = slots[SLOT_CHAIN, slot]
-                    slots[SLOT_REQUEST, slot] = fresh
-                    slots[SLOT_DUE, slot] = epoch + output[fresh] - engine
-                    slots[SLOT_LAST, slot] = first_token[fresh]
-                    slots[SLOT_PREV, slot] = last_slot
-                    slots[SLOT_NEXT, slot] = -1
-                    if last_slot < 0:
-                        first_slot = slot
-                    else:
-                        slots[SLOT_NEXT, last_slot] = slot
-                    last_slot = slot
-                    fresh += 1
-                chain(slots, heads, bits, slot)
-                next_due = min(next_due, slots[SLOT_DUE, slot])
-                last_active = slot
-                active += 1
-                if newly_active < 0:
-                    newly_active = slot
+        # -- decode: link as many fresh requests as the batch has room for
+        already = min(linked, y)
+        first_fresh = free_slot
+        while linked < y:
+            while output[fresh] == engine:  # its only token came with the end of prefill
+                fresh += 1
+            slot = free_slot
+            free_slot = slots[SLOT_CHAIN, slot]
+            slots[SLOT_REQUEST, slot] = fresh
+            slots[SLOT_DUE, slot] = epoch + output[fresh] - engine
+            slots[SLOT_PREV, slot] = last_slot
+            slots[SLOT_NEXT, slot] = -1
+            if last_slot < 0:
+                first_slot = slot
+            else:
+                slots[SLOT_NEXT, last_slot] = slot
+            chain(slots, heads, bits, slot)
+            next_due = min(next_due, slots[SLOT_DUE, slot])
+            last_slot = slot
+            linked += 1
+            fresh += 1
         if record >= RECORD_ALLOCATIONS:
             slot = first_slot
             for _ in range(y):
@@ -442,6 +432,8 @@ def advance(
         repeat = np.int64(1)
         if x == 0 and compress and record < RECORD_ALLOCATIONS:
             repeat = next_due - epoch
+            if y < linked:
+                repeat = np.int64(1)
             if arrived < admissible and arrived < known:  # the next arrival would be seen
                 repeat = min(repeat, (arrival[arrived] - now + ticks - 1) // ticks)
             if until < NEVER:
@@ -478,78 +470,85 @@ def advance(
         mix = (x << 32) | y
         if mix != held_mix:
             if held_mix_count > 0:
-                mixes_used += add(mix_keys, mix_counts, held_mix, held_mix_count)
+                mixes_used += add(mixes, held_mix, held_mix_count)
             held_mix = mix
             held_mix_count = 0
         held_mix_count += repeat
 
-        # -- tokens out: one gap for each request served before, first tokens for the others
+        # -- tokens out: a gap for each request that had one before, a first token for the others
         if y > 0:
             first_end = now + ticks
-            slot = newly_active
-            for _ in range(y - already_active):
-                last = slots[SLOT_LAST, slot]
-                if last < 0:
-                    first_token[slots[SLOT_REQUEST, slot]] = first_end
+            slot = first_fresh
+            for _ in range(y - already):
+                request = slots[SLOT_REQUEST, slot]
+                if first_token[request] < 0:
+                    first_token[request] = first_end
                 else:
-                    gap = first_end - last
-                    gaps += 1
-                    gap_sum += gap
-                    if gap_bits > 0:
-                        gap = _rounded(gap, gap_bits)
-                    if gap == held_gap:
-                        held_gap_count += 1
-                    else:
-                        gaps_used += add(gap_keys, gap_counts, gap, 1)
+                    _count_gap(state, gaps, first_end - first_token[request], 1, gap_bits)
                 slot = slots[SLOT_NEXT, slot]
-            for group in range(2):  # the first of the equal batches, then the others
-                gap = first_end - epoch_end if group == 0 else ticks
-                count = already_active if group == 0 else y * (repeat - 1)
-                if count > 0:
-                    gaps += count
-                    gap_sum += gap * count
-                    if gap_bits > 0:
-                        gap = _rounded(gap, gap_bits)
-                    if gap != held_gap:
-                        if held_gap_count > 0:
-                            gaps_used += add(gap_keys, gap_counts, held_gap, held_gap_count)
-                        held_gap = gap
-                        held_gap_count = 0
-                    held_gap_count += count
-            if gap_sum >= CARRY:
-                gap_sum_carry += gap_sum // CARRY
-                gap_sum %= CARRY
-            epoch += repeat
-            epoch_end = end
+            unserved = already
+            while unserved > 0:
+                count = min(segments[SEGMENT_COUNT, top], unserved)
+                _count_gap(state, gaps, first_end - segments[SEGMENT_TIME, top], count, gap_bits)
+                unserved -= count
+                segments[SEGMENT_COUNT, top] -= count
+                if segments[SEGMENT_COUNT, top] == 0:
+                    top -= 1
+            if repeat > 1:
+                _count_gap(state, gaps, ticks, y * (repeat - 1), gap_bits)
+
+            # -- due epochs
+            if y == linked:
+                epoch += repeat
+            elif 2 * y < linked:
+                slot = first_slot
+                for _ in range(y):
+                    _unchain(slots, heads, bits, slot)
+                    slots[SLOT_DUE, slot] -= 1
+                    chain(slots, heads, bits, slot)
+                    slot = slots[SLOT_NEXT, slot]
+            else:
+                epoch += 1
+                slot = last_slot
+                for _ in range(linked - y):
+                    _unchain(slots, heads, bits, slot)
+                    slots[SLOT_DUE, slot] += 1
+                    chain(slots, heads, bits, slot)
+                    slot = slots[SLOT_PREV, slot]
 
             # -- the requests that are due leave
-            if epoch == next_due:
-                place = epoch & (heads.size - 1)
-                slot = heads[place]
-                while slot >= 0:
-                    chained = slots[SLOT_CHAIN, slot]
-                    finish[slots[SLOT_REQUEST, slot]] = end
-                    previous = slots[SLOT_PREV, slot]
-                    following = slots[SLOT_NEXT, slot]
-                    if previous < 0:
-                        first_slot = following
-                    else:
-                        slots[SLOT_NEXT, previous] = following
-                    if following < 0:
-                        last_slot = previous
-                    else:
-                        slots[SLOT_PREV, following] = previous
-                    if last_active == slot:
-                        last_active = previous
-                    slots[SLOT_CHAIN, slot] = free_slot
-                    free_slot = slot
-                    active -= 1
-                    decoding -= 1
-                    finished += 1
-                    slot = chained
+            place = epoch & (heads.size - 1)
+            slot = heads[place]
+            served = y
+            while slot >= 0:
+                chained = slots[SLOT_CHAIN, slot]
+                finish[slots[SLOT_REQUEST, slot]] = end
+                previous = slots[SLOT_PREV, slot]
+                following = slots[SLOT_NEXT, slot]
+                if previous < 0:
+                    first_slot = following
+                else:
+                    slots[SLOT_NEXT, previous] = following
+                if following < 0:
+                    last_slot = previous
+                else:
+                    slots[SLOT_PREV, following] = previous
+                slots[SLOT_CHAIN, slot] = free_slot
+                free_slot = slot
+                linked -= 1
+                served -= 1
+                slot = chained
+            if served < y:
+                decoding -= y - served
+                finished += y - served
                 heads[place] = -1
                 bits[place >> 6] &= ~(_ONE << np.uint64(place & 63))
-                next_due = _next_due(bits, epoch) if active > 0 else NEVER
+            if served < y or y < linked + y - served:
+                next_due = _next_due(bits, epoch) if linked > 0 else NEVER
+            if served > 0:
+                top += 1
+                segments[SEGMENT_COUNT, top] = served
+                segments[SEGMENT_TIME, top] = end
 
         # -- prompts that are done
         for request in range(prefilled_from, head):
@@ -562,10 +561,11 @@ def advance(
             decoding += 1
         now = end
 
-    if held_gap_count > 0:
-        gaps_used += add(gap_keys, gap_counts, held_gap, held_gap_count)
+    if state[HELD_GAPS] > 0:
+        state[GAPS_USED] += add(gaps, state[HELD_GAP], state[HELD_GAPS])
+        state[HELD_GAPS] = 0
     if held_mix_count > 0:
-        mixes_used += add(mix_keys, mix_counts, held_mix, held_mix_count)
+        mixes_used += add(mixes, held_mix, held_mix_count)
 
     state[NOW] = now
     state[ARRIVED] = arrived
@@ -575,12 +575,10 @@ def advance(
     state[HEAD_DONE] = head_done
     state[DECODING] = decoding
     state[FRESH] = fresh
-    state[ACTIVE] = active
+    state[LINKED] = linked
     state[EPOCH] = epoch
-    state[EPOCH_END] = epoch_end
     state[NEXT_DUE] = next_due
     state[FIRST_SLOT] = first_slot
-    state[LAST_ACTIVE] = last_active
     state[LAST_SLOT] = last_slot
     state[FREE_SLOT] = free_slot
     state[FLIGHT_START] = flight_start
@@ -600,11 +598,8 @@ def advance(
     state[DROPPED] = dropped
     state[SERIES_ROWS] = series_rows
     state[SERIES_STEP] = series_step
-    state[GAPS_USED] = gaps_used
+    state[SEGMENTS] = top + 1
     state[MIXES_USED] = mixes_used
-    state[GAP_SUM] = gap_sum
-    state[GAP_SUM_CARRY] = gap_sum_carry
-    state[GAPS] = gaps
     state[BATCH_ROWS] = batch_used
     state[ALLOCATION_ROWS] = allocation_used
     return status
@@ -625,8 +620,7 @@ _SIGNATURE = types.int64(
     types.int64[:, ::1],
     _I64,
     types.uint64[::1],
-    _I64,
-    _I64,
+    types.int64[:, ::1],
     _I64,
     _I64,
     types.int64[:, ::1],

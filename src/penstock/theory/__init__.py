@@ -1,0 +1,1 @@
+"""What mathematics says. Never imports the simulator."""

@@ -11,9 +11,11 @@ import io
 import json
 import math
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import dropwhile, islice
 from pathlib import Path
 from typing import BinaryIO, Literal, Protocol
 
@@ -22,9 +24,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from penstock.errors import InputError, nearest
-
-LONGEST = 16_777_215
-"""Most tokens in a prompt or an output, 2**24 - 1."""
+from penstock.workload.lengths import LONGEST
 
 Unit = Literal["date", "s", "ms", "ns"]
 _DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "ns": 0}  # from the unit down to nanoseconds
@@ -59,60 +59,23 @@ class Format:
 
 
 FORMATS = (
+    Format("azure", "Azure, 2023 and 2024 (CSV).", "ContextTokens", "GeneratedTokens", "TIMESTAMP", "date"),
     Format(
-        "azure",
-        "Azure LLM inference traces of 2023 and 2024 (CSV).",
-        "ContextTokens",
-        "GeneratedTokens",
-        "TIMESTAMP",
-        "date",
+        "burstgpt", "BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure.",
+        "Request tokens", "Response tokens", "Timestamp", zero_output_failed=True,
+    ),
+    Format("vidur", "Vidur, processed traces (CSV, s).", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    Format("lengths", "Lengths without times (CSV; Vidur, Etalon).", "num_prefill_tokens", "num_decode_tokens"),
+    Format(
+        "ragpulse", "RAGPulse (JSON Lines, seconds as text).",
+        "input_length", "output_length", "timestamp", marks=("hash_ids.sys_prompt",),
     ),
     Format(
-        "burstgpt",
-        "BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure.",
-        "Request tokens",
-        "Response tokens",
-        "Timestamp",
-        zero_output_failed=True,
+        "qwen", "Qwen-Bailian (JSON Lines, seconds).",
+        "input_length", "output_length", "timestamp", marks=("chat_id",),
     ),
-    Format(
-        "vidur",
-        "Vidur's processed traces (CSV, seconds).",
-        "num_prefill_tokens",
-        "num_decode_tokens",
-        "arrived_at",
-    ),
-    Format(
-        "lengths",
-        "Lengths without times, as Vidur and Etalon publish them (CSV).",
-        "num_prefill_tokens",
-        "num_decode_tokens",
-    ),
-    Format(
-        "ragpulse",
-        "RAGPulse (JSON Lines, seconds as text).",
-        "input_length",
-        "output_length",
-        "timestamp",
-        marks=("hash_ids.sys_prompt",),
-    ),
-    Format(
-        "qwen",
-        "Qwen-Bailian (JSON Lines, seconds).",
-        "input_length",
-        "output_length",
-        "timestamp",
-        marks=("chat_id",),
-    ),
-    Format(
-        "mooncake",
-        "Mooncake (JSON Lines, milliseconds).",
-        "input_length",
-        "output_length",
-        "timestamp",
-        "ms",
-    ),
-)
+    Format("mooncake", "Mooncake (JSON Lines, milliseconds).", "input_length", "output_length", "timestamp", "ms"),
+)  # fmt: skip
 """The known formats, the more specific first."""
 
 _PLAIN = "plain"
@@ -168,7 +131,7 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
 
 def _interpret(source: "_Source", table: "_Table", chosen: Format, frame: pl.DataFrame) -> Trace:
     """Cast the columns, refuse the first bad row, drop failures, sort."""
-    prompt, output = _lengths(frame[chosen.prompt]), _lengths(frame[chosen.output])
+    prompt, output = (_in_parts(_lengths, frame[column]) for column in (chosen.prompt, chosen.output))
     kept = (output != 0).fill_null(True) if chosen.zero_output_failed else pl.repeat(True, len(output), eager=True)
     checks = [
         (chosen.prompt, "length", prompt.is_between(1, LONGEST)),
@@ -177,7 +140,7 @@ def _interpret(source: "_Source", table: "_Table", chosen: Format, frame: pl.Dat
     nanoseconds = None
     if chosen.arrival:
         unit = _unit(chosen, frame[chosen.arrival])
-        nanoseconds = _dates(frame[chosen.arrival]) if unit == "date" else _numbers(frame[chosen.arrival], unit)
+        nanoseconds = _in_parts(_dates if unit == "date" else partial(_numbers, unit=unit), frame[chosen.arrival])
         checks.insert(0, (chosen.arrival, unit, nanoseconds.is_not_null()))
     _refuse_bad_rows(source, table, frame, kept, checks)
 
@@ -189,7 +152,7 @@ def _interpret(source: "_Source", table: "_Table", chosen: Format, frame: pl.Dat
         notices.append(f"{_rows(failed)} with 0 output tokens: failed requests, dropped")
         prompt, output = prompt.filter(kept), output.filter(kept)
         nanoseconds = None if nanoseconds is None else nanoseconds.filter(kept)
-    lengths = prompt.to_numpy(), output.to_numpy()
+    lengths = prompt.to_numpy(writable=True), output.to_numpy(writable=True)
     arrival_s = None
     if nanoseconds is not None:
         arrival_s, order, notice = _sorted_seconds(nanoseconds.to_numpy())
@@ -211,6 +174,11 @@ def _sorted_seconds(ns: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray
 
 
 # Casting: null means "cannot be used".
+
+
+def _in_parts(cast: Callable[[pl.Series], pl.Series], text: pl.Series) -> pl.Series:
+    """Cast a million rows at a time: the intermediate columns of 27 million would take gigabytes."""
+    return pl.concat(cast(text.slice(start, 1_000_000)) for start in range(0, len(text), 1_000_000))
 
 
 def _lengths(text: pl.Series) -> pl.Series:
@@ -335,7 +303,7 @@ def _why(text: str | None, wanted: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """The text on one line, shortened."""
+    """Put the text on one line, shortened."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
@@ -374,7 +342,7 @@ def _choose(source: "_Source", seen: Collection[str], name: str | None, columns:
 
 
 def _plain(source: "_Source", seen: Collection[str], columns: Mapping[str, str]) -> Format:
-    """The format of a table whose columns the user names, or that bears Penstock's own names."""
+    """Describe a table whose columns the user names, or that bears Penstock's own names."""
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
@@ -391,9 +359,7 @@ def _plain(source: "_Source", seen: Collection[str], columns: Mapping[str, str])
             named.setdefault(role, (own, own))
     if "prompt_tokens" not in named or "output_tokens" not in named:
         known = ", ".join(format.name for format in FORMATS)
-        raise source.fault(
-            f"the columns {_listed(seen)} are those of no known format ({known}). Name them: {_REMEDY}"
-        )
+        raise source.fault(f"the columns {_listed(seen)} are those of no known format ({known}). Name them: {_REMEDY}")
     key, arrival = named.get("arrival", ("arrival_s", None))
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
     return Format(_PLAIN, "Columns named by the user.", prompt, output, arrival, _ARRIVAL_UNITS[key])
@@ -416,7 +382,8 @@ class _Source:
         if not path.exists():
             beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
             close = difflib.get_close_matches(path.name, beside, n=1)
-            raise source.fault("does not exist" + (f"; did you mean {_shown(close[0])}?" if close else ". Check the path"))
+            hint = f"; did you mean {_shown(close[0])}?" if close else ". Check the path"
+            raise source.fault("does not exist" + hint)
         try:
             with path.open("rb") as file:
                 magic = file.read(4)
@@ -435,8 +402,8 @@ class _Source:
     def open(self) -> BinaryIO:
         return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
 
-    def text(self) -> io.TextIOWrapper:
-        return io.TextIOWrapper(self.open(), encoding="utf-8-sig", newline="")
+    def text(self, newline: str = "") -> io.TextIOWrapper:
+        return io.TextIOWrapper(self.open(), encoding="utf-8-sig", newline=newline)
 
     def for_polars(self) -> Path | io.BytesIO:
         return self.path if self.content is None else io.BytesIO(self.content)
@@ -465,10 +432,10 @@ class _Table(Protocol):
     def header(self) -> tuple[str, ...]: ...
 
     def read(self, names: tuple[str, ...]) -> pl.DataFrame:
-        """The columns as text; null where there is nothing."""
+        """Return the columns as text, null where there is nothing."""
 
     def explain(self, row: int) -> tuple[str, str | None]:
-        """Where a row stands, and what is wrong with it as a whole."""
+        """Say where a row stands, and what is wrong with it as a whole."""
 
 
 def _table(source: _Source) -> _Table:
@@ -481,3 +448,192 @@ def _table(source: _Source) -> _Table:
     if start[:1] in (b"{", b"[") or suffix in (".jsonl", ".ndjson", ".json"):
         return _JsonLines.at(source)
     return _Csv.at(source)
+
+
+@contextmanager
+def _readable(source: _Source, kind: str) -> Iterator[None]:
+    """Turn whatever Polars or the system raises into one line."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise source.not_text() from None
+    except InputError:
+        raise
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, RuntimeError, ValueError, csv.Error) as e:
+        raise source.fault(f"cannot be read as {kind} ({_first_line(e)}). Fetch or write the file again") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(" .")
+
+
+def _no_duplicates(source: _Source, names: Collection[str]) -> None:
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise source.fault(f"has two columns called {_shown(twice)}, so which one is meant is unclear. Rename one")
+
+
+@dataclass(frozen=True)
+class _Csv:
+    source: _Source
+    header: tuple[str, ...]
+    separator: str
+
+    @classmethod
+    def at(cls, source: _Source) -> "_Csv":
+        with _readable(source, "CSV"), source.text() as text:
+            first = next((line for line in text if line.strip()), "")
+            if not first:
+                raise source.fault("is empty. Fetch the file again")
+            separator = max(",\t;", key=first.count)
+            text.seek(0)
+            header = next(filter(None, csv.reader(text, delimiter=separator)))
+        names = tuple(name.strip() for name in header)
+        _no_duplicates(source, names)
+        return cls(source, names, separator)
+
+    def read(self, names: tuple[str, ...]) -> pl.DataFrame:
+        if len(self.header) < 2:  # a blank line would be a row; no format has one column
+            return pl.DataFrame()
+        try:
+            # Every column is read, or a row that is too long would pass unnoticed.
+            frame = pl.read_csv(self.source.for_polars(), separator=self.separator, infer_schema=False, glob=False)
+            frame.columns = list(self.header)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            self._find_fault()
+            raise self.source.fault(f"cannot be read as CSV ({_first_line(error)}). Write the file again") from None
+        frame = _without_blank_end(self.source, frame)
+        if frame[self.header[-1]].null_count():  # empty fields, or rows that are too short
+            self._find_fault()
+        return frame.select(names)
+
+    def explain(self, row: int) -> tuple[str, str | None]:
+        with suppress(csv.Error, StopIteration):  # a field over Python's limit; quotes that Python reads otherwise
+            line, _ = next(islice(self._records(), row, None))
+            return f"line {line:,}", None
+        return f"row {row + 1:,}", None
+
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        """Line number and fields of the rows below the header; slow."""
+        with self.source.text() as text:
+            reader = csv.reader(text, delimiter=self.separator)
+            next(filter(None, reader))
+            line = reader.line_num + 1
+            for fields in reader:
+                yield line, fields
+                line = reader.line_num + 1
+
+    def _find_fault(self) -> None:
+        """Raise for the first row that is blank, too short, too long or not text."""
+        blank = 0
+        with _readable(self.source, "CSV"), suppress(csv.Error):  # a field over Python's limit
+            for line, fields in self._records():
+                if not fields:
+                    blank = blank or line
+                elif blank:
+                    raise self.source.fault(f"line {blank:,} is blank. Delete it")
+                elif len(fields) != len(self.header):
+                    raise self.source.fault(
+                        f"line {line:,} has {len(fields):,} fields, but the header names {len(self.header):,} columns, "
+                        "so which value belongs where is unclear. Correct or delete the line"
+                    )
+
+
+def _without_blank_end(source: _Source, frame: pl.DataFrame) -> pl.DataFrame:
+    for _ in range(source.blank_lines_at_end()):
+        if frame.is_empty() or any(value is not None for value in frame.row(-1)):
+            break
+        frame = frame.head(-1)
+    return frame
+
+
+@dataclass(frozen=True)
+class _JsonLines:
+    source: _Source
+    header: tuple[str, ...]
+    paths: dict[str, str]
+    """JSON path of each column; nested ones are called outer.inner."""
+
+    @classmethod
+    def at(cls, source: _Source) -> "_JsonLines":
+        with _readable(source, "JSON Lines"), source.text("\n") as text:
+            number, first = next(((n, line) for n, line in enumerate(text, 1) if line.strip()), (0, ""))
+        if not first:
+            raise source.fault("is empty. Fetch the file again")
+        keys = _json_object(first)
+        if isinstance(keys, str):
+            raise source.fault(f"line {number:,} {keys}")
+        paths = {name: f"$[{json.dumps(name, ensure_ascii=False)}]" for name in keys}
+        for name, value in keys.items():
+            for inner in value if isinstance(value, dict) else ():
+                paths.setdefault(f"{name}.{inner}", f"{paths[name]}[{json.dumps(inner, ensure_ascii=False)}]")
+        return cls(source, tuple(paths), paths)
+
+    def read(self, names: tuple[str, ...]) -> pl.DataFrame:
+        # pl.read_ndjson is laxer, reads numbers as text only in newer versions, and would not tell us the line.
+        with _readable(self.source, "JSON Lines"):
+            try:
+                lines = pl.read_csv(
+                    self.source.for_polars(), has_header=False, new_columns=["line"], separator="\x01", quote_char=None,
+                    infer_schema=False, glob=False, truncate_ragged_lines=True,
+                )  # fmt: skip
+            except pl.exceptions.PolarsError:
+                raise self.source.not_text() from None
+            lines = _without_blank_end(self.source, lines)
+            return lines.select(pl.col("line").str.json_path_match(self.paths[name]).alias(name) for name in names)
+
+    def explain(self, row: int) -> tuple[str, str | None]:
+        with self.source.text("\n") as text:
+            rows = dropwhile(lambda pair: not pair[1].strip("\r\n"), enumerate(text, 1))  # as Polars does
+            number, line = next(islice(rows, row, None))
+        found = _json_object(line)
+        return f"line {number:,}", found if isinstance(found, str) else None
+
+
+def _json_object(line: str) -> dict[str, object] | str:
+    """Return the object on a line, or what is wrong with it."""
+    if not line.strip():
+        return "is blank. Delete it"
+    twice: list[str] = []
+
+    def collect(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        keys = [key for key, _ in pairs]
+        twice.extend(key for key in keys if keys.count(key) > 1)
+        return dict(pairs)
+
+    try:
+        found = json.loads(line, object_pairs_hook=collect)
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON ({_first_line(error)}). Correct or delete it"
+    if not isinstance(found, dict):
+        return f"is {_shown(line.strip())}, not a JSON object. Write one object a line, as JSON Lines"
+    return f"has the key {_shown(twice[0])} twice. Rename one" if twice else found
+
+
+@dataclass(frozen=True)
+class _Parquet:
+    source: _Source
+    header: tuple[str, ...]
+
+    @classmethod
+    def at(cls, source: _Source) -> "_Parquet":
+        with _readable(source, "Parquet"):
+            return cls(source, tuple(pl.read_parquet_schema(source.for_polars())))
+
+    def read(self, names: tuple[str, ...]) -> pl.DataFrame:
+        with _readable(self.source, "Parquet"):
+            frame = pl.read_parquet(self.source.for_polars(), columns=list(names), glob=False)
+            return frame.select(self._as_text(name, dtype) for name, dtype in frame.schema.items())
+
+    @staticmethod
+    def _as_text(name: str, dtype: pl.DataType) -> pl.Expr:
+        column = pl.col(name)
+        if dtype == pl.Date:
+            return column.dt.strftime("%Y-%m-%d 00:00:00")
+        if isinstance(dtype, pl.Datetime):
+            utc = column.dt.convert_time_zone("UTC") if dtype.time_zone else column
+            return utc.dt.strftime("%Y-%m-%d %H:%M:%S%.9f")
+        return column.cast(pl.String)
+
+    def explain(self, row: int) -> tuple[str, str | None]:
+        return f"row {row + 1:,}", None
