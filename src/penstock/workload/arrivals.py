@@ -6,13 +6,14 @@ whether it is a sequence of independent, identically distributed gaps, which The
 
 import abc
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.workload import checks
 
 BLOCK = 65_536
 """Arrivals generated at a time; fixed, so that the first n requests do not depend on how many are asked for."""
@@ -21,8 +22,16 @@ Seconds = npt.NDArray[np.float64]
 
 
 def _check_rate(rate: float) -> None:
-    if not (np.isfinite(rate) and rate > 0):
-        raise InputError(f"the arrival rate is {rate} requests/s, but must be positive: nothing would ever arrive")
+    why = "below, nothing arrives in years; above, gaps are shorter than a nanosecond"
+    checks.number("the arrival rate", rate, 1e-9, 1e9, "requests/s", why)
+
+
+def _check_seconds(what: str, seconds: float) -> None:
+    checks.number(what, seconds, 1e-9, 1e12, "s", "times are counted in nanoseconds")
+
+
+def _check_cv(what: str, cv: float) -> None:
+    checks.number(what, cv, 1e-3, 1e3, "", "for even gaps use deterministic arrivals")
 
 
 class Arrivals(abc.ABC):
@@ -34,12 +43,9 @@ class Arrivals(abc.ABC):
     iid: bool
     """Whether gaps are independent and identically distributed."""
 
-    finite: bool = False
-    """Whether the stream ends (a recording)."""
-
     @abc.abstractmethod
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
-        """Yield rising arrival times in seconds, at most `BLOCK` at a time."""
+        """Yield arrival times in seconds, never falling, `BLOCK` at a time; a recording's last block may be shorter."""
 
     @abc.abstractmethod
     def with_rate(self, rate: float) -> Self:
@@ -50,41 +56,40 @@ class Arrivals(abc.ABC):
         """Say in a few words what it is."""
 
 
-class Renewal(Arrivals):
-    """Independent, identically distributed gaps."""
-
-    iid = True
-
-    @abc.abstractmethod
-    def _gaps(self, rng: np.random.Generator) -> Seconds:
-        """Return `BLOCK` gaps in seconds."""
-
-    def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
-        """Yield running sums of gaps."""
-        last = 0.0
-        while True:
-            gaps = self._gaps(rng)
-            gaps[0] += last
-            times = np.cumsum(gaps)
-            last = times[-1]
-            yield times
-
-    def with_rate(self, rate: float) -> Self:
-        """Return the same process at another rate."""
-        return dataclasses.replace(self, rate=rate)  # type: ignore[type-var]
+def _running_sums(gaps: Callable[[], Seconds]) -> Iterator[Seconds]:
+    last = 0.0
+    while True:
+        block = gaps()
+        block[0] += last
+        times = np.cumsum(block)
+        last = times[-1]
+        yield times
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(Renewal):
-    """Exponential gaps: arrivals of many independent users."""
+class Poisson(Arrivals):
+    """Exponential gaps: arrivals of many independent users.
+
+    Parameters
+    ----------
+    rate
+        Requests per second.
+    """
 
     rate: float
+
+    iid = True
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
-    def _gaps(self, rng: np.random.Generator) -> Seconds:
-        return rng.standard_exponential(BLOCK) / self.rate
+    def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
+        """Yield running sums of exponential gaps."""
+        return _running_sums(lambda: rng.standard_exponential(BLOCK) / self.rate)
+
+    def with_rate(self, rate: float) -> Self:
+        """Return Poisson arrivals at another rate."""
+        return dataclasses.replace(self, rate=rate)
 
     def describe(self) -> str:
         """Say what it is."""
@@ -92,23 +97,32 @@ class Poisson(Renewal):
 
 
 @dataclasses.dataclass(frozen=True)
-class Deterministic(Renewal):
-    """Equal gaps."""
+class Deterministic(Arrivals):
+    """Equal gaps.
+
+    Parameters
+    ----------
+    rate
+        Requests per second.
+    """
 
     rate: float
+
+    iid = True
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
-        """Yield multiples of the gap, each rounded once."""
-        first = 1
+        """Yield 0, 1, 2, ... gaps, each time rounded once."""
+        first = 0
         while True:
             yield np.arange(first, first + BLOCK) / self.rate
             first += BLOCK
 
-    def _gaps(self, rng: np.random.Generator) -> Seconds:
-        return np.full(BLOCK, 1 / self.rate)
+    def with_rate(self, rate: float) -> Self:
+        """Return equal gaps at another rate."""
+        return dataclasses.replace(self, rate=rate)
 
     def describe(self) -> str:
         """Say what it is."""
@@ -116,7 +130,7 @@ class Deterministic(Renewal):
 
 
 @dataclasses.dataclass(frozen=True)
-class GammaRenewal(Renewal):
+class GammaRenewal(Arrivals):
     """Gamma-distributed gaps: burstier than Poisson for a coefficient of variation above 1, smoother below.
 
     Parameters
@@ -130,13 +144,19 @@ class GammaRenewal(Renewal):
     rate: float
     cv: float
 
+    iid = True
+
     def __post_init__(self) -> None:
         _check_rate(self.rate)
-        if not (np.isfinite(self.cv) and self.cv > 0):
-            raise InputError(f"the cv of gamma arrivals is {self.cv}, but must be positive; for even gaps use deterministic")
+        _check_cv("the cv of gamma arrivals", self.cv)
 
-    def _gaps(self, rng: np.random.Generator) -> Seconds:
-        return rng.standard_gamma(1 / self.cv**2, BLOCK) * (self.cv**2 / self.rate)
+    def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
+        """Yield running sums of gamma gaps."""
+        return _running_sums(lambda: rng.standard_gamma(1 / self.cv**2, BLOCK) * (self.cv**2 / self.rate))
+
+    def with_rate(self, rate: float) -> Self:
+        """Return gamma gaps of the same cv at another rate."""
+        return dataclasses.replace(self, rate=rate)
 
     def describe(self) -> str:
         """Say what it is."""
@@ -148,12 +168,23 @@ class Modulated(Arrivals):
     """A gamma renewal stream whose rate changes: bursts, or a level that wanders.
 
     The rate is constant on segments; in *operational* time (the integral of the rate) gaps are gamma with mean 1.
+
+    Parameters
+    ----------
+    rate
+        Long-run requests per second.
+    gamma_shape
+        Of the gaps in operational time; 1: exponential.
     """
 
     rate: float
     gamma_shape: float
 
     iid = False
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+        checks.number("gamma_shape", self.gamma_shape, 1e-6, 1e6, "", "1 gives exponential gaps, less burstier ones")
 
     @abc.abstractmethod
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
@@ -162,23 +193,21 @@ class Modulated(Arrivals):
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield arrivals: operational times mapped back through the segments."""
         rate_rng, gap_rng = rng.spawn(2)
-        clock = 0.0  # operational time of the last arrival
-        begin_s, begin_op = 0.0, 0.0  # where the segments in hand begin
-        pending = np.empty(0)
-        for durations, rates in self._segments(rate_rng):
-            ends_s = begin_s + np.cumsum(durations)
-            ends_op = begin_op + np.cumsum(durations * rates)
-            while not pending.size or pending[-1] <= ends_op[-1]:
-                gaps = gap_rng.standard_gamma(self.gamma_shape, BLOCK) / self.gamma_shape
-                gaps[0] += clock
-                more = np.cumsum(gaps)
-                clock = more[-1]
-                pending = np.concatenate([pending, more])
-            now, pending = np.split(pending, [np.searchsorted(pending, ends_op[-1], side="right")])
-            segment = np.searchsorted(ends_op, now, side="left")
+        segments = self._segments(rate_rng)
+        ends_s, ends_op, rates = np.zeros(1), np.zeros(1), np.ones(1)  # of the segments in hand
+        last = 0.0
+        for now in _running_sums(lambda: gap_rng.standard_gamma(self.gamma_shape, BLOCK) / self.gamma_shape):
+            while ends_op[-1] < now[-1]:
+                durations, more = next(segments)
+                ends_s = np.concatenate([ends_s, ends_s[-1] + np.cumsum(durations)])
+                ends_op = np.concatenate([ends_op, ends_op[-1] + np.cumsum(durations * more)])
+                rates = np.concatenate([rates, more])
+            segment = np.searchsorted(ends_op, now)  # the first that ends then or later, so its rate is not 0
             times = ends_s[segment] - (ends_op[segment] - now) / rates[segment]
-            yield from (times[i : i + BLOCK] for i in range(0, times.size, BLOCK))
-            begin_s, begin_op = ends_s[-1], ends_op[-1]
+            times = np.maximum.accumulate(np.maximum(times, last))  # rounding, where segments meet
+            last = times[-1]
+            yield times
+            ends_s, ends_op, rates = ends_s[segment[-1] :], ends_op[segment[-1] :], rates[segment[-1] :]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +216,10 @@ class OnOff(Modulated):
 
     Parameters
     ----------
+    rate, gamma_shape
+        As in `Modulated`.
     on_mean_s, on_cv, off_mean_s, off_cv
-        Length of bursts and of silences at the base rate, seconds.
+        Length of bursts and of silences, seconds.
     burst_log_sd
         Standard deviation of the logarithm of a burst's rate.
     """
@@ -199,15 +230,23 @@ class OnOff(Modulated):
     off_cv: float
     burst_log_sd: float
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_seconds("on_mean_s", self.on_mean_s)
+        _check_seconds("off_mean_s", self.off_mean_s)
+        _check_cv("on_cv", self.on_cv)
+        _check_cv("off_cv", self.off_cv)
+        checks.number("burst_log_sd", self.burst_log_sd, 0, 5, "", "beyond, almost all arrivals come in a few bursts")
+
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
         count = 1024
-        share = self.on_mean_s / (self.on_mean_s + self.off_mean_s)
+        rate_on = self.rate * (self.on_mean_s + self.off_mean_s) / self.on_mean_s
         while True:
             on = rng.gamma(1 / self.on_cv**2, self.on_mean_s * self.on_cv**2, count)
             off = rng.gamma(1 / self.off_cv**2, self.off_mean_s * self.off_cv**2, count)
             level = np.exp(self.burst_log_sd * rng.standard_normal(count) - self.burst_log_sd**2 / 2)
             durations = np.stack([on, off], axis=1).ravel()
-            rates = np.stack([self.rate / share * level, np.zeros(count)], axis=1).ravel()
+            rates = np.stack([rate_on * level, np.zeros(count)], axis=1).ravel()
             yield durations, rates
 
     def with_rate(self, rate: float) -> Self:
@@ -229,6 +268,8 @@ class WanderingRate(Modulated):
 
     Parameters
     ----------
+    rate, gamma_shape
+        As in `Modulated`.
     step_s
         Length of a step, seconds.
     log_sd
@@ -240,6 +281,12 @@ class WanderingRate(Modulated):
     step_s: float
     log_sd: float
     correlation: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_seconds("step_s", self.step_s)
+        checks.number("log_sd", self.log_sd, 0, 5, "", "beyond, almost all arrivals come in a few steps")
+        checks.number("correlation", self.correlation, -0.9999, 0.9999, "", "at 1 the rate would never come back")
 
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
         count = 1024
@@ -274,7 +321,20 @@ class Replay(Arrivals):
     times_s: Seconds
 
     iid = False
-    finite = True
+
+    def __post_init__(self) -> None:
+        times = checks.column("arrival_s", self.times_s).astype(np.float64)
+        finite = np.isfinite(times)
+        if not finite.all():
+            row = int(np.argmin(finite))
+            raise InputError(f"arrival_s[{row}] is {times[row]}, but an arrival is a number of seconds; drop that row")
+        if times[0] < 0 and times[-1] > np.finfo(np.float64).max + times[0]:
+            raise InputError(f"arrivals from {times[0]:g} to {times[-1]:g} s span more than a double holds; mend them")
+        falls = np.diff(times) < 0
+        if falls.any():
+            row = int(np.argmax(falls)) + 1
+            raise InputError(f"arrival_s[{row}] = {times[row]:g} s is before the request ahead of it; sort by arrival")
+        object.__setattr__(self, "times_s", times)
 
     @property
     def rate(self) -> float:  # type: ignore[override]
@@ -291,8 +351,8 @@ class Replay(Arrivals):
         _check_rate(rate)
         if not np.isfinite(self.rate):
             raise InputError(
-                f"all {self.times_s.size} recorded requests arrive at one instant, so their times cannot be stretched to "
-                f"{rate:g} requests/s; resample them with arrivals 'poisson'"
+                f"all {self.times_s.size} recorded requests arrive at one instant, so their times cannot be stretched "
+                f"to {rate:g} requests/s; resample them with arrivals 'poisson'"
             )
         first = self.times_s[0]
         return dataclasses.replace(self, times_s=first + (self.times_s - first) * (self.rate / rate))

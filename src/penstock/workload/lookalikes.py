@@ -24,7 +24,7 @@ def _parameters() -> dict[str, Any]:
 def lookalike(name: str) -> tuple[Arrivals, Independent]:
     """Return the arrival process and the lengths of a look-alike.
 
-    Lengths are mixtures of lognormals conditioned on [low, high] and rounded, joined by a Gaussian copula; arrivals
+    Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a Gaussian copula; arrivals
     are bursts and silences (code) or a wandering rate (conversation).
     """
     if name not in LOOKALIKES:
@@ -39,9 +39,10 @@ def lookalike(name: str) -> tuple[Arrivals, Independent]:
 
 
 def _mixture(low: int, high: int, weights: list[float], mu: list[float], sigma: list[float]) -> Tabulated:
-    """Tabulate a lognormal mixture conditioned on [low, high] and rounded to whole tokens."""
+    """Tabulate a mixture of lognormals, each conditioned on [low, high], rounded to whole tokens."""
     edges = np.concatenate([[low], np.arange(low, high) + 0.5, [high]])
-    cumulative = sum(
-        w * special.ndtr((np.log(edges) - m) / s) for w, m, s in zip(weights, mu, sigma, strict=True)
-    )
-    return Tabulated(low, np.diff(cumulative))
+    probabilities = np.zeros(high - low + 1)
+    for weight, m, s in zip(weights, mu, sigma, strict=True):
+        part = np.diff(special.ndtr((np.log(edges) - m) / s))
+        probabilities += weight * part / part.sum()
+    return Tabulated(low, probabilities)

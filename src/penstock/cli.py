@@ -1,0 +1,470 @@
+"""The command line: ``penstock check | compare | simulate | traces``."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from penstock.errors import InputError
+
+if TYPE_CHECKING:
+    from penstock.analysis.answer import Answer
+    from penstock.run import Run
+    from penstock.scenario import Scenario
+    from penstock.theory.certificate import Certificate
+    from penstock.theory.load import Load
+
+app = typer.Typer(
+    name="penstock",
+    help="Is this LLM deployment stable, how much can it carry, and with which scheduler?",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+traces_app = typer.Typer(help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None)
+app.add_typer(traces_app, name="traces")
+
+_UsageError: Any = typer.BadParameter.__base__  # typer does not export it, and has it from click or from within
+
+EXIT_ANSWER_IS_NO = 1
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+PATIENCE_S = 1.0  # nothing is said about work that takes less
+
+COLOUR_OF_VERDICT = {"stable": "bold blue", "unstable": "bold red", "critical": "bold red", "unknown": "bold yellow"}
+
+ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")]
+Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the scenario's.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Figures = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with status 1 if the answer is 'unstable'.")]
+PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")]
+
+
+@app.command()
+def check(
+    scenario: ScenarioPath,
+    policy: PolicyName = None,
+    requests: Requests = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    strict: Strict = False,
+) -> None:
+    """Say whether a deployment is stable, what it can carry, and at what latency.
+
+    A scenario looks like this:
+
+    \b
+      workload: {trace: requests.csv, rate: 1.2, arrivals: poisson}
+      server: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: sarathi}
+      simulate: {requests: 20000, seed: 0}
+    """
+    chosen = _scenario(scenario, policy, requests, seed)
+    from penstock.analysis import answer
+
+    with _progress(f"Simulating {chosen.server.policy.name}") as report:
+        found = answer.check(
+            chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until, progress=report
+        )
+    _draw(figures, {chosen.server.policy.name: found.run}, as_json)
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        _print_check(chosen, found)
+    if strict and found.certificate.verdict == "unstable":
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+@app.command()
+def compare(
+    scenario: ScenarioPath,
+    policies: Annotated[
+        str | None, typer.Option("--policies", help="Policies, separated by commas; default: all four of the paper.")
+    ] = None,
+    requests: Requests = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    strict: Strict = False,
+) -> None:
+    """Put policies side by side on the same requests."""
+    chosen = _scenario(scenario, None, requests, seed)
+    from penstock.analysis import answer
+    from penstock.system.policies import POLICIES, resolve
+
+    names = [name.strip() for name in policies.split(",") if name.strip()] if policies is not None else list(POLICIES)
+    if not names:
+        raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
+    found: dict[str, Answer] = {}
+    servers = {p.name: chosen.server.with_policy(p) for p in (resolve(name, folder=chosen.folder) for name in names)}
+    with _progress("Simulating") as report:
+        for index, (name, server) in enumerate(servers.items()):
+            found[name] = answer.check(
+                chosen.workload,
+                server,
+                requests=chosen.requests,
+                until=chosen.until,
+                progress=lambda share, index=index: report((index + share) / len(servers)),  # type: ignore[misc]
+            )
+    _draw(figures, {name: a.run for name, a in found.items()}, as_json)
+    if as_json:
+        _print_json({"policies": {name: a.as_dict() for name, a in found.items()}})
+    else:
+        _print_compare(chosen, found)
+    if strict and any(a.certificate.verdict == "unstable" for a in found.values()):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+@app.command()
+def simulate(
+    scenario: ScenarioPath,
+    policy: PolicyName = None,
+    requests: Requests = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    figures: Figures = None,
+) -> None:
+    """Say what happened in one finite run, whatever the theory says."""
+    chosen = _scenario(scenario, policy, requests, seed)
+    from penstock import simulate as run_once
+    from penstock.analysis import answer
+    from penstock.theory.load import load
+
+    asked = load(chosen.workload, chosen.server)
+    record = "requests" if (chosen.requests or 0) <= answer.ROWS_UP_TO and chosen.until is None else "summary"
+    with _progress(f"Simulating {chosen.server.policy.name}") as report:
+        run = run_once(
+            chosen.workload,
+            chosen.server,
+            requests=chosen.requests,
+            until=chosen.until,
+            record=record,  # type: ignore[arg-type]
+            progress=report,
+        )
+    warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
+    _draw(figures, {chosen.server.policy.name: run}, as_json)
+    if as_json:
+        _print_json(
+            {
+                "load": answer.load_as_dict(asked),
+                "simulation": answer.run_as_dict(run),
+                "latency": answer.latency_as_dict(run),
+                "warnings": warnings,
+            }
+        )
+        return
+    console = Console()
+    _print_heading(console, chosen, chosen.server.policy.name)
+    _print_load(console, asked)
+    _print_run(console, run)
+    _print_latency(console, run, "Latency in this run, whatever follows (s)")
+    _print_warnings(console, warnings)
+
+
+@traces_app.callback(invoke_without_command=True)
+def traces(context: typer.Context, as_json: Json = False) -> None:
+    """List the public request traces worth knowing: where they are hosted, and under which licence."""
+    if context.invoked_subcommand is not None:
+        return
+    from penstock.workload.catalogue import CATALOGUE, path_of
+
+    if as_json:
+        _print_json({"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]})
+        return
+    table = Table(box=None, pad_edge=False, title="Public request traces", title_justify="left")
+    for column in ("Name", "Requests", "Licence", "What it is"):
+        table.add_column(column, justify="right" if column == "Requests" else "left", overflow="fold")
+    for entry in CATALOGUE:
+        here = " (here)" if path_of(entry.name) else ""
+        rows = f"{entry.rows:,}" if entry.rows else "?"
+        table.add_row(entry.name + here, rows, entry.licence, f"{entry.description} {entry.home}")
+    console = Console()
+    console.print(table)
+    console.print("\nFetch one with `penstock traces get NAME`, then write `trace: NAME` in a scenario.", highlight=False)
+
+
+@traces_app.command("get")
+def traces_get(
+    name: Annotated[str, typer.Argument(help="A name that `penstock traces` lists.")],
+    url: Annotated[str | None, typer.Option("--url", help="Fetch it from here instead of its official place.")] = None,
+) -> None:
+    """Download a trace into the cache, check or record its checksum, and read it once."""
+    from penstock.workload import catalogue
+    from penstock.workload.workload import read_trace
+
+    with _progress(f"Downloading {name}") as report:
+        path, checksum, first_time = catalogue.download(
+            name, url=url, progress=lambda done, total: report(done / total if total else 0.0)
+        )
+    workload = read_trace(path)
+    console = Console()
+    said = "recorded: nothing to compare it with yet" if first_time else "as recorded before"
+    console.print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({said})", highlight=False, soft_wrap=True)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | None) -> "Scenario":
+    """Read a scenario and put the command line's choices over it; compile what needs compiling."""
+    with _announced("Compiling the simulator; this happens once on a machine ..."):
+        from penstock.kernel.server import compiled_advance
+        from penstock.scenario import read_scenario
+        from penstock.system.policies import resolve
+
+        compiled_advance()
+    scenario = read_scenario(path)
+    if policy is not None:
+        chosen = resolve(policy, folder=scenario.folder)
+        scenario = dataclasses.replace(scenario, server=scenario.server.with_policy(chosen))
+    if requests is not None:
+        scenario = dataclasses.replace(scenario, requests=requests, until=None)
+    if seed is not None:
+        scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+    return scenario
+
+
+@contextlib.contextmanager
+def _announced(message: str) -> Iterator[None]:
+    """Say on standard error what is taking so long, if it does."""
+    timer = threading.Timer(PATIENCE_S, lambda: print(message, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def _progress(title: str) -> Iterator[Callable[[float], None]]:
+    """Show a bar on standard error for work that takes longer than a moment."""
+    begun = time.monotonic()
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    task = bar.add_task(title, total=1.0)
+    shown = False
+
+    def report(share: float) -> None:
+        nonlocal shown
+        if not shown and time.monotonic() - begun > PATIENCE_S:
+            shown = True
+            bar.start()
+        if shown:
+            bar.update(task, completed=share)
+
+    try:
+        yield report
+    finally:
+        if shown:
+            bar.stop()
+
+
+def _draw(folder: Path | None, runs: dict[str, "Run"], as_json: bool) -> None:
+    if folder is None:
+        return
+    from penstock import plotting
+
+    written = plotting.save(plotting.tokens_over_time(runs), folder, "tokens_over_time")
+    written += plotting.save(plotting.latency_cdfs(runs), folder, "latency_cdfs")
+    if not as_json:
+        Console(stderr=True).print(f"Figures: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _print_heading(console: Console, scenario: "Scenario", policies: str) -> None:
+    workload, server = scenario.workload, scenario.server
+    size = "no max batch size" if server.max_batch_size is None else f"max batch size {server.max_batch_size:,} ({server.scope})"
+    console.print(
+        f"[bold]{scenario.name}[/bold]  {workload.describe()}, {workload.rate:,.4g} requests/s, "
+        f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens; "
+        f"{policies}, token budget {server.token_budget:,}, {size}",
+        highlight=False,
+    )
+    console.print()
+
+
+def _print_verdict(console: Console, certificate: "Certificate", prefix: str = "") -> None:
+    by = f" by {certificate.theorem}" if certificate.theorem else ""
+    style = COLOUR_OF_VERDICT[certificate.verdict]
+    console.print(f"{prefix}[{style}]{certificate.verdict.upper()}[/{style}]{by}: {certificate.reason}.", highlight=False)
+
+
+def _facts(rows: list[tuple[str, str, str]]) -> Table:
+    """Lay out name, figure, explanation."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _print_load(console: Console, load: "Load") -> None:
+    rows = [
+        ("Load rho", f"{load.rho:.3f}", f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} a request"),
+        ("Capacity", f"{load.capacity_tokens_per_s:,.0f}", f"tokens/s, with batches of {load.best_token_load:,}"),
+        ("Margin", f"{1 - load.rho:.3f}", f"no policy is stable above {load.max_rate:,.4g} requests/s"),
+    ]
+    console.print(_facts(rows))
+
+
+def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
+    if not certificate.hypotheses:
+        return
+    half = "(a)" if certificate.verdict == "unstable" else "(b)"
+    console.print(f"\n[bold]Hypotheses of Theorem 1{half}[/bold]", highlight=False)
+    table = Table.grid(padding=(0, 2))
+    for hypothesis in certificate.hypotheses:
+        held = "held" if hypothesis.held else "[bold red]fails[/bold red]"
+        table.add_row("", held, hypothesis.name, hypothesis.why)
+    console.print(table, highlight=False)
+
+
+def _print_run(console: Console, run: "Run") -> None:
+    console.print(
+        f"\n[bold]Simulated[/bold]  {run.arrived:,} requests ({run.unfinished:,} unfinished), {run.n_batches:,} batches, "
+        f"{run.seconds:,.0f} s: {run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time, backlog "
+        f"{_signed(run.growth_tokens_per_s)} tokens/s over the second half of the arrivals",
+        highlight=False,
+    )
+
+
+def _print_latency(console: Console, run: "Run", title: str) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
+    for index, column in enumerate(("", "mean", "p50", "p90", "p95", "p99")):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for metric, *values in run.latency().iter_rows():
+        table.add_row(names[metric], *(_seconds(value) for value in values))
+    console.print()
+    console.print(table)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 100 else f"{value:.1f}"
+
+
+def _signed(growth: float) -> str:
+    return "-" if math.isnan(growth) else f"{growth:+,.1f}"
+
+
+def _print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") -> None:
+    for warning in warnings:
+        console.print(f"\n[bold yellow]Note[/bold yellow]  {warning}", highlight=False)
+
+
+def _print_check(scenario: "Scenario", found: "Answer") -> None:
+    console = Console()
+    _print_heading(console, scenario, scenario.server.policy.name)
+    _print_verdict(console, found.certificate)
+    console.print()
+    _print_load(console, found.certificate.load)
+    _print_hypotheses(console, found.certificate)
+    _print_run(console, found.run)
+    if found.latency_refused:
+        console.print(f"\n[bold]No latency[/bold]  {found.latency_refused}", highlight=False)
+    else:
+        _print_latency(console, found.run, "Latency (s)")
+    _print_warnings(console, found.warnings)
+
+
+def _print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
+    console = Console()
+    _print_heading(console, scenario, f"{len(found)} policies")
+    _print_load(console, next(iter(found.values())).certificate.load)
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(("Policy", "Certificate", "Tokens/s", "Busy", "Unfinished", "Backlog tokens/s")):
+        table.add_column(column, justify="left" if index < 2 else "right")
+    for name, answer in found.items():
+        run, verdict = answer.run, answer.certificate.verdict
+        style = COLOUR_OF_VERDICT[verdict]
+        table.add_row(
+            name,
+            f"[{style}]{verdict}[/{style}]",
+            f"{run.tokens_per_s:,.0f}",
+            f"{run.utilisation:.0%}",
+            f"{run.unfinished:,}",
+            _signed(run.growth_tokens_per_s),
+        )
+    console.print(table)
+    console.print()
+    _print_latency_of_all(console, found)
+    reasons: dict[str, list[str]] = {}
+    for name, answer in found.items():
+        reasons.setdefault(answer.certificate.reason, []).append(name)
+    for reason, names in reasons.items():
+        console.print(f"\n[bold]{', '.join(names)}[/bold]  {reason}.", highlight=False)
+    notes: dict[str, list[str]] = {}
+    for name, answer in found.items():
+        for warning in answer.warnings:
+            notes.setdefault(warning, []).append(name)
+    _print_warnings(console, [w if len(n) == len(found) else f"{', '.join(n)}: {w}" for w, n in notes.items()])
+
+
+def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
+    table = Table(title="Latency (s)", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("Policy")
+    for metric in ("TTFT", "TBT", "E2E"):
+        for quantile in ("p50", "p99"):
+            table.add_column(f"{metric} {quantile}", justify="right")
+    for name, answer in found.items():
+        if answer.latency_refused:
+            table.add_row(name, "refused", "", "", "", "", "")
+            continue
+        latency = answer.run.latency()
+        cells = [_seconds(row[q]) for row in latency.iter_rows(named=True) for q in ("p50", "p99")]
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+def main() -> None:
+    """Run the command line: bad input is one line on standard error and status 2."""
+    try:
+        status = app(standalone_mode=False)
+    except InputError as error:
+        _complain(str(error))
+        status = EXIT_BAD_INPUT
+    except _UsageError as error:
+        _complain(error.format_message())
+        status = EXIT_BAD_INPUT
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted")
+        status = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
+        status = 0
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _complain(message: str) -> None:
+    print(f"penstock: {' '.join(message.split())}", file=sys.stderr)

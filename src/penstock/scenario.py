@@ -1,0 +1,346 @@
+"""A scenario: one YAML file that says what arrives, what serves, and how long to look."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from penstock.errors import InputError, nearest
+from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
+from penstock.system.policies import resolve
+from penstock.system.presets import hardware
+from penstock.system.server import Server
+from penstock.workload import catalogue
+from penstock.workload.lengths import Constant, Gamma, Geometric, Length, LogNormal, Mixture, Uniform
+from penstock.workload.workload import Workload, read_trace
+
+DEFAULT_REQUESTS = 20_000
+
+
+class _Section(BaseModel):
+    """A mapping that refuses keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class _Mean(_Section):
+    mean: float
+    max: int | None = None
+
+
+class _Spread(_Mean):
+    cv: float
+
+
+class _Part(_Section):
+    weight: float
+    length: Any
+
+
+def _one_key(value: Mapping[str, Any], known: Mapping[str, Any], what: str) -> str:
+    """Return the single key of a mapping that chooses a kind."""
+    chosen = [key for key in value if key in known]
+    if len(value) != 1 or not chosen:
+        odd = next((str(key) for key in value if key not in known), "")
+        hint = nearest(odd, known) if odd else f"; choose one of {', '.join(known)}"
+        raise InputError(f"{what}: unexpected {', '.join(map(str, value)) or 'nothing'}{hint}")
+    return chosen[0]
+
+
+def _length(value: Any) -> Length:
+    """Turn ``112``, ``{geometric: 112}``, ``{lognormal: {mean: 200, cv: 1.5, max: 4096}}`` ... into a distribution."""
+    if isinstance(value, Length):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Constant(value)  # type: ignore[arg-type]
+    if not isinstance(value, Mapping):
+        raise InputError(f"a length is {value!r}, but must be a number of tokens or a distribution such as {{geometric: 112}}")
+    kind = _one_key(value, dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")), "length")
+    given = value[kind]
+    if kind == "constant":
+        return _length(given)
+    if kind == "geometric":
+        mean = _Mean.model_validate(given if isinstance(given, Mapping) else {"mean": given})
+        return Geometric(mean.mean, mean.max)
+    if kind == "uniform":
+        if not (isinstance(given, list) and len(given) == 2):
+            raise InputError(f"a uniform length is {given!r}, but must be a list of two, [low, high]")
+        return Uniform(*given)
+    if kind == "mixture":
+        parts = [_Part.model_validate(part) for part in given] if isinstance(given, list) else []
+        return Mixture([_length(part.length) for part in parts], [part.weight for part in parts])
+    spread = _Spread.model_validate(given)
+    return (LogNormal if kind == "lognormal" else Gamma)(spread.mean, spread.cv, spread.max)
+
+
+Lengthy = Annotated[Length, BeforeValidator(_length)]
+
+
+class _Generated(_Section):
+    rate: float
+    prompt: Lengthy
+    output: Lengthy
+    cv: float | None = None
+
+
+class WorkloadSection(_Section):
+    """What arrives: a ``trace``, a ``preset`` look-alike, or a generated process; one of them.
+
+    ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``, ``deterministic``
+    and ``gamma`` (with ``cv``) draw its requests at random under such a process.
+    """
+
+    trace: str | None = None
+    format: str | None = None
+    columns: dict[str, str] | None = None
+    preset: str | None = None
+    poisson: _Generated | None = None
+    deterministic: _Generated | None = None
+    gamma: _Generated | None = None
+    rate: float | None = None
+    arrivals: Literal["scaled", "poisson", "deterministic", "gamma"] | None = None
+    cv: float | None = None
+
+    def build(self, folder: Path, seed: int) -> Workload:
+        """Return the workload; relative paths are looked for in ``folder``."""
+        kinds = ("trace", "preset", "poisson", "deterministic", "gamma")
+        chosen = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(chosen) != 1:
+            raise InputError(f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}")
+        kind = chosen[0]
+        if kind != "trace" and (self.format or self.columns):
+            raise InputError(f"workload: `format` and `columns` describe a trace, not {kind!r}; leave them out")
+        if kind in ("trace", "preset"):
+            return self._with_rate(self._recorded(folder, seed) if kind == "trace" else self._look_alike(seed))
+        if self.rate is not None or self.arrivals is not None or self.cv is not None:
+            raise InputError(f"workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them inside {kind!r}")
+        return self._generated(kind, seed)
+
+    def _recorded(self, folder: Path, seed: int) -> Workload:
+        assert self.trace is not None
+        path = folder / self.trace
+        if not path.exists() and self.trace in {entry.name for entry in catalogue.CATALOGUE}:
+            path = catalogue.path_of(self.trace) or path
+            if not path.exists():
+                raise InputError(f"trace {self.trace!r} is not on this machine; run `penstock traces get {self.trace}` first")
+        return read_trace(path, format=self.format, columns=self.columns, seed=seed)
+
+    def _look_alike(self, seed: int) -> Workload:
+        assert self.preset is not None
+        return Workload.preset(self.preset, seed=seed)
+
+    def _with_rate(self, workload: Workload) -> Workload:
+        if self.rate is None:
+            if self.arrivals in (None, "scaled") and self.cv is None:
+                return workload
+            return workload.with_rate(workload.rate, self.arrivals or "scaled", cv=self.cv)
+        return workload.with_rate(self.rate, self.arrivals or "scaled", cv=self.cv)
+
+    def _generated(self, kind: str, seed: int) -> Workload:
+        given: _Generated = getattr(self, kind)
+        if (given.cv is not None) != (kind == "gamma"):
+            raise InputError(f"workload.{kind}: gamma arrivals need a `cv`, and no others take one")
+        if kind == "gamma":
+            assert given.cv is not None
+            return Workload.gamma(given.rate, given.cv, given.prompt, given.output, seed=seed)
+        make = Workload.poisson if kind == "poisson" else Workload.deterministic
+        return make(given.rate, given.prompt, given.output, seed=seed)
+
+
+class _PerToken(_Section):
+    c_ms: float
+    a_ms_per_token: float
+
+
+class _Bend(_PerToken):
+    b0: float
+
+
+class BatchTimeSection(_Section):
+    """Seconds of a batch: ``{c_ms, a_ms, b0}`` steps, or one of ``affine``, ``hinge``, ``table``."""
+
+    c_ms: float | None = None
+    a_ms: float | None = None
+    b0: int | None = None
+    affine: _PerToken | None = None
+    hinge: _Bend | None = None
+    table: str | None = None
+
+    def build(self, folder: Path) -> BatchTime:
+        """Return the model; a table's path is relative to ``folder``."""
+        steps = {"c_ms": self.c_ms, "a_ms": self.a_ms, "b0": self.b0}
+        given = [name for name in ("affine", "hinge", "table") if getattr(self, name) is not None]
+        if any(value is not None for value in steps.values()):
+            given.append("c_ms, a_ms, b0")
+        if len(given) != 1:
+            raise InputError(
+                f"server.batch_time: give one of (c_ms, a_ms, b0), affine, hinge, table, not {' and '.join(given) or 'none'}"
+            )
+        if self.affine:
+            return Affine(self.affine.c_ms / 1e3, self.affine.a_ms_per_token / 1e3)
+        if self.hinge:
+            return Hinge(self.hinge.c_ms / 1e3, self.hinge.a_ms_per_token / 1e3, self.hinge.b0)
+        if self.table:
+            return Measured.read(folder / self.table)
+        if self.c_ms is None or self.a_ms is None or self.b0 is None:
+            missing = ", ".join(name for name, value in steps.items() if value is None)
+            raise InputError(f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0")
+        return PiecewiseConstant(self.c_ms / 1e3, self.a_ms / 1e3, self.b0)
+
+
+def _alias(*names: str) -> AliasChoices:
+    """Accept an engine's own name for a limit, with dashes or underscores."""
+    return AliasChoices(*names, *(name.replace("_", "-") for name in names))
+
+
+class ServerSection(_Section):
+    """What serves; engine names are accepted for the limits."""
+
+    hardware: str | None = None
+    batch_time: BatchTimeSection | None = None
+    token_budget: int = Field(validation_alias=_alias("token_budget", "max_num_batched_tokens", "chunked_prefill_size"))
+    max_batch_size: int | None = Field(
+        None, validation_alias=_alias("max_batch_size", "max_num_seqs", "max_running_requests")
+    )
+    policy: str = "sarathi"
+    policy_params: list[float] = []
+    scope: Literal["batch", "running"] = "running"
+    convention: Literal["paper", "engine"] = "engine"
+
+    def build(self, folder: Path) -> Server:
+        """Return the server; files are looked for in ``folder``."""
+        if (self.hardware is None) == (self.batch_time is None):
+            raise InputError("server: give either `hardware` (a preset) or `batch_time`, and not both")
+        batch_time = self.batch_time.build(folder) if self.batch_time else hardware(str(self.hardware)).batch_time
+        return Server(
+            batch_time,
+            self.token_budget,
+            self.max_batch_size,
+            resolve(self.policy, folder=folder),
+            self.scope,
+            self.convention,
+            self.policy_params,
+        )
+
+
+class SimulateSection(_Section):
+    """How much to simulate: so many ``requests``, or ``until`` so many simulated seconds."""
+
+    requests: int | None = None
+    until: float | None = None
+    seed: int = 0
+
+
+class _Document(_Section):
+    workload: WorkloadSection
+    server: ServerSection
+    simulate: SimulateSection = SimulateSection()
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What a scenario file describes, ready to use.
+
+    Attributes
+    ----------
+    name
+        The file's name.
+    workload, server
+        What arrives and what serves.
+    requests, until
+        How much to simulate: arrivals, or seconds since the first; one of them is None.
+    folder
+        Where the file's own paths are looked for.
+    """
+
+    name: str
+    workload: Workload
+    server: Server
+    requests: int | None
+    until: float | None
+    folder: Path
+
+
+def read_scenario(path: str | Path) -> Scenario:
+    """Read a scenario file.
+
+    Raises
+    ------
+    InputError
+        In one line, if the file is missing, no YAML, of the wrong shape, or names something unknown.
+    """
+    path = Path(path)
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"there is no scenario file {path}; `penstock check --help` shows what one looks like") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} as text: {error}; a scenario is a YAML file") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path} is no YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    return build(document, path.parent, path.stem)
+
+
+def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
+    """Return the scenario that a parsed YAML document describes."""
+    if not isinstance(document, Mapping):
+        raise InputError(
+            f"{name} holds {'nothing' if document is None else f'a {type(document).__name__}'}, "
+            "but a scenario is a mapping with `workload` and `server`"
+        )
+    try:
+        parsed = _Document.model_validate(document)
+        simulate = parsed.simulate
+        workload = parsed.workload.build(folder, simulate.seed)
+        server = parsed.server.build(folder)
+    except ValidationError as error:
+        raise InputError(_one_line(error)) from None
+    requests = simulate.requests
+    if requests is None and simulate.until is None:
+        requests = workload.rows or DEFAULT_REQUESTS
+    return Scenario(name, workload, server, requests, simulate.until, folder)
+
+
+def _one_line(error: ValidationError) -> str:
+    """Say the first thing that is wrong, and where."""
+    problems = error.errors()
+    # An unknown key is the cause where the key it was meant to be is missing too.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    where = ".".join(str(part) for part in problem["loc"]) or "the scenario"
+    value = problem.get("input")
+    shown = f", not {value!r}" if isinstance(value, str | int | float | bool) or value is None else ""
+    match problem["type"]:
+        case "extra_forbidden":
+            section, key = problem["loc"][:-1], str(problem["loc"][-1])
+            return f"{where} is not a key of a scenario{nearest(key, _keys(section))}"
+        case "missing":
+            return f"{where} is missing"
+        case "value_error" | "assertion_error":
+            return f"{where}: {problem['ctx']['error']}" if "ctx" in problem else f"{where}: {problem['msg']}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"{where} must be a mapping of keys{shown}"
+        case _:
+            return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
+
+
+def _keys(section: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that a section of a scenario may have."""
+    model: Any = _Document
+    for part in section:
+        field = model.model_fields.get(part)
+        models = [a for a in _arguments(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)] if field else []
+        if not models:
+            return []
+        model = models[0]
+    return list(model.model_fields)
+
+
+def _arguments(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__args__", None) or (annotation,)
+
+

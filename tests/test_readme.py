@@ -1,0 +1,53 @@
+"""Every example in the README and in docstrings does what it says."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import penstock
+from penstock.scenario import build
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_examples_run_in_order_and_the_first_has_nine_lines(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    examples = blocks("python")
+    assert len(examples[0].strip().splitlines()) == 9
+    (tmp_path / "readme.py").write_text("\n".join(examples))
+    exec(compile("\n".join(examples), str(tmp_path / "readme.py"), "exec"), {"__name__": "readme"})
+    printed = capsys.readouterr().out
+    assert printed.startswith("stable the load is 0.7")
+    assert printed.strip().splitlines()[-1].startswith("True False ")
+
+
+def test_the_scenario_is_valid(tmp_path: Path) -> None:
+    (scenario,) = blocks("yaml")
+    (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n1,200,30\n")
+    assert build(yaml.safe_load(scenario), tmp_path).server.max_batch_size == 128
+
+
+def test_there_are_exactly_two_commands_and_they_name_real_files() -> None:
+    commands = [line for block in blocks("sh") for line in block.strip().splitlines()]
+    assert commands == ["pip install . && penstock check examples/azure_code.yaml", "pip install '.[test]' && pytest"]
+    assert (Path(__file__).parents[1] / "examples" / "azure_code.yaml").exists()
+
+
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages(penstock.__path__, "penstock.") if not module.name.endswith("__main__")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_give_what_they_show(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

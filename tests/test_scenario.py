@@ -1,0 +1,136 @@
+"""A scenario file means what it says, or is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+import penstock as ps
+from penstock.scenario import build, read_scenario
+
+SERVER = {"hardware": "codellama-34b-a100-tp1", "token_budget": 512}
+WORKLOAD = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}
+
+
+def test_the_example_is_a_scenario() -> None:
+    scenario = read_scenario(Path(__file__).parents[1] / "examples" / "azure_code.yaml")
+    assert scenario.workload.rate == 1.2
+    assert scenario.requests == 20_000
+
+
+@pytest.mark.parametrize("key", ["token_budget", "max_num_batched_tokens", "max-num-batched-tokens", "chunked-prefill-size"])
+def test_engine_names_for_the_token_budget_are_understood(key: str) -> None:
+    server = {"hardware": "codellama-34b-a100-tp1", key: 777}
+    assert build({"workload": WORKLOAD, "server": server}, Path()).server.token_budget == 777
+
+
+@pytest.mark.parametrize("key", ["max_batch_size", "max_num_seqs", "max-num-seqs", "max_running_requests", "max-running-requests"])
+def test_engine_names_for_the_max_batch_size_are_understood(key: str) -> None:
+    assert build({"workload": WORKLOAD, "server": SERVER | {key: 7}}, Path()).server.max_batch_size == 7
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (112, ps.Constant(112)),
+        ({"constant": 9}, ps.Constant(9)),
+        ({"geometric": 112}, ps.Geometric(112)),
+        ({"geometric": {"mean": 112, "max": 4096}}, ps.Geometric(112, 4096)),
+        ({"uniform": [1, 9]}, ps.Uniform(1, 9)),
+        ({"lognormal": {"mean": 200, "cv": 1.5}}, ps.LogNormal(200, 1.5)),
+        ({"gamma": {"mean": 200, "cv": 0.5, "max": 900}}, ps.Gamma(200, 0.5, 900)),
+        (
+            {"mixture": [{"weight": 3, "length": 10}, {"weight": 1, "length": {"geometric": 90}}]},
+            ps.Mixture([ps.Constant(10), ps.Geometric(90)], [3, 1]),
+        ),
+    ],
+)
+def test_lengths_can_be_any_distribution(length: object, expected: object) -> None:
+    workload = {"poisson": {"rate": 2, "prompt": length, "output": 5}}
+    assert build({"workload": workload, "server": SERVER}, Path()).workload.lengths.prompt == expected  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("batch_time", "expected"),
+    [
+        ({"c_ms": 11.28, "a_ms": 35.47, "b0": 128}, ps.PiecewiseConstant(0.01128, 0.03547, 128)),
+        ({"affine": {"c_ms": 5, "a_ms_per_token": 0.2}}, ps.Affine(0.005, 0.0002)),
+        ({"hinge": {"c_ms": 5, "a_ms_per_token": 0.2, "b0": 100}}, ps.Hinge(0.005, 0.0002, 100)),
+    ],
+)
+def test_batch_times_can_be_any_model(batch_time: object, expected: ps.BatchTime) -> None:
+    server = {"batch_time": batch_time, "token_budget": 512}
+    assert build({"workload": WORKLOAD, "server": server}, Path()).server.batch_time == expected
+
+
+def test_a_table_and_a_trace_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "measured.csv").write_text("tokens,ms\n1,10\n512,50\n")
+    (tmp_path / "calls.csv").write_text("arrival_s,prompt,output\n0,10,5\n1,20,5\n4,30,5\n")
+    (tmp_path / "s.yaml").write_text(
+        "workload: {trace: calls.csv}\nserver: {batch_time: {table: measured.csv}, token_budget: 512}\n"
+    )
+    scenario = read_scenario(tmp_path / "s.yaml")
+    assert scenario.requests == scenario.workload.rows == 3
+    assert float(scenario.server.batch_time(512)) == 0.05
+
+
+def test_a_policy_of_ones_own_is_found_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from penstock import DECODE_FIRST\n\n\ndef timid(queue, limits, params):\n"
+        "    decode = min(queue.decoding, limits.token_budget)\n"
+        "    return min(queue.prompt_tokens, params[0], limits.token_budget - decode), decode, DECODE_FIRST\n"
+    )
+    for name in ("mine:timid", "mine.py:timid"):
+        server = SERVER | {"policy": name, "policy_params": [64]}
+        (tmp_path / "s.yaml").write_text(yaml.safe_dump({"workload": WORKLOAD, "server": server}))
+        scenario = read_scenario(tmp_path / "s.yaml")
+        run = ps.simulate(scenario.workload, scenario.server, requests=50, record="batches")
+        assert run.batches["prefill_tokens"].max() == 64
+
+
+BAD = {
+    "nothing": ("", "holds nothing"),
+    "a number": ("3", "holds a int"),
+    "a list": ("[1, 2]", "holds a list"),
+    "no yaml": ("workload: {poisson: {rate: 1\nserver: [", "no YAML at line"),
+    "an unknown key": ("workload: {preset: azure-code}\nserver: {hardwear: x, token_budget: 5}", "did you mean 'hardware'"),
+    "a misspelt section": ("workload: {preset: azure-code}\nsever: {hardware: x, token_budget: 5}", "did you mean 'server'"),
+    "a missing budget": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1}", "token_budget is missing"),
+    "budget 0": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 0}", "token_budget is 0"),
+    "a budget in words": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: lots}", "'lots'"),
+    "an unknown preset": ("workload: {preset: azure-cod}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "did you mean 'azure-code'"),
+    "unknown hardware": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp3, token_budget: 5}", "did you mean 'codellama-34b-a100-tp"),
+    "an unknown policy": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5, policy: sarati}", "did you mean 'sarathi'"),
+    "a negative rate": ("workload: {preset: azure-code, rate: -1}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "rate is -1"),
+    "a NaN rate": ("workload: {preset: azure-code, rate: .nan}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "rate is nan"),
+    "a NaN length": ("workload: {poisson: {rate: 1, prompt: .nan, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "nan"),
+    "a negative length": ("workload: {poisson: {rate: 1, prompt: -4, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "-4"),
+    "an unknown distribution": ("workload: {poisson: {rate: 1, prompt: {geometrc: 4}, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "did you mean 'geometric'"),
+    "two workloads": ("workload: {preset: azure-code, poisson: {rate: 1, prompt: 4, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "give one of"),
+    "two batch times": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, batch_time: {c_ms: 1, a_ms: 1, b0: 8}, token_budget: 5}", "not both"),
+    "half a batch time": ("workload: {preset: azure-code}\nserver: {batch_time: {c_ms: 1, a_ms: 1}, token_budget: 5}", "b0 missing"),
+    "a text for a section": ("workload: azure\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "must be a mapping"),
+    "a missing trace": ("workload: {trace: nope.csv}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "nope.csv"),
+    "a trace not fetched": ("workload: {trace: burstgpt-1}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "traces get burstgpt-1"),
+    "cv for poisson": ("workload: {preset: azure-code, rate: 1, arrivals: poisson, cv: 2}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "gamma arrivals need a cv"),
+    "a policy that is not there": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5, policy: 'nowhere:f'}", "cannot import"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_wrong_is_said_in_one_line(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    text, said = BAD[what]
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ps.InputError) as caught:
+        read_scenario(tmp_path / "s.yaml")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_random_bytes_and_missing_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_bytes(bytes(range(256)) * 4)
+    for path in (tmp_path / "s.yaml", tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(ps.InputError) as caught:
+            read_scenario(path)
+        assert "\n" not in str(caught.value)
