@@ -44,7 +44,9 @@ def test_there_are_exactly_two_commands_and_they_name_real_files() -> None:
 
 
 MODULES = sorted(
-    module.name for module in pkgutil.walk_packages(penstock.__path__, "penstock.") if not module.name.endswith("__main__")
+    module.name
+    for module in pkgutil.walk_packages(penstock.__path__, "penstock.")
+    if not module.name.endswith("__main__")
 )
 
 

@@ -18,13 +18,17 @@ def test_the_example_is_a_scenario() -> None:
     assert scenario.requests == 20_000
 
 
-@pytest.mark.parametrize("key", ["token_budget", "max_num_batched_tokens", "max-num-batched-tokens", "chunked-prefill-size"])
+@pytest.mark.parametrize(
+    "key", ["token_budget", "max_num_batched_tokens", "max-num-batched-tokens", "chunked-prefill-size"]
+)
 def test_engine_names_for_the_token_budget_are_understood(key: str) -> None:
     server = {"hardware": "codellama-34b-a100-tp1", key: 777}
     assert build({"workload": WORKLOAD, "server": server}, Path()).server.token_budget == 777
 
 
-@pytest.mark.parametrize("key", ["max_batch_size", "max_num_seqs", "max-num-seqs", "max_running_requests", "max-running-requests"])
+@pytest.mark.parametrize(
+    "key", ["max_batch_size", "max_num_seqs", "max-num-seqs", "max_running_requests", "max-running-requests"]
+)
 def test_engine_names_for_the_max_batch_size_are_understood(key: str) -> None:
     assert build({"workload": WORKLOAD, "server": SERVER | {key: 7}}, Path()).server.max_batch_size == 7
 
@@ -88,43 +92,57 @@ def test_a_policy_of_ones_own_is_found_beside_the_scenario(tmp_path: Path) -> No
         assert run.batches["prefill_tokens"].max() == 64
 
 
+def said(
+    workload: str = "{preset: azure-code}", server: str = "hardware: codellama-34b-a100-tp1, token_budget: 5"
+) -> str:
+    """A scenario with one part of it changed."""
+    return f"workload: {workload}\nserver: {{{server}}}"
+
+
+KNOWN = "hardware: codellama-34b-a100-tp1"
 BAD = {
     "nothing": ("", "holds nothing"),
     "a number": ("3", "holds a int"),
     "a list": ("[1, 2]", "holds a list"),
     "no yaml": ("workload: {poisson: {rate: 1\nserver: [", "no YAML at line"),
-    "an unknown key": ("workload: {preset: azure-code}\nserver: {hardwear: x, token_budget: 5}", "did you mean 'hardware'"),
-    "a misspelt section": ("workload: {preset: azure-code}\nsever: {hardware: x, token_budget: 5}", "did you mean 'server'"),
-    "a missing budget": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1}", "token_budget is missing"),
-    "budget 0": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 0}", "token_budget is 0"),
-    "a budget in words": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: lots}", "'lots'"),
-    "an unknown preset": ("workload: {preset: azure-cod}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "did you mean 'azure-code'"),
-    "unknown hardware": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp3, token_budget: 5}", "did you mean 'codellama-34b-a100-tp"),
-    "an unknown policy": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5, policy: sarati}", "did you mean 'sarathi'"),
-    "a negative rate": ("workload: {preset: azure-code, rate: -1}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "rate is -1"),
-    "a NaN rate": ("workload: {preset: azure-code, rate: .nan}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "rate is nan"),
-    "a NaN length": ("workload: {poisson: {rate: 1, prompt: .nan, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "nan"),
-    "a negative length": ("workload: {poisson: {rate: 1, prompt: -4, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "-4"),
-    "an unknown distribution": ("workload: {poisson: {rate: 1, prompt: {geometrc: 4}, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "did you mean 'geometric'"),
-    "two workloads": ("workload: {preset: azure-code, poisson: {rate: 1, prompt: 4, output: 5}}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "give one of"),
-    "two batch times": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, batch_time: {c_ms: 1, a_ms: 1, b0: 8}, token_budget: 5}", "not both"),
-    "half a batch time": ("workload: {preset: azure-code}\nserver: {batch_time: {c_ms: 1, a_ms: 1}, token_budget: 5}", "b0 missing"),
-    "a text for a section": ("workload: azure\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "must be a mapping"),
-    "a missing trace": ("workload: {trace: nope.csv}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "nope.csv"),
-    "a trace not fetched": ("workload: {trace: burstgpt-1}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "traces get burstgpt-1"),
-    "cv for poisson": ("workload: {preset: azure-code, rate: 1, arrivals: poisson, cv: 2}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5}", "gamma arrivals need a cv"),
-    "a policy that is not there": ("workload: {preset: azure-code}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 5, policy: 'nowhere:f'}", "cannot import"),
+    "an unknown key": (said(server="hardwear: x, token_budget: 5"), "did you mean 'hardware'"),
+    "a misspelt section": (said().replace("server", "sever"), "did you mean 'server'"),
+    "a missing budget": (said(server=KNOWN), "token_budget is missing"),
+    "budget 0": (said(server=f"{KNOWN}, token_budget: 0"), "token_budget is 0"),
+    "a budget in words": (said(server=f"{KNOWN}, token_budget: lots"), "'lots'"),
+    "an unknown preset": (said("{preset: azure-cod}"), "did you mean 'azure-code'"),
+    "unknown hardware": (
+        said(server="hardware: codellama-34b-a100, token_budget: 5"),
+        "did you mean 'codellama-34b-a100-tp",
+    ),
+    "an unknown policy": (said(server=f"{KNOWN}, token_budget: 5, policy: sarati"), "did you mean 'sarathi'"),
+    "a negative rate": (said("{preset: azure-code, rate: -1}"), "rate is -1"),
+    "a NaN rate": (said("{preset: azure-code, rate: .nan}"), "rate is nan"),
+    "a NaN length": (said("{poisson: {rate: 1, prompt: .nan, output: 5}}"), "nan"),
+    "a negative length": (said("{poisson: {rate: 1, prompt: -4, output: 5}}"), "-4"),
+    "an unknown distribution": (
+        said("{poisson: {rate: 1, prompt: {geometrc: 4}, output: 5}}"),
+        "did you mean 'geometric'",
+    ),
+    "two workloads": (said("{preset: azure-code, poisson: {rate: 1, prompt: 4, output: 5}}"), "give one of"),
+    "two batch times": (said(server=f"{KNOWN}, batch_time: {{c_ms: 1, a_ms: 1, b0: 8}}, token_budget: 5"), "not both"),
+    "half a batch time": (said(server="batch_time: {c_ms: 1, a_ms: 1}, token_budget: 5"), "b0 missing"),
+    "a text for a section": (said("azure"), "must be a mapping"),
+    "a missing trace": (said("{trace: nope.csv}"), "nope.csv"),
+    "a trace not fetched": (said("{trace: burstgpt-1}"), "traces get burstgpt-1"),
+    "cv for poisson": (said("{preset: azure-code, rate: 1, arrivals: poisson, cv: 2}"), "gamma arrivals need a cv"),
+    "a policy that is nowhere": (said(server=f"{KNOWN}, token_budget: 5, policy: 'nowhere:f'"), "cannot import"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_is_wrong_is_said_in_one_line(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    text, said = BAD[what]
+    text, complaint = BAD[what]
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(ps.InputError) as caught:
         read_scenario(tmp_path / "s.yaml")
-    assert said in str(caught.value)
+    assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

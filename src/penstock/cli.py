@@ -6,7 +6,6 @@ import json
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,7 +183,9 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
     from penstock.workload.catalogue import CATALOGUE, path_of
 
     if as_json:
-        _print_json({"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]})
+        _print_json(
+            {"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]}
+        )
         return
     table = Table(box=None, pad_edge=False, title="Public request traces", title_justify="left")
     for column in ("Name", "Requests", "Licence", "What it is"):
@@ -195,7 +196,9 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
         table.add_row(entry.name + here, rows, entry.licence, f"{entry.description} {entry.home}")
     console = Console()
     console.print(table)
-    console.print("\nFetch one with `penstock traces get NAME`, then write `trace: NAME` in a scenario.", highlight=False)
+    console.print(
+        "\nFetch one with `penstock traces get NAME`, then write `trace: NAME` in a scenario.", highlight=False
+    )
 
 
 @traces_app.command("get")
@@ -222,13 +225,10 @@ def _text(path: Path | None) -> str | None:
 
 
 def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | None) -> "Scenario":
-    """Read a scenario and put the command line's choices over it; compile what needs compiling."""
-    with _announced("Compiling the simulator; this happens once on a machine ..."):
-        from penstock.kernel.server import compiled_advance
-        from penstock.scenario import read_scenario
-        from penstock.system.policies import resolve
+    """Read a scenario, put the command line's choices over it, and say so if something has to be compiled."""
+    from penstock.scenario import read_scenario
+    from penstock.system.policies import resolve
 
-        compiled_advance()
     scenario = read_scenario(path)
     if policy is not None:
         chosen = resolve(policy, folder=scenario.folder)
@@ -237,19 +237,26 @@ def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | 
         scenario = dataclasses.replace(scenario, requests=requests, until=None)
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+    _announce_compilation()
     return scenario
 
 
-@contextlib.contextmanager
-def _announced(message: str) -> Iterator[None]:
-    """Say on standard error what is taking so long, if it does."""
-    timer = threading.Timer(PATIENCE_S, lambda: print(message, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _announce_compilation() -> None:
+    """Say once, when it begins, that the kernel is being compiled: it takes seconds the first time on a machine."""
+    from numba.core import event
+
+    class Announcement(event.Listener):
+        said = False
+
+        def on_start(self, _: Any) -> None:
+            if not self.said:
+                self.said = True
+                print("Compiling the simulator; this happens once on a machine ...", file=sys.stderr, flush=True)
+
+        def on_end(self, _: Any) -> None:
+            pass
+
+    event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
@@ -299,7 +306,11 @@ def _print_json(document: dict[str, Any]) -> None:
 
 def _print_heading(console: Console, scenario: "Scenario", policies: str) -> None:
     workload, server = scenario.workload, scenario.server
-    size = "no max batch size" if server.max_batch_size is None else f"max batch size {server.max_batch_size:,} ({server.scope})"
+    size = (
+        "no max batch size"
+        if server.max_batch_size is None
+        else f"max batch size {server.max_batch_size:,} ({server.scope})"
+    )
     console.print(
         f"[bold]{scenario.name}[/bold]  {workload.describe()}, {workload.rate:,.4g} requests/s, "
         f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens; "
@@ -312,7 +323,9 @@ def _print_heading(console: Console, scenario: "Scenario", policies: str) -> Non
 def _print_verdict(console: Console, certificate: "Certificate", prefix: str = "") -> None:
     by = f" by {certificate.theorem}" if certificate.theorem else ""
     style = COLOUR_OF_VERDICT[certificate.verdict]
-    console.print(f"{prefix}[{style}]{certificate.verdict.upper()}[/{style}]{by}: {certificate.reason}.", highlight=False)
+    console.print(
+        f"{prefix}[{style}]{certificate.verdict.upper()}[/{style}]{by}: {certificate.reason}.", highlight=False
+    )
 
 
 def _facts(rows: list[tuple[str, str, str]]) -> Table:
@@ -328,7 +341,11 @@ def _facts(rows: list[tuple[str, str, str]]) -> Table:
 
 def _print_load(console: Console, load: "Load") -> None:
     rows = [
-        ("Load rho", f"{load.rho:.3f}", f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} a request"),
+        (
+            "Load rho",
+            f"{load.rho:.3f}",
+            f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} a request",
+        ),
         ("Capacity", f"{load.capacity_tokens_per_s:,.0f}", f"tokens/s, with batches of {load.best_token_load:,}"),
         ("Margin", f"{1 - load.rho:.3f}", f"no policy is stable above {load.max_rate:,.4g} requests/s"),
     ]
@@ -349,7 +366,8 @@ def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
 
 def _print_run(console: Console, run: "Run") -> None:
     console.print(
-        f"\n[bold]Simulated[/bold]  {run.arrived:,} requests ({run.unfinished:,} unfinished), {run.n_batches:,} batches, "
+        f"\n[bold]Simulated[/bold]  {run.arrived:,} requests ({run.unfinished:,} unfinished), "
+        f"{run.n_batches:,} batches, "
         f"{run.seconds:,.0f} s: {run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time, backlog "
         f"{_signed(run.growth_tokens_per_s)} tokens/s over the second half of the arrivals",
         highlight=False,
@@ -432,7 +450,9 @@ def _print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
 
 
 def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
-    table = Table(title="Latency (s)", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title="Latency (s)", title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
     table.add_column("Policy")
     for metric in ("TTFT", "TBT", "E2E"):
         for quantile in ("p50", "p99"):
@@ -458,11 +478,12 @@ def main() -> None:
         _complain(error.format_message())
         status = EXIT_BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted")
         status = EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
         status = 0
+    if status == EXIT_INTERRUPTED:  # typer turns Ctrl-C into this status without a word
+        _complain("interrupted")
     sys.exit(status if isinstance(status, int) else 0)
 
 

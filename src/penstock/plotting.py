@@ -62,7 +62,8 @@ def tokens_over_time(runs: Mapping[str, Run]) -> alt.HConcatChart:
                 **_policy_channels(list(runs)),
             ).properties(width=380, height=280, title=title)
         )
-    return alt.hconcat(*panels).configure_axis(gridColor=GRID)
+    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
+    return chart
 
 
 def latency_cdfs(runs: Mapping[str, Run]) -> alt.HConcatChart:
@@ -80,7 +81,8 @@ def latency_cdfs(runs: Mapping[str, Run]) -> alt.HConcatChart:
             )
             .properties(width=250, height=260)
         )
-    return alt.hconcat(*panels).configure_axis(gridColor=GRID)
+    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
+    return chart
 
 
 def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
@@ -89,7 +91,10 @@ def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
     keep = np.unique(np.searchsorted(share, np.linspace(0, 1, _CDF_POINTS)).clip(0, max(share.size - 1, 0)))
     keep = keep[keep < share.size]
     seconds = np.maximum(samples.values[keep], 1) * tick_s
-    points = {"seconds": np.concatenate([seconds[:1], seconds]), "share": np.concatenate([share[:0], [0.0][: keep.size], share[keep]])}
+    points = {
+        "seconds": np.concatenate([seconds[:1], seconds]),
+        "share": np.concatenate([share[:0], [0.0][: keep.size], share[keep]]),
+    }
     return pl.DataFrame(points, schema={"seconds": pl.Float64, "share": pl.Float64})
 
 

@@ -264,7 +264,7 @@ class Run:
         """
         rows: list[dict[str, str | float | None]] = []
         for metric, samples in (("ttft_s", self.ttft), ("tbt_s", self.gaps), ("e2e_s", self.e2e)):
-            row: dict[str, str | float | None] = {"metric": metric, "mean": None} | dict.fromkeys(QUANTILES)
+            row: dict[str, str | float | None] = {"metric": metric, "mean": None, **dict.fromkeys(QUANTILES)}
             if samples.size:
                 row["mean"] = samples.mean * self.tick_s
                 row |= {name: samples.quantile(share) * self.tick_s for name, share in QUANTILES.items()}

@@ -57,8 +57,12 @@ def _length(value: Any) -> Length:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Constant(value)  # type: ignore[arg-type]
     if not isinstance(value, Mapping):
-        raise InputError(f"a length is {value!r}, but must be a number of tokens or a distribution such as {{geometric: 112}}")
-    kind = _one_key(value, dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")), "length")
+        raise InputError(
+            f"a length is {value!r}, but must be a number of tokens or a distribution such as {{geometric: 112}}"
+        )
+    kind = _one_key(
+        value, dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")), "length"
+    )
     given = value[kind]
     if kind == "constant":
         return _length(given)
@@ -116,7 +120,9 @@ class WorkloadSection(_Section):
         if kind in ("trace", "preset"):
             return self._with_rate(self._recorded(folder, seed) if kind == "trace" else self._look_alike(seed))
         if self.rate is not None or self.arrivals is not None or self.cv is not None:
-            raise InputError(f"workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them inside {kind!r}")
+            raise InputError(
+                f"workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them inside {kind!r}"
+            )
         return self._generated(kind, seed)
 
     def _recorded(self, folder: Path, seed: int) -> Workload:
@@ -125,7 +131,9 @@ class WorkloadSection(_Section):
         if not path.exists() and self.trace in {entry.name for entry in catalogue.CATALOGUE}:
             path = catalogue.path_of(self.trace) or path
             if not path.exists():
-                raise InputError(f"trace {self.trace!r} is not on this machine; run `penstock traces get {self.trace}` first")
+                raise InputError(
+                    f"trace {self.trace!r} is not on this machine; run `penstock traces get {self.trace}` first"
+                )
         return read_trace(path, format=self.format, columns=self.columns, seed=seed)
 
     def _look_alike(self, seed: int) -> Workload:
@@ -177,7 +185,8 @@ class BatchTimeSection(_Section):
             given.append("c_ms, a_ms, b0")
         if len(given) != 1:
             raise InputError(
-                f"server.batch_time: give one of (c_ms, a_ms, b0), affine, hinge, table, not {' and '.join(given) or 'none'}"
+                "server.batch_time: give one of (c_ms, a_ms, b0), affine, hinge, table, "
+                f"not {' and '.join(given) or 'none'}"
             )
         if self.affine:
             return Affine(self.affine.c_ms / 1e3, self.affine.a_ms_per_token / 1e3)
@@ -187,7 +196,9 @@ class BatchTimeSection(_Section):
             return Measured.read(folder / self.table)
         if self.c_ms is None or self.a_ms is None or self.b0 is None:
             missing = ", ".join(name for name, value in steps.items() if value is None)
-            raise InputError(f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0")
+            raise InputError(
+                f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0"
+            )
         return PiecewiseConstant(self.c_ms / 1e3, self.a_ms / 1e3, self.b0)
 
 
@@ -276,7 +287,9 @@ def read_scenario(path: str | Path) -> Scenario:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"there is no scenario file {path}; `penstock check --help` shows what one looks like") from None
+        raise InputError(
+            f"there is no scenario file {path}; `penstock check --help` shows what one looks like"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} as text: {error}; a scenario is a YAML file") from None
     except yaml.YAMLError as error:
@@ -333,7 +346,11 @@ def _keys(section: tuple[int | str, ...]) -> list[str]:
     model: Any = _Document
     for part in section:
         field = model.model_fields.get(part)
-        models = [a for a in _arguments(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)] if field else []
+        models = (
+            [a for a in _arguments(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
+            if field
+            else []
+        )
         if not models:
             return []
         model = models[0]
@@ -342,5 +359,3 @@ def _keys(section: tuple[int | str, ...]) -> list[str]:
 
 def _arguments(annotation: Any) -> tuple[Any, ...]:
     return getattr(annotation, "__args__", None) or (annotation,)
-
-

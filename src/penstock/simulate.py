@@ -77,7 +77,8 @@ def simulate(
     stop = kernel.NEVER if until is None else round(until / tick_s)
     blocks = _ticks(workload, requests, stop, tick_s, engine.duration)
     if record == "summary":
-        return engine.finish(_stream(engine, blocks, requests, stop, drain, progress))
+        _stream(engine, blocks, requests, stop, drain, progress)
+        return engine.finish(None)
     return engine.finish(_whole(engine, blocks, stop, drain, progress))
 
 
@@ -167,7 +168,12 @@ def _whole(engine: "_Engine", blocks: Iterator[_Window], stop: int, drain: bool,
 
 
 def _stream(
-    engine: "_Engine", blocks: Iterator[_Window], requests: int | None, stop: int, drain: bool, progress: Progress | None
+    engine: "_Engine",
+    blocks: Iterator[_Window],
+    requests: int | None,
+    stop: int,
+    drain: bool,
+    progress: Progress | None,
 ) -> None:
     """Run in constant memory: fold what has finished into the summary, keep what has not."""
     window = next(blocks)
@@ -205,7 +211,8 @@ class _Engine:
         if self.duration[1:].min() < 1:
             load = int(np.argmin(self.duration[1:])) + 1
             raise InputError(
-                f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; lower tick_s"
+                f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; "
+                "lower tick_s"
             )
         self.options = np.zeros(kernel.N_OPTIONS, np.int64)
         self.options[kernel.TOKEN_BUDGET] = server.token_budget

@@ -37,7 +37,9 @@ class TestFigure1:
         assert abs(growth_share(self.workload, server, 20_000)) < 0.005
 
     @pytest.mark.parametrize(("policy", "capacity"), [("fastertransformer", 1.44), ("vllm-vanilla", 11.4)])
-    def test_at_1024_tokens_the_others_grow_by_what_exceeds_their_own_capacity(self, policy: str, capacity: float) -> None:
+    def test_at_1024_tokens_the_others_grow_by_what_exceeds_their_own_capacity(
+        self, policy: str, capacity: float
+    ) -> None:
         server = ps.Server(TP1, 1024, policy=policy, convention="paper")
         assert ps.certify(self.workload, server).verdict == "unknown"
         assert growth_share(self.workload, server, 20_000) == pytest.approx(1 - capacity / 14, abs=0.02)
@@ -67,6 +69,8 @@ class TestVertexC:
             (1024, "fastertransformer", 96.5, 96.5),
         ],
     )
-    def test_every_other_choice_grows_at_its_rate(self, budget: int, policy: str, low: float, high: float, scope: str) -> None:
+    def test_every_other_choice_grows_at_its_rate(
+        self, budget: int, policy: str, low: float, high: float, scope: str
+    ) -> None:
         server = ps.Server(TP1, budget, 100, policy=policy, convention="paper", scope=scope)  # type: ignore[arg-type]
         assert low - 0.06 <= 100 * growth_share(self.workload, server, 40_000) <= high + 0.06

@@ -30,10 +30,7 @@ class Shortfall(NamedTuple):
 
 
 class Conservation(NamedTuple):
-    """Whether every batch carried what it should, how many did not, and the first that did not.
-
-    Not decided (None) where prompts were served out of order under a max batch size.
-    """
+    """Whether every batch carried what it should (None: prompts out of order under a limit), and which did not."""
 
     held: bool | None
     breaches: int

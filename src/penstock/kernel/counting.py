@@ -6,7 +6,7 @@ alternate, so that a look-up touches one cache line.
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import njit
 
 EMPTY = -1
 Multiset = npt.NDArray[np.int64]
@@ -19,7 +19,7 @@ def new_multiset(places: int = 1024) -> Multiset:
     return multiset
 
 
-@njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True)
+@njit(cache=True)
 def add(multiset: Multiset, key: int, weight: int) -> int:
     """Add ``weight`` copies of the non-negative ``key``; return 1 if the key is new, else 0.
 

@@ -30,7 +30,7 @@ from numba import njit, types
 from penstock.kernel.counting import Multiset, add
 from penstock.kernel.signatures import POLICY, PREFILL_FIRST, Limits, Queue
 
-# What `advance` returns.
+# What `advance` returns:
 DONE = 0  # everything that arrived is finished, or `until` is reached
 MORE = 1  # the next arrival is not known yet
 PAUSED = 2  # the step allowance is used up
@@ -114,14 +114,14 @@ for _bit in range(64):
     _BIT_INDEX[(((1 << _bit) * 0x03F79D71B4CB0A89) % 2**64) >> 58] = _bit
 
 
-@njit(types.int64(types.uint64), cache=True)
+@njit(cache=True)
 def _lowest_bit(word: int) -> Any:
     """Index of the lowest bit that is set in a non-zero word."""
     lone = word & (~word + _ONE)
     return _BIT_INDEX[(lone * _DE_BRUIJN) >> np.uint64(58)]
 
 
-@njit(types.int64(types.uint64[::1], types.int64), cache=True)
+@njit(cache=True)
 def _next_due(bits: Words, epoch: int) -> Any:
     """Return the first epoch after ``epoch`` whose bucket is not empty, or NEVER."""
     size = bits.size * 64
@@ -137,7 +137,7 @@ def _next_due(bits: Words, epoch: int) -> Any:
     return NEVER
 
 
-@njit(types.void(types.int64[:, ::1], types.int64[::1], types.uint64[::1], types.int64), cache=True)
+@njit(cache=True)
 def chain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
     """Put a slot into the bucket of its due epoch."""
     place = slots[SLOT_DUE, slot] & (heads.size - 1)
@@ -146,7 +146,7 @@ def chain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
     bits[place >> 6] |= _ONE << np.uint64(place & 63)
 
 
-@njit(types.void(types.int64[:, ::1], types.int64[::1], types.uint64[::1], types.int64), cache=True)
+@njit(cache=True)
 def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
     """Take a slot out of the bucket of its due epoch."""
     place = slots[SLOT_DUE, slot] & (heads.size - 1)
@@ -161,7 +161,7 @@ def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
     slots[SLOT_CHAIN, other] = slots[SLOT_CHAIN, slot]
 
 
-@njit(types.void(types.int64[::1], types.int64[::1], types.int64, types.int64, types.int64), cache=True)
+@njit(cache=True)
 def _count_gap(state: Ints, gaps: Multiset, gap: int, count: int, bits: int) -> None:
     """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not 0."""
     state[GAPS] += count
@@ -278,8 +278,8 @@ def advance(
     allocation_used = state[ALLOCATION_ROWS]
 
     # Compositions repeat too: count those before the multiset is touched.
-    held_mix = np.int64(-1)
-    held_mix_count = np.int64(0)
+    held_mix = -1
+    held_mix_count = 0
 
     while True:
         # -- arrivals up to now
@@ -429,11 +429,11 @@ def advance(
 
         # -- how many equal batches follow each other
         ticks = duration[x + y]
-        repeat = np.int64(1)
+        repeat = 1
         if x == 0 and compress and record < RECORD_ALLOCATIONS:
             repeat = next_due - epoch
             if y < linked:
-                repeat = np.int64(1)
+                repeat = 1
             if arrived < admissible and arrived < known:  # the next arrival would be seen
                 repeat = min(repeat, (arrival[arrived] - now + ticks - 1) // ticks)
             if until < NEVER:

@@ -49,10 +49,11 @@ class Limits(NamedTuple):
     batch_size: int
 
 
-QUEUE = types.NamedUniTuple(types.int64, 3, Queue)
-LIMITS = types.NamedUniTuple(types.int64, 2, Limits)
+QUEUE = types.NamedUniTuple(types.int64, 3, Queue)  # type: ignore[no-untyped-call]
+LIMITS = types.NamedUniTuple(types.int64, 2, Limits)  # type: ignore[no-untyped-call]
 PARAMS = types.Array(types.float64, 1, "C", readonly=True)
-POLICY_SIGNATURE = types.UniTuple(types.int64, 3)(QUEUE, LIMITS, PARAMS)
+COMPOSITION = types.UniTuple(types.int64, 3)  # type: ignore[no-untyped-call]
+POLICY_SIGNATURE = COMPOSITION(QUEUE, LIMITS, PARAMS)
 """``policy(queue, limits, params) -> (prefill_tokens, decode_tokens, which phase is filled first)``."""
 
 POLICY = types.FunctionType(POLICY_SIGNATURE)

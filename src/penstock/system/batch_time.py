@@ -6,6 +6,7 @@ An empty batch is no batch: it takes 0 s (the paper's formula would give c; its 
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,20 @@ import numpy.typing as npt
 import polars as pl
 
 from penstock.errors import InputError
+from penstock.workload import checks
+from penstock.workload.tables import Source, open_table
 
 MOST_TOKENS = 2**20
 """Largest token budget: batch times are tabulated up to it."""
 
+_LONGEST_S = 1e6
+_SHORTEST_S = 1e-12
+
 Seconds = npt.NDArray[np.float64]
 
 
-def _require(name: str, value: float, low: float, unit: str) -> None:
-    if not (np.isfinite(value) and value >= low):
-        raise InputError(f"{name} is {value} {unit}, but must be at least {low:g}: no batch takes negative time")
+def _check_seconds(name: str, value: float, unit: str = "s") -> None:
+    checks.number(name, value, 0, _LONGEST_S, unit, "no batch takes negative time, or days; give seconds, not ms or us")
 
 
 class BatchTime(abc.ABC):
@@ -39,15 +44,26 @@ class BatchTime(abc.ABC):
         ----------
         tokens
             Any shape, tokens per batch, not negative.
+
+        Raises
+        ------
+        InputError
+            If a token load is no finite number of at least 0, or beyond what was measured.
         """
-        load = np.asarray(tokens, np.float64)
-        if (load < 0).any():
-            raise InputError(f"a batch of {load.min():g} tokens: the token load must not be negative")
-        return np.where(load > 0, self._seconds(np.maximum(load, 1.0)), 0.0)
+        load = np.asarray(tokens)
+        if load.dtype.kind not in "iuf":
+            raise InputError(f"a batch of {checks.shown(tokens)} tokens: give a number, or an array of numbers")
+        bad = ~(np.isfinite(load) & (load >= 0))
+        if bad.any():
+            raise InputError(
+                f"a batch of {load[bad][0]} tokens: a token load is a finite number of at least 0; mend it"
+            )
+        return np.where(load > 0, self._seconds(np.where(load > 0, load, 1.0)), 0.0)
 
     def table(self, token_budget: int) -> Seconds:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
-        return self(np.arange(token_budget + 1))
+        remedy = "a batch carries at least one token"
+        return self(np.arange(checks.whole("the token budget", token_budget, 1, MOST_TOKENS, "tokens", remedy) + 1))
 
     def capacity(self, token_budget: int) -> float:
         """Return the most tokens per second that batches within the budget can carry.
@@ -59,8 +75,8 @@ class BatchTime(abc.ABC):
 
     def best_load(self, token_budget: int) -> tuple[int, float]:
         """Return the token load at which b / t_b is largest, and that rate in tokens/s."""
-        loads = np.arange(1, token_budget + 1)
-        rates = loads / self(loads)
+        seconds = self.table(token_budget)[1:]
+        rates = np.arange(1, seconds.size + 1) / seconds
         best = int(np.argmax(rates))
         return best + 1, float(rates[best])
 
@@ -84,11 +100,10 @@ class PiecewiseConstant(BatchTime):
     b0: int
 
     def __post_init__(self) -> None:
-        _require("c", self.c, 0, "s")
-        _require("a", self.a, 0, "s")
-        _require("b0", self.b0, 1, "tokens")
-        if self.b0 != int(self.b0):
-            raise InputError(f"b0 is {self.b0} tokens, but a block holds a whole number of tokens")
+        _check_seconds("c", self.c)
+        _check_seconds("a", self.a)
+        b0 = checks.whole("b0", self.b0, 1, MOST_TOKENS, "tokens", "a block holds a whole number of tokens")
+        object.__setattr__(self, "b0", b0)
         _not_instant(self)
 
     def _seconds(self, tokens: Seconds) -> Seconds:
@@ -111,8 +126,8 @@ class Affine(BatchTime):
     a: float
 
     def __post_init__(self) -> None:
-        _require("c", self.c, 0, "s")
-        _require("a", self.a, 0, "s per token")
+        _check_seconds("c", self.c)
+        _check_seconds("a", self.a, "s per token")
         _not_instant(self)
 
     def _seconds(self, tokens: Seconds) -> Seconds:
@@ -138,9 +153,9 @@ class Hinge(BatchTime):
     b0: float
 
     def __post_init__(self) -> None:
-        _require("c", self.c, 0, "s")
-        _require("a", self.a, 0, "s per token")
-        _require("b0", self.b0, 0, "tokens")
+        _check_seconds("c", self.c)
+        _check_seconds("a", self.a, "s per token")
+        checks.number("b0", self.b0, 0, MOST_TOKENS, "tokens", "so many come at no extra cost")
         _not_instant(self)
 
     def _seconds(self, tokens: Seconds) -> Seconds:
@@ -162,52 +177,71 @@ class Measured(BatchTime):
         Batch times at those loads.
     """
 
-    tokens: tuple[float, ...]
-    seconds: tuple[float, ...]
+    tokens: Sequence[float]
+    seconds: Sequence[float]
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.seconds) or not self.tokens:
+        tokens, seconds = (checks.column(name, getattr(self, name)) for name in ("tokens", "seconds"))
+        if tokens.size != seconds.size:
+            raise InputError(f"{tokens.size:,} token loads and {seconds.size:,} batch times: give one time per load")
+        for load, time in zip(tokens.tolist(), seconds.tolist(), strict=True):
+            checks.number("a measured token load", load, 1, MOST_TOKENS, "tokens", "an empty batch is none; drop it")
+            what = f"the measured batch time at {load:g} tokens"
+            checks.number(what, time, _SHORTEST_S, _LONGEST_S, "s", "give seconds, or drop the measurement")
+        falls = np.diff(tokens) <= 0
+        if falls.any():
+            row = int(np.argmax(falls))
             raise InputError(
-                f"{len(self.tokens)} token loads and {len(self.seconds)} batch times: give one time per load"
+                f"measured token loads must rise, but {tokens[row + 1]:g} follows {tokens[row]:g}, so t_b is unclear; "
+                "sort them and average repeats"
             )
-        if not all(np.isfinite(self.tokens)) or self.tokens[0] < 1 or (np.diff(self.tokens) <= 0).any():
-            raise InputError("measured token loads must start at 1 or more and rise; sort them and drop repeats")
-        for load, time in zip(self.tokens, self.seconds, strict=True):
-            if not (np.isfinite(time) and time > 0):
-                raise InputError(f"the measured batch of {load:g} tokens takes {time} s, but a batch takes time")
+        object.__setattr__(self, "tokens", tuple(tokens.tolist()))
+        object.__setattr__(self, "seconds", tuple(seconds.tolist()))
 
     @classmethod
     def read(cls, path: str | Path) -> "Measured":
-        """Read a CSV file with the columns ``tokens`` and one of ``seconds``, ``ms`` or ``us``.
+        """Read a table with the columns ``tokens`` and one of ``seconds``, ``ms`` or ``us``.
 
-        Several measurements at one token load are averaged.
+        CSV, TSV, JSON Lines or Parquet. Several measurements at one token load are averaged.
+
+        Raises
+        ------
+        InputError
+            If the file, or a value in it, cannot be used; one line that says where and why.
         """
-        try:
-            frame = pl.read_csv(path)
-        except (OSError, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"cannot read batch times from {path}: {reason}; give a CSV with tokens,seconds") from None
-        scale = {"seconds": 1.0, "ms": 1e-3, "us": 1e-6}
-        unit = next((u for u in scale if u in frame.columns), None)
-        if unit is None or "tokens" not in frame.columns:
-            raise InputError(
-                f"{path} has the columns {', '.join(frame.columns)}; batch times need `tokens` and `seconds`, `ms` or `us`"
+        source = Source.at(path)
+        table = open_table(source)
+        per_second = {"seconds": 1, "ms": 1_000, "us": 1_000_000}
+        unit = next((name for name in per_second if name in table.header), None)
+        if unit is None or "tokens" not in table.header:
+            columns = checks.shown(", ".join(table.header))
+            raise source.fault(
+                f"has the columns {columns}, but batch times need tokens and seconds, ms or us. Rename them"
             )
-        for name in ("tokens", unit):
-            if not frame[name].dtype.is_numeric() or frame[name].null_count():
-                raise InputError(f"{path}: column {name!r} holds something that is no number; mend or drop those rows")
-        mean = frame.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
-        return cls(tuple(mean["tokens"].to_list()), tuple((mean[unit] * scale[unit]).to_list()))
+        text = table.read(("tokens", unit))
+        if text.is_empty():
+            raise source.fault("has no rows, so no batch time is known. Check that the file was written completely")
+        measured = text.select(pl.all().str.strip_chars().cast(pl.Float64, strict=False))
+        limits = {"tokens": (1, MOST_TOKENS), unit: (_SHORTEST_S * per_second[unit], _LONGEST_S * per_second[unit])}
+        for row, values in enumerate(measured.iter_rows(named=True)):
+            for name, (low, high) in limits.items():
+                if values[name] is None or not low <= values[name] <= high:
+                    place, problem = table.explain(row)
+                    given = checks.shown(text[name][row])
+                    wrong = f"has the {name} {given}, but a number from {low:g} to {high:,.0f} is needed. Correct or delete it"
+                    raise source.fault(f"{place} {problem or wrong}")
+        mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
+        return cls(mean["tokens"].to_list(), (mean[unit] / per_second[unit]).to_list())
 
     def _seconds(self, tokens: Seconds) -> Seconds:
         if tokens.max(initial=0) > self.tokens[-1]:
             raise InputError(
-                f"a batch of {tokens.max():,.0f} tokens is beyond the last measurement ({self.tokens[-1]:,.0f} tokens); "
-                "measure further or lower the token budget"
+                f"a batch of {tokens.max():,.0f} tokens is beyond the last measurement, {self.tokens[-1]:,.0f} tokens, "
+                "and nothing is known there; measure further or lower the token budget"
             )
         return np.interp(tokens, self.tokens, self.seconds)
 
 
 def _not_instant(model: BatchTime) -> None:
-    if not model(1) > 0:
-        raise InputError(f"{model} takes no time for one token: give a positive c or a, or capacity would be infinite")
+    if model(1) < _SHORTEST_S:
+        raise InputError(f"{model} takes no time for one token, so its capacity is infinite; give a positive c or a")

@@ -13,6 +13,7 @@ The four policies of the paper (Section 4) are two lines each. A policy of your 
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -36,7 +37,7 @@ PolicyFunction = Callable[[Queue, Limits, npt.NDArray[np.float64]], Composition]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """A compiled policy.
+    """A policy, compiled when it is first needed.
 
     Attributes
     ----------
@@ -44,8 +45,6 @@ class Policy:
         How tables and messages call it.
     function
         The function as written.
-    compiled
-        The same under the kernel's explicit type.
     work_conserving
         Whether it fills the token budget whenever what waits allows it, under no max batch size; None: not known.
         Theorem 1(b) needs it. The audit of a run can refute it.
@@ -53,13 +52,33 @@ class Policy:
 
     name: str
     function: PolicyFunction
-    compiled: Any
     work_conserving: bool | None = None
 
     def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
         prefill, decode, first = self.function(queue, limits, np.asarray(params, np.float64))
         return int(prefill), int(decode), int(first)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The function under the kernel's explicit type.
+
+        Raises
+        ------
+        InputError
+            If it cannot be compiled to that type.
+        """
+        try:
+            try:
+                return njit(POLICY_SIGNATURE, cache=True)(self.function)
+            except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
+                return njit(POLICY_SIGNATURE)(self.function)
+        except NumbaError as error:
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            raise InputError(
+                f"policy {self.name!r} cannot be compiled: {reason} A policy is plain arithmetic on queue, limits and "
+                "params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
+            ) from error
 
 
 @overload
@@ -69,7 +88,7 @@ def policy(*, name: str | None = None, work_conserving: bool | None = None) -> C
 def policy(
     function: PolicyFunction | None = None, *, name: str | None = None, work_conserving: bool | None = None
 ) -> Policy | Callable[[PolicyFunction], Policy]:
-    """Compile a function ``(queue, limits, params) -> (prefill, decode, first)`` into a policy.
+    """Make a policy of a function ``(queue, limits, params) -> (prefill, decode, first)``.
 
     Parameters
     ----------
@@ -88,33 +107,23 @@ def policy(
         If the function cannot be compiled to the policy type.
     """
     if function is None:
-        return lambda f: _compile(f, name, work_conserving)
-    return _compile(function, name, work_conserving)
+        return lambda f: _checked(f, name, work_conserving)
+    return _checked(function, name, work_conserving)
 
 
-def _compile(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
-    name = name or function.__name__.replace("_", "-")
+def _checked(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
+    """Make a policy and compile it at once, so that a mistake is told where it was made."""
+    made = Policy(name or function.__name__.replace("_", "-"), function, work_conserving)
     parameters = inspect.signature(function).parameters
     if len(parameters) != 3:
         raise InputError(
-            f"policy {name!r} takes {len(parameters)} arguments ({', '.join(parameters)}), "
+            f"policy {made.name!r} takes {len(parameters)} arguments ({', '.join(parameters)}), "
             "but a policy takes three: queue, limits, params"
         )
-    try:
-        try:
-            compiled = njit(POLICY_SIGNATURE, cache=True)(function)
-        except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
-            compiled = njit(POLICY_SIGNATURE)(function)
-    except NumbaError as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise InputError(
-            f"policy {name!r} cannot be compiled: {reason} A policy is plain arithmetic on queue, limits and params, "
-            "and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
-        ) from error
-    return Policy(name, function, compiled, work_conserving)
+    _ = made.compiled
+    return made
 
 
-@policy(work_conserving=False)
 def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]
     """Decodes alone while there are any, else prompts (FasterTransformer; paper, Section 4)."""
     decode = min(queue.decoding, limits.batch_size, limits.token_budget)
@@ -122,7 +131,6 @@ def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]
     return prefill, decode, DECODE_FIRST
 
 
-@policy(work_conserving=False)
 def vllm_vanilla(queue, limits, params):  # type: ignore[no-untyped-def]
     """Prompts alone while there are any, else decodes (vLLM without chunked prefill; paper, Section 4)."""
     prefill = min(queue.prompt_tokens, limits.token_budget)
@@ -130,7 +138,6 @@ def vllm_vanilla(queue, limits, params):  # type: ignore[no-untyped-def]
     return prefill, decode, PREFILL_FIRST
 
 
-@policy(work_conserving=True)
 def orca(queue, limits, params):  # type: ignore[no-untyped-def]
     """Prompts first, then as many decodes as still fit (Orca; paper, Section 4)."""
     prefill = min(queue.prompt_tokens, limits.token_budget)
@@ -138,7 +145,6 @@ def orca(queue, limits, params):  # type: ignore[no-untyped-def]
     return prefill, decode, PREFILL_FIRST
 
 
-@policy(work_conserving=True)
 def sarathi(queue, limits, params):  # type: ignore[no-untyped-def]
     """Decodes first, then the oldest prompts, cut to fit (Sarathi-Serve; paper, Section 4)."""
     decode = min(queue.decoding, limits.batch_size, limits.token_budget)
@@ -146,7 +152,15 @@ def sarathi(queue, limits, params):  # type: ignore[no-untyped-def]
     return prefill, decode, DECODE_FIRST
 
 
-POLICIES: dict[str, Policy] = {p.name: p for p in (fastertransformer, vllm_vanilla, orca, sarathi)}
+POLICIES: dict[str, Policy] = {
+    p.name: p
+    for p in (
+        Policy("fastertransformer", fastertransformer, work_conserving=False),
+        Policy("vllm-vanilla", vllm_vanilla, work_conserving=False),
+        Policy("orca", orca, work_conserving=True),
+        Policy("sarathi", sarathi, work_conserving=True),
+    )
+}
 """The policies that have a name, in the order of the paper's Table 1."""
 
 
@@ -175,7 +189,9 @@ def resolve(choice: str | Policy | PolicyFunction, *, folder: Path | None = None
         return found
     if not callable(found):
         names = [n for n, v in vars(module).items() if isinstance(v, Policy) or inspect.isfunction(v)]
-        raise InputError(f"policy {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}")
+        raise InputError(
+            f"policy {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}"
+        )
     return policy(found)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
+from penstock.workload.checks import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,13 @@ HARDWARE: dict[str, Hardware] = {
 
 
 def hardware(name: str) -> Hardware:
-    """Return the preset of that name."""
-    if name not in HARDWARE:
-        raise InputError(f"unknown hardware {name!r}{nearest(name, HARDWARE)}; or give `batch_time` yourself")
+    """Return the preset of that name.
+
+    Raises
+    ------
+    InputError
+        If there is none; it says which there are.
+    """
+    if name not in list(HARDWARE):  # a list: the name may not be hashable
+        raise InputError(f"unknown hardware {shown(name)}{nearest(str(name), HARDWARE)}; or give `batch_time` yourself")
     return HARDWARE[name]

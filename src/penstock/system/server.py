@@ -55,7 +55,9 @@ class Server:
         policy_params: Sequence[float] = (),
     ) -> None:
         if not isinstance(batch_time, BatchTime):
-            raise InputError(f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, a, b0)")
+            raise InputError(
+                f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, a, b0)"
+            )
         if isinstance(token_budget, bool) or token_budget != int(token_budget) or not 1 <= token_budget <= MOST_TOKENS:
             raise InputError(
                 f"token_budget is {token_budget}, but must be a whole number from 1 to {MOST_TOKENS:,}: "

@@ -95,7 +95,9 @@ def certify(workload: Workload, server: Server) -> Certificate:
     if asked.rho > 1 + CRITICAL_BAND:
         return _unstable(workload, asked)
     if asked.rho >= 1 - CRITICAL_BAND:
-        reason = "the load is exactly 1, where Theorem 1 says nothing: any randomness lets the queues wander without bound"
+        reason = (
+            "the load is exactly 1, where Theorem 1 says nothing: any randomness lets the queues wander without bound"
+        )
         return Certificate("critical", None, reason, (), asked)
     return _stable(workload, server, asked)
 
@@ -110,10 +112,12 @@ def _unstable(workload: Workload, asked: Load) -> Certificate:
     average = Hypothesis(
         "long-run averages exist",
         True,
-        "the recording, gone on with at this pattern" if workload.rows is not None else "the arrival process has a rate",
+        "the recording, gone on with at this pattern"
+        if workload.rows is not None
+        else "the arrival process has a rate",
     )
     reason = (
-        f"tokens arrive {asked.rho:.3f} times as fast as any policy can process them, so the backlog grows without bound"
+        f"tokens arrive {asked.rho:.3f} times as fast as any policy can process them, so the backlog grows for ever"
     )
     return Certificate("unstable", "Theorem 1(a)", reason, (overload, average), asked)
 
@@ -130,12 +134,14 @@ def _stable(workload: Workload, server: Server, asked: Load) -> Certificate:
     failed = [h for h in hypotheses if not h.held]
     if not failed:
         reason = (
-            f"the load is {asked.rho:.3f} and {server.policy.name} is work-conserving, so the queues stay finite and have "
-            "a steady state"
+            f"the load is {asked.rho:.3f} and {server.policy.name} is work-conserving, so the queues stay finite and "
+            "have a steady state"
         )
         return Certificate("stable", "Theorem 1(b)", reason, hypotheses, asked)
     names = ", ".join(f"{h.name} ({h.why})" for h in failed)
-    return Certificate("unknown", None, f"the load is below 1, but Theorem 1(b) does not apply: {names}", hypotheses, asked)
+    return Certificate(
+        "unknown", None, f"the load is below 1, but Theorem 1(b) does not apply: {names}", hypotheses, asked
+    )
 
 
 def _independent_arrivals(workload: Workload) -> Hypothesis:
@@ -192,5 +198,5 @@ def _full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
         f"{asked.full_batch_tokens_per_s:,.0f}"
     )
     if not held:
-        why += f" but batches of {asked.best_token_load:,} would carry {asked.capacity_tokens_per_s:,.0f}: lower the budget"
+        why += f" but batches of {asked.best_token_load:,} would carry {asked.capacity_tokens_per_s:,.0f}: lower it"
     return Hypothesis("full batches carry the load", held, why)

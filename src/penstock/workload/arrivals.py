@@ -338,9 +338,9 @@ class Replay(Arrivals):
 
     @property
     def rate(self) -> float:  # type: ignore[override]
-        """Requests over the time they span; NaN where they span none."""
+        """One over the mean gap; NaN where all arrive at one instant."""
         span = float(self.times_s[-1] - self.times_s[0])
-        return self.times_s.size / span if span > 0 else float("nan")
+        return (self.times_s.size - 1) / span if span > 0 else float("nan")
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield the recorded times."""

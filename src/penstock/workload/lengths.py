@@ -1,6 +1,6 @@
 """How long requests are: prompt and output tokens, one distribution each or both together.
 
-Every length is a whole number of at least 1. Means are exact means of those whole numbers, because load and
+Every length is a whole number from 1 to `LONGEST`. Means are exact means of those whole numbers, because load and
 certificates rest on them. Give ``max`` to cut longer draws to a limit, as an engine's ``max_tokens`` does;
 without one an unbounded distribution leaves Theorem 1(b) without its hypothesis of bounded lengths.
 """
@@ -8,32 +8,42 @@ without one an unbounded distribution leaves Theorem 1(b) without its hypothesis
 import abc
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+from scipy import special
 
 from penstock.errors import InputError
+from penstock.workload import checks
 
 LONGEST = 2**24 - 1
 """Longest prompt or output, tokens."""
 
 Tokens = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_TERM_BY_TERM = 2**16  # further terms of a mean come from an integral, which so far out is as exact
 
 
-def _whole(name: str, value: float) -> int:
-    if isinstance(value, bool) or not np.isfinite(value) or value != int(value) or not 1 <= value <= LONGEST:
-        raise InputError(f"{name} is {value} tokens, but must be a whole number from 1 to {LONGEST:,}")
-    return int(value)
+def _check_tokens(what: str, value: float) -> int:
+    return checks.whole(what, value, 1, LONGEST, "tokens", "a request has at least one token")
+
+
+def _check_mean(what: str, value: float) -> None:
+    checks.number(what, value, 1, LONGEST, "tokens", "a request has at least one token")
+
+
+def _check_cv(what: str, value: float) -> None:
+    checks.number(what, value, 1e-3, 1e3, "", "it is the standard deviation over the mean; for one length use Constant")
 
 
 class Length(abc.ABC):
     """Distribution of one length, in tokens."""
 
     max: int | None
-    """Largest value; None: unbounded."""
+    """Largest value; None: no limit but `LONGEST`."""
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
@@ -52,7 +62,7 @@ class Constant(Length):
     tokens: int
 
     def __post_init__(self) -> None:
-        _whole("a constant length", self.tokens)
+        object.__setattr__(self, "tokens", _check_tokens("a constant length", self.tokens))
 
     @property
     def max(self) -> int:  # type: ignore[override]
@@ -77,10 +87,12 @@ class Uniform(Length):
     high: int
 
     def __post_init__(self) -> None:
-        _whole("the low end of a uniform length", self.low)
-        _whole("the high end of a uniform length", self.high)
+        object.__setattr__(self, "low", _check_tokens("the low end of a uniform length", self.low))
+        object.__setattr__(self, "high", _check_tokens("the high end of a uniform length", self.high))
         if self.high < self.low:
-            raise InputError(f"a uniform length from {self.low} to {self.high} tokens: the high end is below the low one")
+            raise InputError(
+                f"a uniform length from {self.low:,} to {self.high:,} tokens ends below where it begins; swap them"
+            )
 
     @property
     def max(self) -> int:  # type: ignore[override]
@@ -97,53 +109,6 @@ class Uniform(Length):
         return (self.low + self.high) / 2
 
 
-class _Rounded(Length):
-    """A positive distribution, rounded to whole tokens of at least 1 and cut to ``max``."""
-
-    max: int | None
-
-    @abc.abstractmethod
-    def _draw(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
-        """Draw before rounding."""
-
-    @property
-    @abc.abstractmethod
-    def _law(self) -> Any:
-        """The scipy distribution before rounding."""
-
-    def _beyond(self, x: float) -> float:
-        """Return E[(X - x)+], to sum the far tail in one piece."""
-        value, _ = self._law.expect(lambda v: v - x, lb=x), 0
-        return float(value)
-
-    def sample(self, rng: np.random.Generator, size: int) -> Tokens:
-        """Draw, round and cut."""
-        return np.clip(np.rint(self._draw(rng, size)), 1, self.max or LONGEST).astype(np.int64)
-
-    @functools.cached_property
-    def _mean(self) -> float:
-        # E[N] = sum over n >= 1 of P(N >= n), and P(N >= n) = P(X >= n - 1/2) for n >= 2
-        last = min(self.max or LONGEST, 2**20)
-        head = 1 + float(self._law.sf(np.arange(2, last + 1) - 0.5).sum())
-        far = self._beyond(last) - self._beyond(self.max or LONGEST) if last < (self.max or LONGEST) else 0.0
-        return head + far
-
-    @property
-    def mean(self) -> float:
-        """Exact mean after rounding and cutting."""
-        return self._mean
-
-
-def _positive(what: str, value: float) -> None:
-    if not (np.isfinite(value) and value > 0):
-        raise InputError(f"{what} is {value}, but must be positive")
-
-
-def _bounded(maximum: int | None) -> None:
-    if maximum is not None:
-        _whole("max", maximum)
-
-
 @dataclasses.dataclass(frozen=True)
 class Geometric(Length):
     """Geometric on 1, 2, ...: every token is the last with the same probability.
@@ -151,18 +116,17 @@ class Geometric(Length):
     Parameters
     ----------
     mean_tokens
-        Mean before cutting, at least 1.
+        Mean before cutting.
     max
-        Longer draws are cut to it; None: unbounded.
+        Longer draws are cut to it; None: no limit but `LONGEST`.
     """
 
     mean_tokens: float
     max: int | None = None
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.mean_tokens) and self.mean_tokens >= 1):
-            raise InputError(f"the mean of a geometric length is {self.mean_tokens} tokens, but must be at least 1")
-        _bounded(self.max)
+        _check_mean("the mean of a geometric length", self.mean_tokens)
+        _check_max(self)
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
@@ -171,9 +135,53 @@ class Geometric(Length):
     @property
     def mean(self) -> float:
         """Exact mean: m (1 - (1 - 1/m)^max)."""
-        if self.max is None:
-            return float(self.mean_tokens)
-        return self.mean_tokens * (1 - (1 - 1 / self.mean_tokens) ** self.max)
+        if self.mean_tokens == 1:
+            return 1.0
+        return -self.mean_tokens * math.expm1((self.max or LONGEST) * math.log1p(-1 / self.mean_tokens))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rounded(Length):
+    """A continuous distribution, rounded to whole tokens of at least 1 and cut to ``max``."""
+
+    mean_tokens: float
+    cv: float
+    max: int | None = None
+
+    def __post_init__(self) -> None:
+        what = f"a {type(self).__name__.lower()} length"
+        _check_mean(f"the mean of {what}", self.mean_tokens)
+        _check_cv(f"the cv of {what}", self.cv)
+        _check_max(self)
+
+    @abc.abstractmethod
+    def _draw(self, rng: np.random.Generator, size: int) -> Floats:
+        """Draw before rounding."""
+
+    @abc.abstractmethod
+    def _above(self, x: npt.ArrayLike) -> Floats:
+        """Return P(X > x) before rounding."""
+
+    @abc.abstractmethod
+    def _excess(self, x: float) -> float:
+        """Return E[(X - x)+] before rounding, the integral of P(X > .) from x on."""
+
+    def sample(self, rng: np.random.Generator, size: int) -> Tokens:
+        """Draw, round and cut."""
+        return np.clip(np.rint(self._draw(rng, size)), 1, self.max or LONGEST).astype(np.int64)
+
+    @functools.cached_property
+    def _mean(self) -> float:
+        # E[N] = 1 + sum over n >= 2 of P(N >= n), and P(N >= n) = P(X > n - 1/2) up to the limit
+        limit = self.max or LONGEST
+        last = min(limit, _TERM_BY_TERM)
+        near = float(self._above(np.arange(2, last + 1) - 0.5).sum())
+        return 1 + near + (self._excess(last) - self._excess(limit) if last < limit else 0.0)
+
+    @property
+    def mean(self) -> float:
+        """Exact mean after rounding and cutting."""
+        return self._mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,38 +193,28 @@ class LogNormal(_Rounded):
     mean_tokens
         Mean before rounding and cutting.
     cv
-        Standard deviation over mean.
+        Standard deviation over mean, before rounding and cutting.
     max
-        Longer draws are cut to it; None: unbounded.
+        Longer draws are cut to it; None: no limit but `LONGEST`.
     """
-
-    mean_tokens: float
-    cv: float
-    max: int | None = None
-
-    def __post_init__(self) -> None:
-        _positive("the mean of a lognormal length", self.mean_tokens)
-        _positive("the cv of a lognormal length", self.cv)
-        _bounded(self.max)
 
     @property
     def _sigma(self) -> float:
-        return float(np.sqrt(np.log1p(self.cv**2)))
+        return math.sqrt(math.log1p(self.cv**2))
 
     @property
     def _mu(self) -> float:
-        return float(np.log(self.mean_tokens) - self._sigma**2 / 2)
+        return math.log(self.mean_tokens) - self._sigma**2 / 2
 
-    @property
-    def _law(self) -> Any:
-        return stats.lognorm(s=self._sigma, scale=np.exp(self._mu))
-
-    def _draw(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
+    def _draw(self, rng: np.random.Generator, size: int) -> Floats:
         return rng.lognormal(self._mu, self._sigma, size)
 
-    def _beyond(self, x: float) -> float:
-        above = (self._mu - np.log(x)) / self._sigma
-        return float(self.mean_tokens * special.ndtr(above + self._sigma) - x * special.ndtr(above))
+    def _above(self, x: npt.ArrayLike) -> Floats:
+        return np.asarray(special.ndtr((self._mu - np.log(x)) / self._sigma))
+
+    def _excess(self, x: float) -> float:
+        z = (self._mu - math.log(x)) / self._sigma
+        return float(self.mean_tokens * special.ndtr(z + self._sigma) - x * special.ndtr(z))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,30 +226,33 @@ class Gamma(_Rounded):
     mean_tokens
         Mean before rounding and cutting.
     cv
-        Standard deviation over mean.
+        Standard deviation over mean, before rounding and cutting.
     max
-        Longer draws are cut to it; None: unbounded.
+        Longer draws are cut to it; None: no limit but `LONGEST`.
     """
 
-    mean_tokens: float
-    cv: float
-    max: int | None = None
-
-    def __post_init__(self) -> None:
-        _positive("the mean of a gamma length", self.mean_tokens)
-        _positive("the cv of a gamma length", self.cv)
-        _bounded(self.max)
+    @property
+    def _shape(self) -> float:
+        return 1 / self.cv**2
 
     @property
-    def _law(self) -> Any:
-        return stats.gamma(1 / self.cv**2, scale=self.mean_tokens * self.cv**2)
+    def _scale(self) -> float:
+        return self.mean_tokens * self.cv**2
 
-    def _draw(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.float64]:
-        return rng.gamma(1 / self.cv**2, self.mean_tokens * self.cv**2, size)
+    def _draw(self, rng: np.random.Generator, size: int) -> Floats:
+        return rng.gamma(self._shape, self._scale, size)
 
-    def _beyond(self, x: float) -> float:
-        shape, scale = 1 / self.cv**2, self.mean_tokens * self.cv**2
-        return float(self.mean_tokens * stats.gamma.sf(x, shape + 1, scale=scale) - x * stats.gamma.sf(x, shape, scale=scale))
+    def _above(self, x: npt.ArrayLike) -> Floats:
+        return np.asarray(special.gammaincc(self._shape, np.divide(x, self._scale)))
+
+    def _excess(self, x: float) -> float:
+        above = special.gammaincc([self._shape + 1, self._shape], x / self._scale)
+        return float(self.mean_tokens * above[0] - x * above[1])
+
+
+def _check_max(length: Geometric | _Rounded) -> None:
+    if length.max is not None:
+        object.__setattr__(length, "max", _check_tokens("the max of a length", length.max))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,16 +267,20 @@ class Mixture(Length):
         Their shares, scaled to add up to 1.
     """
 
-    parts: tuple[Length, ...]
-    weights: tuple[float, ...]
+    parts: Sequence[Length]
+    weights: Sequence[float]
 
-    def __init__(self, parts: Sequence[Length], weights: Sequence[float]) -> None:
-        if len(parts) != len(weights) or not parts:
-            raise InputError(f"a mixture of {len(parts)} parts with {len(weights)} weights: give one weight per part")
-        if min(weights) < 0 or not sum(weights) > 0 or not np.isfinite(sum(weights)):
-            raise InputError(f"mixture weights {list(weights)}: none may be negative, and one must be positive")
-        object.__setattr__(self, "parts", tuple(parts))
-        object.__setattr__(self, "weights", tuple(w / sum(weights) for w in weights))
+    def __post_init__(self) -> None:
+        parts, weights = tuple(self.parts), checks.column("mixture weights", self.weights).astype(np.float64)
+        for part in parts:
+            if not isinstance(part, Length):
+                raise InputError(
+                    f"a part of a mixture is {checks.shown(part)}; give distributions such as Constant(100)"
+                )
+        if len(parts) != weights.size:
+            raise InputError(f"a mixture of {len(parts)} parts with {weights.size} weights: give one weight per part")
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "weights", tuple(_shares("mixture weights", weights).tolist()))
 
     @property
     def max(self) -> int | None:  # type: ignore[override]
@@ -311,7 +316,13 @@ class Tabulated(Length):
     """
 
     low: int
-    probabilities: npt.NDArray[np.float64]
+    probabilities: Floats
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "low", _check_tokens("the smallest tabulated length", self.low))
+        given = checks.column("probabilities", self.probabilities).astype(np.float64)
+        _check_tokens("the largest tabulated length", self.low + given.size - 1)
+        object.__setattr__(self, "probabilities", _shares("probabilities", given))
 
     @property
     def max(self) -> int:  # type: ignore[override]
@@ -319,13 +330,13 @@ class Tabulated(Length):
         return self.low + self.probabilities.size - 1
 
     @functools.cached_property
-    def _cumulative(self) -> npt.NDArray[np.float64]:
+    def _cumulative(self) -> Floats:
         cumulative = np.cumsum(self.probabilities)
-        return cumulative / cumulative[-1]
+        return cumulative / float(cumulative[-1])
 
-    def quantile(self, share: npt.NDArray[np.float64]) -> Tokens:
+    def quantile(self, share: Floats) -> Tokens:
         """Return the smallest length whose cumulative probability reaches each share."""
-        return self.low + np.searchsorted(self._cumulative, share, side="left").clip(0, self.probabilities.size - 1)
+        return self.low + np.searchsorted(self._cumulative, share)
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw by inversion."""
@@ -334,8 +345,19 @@ class Tabulated(Length):
     @property
     def mean(self) -> float:
         """Weighted mean."""
-        values = self.low + np.arange(self.probabilities.size)
-        return float(values @ self.probabilities / self.probabilities.sum())
+        return float((self.low + np.arange(self.probabilities.size)) @ self.probabilities)
+
+
+def _shares(what: str, weights: Floats) -> Floats:
+    """Scale weights to add up to 1."""
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise InputError(f"{what}[{row}] is {weights[row]}, but a share must not be negative; mend or drop it")
+    total = float(weights.sum())
+    if not 0 < total < math.inf:
+        raise InputError(f"{what} add up to {total:g}, so they are no shares of anything; make one of them positive")
+    return weights / total
 
 
 class Lengths(abc.ABC):
@@ -371,9 +393,16 @@ class Independent(Lengths):
     correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        joined = isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated)
-        if self.correlation and not joined:
-            raise InputError("a correlation needs tabulated prompt and output distributions; use Empirical rows instead")
+        for name in ("prompt", "output"):
+            if not isinstance(getattr(self, name), Length):
+                given = checks.shown(getattr(self, name))
+                raise InputError(f"{name} is {given}, but must be a distribution of lengths such as Constant(100)")
+        checks.number("the correlation", self.correlation, -1, 1, "", "a Gaussian copula knows no other")
+        if self.correlation and not (isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated)):
+            raise InputError(
+                f"the correlation is {self.correlation}, but only tabulated prompts and outputs can be joined; "
+                "use Empirical rows instead"
+            )
 
     @property
     def mean_prompt(self) -> float:  # type: ignore[override]
@@ -420,9 +449,10 @@ class Empirical(Lengths):
     def __post_init__(self) -> None:
         for name in ("prompt_tokens", "output_tokens"):
             object.__setattr__(self, name, checked_lengths(name, getattr(self, name)))
-        if self.prompt_tokens.size != self.output_tokens.size or not self.prompt_tokens.size:
+        if self.prompt_tokens.size != self.output_tokens.size:
             raise InputError(
-                f"{self.prompt_tokens.size} prompts and {self.output_tokens.size} outputs: give one of each per request"
+                f"{self.prompt_tokens.size:,} prompts and {self.output_tokens.size:,} outputs: "
+                "a request has one of each, so give as many of both"
             )
 
     @property
@@ -452,24 +482,19 @@ class Empirical(Lengths):
 
 
 class Recorded(Empirical):
-    """Recorded requests in their own order, once."""
+    """Recorded requests, to be taken in their own order, once."""
 
     iid = False
-
-    def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
-        """Recorded rows are taken in order, never drawn."""
-        raise NotImplementedError
 
 
 def checked_lengths(name: str, tokens: npt.ArrayLike) -> Tokens:
     """Return lengths as int64, or raise an `InputError` that names the first bad one."""
-    given = np.atleast_1d(np.asarray(tokens))
-    if given.ndim != 1 or given.dtype.kind not in "iuf":
-        raise InputError(f"{name} must be a one-dimensional array of numbers, not {given.dtype} of shape {given.shape}")
-    bad = ~np.isfinite(given) | (given < 1) | (given > LONGEST) | (given != np.floor(given))
+    given = checks.column(name, tokens)
+    bad = ~((given >= 1) & (given <= LONGEST) & (given == np.floor(given)))
     if bad.any():
         row = int(np.argmax(bad))
         raise InputError(
-            f"{name}[{row}] is {given[row]}, but a length is a whole number from 1 to {LONGEST:,} tokens; drop or mend that row"
+            f"{name}[{row}] is {given[row]}, but a length is a whole number from 1 to {LONGEST:,} tokens; "
+            "drop or mend that row"
         )
     return given.astype(np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import special
 
 from penstock.errors import InputError, nearest
+from penstock.workload import checks
 from penstock.workload.arrivals import Arrivals, OnOff, WanderingRate
 from penstock.workload.lengths import Independent, Tabulated
 
@@ -24,18 +25,18 @@ def _parameters() -> dict[str, Any]:
 def lookalike(name: str) -> tuple[Arrivals, Independent]:
     """Return the arrival process and the lengths of a look-alike.
 
-    Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a Gaussian copula; arrivals
-    are bursts and silences (code) or a wandering rate (conversation).
+    Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a Gaussian copula;
+    arrivals are bursts and silences (code) or a wandering rate (conversation).
     """
     if name not in LOOKALIKES:
-        raise InputError(f"unknown workload preset {name!r}{nearest(name, LOOKALIKES)}")
+        raise InputError(f"unknown workload preset {checks.shown(name)}{nearest(str(name), LOOKALIKES)}")
     fit = _parameters()[name]
     lengths = Independent(_mixture(**fit["prompt"]), _mixture(**fit["output"]), fit["correlation"])
     if "wandering" in fit:
         return WanderingRate(**fit["wandering"]), lengths
     bursts = dict(fit["on_off"])
-    share = bursts["on_mean_s"] / (bursts["on_mean_s"] + bursts["off_mean_s"])
-    return OnOff(rate=share * bursts.pop("rate_on"), **bursts), lengths
+    on, off = bursts["on_mean_s"], bursts["off_mean_s"]
+    return OnOff(rate=bursts.pop("rate_on") * on / (on + off), **bursts), lengths
 
 
 def _mixture(low: int, high: int, weights: list[float], mu: list[float], sigma: list[float]) -> Tabulated:

@@ -1,7 +1,8 @@
 """What arrives: an arrival process, lengths, and a seed."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import numbers
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -10,9 +11,9 @@ import numpy.typing as npt
 
 from penstock.errors import InputError, nearest
 from penstock.workload import arrivals as processes
-from penstock.workload import traces
+from penstock.workload import checks, traces
 from penstock.workload.arrivals import Arrivals, Replay
-from penstock.workload.lengths import Constant, Empirical, Independent, Length, Lengths, Recorded, Tokens
+from penstock.workload.lengths import LONGEST, Constant, Empirical, Independent, Length, Lengths, Recorded, Tokens
 from penstock.workload.lookalikes import lookalike
 
 
@@ -33,7 +34,7 @@ class Requests(NamedTuple):
 
     def first(self, count: int) -> "Requests":
         """Return the first ``count`` of them."""
-        return Requests(*(column[:count] for column in self))
+        return Requests(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Workload:
     Parameters
     ----------
     arrivals
-        When requests arrive; None for lengths without times (give a rate with `with_rate`).
+        When requests arrive; None for recorded lengths without times (give a rate with `with_rate`).
     lengths
         How long they are.
     seed
@@ -63,8 +64,21 @@ class Workload:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int | np.integer) or self.seed < 0:
-            raise InputError(f"the seed is {self.seed!r}, but must be a whole number of at least 0")
+        if not isinstance(self.seed, numbers.Integral) or isinstance(self.seed, bool) or self.seed < 0:
+            raise InputError(
+                f"the seed is {checks.shown(self.seed)}, but must be a whole number of at least 0; take any"
+            )
+        if not isinstance(self.lengths, Recorded):
+            return
+        if self.arrivals is not None and not isinstance(self.arrivals, Replay):
+            raise InputError(
+                f"{self.name} has recorded lengths for arrivals without end; draw them from Empirical rows"
+            )
+        if self.arrivals is not None and self.arrivals.times_s.size != self.lengths.prompt_tokens.size:
+            raise InputError(
+                f"{self.arrivals.times_s.size:,} arrival times for {self.lengths.prompt_tokens.size:,} requests: "
+                "every request has one, so give as many of both"
+            )
 
     @classmethod
     def poisson(
@@ -92,7 +106,13 @@ class Workload:
 
     @classmethod
     def gamma(
-        cls, rate: float, cv: float, prompt: int | Length | Lengths, output: int | Length | None = None, *, seed: int = 0
+        cls,
+        rate: float,
+        cv: float,
+        prompt: int | Length | Lengths,
+        output: int | Length | None = None,
+        *,
+        seed: int = 0,
     ) -> Self:
         """Return gamma renewal arrivals whose gaps have coefficient of variation ``cv``; else as `poisson`."""
         return cls(processes.GammaRenewal(rate, cv), _lengths(prompt, output), seed)
@@ -126,18 +146,8 @@ class Workload:
         name
             For tables and figures.
         """
-        rows = Recorded(prompt_tokens, output_tokens)  # type: ignore[arg-type]
-        if arrival_s is None:
-            return cls(None, rows, seed, name)
-        times = np.array(arrival_s, np.float64, ndmin=1)
-        if times.shape != rows.prompt_tokens.shape:
-            raise InputError(f"{times.size} arrival times for {rows.prompt_tokens.size} requests: give one each")
-        if not np.isfinite(times).all():
-            raise InputError(f"arrival_s[{int(np.argmin(np.isfinite(times)))}] is not a finite number of seconds")
-        if (np.diff(times) < 0).any():
-            row = int(np.argmax(np.diff(times) < 0)) + 1
-            raise InputError(f"arrival_s[{row}] = {times[row]:g} s is before the request ahead of it; sort by arrival")
-        return cls(Replay(times), rows, seed, name)
+        replay = None if arrival_s is None else Replay(arrival_s)  # type: ignore[arg-type]
+        return cls(replay, Recorded(prompt_tokens, output_tokens), seed, name)  # type: ignore[arg-type]
 
     def with_rate(self, rate: float, arrivals: str = "scaled", *, cv: float | None = None) -> Self:
         """Return the same requests at another rate.
@@ -152,9 +162,13 @@ class Workload:
         cv
             Coefficient of variation of gamma gaps.
         """
-        kinds = {"poisson": processes.Poisson, "deterministic": processes.Deterministic, "gamma": processes.GammaRenewal}
-        if arrivals not in (*kinds, "scaled"):
-            raise InputError(f"unknown arrivals {arrivals!r}{nearest(str(arrivals), (*kinds, 'scaled'))}")
+        kinds: dict[str, Callable[[float], Arrivals]] = {
+            "poisson": processes.Poisson,
+            "deterministic": processes.Deterministic,
+        }
+        known = ("scaled", *kinds, "gamma")
+        if arrivals not in known:
+            raise InputError(f"unknown arrivals {checks.shown(arrivals)}{nearest(str(arrivals), known)}")
         if (cv is not None) != (arrivals == "gamma"):
             raise InputError(f"arrivals {arrivals!r} with cv {cv}: gamma arrivals need a cv, and no others take one")
         if arrivals == "scaled":
@@ -162,7 +176,7 @@ class Workload:
         lengths = self.lengths
         if isinstance(lengths, Recorded):
             lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
-        process = processes.GammaRenewal(rate, cv) if cv is not None else kinds[arrivals](rate)  # type: ignore[call-arg]
+        process = kinds[arrivals](rate) if cv is None else processes.GammaRenewal(rate, cv)
         return dataclasses.replace(self, arrivals=process, lengths=lengths)
 
     def with_seed(self, seed: int) -> Self:
@@ -196,28 +210,27 @@ class Workload:
 
     def describe(self) -> str:
         """Say in a few words what arrives."""
-        return f"{self.name}: {self._arrivals().describe()}"
+        return f"{self.name}: {self.arrivals.describe() if self.arrivals else 'lengths without arrival times'}"
 
     def blocks(self) -> Iterator[Requests]:
         """Yield the requests, a block at a time, for ever or until a recording ends."""
         arrival_seed, length_seed = np.random.SeedSequence(self.seed).spawn(2)
         rng = np.random.default_rng(length_seed)
         origin: float | None = None
-        offset = 0
+        done = 0
         for times in self._arrivals().blocks(np.random.default_rng(arrival_seed)):
-            if not times.size:
-                continue
             origin = float(times[0]) if origin is None else origin
             if isinstance(self.lengths, Recorded):
-                rows = slice(offset, offset + times.size)
-                offset += times.size
-                yield Requests(times - origin, self.lengths.prompt_tokens[rows], self.lengths.output_tokens[rows])
+                rows = slice(done, done + times.size)
+                prompt, output = self.lengths.prompt_tokens[rows], self.lengths.output_tokens[rows]
             else:
-                prompt, output = self.lengths.sample(rng, processes.BLOCK)
-                yield Requests(times - origin, prompt[: times.size], output[: times.size])
+                prompt, output = self.lengths.sample(rng, times.size)
+            done += times.size
+            yield Requests(times - origin, prompt, output)
 
     def requests(self, count: int) -> Requests:
         """Return the first ``count`` requests."""
+        count = checks.whole("the number of requests", count, 1, 2**40, "", "that many are made")
         if self.rows is not None and count > self.rows:
             raise InputError(
                 f"{count:,} requests asked for, but {self.name} has {self.rows:,} and is replayed once; "
@@ -228,13 +241,16 @@ class Workload:
         for block in self.blocks():
             parts.append(block.first(missing))
             missing -= parts[-1].arrival_s.size
-            if missing <= 0:
+            if not missing:
                 break
-        return Requests(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        arrival_s, prompt, output = zip(*parts, strict=True)
+        return Requests(np.concatenate(arrival_s), np.concatenate(prompt), np.concatenate(output))
 
     def _arrivals(self) -> Arrivals:
         if self.arrivals is None:
-            raise InputError(f"{self.name} has lengths but no arrival times; give a rate and an arrival process (poisson)")
+            raise InputError(
+                f"{self.name} has lengths but no arrival times; give a rate and an arrival process (poisson)"
+            )
         return self.arrivals
 
 
@@ -245,8 +261,14 @@ def _lengths(prompt: int | Length | Lengths, output: int | Length | None) -> Len
         return prompt
     if output is None:
         raise InputError("no output length given; give tokens, a distribution, or a joint distribution as `prompt`")
-    parts = [part if isinstance(part, Length) else Constant(part) for part in (prompt, output)]
-    return Independent(*parts)
+    return Independent(_length("prompt", prompt), _length("output", output))
+
+
+def _length(name: str, given: int | Length) -> Length:
+    if isinstance(given, Length):
+        return given
+    remedy = "give tokens, or a distribution such as Geometric(112)"
+    return Constant(checks.whole(name, given, 1, LONGEST, "tokens", remedy))
 
 
 def read_trace(

@@ -1,0 +1,213 @@
+"""The command line answers, in words or JSON, or says in one line what is wrong and writes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "azure_code.yaml"
+PENSTOCK = [sys.executable, "-c", "from penstock.cli import main; main()"]
+LATENCY = {"mean", "p50", "p90", "p95", "p99"}
+
+
+def penstock(*arguments: object, width: int = 80, **more: object) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": str(width), "NO_COLOR": "1"} | dict(more.pop("env", {}))  # type: ignore[call-overload]
+    return subprocess.run(
+        [*PENSTOCK, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+        check=False,
+        **more,
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def answer(*arguments: object) -> dict[str, object]:
+    done = penstock(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def assert_answer(found: dict[str, object]) -> None:
+    """The contract of `check --json`."""
+    load, certificate, simulation = found["load"], found["certificate"], found["simulation"]
+    assert isinstance(load, dict)
+    assert isinstance(certificate, dict)
+    assert isinstance(simulation, dict)
+    assert set(load) == {
+        "rho", "arrival_rate", "tokens_per_request", "offered_tokens_per_s", "capacity_tokens_per_s", "max_rate",
+    }  # fmt: skip
+    assert set(certificate) == {"verdict", "theorem", "reason", "margin", "hypotheses"}
+    assert all(set(h) == {"name", "held", "why"} for h in certificate["hypotheses"])
+    assert certificate["margin"] == pytest.approx(1 - load["rho"])
+    assert set(simulation) >= {
+        "verdict", "requests", "unfinished", "batches", "seconds", "tokens_per_s", "growth_tokens_per_s",
+    }  # fmt: skip
+    assert simulation["verdict"] is None
+    assert (found["latency"] is None) == isinstance(found["latency_refused"], str)
+    if found["latency"] is not None:
+        assert {name: set(row) for name, row in found["latency"].items()} == dict.fromkeys(  # type: ignore[attr-defined]
+            ("ttft_s", "tbt_s", "e2e_s"), LATENCY
+        )
+    assert isinstance(found["warnings"], list)
+
+
+def test_check_answers_in_json_as_agreed() -> None:
+    found = answer("check", EXAMPLE)
+    assert_answer(found)
+    assert found["certificate"]["verdict"] == "stable"  # type: ignore[index]
+    assert found["simulation"]["requests"] == 20_000  # type: ignore[index]
+
+
+def test_compare_answers_for_each_policy() -> None:
+    found = answer("compare", EXAMPLE, "--requests", 2000)["policies"]
+    assert isinstance(found, dict)
+    assert list(found) == ["fastertransformer", "vllm-vanilla", "orca", "sarathi"]
+    for one in found.values():
+        assert_answer(one)
+    assert found["sarathi"]["certificate"]["verdict"] == "stable"
+    assert found["vllm-vanilla"]["certificate"]["verdict"] == "unknown"
+    assert list(answer("compare", EXAMPLE, "--requests", 100, "--policies", "orca,sarathi")["policies"]) == [  # type: ignore[call-overload]
+        "orca",
+        "sarathi",
+    ]
+
+
+@pytest.fixture
+def overloaded(tmp_path: Path) -> Path:
+    path = tmp_path / "overloaded.yaml"
+    path.write_text(EXAMPLE.read_text().replace("rate: 1.2", "rate: 3"))
+    return path
+
+
+def test_check_refuses_the_latency_of_an_unstable_system_and_simulate_does_not(overloaded: Path) -> None:
+    found = answer("check", overloaded)
+    assert_answer(found)
+    assert found["certificate"]["verdict"] == "unstable"  # type: ignore[index]
+    assert found["latency"] is None
+    assert found["simulation"]["unfinished"] > 0  # type: ignore[index]
+    ran = answer("simulate", overloaded)
+    assert "certificate" not in ran
+    assert ran["latency"]["e2e_s"]["p99"] > 0  # type: ignore[index]
+    words = penstock("check", overloaded).stdout
+    assert "UNSTABLE by Theorem 1(a)" in words
+    assert "No latency" in words
+
+
+def test_strict_makes_unstable_an_exit_status(overloaded: Path) -> None:
+    assert penstock("check", overloaded, "--requests", 100, "--strict").returncode == 1
+    assert penstock("check", EXAMPLE, "--requests", 100, "--strict").returncode == 0
+    assert penstock("compare", overloaded, "--requests", 100, "--strict").returncode == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", ["check", "compare", "simulate"])
+def test_words_fit_the_terminal(command: str, width: int) -> None:
+    done = penstock(command, EXAMPLE, "--requests", 500, width=width)
+    assert done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= width
+    assert "Load rho" in done.stdout
+
+
+def test_figures_are_written_where_asked(tmp_path: Path) -> None:
+    assert penstock("compare", EXAMPLE, "--requests", 500, "--figures", tmp_path / "f").returncode == 0
+    assert sorted(p.name for p in (tmp_path / "f").iterdir()) == [
+        "latency_cdfs.png",
+        "latency_cdfs.svg",
+        "tokens_over_time.png",
+        "tokens_over_time.svg",
+    ]
+
+
+def test_a_trace_is_checked_end_to_end(tmp_path: Path) -> None:
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    rows += [f"2024-05-10 00:{i // 60:02d}:{i % 60:02d}.009930+00:00,{100 + i},{5 + i % 7}" for i in range(200)]
+    (tmp_path / "calls.csv").write_text("\n".join(rows))
+    (tmp_path / "s.yaml").write_text(
+        "workload: {trace: calls.csv}\nserver: {hardware: codellama-34b-a100-tp1, max_num_batched_tokens: 512}\n"
+    )
+    found = answer("check", tmp_path / "s.yaml")
+    assert found["simulation"]["requests"] == 200  # type: ignore[index]
+    assert found["certificate"]["verdict"] == "unknown"  # type: ignore[index]
+    assert penstock("check", tmp_path / "s.yaml", "--requests", 201).returncode == 2
+
+
+BAD = [
+    ("check", "none.yaml"),
+    ("check",),
+    ("chekc", EXAMPLE),
+    ("check", EXAMPLE, "--polcy", "orca"),
+    ("check", EXAMPLE, "--policy", "orka"),
+    ("check", EXAMPLE, "--requests", "-3"),
+    ("check", EXAMPLE, "--requests", "many"),
+    ("check", EXAMPLE, "--seed", "-1"),
+    ("compare", EXAMPLE, "--policies", "orca,nonesuch"),
+    ("compare", EXAMPLE, "--policies", ","),
+    ("traces", "get", "nonesuch"),
+]
+
+
+@pytest.mark.parametrize("arguments", BAD, ids=lambda a: " ".join(str(x).rpartition("/")[2] for x in a))
+def test_bad_input_is_one_clear_line_and_status_2(arguments: tuple[object, ...], tmp_path: Path) -> None:
+    figures = ["--figures", tmp_path / "figures"] if arguments[0] in ("check", "compare") and len(arguments) > 1 else []
+    done = penstock(*arguments, *figures, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith("penstock: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+BAD_TRACES = {
+    "empty": b"",
+    "header-only": b"arrival_s,prompt_tokens,output_tokens\n",
+    "negative": b"arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,-5,5\n",
+    "nan": b"arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,nan,5\n",
+    "bytes": bytes(range(256)) * 8,
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TRACES)
+def test_a_bad_trace_is_one_clear_line_and_status_2(kind: str, tmp_path: Path) -> None:
+    content = BAD_TRACES[kind]
+    if content is not None:
+        (tmp_path / "calls.csv").write_bytes(content)
+    (tmp_path / "s.yaml").write_text(
+        "workload: {trace: calls.csv}\nserver: {hardware: codellama-34b-a100-tp1, token_budget: 512}\n"
+    )
+    done = penstock("check", tmp_path / "s.yaml", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "calls.csv" in done.stderr
+
+
+def test_traces_are_listed_with_host_and_licence() -> None:
+    done = penstock("traces", width=120)
+    assert done.returncode == 0
+    assert "azure-llm-2023-code" in done.stdout
+    assert "CC-BY-4.0" in done.stdout
+    listed = answer("traces")["traces"]
+    assert {"name", "url", "licence", "home"} <= set(listed[0])  # type: ignore[index]
+
+
+def test_interrupting_a_long_run_leaves_no_traceback_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(EXAMPLE.read_text().replace("requests: 20000", "requests: 300000000"))
+    process = subprocess.Popen(
+        [*PENSTOCK, "check", str(tmp_path / "s.yaml"), "--figures", str(tmp_path / "figures")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert err.strip().endswith("penstock: interrupted")
+    assert [p.name for p in tmp_path.iterdir()] == ["s.yaml"]

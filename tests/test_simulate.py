@@ -1,0 +1,170 @@
+"""Simulate turns what a user says into a run, or says what is wrong with it."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+SERVER = ps.Server(TP1, 512, 128)
+WORKLOAD = ps.Workload.poisson(rate=2.0, prompt=ps.LogNormal(800, 1.0), output=ps.Geometric(150), seed=3)
+
+
+@ps.policy
+def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
+    return 0, queue.decoding, ps.DECODE_FIRST
+
+
+@ps.policy
+def negative(queue, limits, params):  # type: ignore[no-untyped-def]
+    return -1, 1, ps.DECODE_FIRST
+
+
+@ps.policy
+def greedy(queue, limits, params):  # type: ignore[no-untyped-def]
+    return 1_000_000, 1_000_000, ps.DECODE_FIRST
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    first, again = (ps.simulate(WORKLOAD, SERVER, requests=500).requests for _ in range(2))
+    assert first.equals(again)
+    assert not first.equals(ps.simulate(WORKLOAD.with_seed(4), SERVER, requests=500).requests)
+
+
+def test_every_policy_serves_the_same_requests() -> None:
+    runs = [ps.simulate(WORKLOAD, SERVER.with_policy(name), requests=300).requests for name in ps.POLICIES]
+    given = ["request", "arrival_ns", "prompt_tokens", "output_tokens"]
+    for run in runs[1:]:
+        assert run.select(given).equals(runs[0].select(given))
+
+
+def test_all_requests_leave_and_their_tokens_are_all_processed() -> None:
+    run = ps.simulate(WORKLOAD, SERVER, requests=1000)
+    assert (run.arrived, run.finished, run.unfinished) == (1000, 1000, 0)
+    assert run.tokens == run.requests["prompt_tokens"].sum() + run.requests["output_tokens"].sum() - 1000
+    assert run.requests["finish_ns"].max() == run.end
+
+
+def test_an_endless_workload_above_capacity_stops_at_the_last_arrival_and_counts_the_rest() -> None:
+    run = ps.simulate(WORKLOAD.with_rate(20.0), SERVER, requests=1000)
+    assert run.end == run.last_arrival == run.requests["arrival_ns"].max()
+    assert run.unfinished == run.requests["finish_ns"].null_count() > 0
+
+
+def test_a_recording_above_capacity_is_served_to_its_end() -> None:
+    recording = ps.Workload.from_arrays(*WORKLOAD.with_rate(20.0).requests(200))
+    assert ps.simulate(recording, SERVER).unfinished == 0
+
+
+def test_until_stops_there_and_counts_what_had_arrived() -> None:
+    run = ps.simulate(WORKLOAD, SERVER, until=100.0)
+    assert run.seconds == 100.0
+    arrivals = WORKLOAD.requests(1000).arrival_s
+    assert run.arrived == int((arrivals <= 100.0).sum())
+    assert run.requests["finish_ns"].drop_nulls().max() <= 100e9
+
+
+def test_the_first_requests_do_not_depend_on_how_many_follow() -> None:
+    few, many = (ps.simulate(WORKLOAD, SERVER, requests=n).requests for n in (200, 2000))
+    done = few.filter(few["finish_ns"] < few["arrival_ns"].max())
+    assert done.height > 100
+    assert many.head(200).filter(few["finish_ns"] < few["arrival_ns"].max()).equals(done)
+
+
+def test_ticks_may_be_coarse_and_times_are_rounded_once() -> None:
+    recording = ps.Workload.from_arrays([5.0, 5.26, 7.0], [10, 10, 10], [2, 2, 2])
+    server = ps.Server(ps.PiecewiseConstant(c=0.31, a=0.0, b0=1), 100)
+    run = ps.simulate(recording, server, tick_s=0.1)
+    assert run.requests["arrival_ns"].to_list() == [0, 300_000_000, 2_000_000_000]
+    assert run.requests["first_token_ns"].to_list() == [300_000_000, 600_000_000, 2_300_000_000]
+
+
+def test_the_summary_keeps_no_rows_and_says_how_to_keep_them() -> None:
+    run = ps.simulate(WORKLOAD, SERVER, requests=100, record="summary")
+    for table in ("requests", "batches", "allocations"):
+        with pytest.raises(ps.InputError, match=f"record='{table}'"):
+            getattr(run, table)
+
+
+def test_a_policy_that_asks_for_more_than_there_is_gets_what_there_is() -> None:
+    cut = ps.simulate(WORKLOAD, SERVER.with_policy(greedy), requests=300).requests
+    assert cut.equals(ps.simulate(WORKLOAD, SERVER.with_policy("sarathi"), requests=300).requests)
+
+
+def test_progress_rises_to_at_most_one() -> None:
+    shares: list[float] = []
+    ps.simulate(WORKLOAD, SERVER, requests=400_000, record="summary", progress=shares.append)
+    assert shares == sorted(shares)
+    assert all(0 <= share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "never ends"),
+        ({"requests": 0}, "requests is 0"),
+        ({"requests": 1.5}, "requests is 1.5"),
+        ({"requests": 5, "until": 1.0}, "give one of them"),
+        ({"until": -1.0}, "until is -1.0"),
+        ({"until": float("nan")}, "until is nan"),
+        ({"requests": 5, "record": "reqests"}, "did you mean 'requests'"),
+        ({"requests": 5, "tick_s": 0}, "tick_s is 0"),
+        ({"requests": 5, "tick_s": 1.0}, "lower tick_s"),
+        ({"requests": 5, "tick_s": 1e-19}, "raise tick_s"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ps.InputError) as caught:
+        ps.simulate(WORKLOAD, SERVER, **arguments)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recording_is_replayed_once() -> None:
+    recording = ps.Workload.from_arrays([0.0, 1.0], [5, 5], [5, 5])
+    with pytest.raises(ps.InputError, match="replayed once"):
+        ps.simulate(recording, SERVER, requests=3)
+
+
+@pytest.mark.parametrize(("policy", "said"), [(lazy, "empty batch"), (negative, "negative number of tokens")])
+def test_a_policy_that_cannot_go_on_is_named_with_what_waited(policy: ps.Policy, said: str) -> None:
+    with pytest.raises(ps.InputError, match=said) as caught:
+        ps.simulate(WORKLOAD, SERVER.with_policy(policy), requests=10)
+    assert policy.name in str(caught.value)
+
+
+def test_a_function_that_is_no_policy_is_refused() -> None:
+    with pytest.raises(ps.InputError, match="takes 1 arguments"):
+        SERVER.with_policy(lambda queue: (0, 0, 0))  # type: ignore[arg-type, misc]
+    with pytest.raises(ps.InputError, match="cannot be compiled") as caught:
+        SERVER.with_policy(lambda queue, limits, params: "all of them")  # type: ignore[arg-type, return-value]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"token_budget": 0}, "token_budget is 0"),
+        ({"token_budget": -5}, "token_budget is -5"),
+        ({"token_budget": 2.5}, "token_budget is 2.5"),
+        ({"token_budget": 10**9}, "1,048,576"),
+        ({"token_budget": 8, "max_batch_size": 0}, "max_batch_size is 0"),
+        ({"token_budget": 8, "policy": "sarthi"}, "did you mean 'sarathi'"),
+        ({"token_budget": 8, "scope": "running?"}, "did you mean 'running'"),
+        ({"token_budget": 8, "convention": "papr"}, "did you mean 'paper'"),
+    ],
+)
+def test_a_server_that_cannot_be_is_refused(arguments: dict[str, object], said: str) -> None:
+    with pytest.raises(ps.InputError, match="") as caught:
+        ps.Server(TP1, **arguments)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+
+
+def test_long_and_short_outputs_together_are_served_exactly_as_long_as_they_are() -> None:
+    """The ring of due epochs grows when a longer output comes in a later block of a summary."""
+    output = np.ones(200_000, np.int64)
+    output[-1] = 100_000
+    recording = ps.Workload.from_arrays(np.arange(200_000) * 0.05, np.ones(200_000, np.int64), output)
+    run = ps.simulate(recording, SERVER, record="summary")
+    assert run.tokens == 200_000 + 99_999
+    assert run.gaps.size == 99_999
