@@ -224,7 +224,7 @@ class _Engine:
         self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" else 0
 
         self.state = np.zeros(kernel.N_STATE, np.int64)
-        self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT, kernel.HELD_GAP]] = -1
+        self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
         self.state[kernel.NEXT_DUE] = kernel.NEVER
         self.state[kernel.SERIES_STEP] = 1
         room = min(server.token_budget, server.max_batch_size or server.token_budget)
@@ -232,7 +232,8 @@ class _Engine:
         self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
         self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.segments = np.zeros((2, room + 1), np.int64)
-        self.gaps, self.mixes = counting.new_multiset(), counting.new_multiset()
+        self.tallies = np.zeros((kernel.N_TALLIES, server.token_budget + 1), np.int64)
+        self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
         self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
         level = self.options[kernel.RECORD]
         self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
@@ -282,7 +283,7 @@ class _Engine:
             status = self.advance(
                 self.server.policy.compiled, self.params, self.options, self.duration,
                 window.arrival, window.prompt, window.output, window.first_token, window.finish,
-                self.state, self.slots, self.heads, self.bits, self.segments, self.gaps, self.mixes,
+                self.state, self.slots, self.heads, self.bits, self.segments, self.tallies, self.stalls, self.mixes,
                 self.series, self.batch_rows, self.allocation_rows,
             )  # fmt: skip
             if status in (kernel.DONE, kernel.MORE):
@@ -321,7 +322,6 @@ class _Engine:
         if window is not None:
             rows = Rows(window.arrival, window.prompt, window.output, window.first_token, window.finish)
         state = self.state
-        gap_total = int(state[kernel.GAP_SUM]) + int(state[kernel.GAP_SUM_CARRY]) * kernel.CARRY
         level = self.options[kernel.RECORD]
         return Run(
             server=self.server,
@@ -334,18 +334,37 @@ class _Engine:
             busy=int(state[kernel.BUSY]),
             tokens=int(state[kernel.COMPLETED]),
             started_tokens=int(state[kernel.STARTED]),
-            gaps=Distribution(*counting.contents(self.gaps), gap_total),
-            folded=None if rows else (self.ttft.distribution(), self.e2e.distribution()),
-            mixes=counting.contents(self.mixes),
+            gaps=self._gaps(),
+            folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
+            mixes=self._mixes(),
             series_rows=self.series[: state[kernel.SERIES_ROWS]],
             rows=rows,
             batch_rows=np.concatenate(self.kept_batches) if level >= kernel.RECORD_BATCHES else None,
             allocation_rows=np.concatenate(self.kept_allocations) if level >= kernel.RECORD_ALLOCATIONS else None,
         )
 
+    def _gaps(self) -> Distribution:
+        """Put the times between tokens together: those of one batch, and stalls."""
+        tally = self.tallies[kernel.TALLY_GAPS]
+        stalls, counts = counting.contents(self.stalls)
+        total = sum(int(t) * int(d) for t, d in zip(tally, self.duration, strict=True))
+        total += int(self.state[kernel.STALL_SUM]) + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
+        used = np.flatnonzero(tally)
+        return _collected(np.concatenate([self.duration[used], stalls]), np.concatenate([tally[used], counts]), total)
+
+    def _mixes(self) -> tuple[Ints, Ints]:
+        """Put the batch compositions together: prefill << 32 | decode, and how many batches had it."""
+        budget = self.server.token_budget
+        decode = np.arange(budget + 1)
+        mixes, counts = counting.contents(self.mixes)
+        keys = np.concatenate([decode, ((budget - decode) << 32) | decode, mixes])
+        tally = self.tallies[[kernel.TALLY_DECODE_ONLY, kernel.TALLY_FULL]].ravel()
+        every = _collected(keys, np.concatenate([tally, counts]), 0)
+        return every.values[every.counts > 0], every.counts[every.counts > 0]
+
     def _make_room(self) -> None:
-        while 4 * (self.state[kernel.GAPS_USED] + self.slots.shape[1]) > self.gaps.size:
-            self.gaps = counting.doubled(self.gaps)
+        while 4 * (self.state[kernel.STALLS_USED] + self.slots.shape[1]) > self.stalls.size:
+            self.stalls = counting.doubled(self.stalls)
         while 4 * (self.state[kernel.MIXES_USED] + 1) > self.mixes.size:
             self.mixes = counting.doubled(self.mixes)
         self._keep_rows()
@@ -370,25 +389,25 @@ class _Engine:
         raise InputError(f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} waiting")
 
 
+def _collected(values: Ints, counts: Ints, total: int) -> Distribution:
+    """Add up the counts of equal values."""
+    distinct, places = np.unique(values, return_inverse=True)
+    return Distribution(distinct, np.bincount(places, counts, distinct.size).astype(np.int64), total)
+
+
 class _Fold:
     """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
 
     def __init__(self) -> None:
-        self.values, self.counts = np.empty(0, np.int64), np.empty(0, np.int64)
-        self.total = 0
+        self.distribution = Distribution(np.empty(0, np.int64), np.empty(0, np.int64), 0)
 
     def add(self, samples: Ints) -> None:
         """Add samples, each kept to its leading binary digits."""
         if not samples.size:
             return
-        self.total += exact_sum(samples)
+        before = self.distribution
+        total = before.total + exact_sum(samples)
         shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - _LEADING_BITS, 0).astype(np.int64)
         samples = np.where(shift > 0, ((samples >> shift) << shift) + (1 << np.maximum(shift - 1, 0)), samples)
-        values, places = np.unique(np.concatenate([self.values, samples]), return_inverse=True)
-        ones = np.ones(samples.size, np.int64)
-        self.counts = np.bincount(places, np.concatenate([self.counts, ones]), values.size).astype(np.int64)
-        self.values = values
-
-    def distribution(self) -> Distribution:
-        """Return what was added."""
-        return Distribution(self.values, self.counts, self.total)
+        counts = np.concatenate([before.counts, np.ones(samples.size, np.int64)])
+        self.distribution = _collected(np.concatenate([before.values, samples]), counts, total)

@@ -82,21 +82,22 @@ N_OPTIONS = 10
     SERIES_ROWS,
     SERIES_STEP,
     SEGMENTS,
-    GAPS,  # gaps between tokens so far
-    GAP_SUM,  # ticks, below 2**61
-    GAP_SUM_CARRY,  # units of 2**61 ticks
-    GAPS_USED,  # distinct gaps in the multiset
-    HELD_GAP,  # the last gap and how many of it are not in the multiset yet: most gaps repeat
-    HELD_GAPS,
-    MIXES_USED,
+    STALL_SUM,  # ticks, below 2**61
+    STALL_SUM_CARRY,  # units of 2**61 ticks
+    STALLS_USED,  # distinct stalls in the multiset
+    MIXES_USED,  # distinct mixes in the multiset
     BATCH_ROWS,
     ALLOCATION_ROWS,
-) = range(41)
-N_STATE = 41
+) = range(38)
+N_STATE = 38
 
 # Slots, one column per linked request.
 SLOT_REQUEST, SLOT_DUE, SLOT_PREV, SLOT_NEXT, SLOT_CHAIN = range(5)
 N_SLOT_ROWS = 5
+
+# Tallies, one column per token load or number of decode tokens: what nearly every batch adds to.
+TALLY_GAPS, TALLY_DECODE_ONLY, TALLY_FULL = range(3)
+N_TALLIES = 3
 
 # Segments, one column each, the oldest requests on top of the stack.
 SEGMENT_COUNT, SEGMENT_TIME = range(2)
@@ -162,25 +163,19 @@ def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
 
 
 @njit(cache=True)
-def _count_gap(state: Ints, gaps: Multiset, gap: int, count: int, bits: int) -> None:
+def _count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) -> None:
     """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not 0."""
-    state[GAPS] += count
-    state[GAP_SUM] += gap * count
-    if state[GAP_SUM] >= CARRY:
-        state[GAP_SUM_CARRY] += state[GAP_SUM] // CARRY
-        state[GAP_SUM] %= CARRY
+    state[STALL_SUM] += gap * count
+    if state[STALL_SUM] >= CARRY:
+        state[STALL_SUM_CARRY] += state[STALL_SUM] // CARRY
+        state[STALL_SUM] %= CARRY
     if bits > 0:
         shift = 0
         while (gap >> shift) >= (1 << bits):
             shift += 1
         if shift > 0:
             gap = ((gap >> shift) << shift) + (1 << (shift - 1))  # the middle of what they stand for
-    if gap != state[HELD_GAP]:
-        if state[HELD_GAPS] > 0:
-            state[GAPS_USED] += add(gaps, state[HELD_GAP], state[HELD_GAPS])
-        state[HELD_GAP] = gap
-        state[HELD_GAPS] = 0
-    state[HELD_GAPS] += count
+    state[STALLS_USED] += add(stalls, gap, count)
 
 
 def advance(
@@ -198,7 +193,8 @@ def advance(
     heads: Ints,
     bits: Words,
     segments: Ints,
-    gaps: Multiset,
+    tallies: Ints,
+    stalls: Multiset,
     mixes: Multiset,
     series: Ints,
     batch_rows: Ints,
@@ -220,8 +216,11 @@ def advance(
         Shape (requests known,), ticks, written; -1 while unknown.
     state, slots, heads, bits, segments
         What the server remembers: see the constants above.
-    gaps, mixes
-        Multisets of times between tokens (ticks) and of batch compositions (prefill << 32 | decode).
+    tallies
+        Shape (3, token budget + 1): times between tokens that are one batch, by its token load; batches without prefill
+        and batches filled to the token budget, by their decode tokens.
+    stalls, mixes
+        Multisets of all other times between tokens (ticks) and batch compositions (prefill << 32 | decode).
     series
         Shape (2000, 4): tick, requests in system, tokens unprocessed, tokens uncompleted.
     batch_rows, allocation_rows
@@ -277,10 +276,6 @@ def advance(
     batch_used = state[BATCH_ROWS]
     allocation_used = state[ALLOCATION_ROWS]
 
-    # Compositions repeat too: count those before the multiset is touched.
-    held_mix = -1
-    held_mix_count = 0
-
     while True:
         # -- arrivals up to now
         while arrived < known and arrival[arrived] <= now:
@@ -324,7 +319,7 @@ def advance(
             status = PAUSED
             break
         if (
-            4 * (state[GAPS_USED] + most_slots) > gaps.size
+            4 * (state[STALLS_USED] + most_slots) > stalls.size
             or 4 * mixes_used + 4 > mixes.size
             or (record >= RECORD_BATCHES and batch_used == batch_rows.shape[0])
             or (record >= RECORD_ALLOCATIONS and allocation_used + budget > allocation_rows.shape[0])
@@ -467,13 +462,12 @@ def advance(
         busy += end - now
         completed += tokens
 
-        mix = (x << 32) | y
-        if mix != held_mix:
-            if held_mix_count > 0:
-                mixes_used += add(mixes, held_mix, held_mix_count)
-            held_mix = mix
-            held_mix_count = 0
-        held_mix_count += repeat
+        if x == 0:
+            tallies[TALLY_DECODE_ONLY, y] += repeat
+        elif x + y == budget:
+            tallies[TALLY_FULL, y] += 1
+        else:
+            mixes_used += add(mixes, (x << 32) | y, 1)
 
         # -- tokens out: a gap for each request that had one before, a first token for the others
         if y > 0:
@@ -481,21 +475,27 @@ def advance(
             slot = first_fresh
             for _ in range(y - already):
                 request = slots[SLOT_REQUEST, slot]
+                gap = first_end - first_token[request]
                 if first_token[request] < 0:
                     first_token[request] = first_end
+                elif gap == ticks:
+                    tallies[TALLY_GAPS, x + y] += 1
                 else:
-                    _count_gap(state, gaps, first_end - first_token[request], 1, gap_bits)
+                    _count_stall(state, stalls, gap, 1, gap_bits)
                 slot = slots[SLOT_NEXT, slot]
             unserved = already
             while unserved > 0:
                 count = min(segments[SEGMENT_COUNT, top], unserved)
-                _count_gap(state, gaps, first_end - segments[SEGMENT_TIME, top], count, gap_bits)
+                gap = first_end - segments[SEGMENT_TIME, top]
+                if gap == ticks:
+                    tallies[TALLY_GAPS, x + y] += count
+                else:
+                    _count_stall(state, stalls, gap, count, gap_bits)
                 unserved -= count
                 segments[SEGMENT_COUNT, top] -= count
                 if segments[SEGMENT_COUNT, top] == 0:
                     top -= 1
-            if repeat > 1:
-                _count_gap(state, gaps, ticks, y * (repeat - 1), gap_bits)
+            tallies[TALLY_GAPS, x + y] += y * (repeat - 1)
 
             # -- due epochs
             if y == linked:
@@ -561,12 +561,6 @@ def advance(
             decoding += 1
         now = end
 
-    if state[HELD_GAPS] > 0:
-        state[GAPS_USED] += add(gaps, state[HELD_GAP], state[HELD_GAPS])
-        state[HELD_GAPS] = 0
-    if held_mix_count > 0:
-        mixes_used += add(mixes, held_mix, held_mix_count)
-
     state[NOW] = now
     state[ARRIVED] = arrived
     state[HEAD] = head
@@ -620,6 +614,7 @@ _SIGNATURE = types.int64(
     types.int64[:, ::1],
     _I64,
     types.uint64[::1],
+    types.int64[:, ::1],
     types.int64[:, ::1],
     _I64,
     _I64,

@@ -227,8 +227,8 @@ class Measured(BatchTime):
             for name, (low, high) in limits.items():
                 if values[name] is None or not low <= values[name] <= high:
                     place, problem = table.explain(row)
-                    given = checks.shown(text[name][row])
-                    wrong = f"has the {name} {given}, but a number from {low:g} to {high:,.0f} is needed. Correct or delete it"
+                    wrong = f"has the {name} {checks.shown(text[name][row])}, which is no number from {low:g} to "
+                    wrong += f"{high:,.0f}. Correct or delete it"
                     raise source.fault(f"{place} {problem or wrong}")
         mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
         return cls(mean["tokens"].to_list(), (mean[unit] / per_second[unit]).to_list())

@@ -354,10 +354,11 @@ def _shares(what: str, weights: Floats) -> Floats:
     if bad.any():
         row = int(np.argmax(bad))
         raise InputError(f"{what}[{row}] is {weights[row]}, but a share must not be negative; mend or drop it")
-    total = float(weights.sum())
-    if not 0 < total < math.inf:
-        raise InputError(f"{what} add up to {total:g}, so they are no shares of anything; make one of them positive")
-    return weights / total
+    largest = float(weights.max())
+    if largest == 0:
+        raise InputError(f"{what} are all 0, so nothing is ever chosen; make one of them positive")
+    weights = weights / largest  # or the sum of large ones would overflow
+    return weights / float(weights.sum())
 
 
 class Lengths(abc.ABC):

@@ -1,0 +1,120 @@
+"""The kernel at its edges: what it refuses, very long times, and the same numbers with the compiler off."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from penstock.errors import InputError
+from penstock.kernel import server as kernel
+from penstock.kernel.signatures import DECODE_FIRST
+from penstock.simulate import simulate
+from penstock.system.batch_time import Affine
+from penstock.system.policies import policy
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
+
+SCENARIO = {
+    "arrival_s": [0, 0, 3, 4, 4, 40],
+    "prompt_tokens": [5, 2, 9, 1, 1, 3],
+    "output_tokens": [4, 1, 3, 70, 2, 1],
+}
+
+
+def outcome(compress, record, policy="orca", scope="batch"):
+    """Run a small scenario that cuts prompts, passes decodes over, idles, and compresses."""
+    server = Server(Affine(c=1.0, a=1.0), 4, 3, policy=policy, scope=scope)
+    run = simulate(Workload.from_arrays(**SCENARIO), server, tick_s=1.0, record=record, compress=compress)
+    numbers = [run.end, run.n_batches, run.busy, run.tokens, run.gaps.total, run.ttft.total, run.e2e.total]
+    return [numbers, run.gaps.values.tolist(), run.gaps.counts.tolist(), run.series_rows.tolist()]
+
+
+def outcomes():
+    return [
+        outcome(compress, record, policy, scope)
+        for compress in (True, False)
+        for record in ("summary", "allocations")
+        for policy in ("orca", "sarathi", "vllm-vanilla")
+        for scope in ("batch", "running")
+    ]
+
+
+def test_with_the_compiler_off_every_number_is_the_same():
+    """So that coverage and a debugger can look into the kernel, in a process of its own."""
+    program = f"import json, runpy; print(json.dumps(runpy.run_path({__file__!r})['outcomes']()))"
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::RuntimeWarning", "-c", program],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == outcomes()
+
+
+@policy
+def never_decodes(queue, limits, params):
+    return queue.prompt_tokens, 0, DECODE_FIRST
+
+
+@policy
+def negative(queue, limits, params):
+    return queue.prompt_tokens - 1, -1, DECODE_FIRST
+
+
+def served_by(rule):
+    server = Server(Affine(c=1.0, a=0.0), 8, policy=rule)
+    return simulate(Workload.from_arrays([0, 1], [3, 4], [2, 2]), server, tick_s=1.0)
+
+
+def test_a_policy_that_serves_nobody_while_somebody_waits_is_refused_with_the_state_it_saw():
+    with pytest.raises(
+        InputError, match=r"'never-decodes' formed an empty batch at 2 s with 0 prompts .* and 2 decoding"
+    ):
+        served_by(never_decodes)
+
+
+def test_a_policy_that_asks_for_less_than_nothing_is_refused_with_the_state_it_saw():
+    with pytest.raises(
+        InputError, match=r"'negative' asked for a negative number of tokens at 0 s with 1 prompts \(3 tok"
+    ):
+        served_by(negative)
+
+
+def test_gaps_whose_sum_is_beyond_64_bits_are_averaged_exactly():
+    """Batches of 2**54 ticks, which 5 of 160 requests leave at each: a sum of 2**65 ticks and more, kept by carries."""
+    server = Server(Affine(c=2.0**14, a=0.0), 160)
+    outputs = [2 + i % 32 for i in range(160)]
+    for record in ("requests", "summary"):
+        run = simulate(Workload.from_arrays([0] * 160, [1] * 160, outputs), server, tick_s=2.0**-40, record=record)
+        assert run.end == 33 * 2**54
+        assert run.gaps.size == sum(outputs) - 160
+        assert run.gaps.total == run.gaps.size * 2**54 > 2**65 > kernel.CARRY
+        assert run.gaps.mean == 2.0**54
+        assert run.e2e.total == sum(outputs) * 2**54
+
+
+def test_a_series_of_a_long_run_is_thinned_to_equally_spaced_instants_that_span_it():
+    """Every instant is a power of two apart, and there are more than half of 2,000."""
+    rng = np.random.default_rng(0)
+    server = Server(Affine(c=1.0, a=1.0), 8)
+    arrival = np.append(0, np.cumsum(rng.integers(1, 100, 999)))
+    run = simulate(Workload.from_arrays(arrival, *rng.integers(1, 20, (2, 1000))), server, tick_s=1.0)
+    instants = run.series_rows[:, 0]
+    step = int(instants[1])
+    assert step & (step - 1) == 0
+    assert instants.tolist() == list(range(0, run.end + 1, step))
+    assert kernel.SERIES_INSTANTS // 2 <= instants.size <= kernel.SERIES_INSTANTS
+
+
+@pytest.mark.parametrize("output", [1, 2, 63, 64, 65, 127, 128, 129, 4095, 4096])
+def test_an_output_around_the_size_of_the_ring_of_due_epochs_takes_that_many_tokens(output):
+    """Beside short ones that come and go; the ring has a power of two of places, at least 64."""
+    arrival = [0, *range(1, 2 * output, 3)]
+    lengths = [output] + [1 + i % 7 for i in range(len(arrival) - 1)]
+    server = Server(Affine(c=1.0, a=0.0), 4, policy="sarathi")
+    run = simulate(Workload.from_arrays(arrival, [1] * len(arrival), lengths), server, tick_s=1.0)
+    assert run.rows.finish[0] == output, "the oldest is in every batch of one tick"
+    assert run.gaps.size == sum(lengths) - len(lengths)
