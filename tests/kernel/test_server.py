@@ -51,7 +51,8 @@ def test_with_the_compiler_off_every_number_is_the_same():
         env=environment, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == outcomes()
+    for interpreted, compiled in zip(json.loads(done.stdout), outcomes(), strict=True):
+        assert interpreted == compiled
 
 
 @policy

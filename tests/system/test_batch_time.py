@@ -92,7 +92,7 @@ def test_models_are_values_that_compare_and_hash(model):
 @family
 @pytest.mark.parametrize("load", [-1, [3, -0.5], float("nan"), [1, float("inf")], "7", None, True, [[1], [2, 3]], 1j])
 def test_what_is_no_token_load_is_refused(model, load):
-    assert "a batch of" in refuse(model, load)
+    assert "a token load is" in refuse(model, load)
 
 
 @family
@@ -180,8 +180,8 @@ def test_what_is_no_number_of_seconds_is_refused(model, name, value):
         (lambda: Hinge(0, 1, 1), "takes no time"),
         (lambda: Measured([], []), "tokens is empty"),
         (lambda: Measured([1, 2], [1]), "2 token loads and 1 batch times"),
-        (lambda: Measured([[1, 2]], [1, 2]), "shape (1, 2)"),
-        (lambda: Measured(["a"], [1]), "give a one-dimensional array of numbers"),
+        (lambda: Measured([[1, 2]], [1, 2]), "has the shape (1, 2), but must have one dimension"),
+        (lambda: Measured(["a"], [1]), "but must be a number, or an array of numbers"),
         (lambda: Measured([0, 1], [1, 1]), "a measured token load is 0"),
         (lambda: Measured([1, math.nan], [1, 1]), "a measured token load is nan"),
         (lambda: Measured([2, 1], [1, 1]), "must rise, but 1 follows 2"),
@@ -257,9 +257,9 @@ def test_a_missing_file_suggests_the_closest_name_and_a_directory_is_refused(tmp
 @quick
 @given(st.binary(max_size=200), st.sampled_from([b"", b"tokens,ms\n", b"tokens,ms\n1,2\n"]))
 def test_random_bytes_give_a_model_or_one_line_and_nothing_else(write, content, head):
+    refusals = []
     try:
-        model = Measured.read(write(head + content))
+        Measured.read(write(head + content))
     except InputError as error:
-        assert len(str(error).splitlines()) == 1
-    else:
-        assert model.capacity(1) > 0
+        refusals = str(error).splitlines()
+    assert len(refusals) <= 1

@@ -167,6 +167,12 @@ def test_rows_out_of_order_are_sorted_stably_and_counted(write):
     assert trace.notices == ("2 rows were out of order; sorted by arrival",)
 
 
+def test_many_rows_at_one_time_keep_their_order(write):
+    rows = "".join(f"{2 - n % 3},{n + 1},1\n" for n in range(3_000))
+    expected = [n + 1 for late in (2, 1, 0) for n in range(late, 3_000, 3)]
+    assert load(write(VIDUR + rows)).prompt_tokens.tolist() == expected
+
+
 def test_the_arrays_can_be_written_to(write):
     trace = load(write(VIDUR + "2,1,10\n"))
     assert all(array.flags.writeable for array in (trace.arrival_s, trace.prompt_tokens, trace.output_tokens))

@@ -50,9 +50,7 @@ class BatchTime(abc.ABC):
         InputError
             If a token load is no finite number of at least 0, or beyond what was measured.
         """
-        load = np.asarray(tokens)
-        if load.dtype.kind not in "iuf":
-            raise InputError(f"a batch of {checks.shown(tokens)} tokens: give a number, or an array of numbers")
+        load = checks.array("a token load", tokens)
         bad = ~(np.isfinite(load) & (load >= 0))
         if bad.any():
             raise InputError(

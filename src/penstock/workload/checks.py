@@ -40,24 +40,38 @@ def whole(what: str, value: Any, low: int, high: int, unit: str, why: str) -> in
     return int(value)
 
 
-def column(name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return a copy of the values as a one-dimensional array of numbers; one number is a column of one.
+def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return a copy of the values as an array of numbers, of any shape; some may not be finite.
 
     Raises
     ------
     InputError
-        If they are something else, or none.
+        If some are no numbers, or rows have different lengths.
     """
     try:
-        given = np.array(values, ndmin=1)
-    except ValueError:
-        raise InputError(f"{name} has rows of different lengths; give a one-dimensional array of numbers") from None
-    if given.ndim != 1 or given.dtype.kind not in "iuf":
+        given = np.array(values)
+    except ValueError:  # rows of different lengths
+        given = np.array(None)
+    if given.dtype.kind not in "iuf":
+        raise InputError(f"{what} is {shown(values)}, but must be a number, or an array of numbers; mend what is none")
+    return given
+
+
+def column(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return a copy of the values as a one-dimensional array, not empty; one number is a column of one.
+
+    Raises
+    ------
+    InputError
+        If they are something else.
+    """
+    given = np.atleast_1d(array(what, values))
+    if given.ndim > 1:
         raise InputError(
-            f"{name} is an array of {given.dtype} of shape {given.shape}; give a one-dimensional array of numbers"
+            f"{what} has the shape {given.shape}, but must have one dimension; give one row or column of it"
         )
     if not given.size:
-        raise InputError(f"{name} is empty; give at least one number")
+        raise InputError(f"{what} is empty, so there is nothing to work with; give at least one number")
     return given
 
 

@@ -1,0 +1,60 @@
+"""A policy is named, imported or given, and means the same every way."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
+from penstock.system.policies import resolve
+
+LIMITS = Limits(token_budget=512, batch_size=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "queue", "expected"),
+    [
+        ("fastertransformer", Queue(3, 900, 40), (0, 40, DECODE_FIRST)),
+        ("fastertransformer", Queue(3, 900, 0), (512, 0, DECODE_FIRST)),
+        ("vllm-vanilla", Queue(3, 900, 40), (512, 0, PREFILL_FIRST)),
+        ("vllm-vanilla", Queue(0, 0, 140), (0, 100, PREFILL_FIRST)),
+        ("orca", Queue(3, 500, 40), (500, 12, PREFILL_FIRST)),
+        ("orca", Queue(3, 900, 40), (512, 0, PREFILL_FIRST)),
+        ("sarathi", Queue(3, 900, 40), (472, 40, DECODE_FIRST)),
+        ("sarathi", Queue(3, 10, 140), (10, 100, DECODE_FIRST)),
+    ],
+)
+def test_the_four_policies_of_the_paper_compose_batches_as_section_4_says(
+    name: str, queue: Queue, expected: tuple[int, int, int]
+) -> None:
+    assert ps.POLICIES[name](queue, LIMITS) == expected
+
+
+@pytest.mark.parametrize("name", ps.POLICIES)
+def test_the_compiled_policy_is_the_written_one(name: str) -> None:
+    policy, none = ps.POLICIES[name], np.empty(0)
+    for queue in (Queue(p, 7 * p, d) for p in (0, 1, 60, 100) for d in (0, 1, 99, 100, 600) if p + d):
+        assert policy(queue, LIMITS) == policy.compiled(queue, LIMITS, none)
+
+
+def test_names_with_dashes_functions_and_files_all_resolve(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import penstock as ps\n\n\n@ps.policy(name='half', work_conserving=False)\n"
+        "def f(queue, limits, params):\n    return queue.prompt_tokens // 2 + 1, queue.decoding, ps.PREFILL_FIRST\n"
+    )
+    assert resolve("vllm-vanilla") is ps.POLICIES["vllm-vanilla"]
+    found = resolve("own:f", folder=tmp_path)
+    assert (found.name, found.work_conserving) == ("half", False)
+    assert resolve(found) is found
+    with pytest.raises(ps.InputError, match="has no function 'g'"):
+        resolve("own:g", folder=tmp_path)
+    with pytest.raises(ps.InputError, match="cannot import the policy module"):
+        resolve("nowhere.at_all:f", folder=tmp_path)
+
+
+def test_a_policy_file_with_a_mistake_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def f(queue limits):\n    pass\n")
+    with pytest.raises(ps.InputError) as caught:
+        resolve("broken:f", folder=tmp_path)
+    assert "\n" not in str(caught.value)
