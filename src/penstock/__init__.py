@@ -14,7 +14,8 @@ from penstock.system.policies import POLICIES, Policy, policy
 from penstock.system.presets import HARDWARE, hardware
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
-from penstock.workload.lengths import Constant, Empirical, Gamma, Geometric, LogNormal, Mixture, Uniform
+from penstock.workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
+from penstock.workload.pairs import Empirical
 from penstock.workload.workload import Workload, read_trace
 
 __all__ = [

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel import counting
 from penstock.kernel import server as kernel
+from penstock.kernel.server import NEVER
 from penstock.run import Distribution, Record, Rows, Run, exact_sum
 from penstock.system.server import Server
 from penstock.workload.workload import Requests, Workload
@@ -20,6 +22,7 @@ Progress = Callable[[float], None]
 _RECORDS = ("summary", "requests", "batches", "allocations")
 _STEPS = 500_000  # policy decisions between two calls of the progress function: a blink
 _LEADING_BITS = 11  # of a time in a summary: within 0.05%
+MOST_BATCHES = 1_000  # that a run can surely count in ticks, however long a batch takes
 _NO_LIMIT = 2**40  # a max batch size that never binds
 
 Ints = npt.NDArray[np.int64]
@@ -67,14 +70,13 @@ def simulate(
     """
     if record not in _RECORDS:
         raise InputError(f"unknown record {record!r}{nearest(str(record), _RECORDS)}")
-    if not (np.isfinite(tick_s) and tick_s > 0):
-        raise InputError(f"tick_s is {tick_s} s, but must be positive")
-    requests = _length_of_run(workload, requests, until)
+    tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+    requests = _length_of_run(workload, requests, until, tick_s)
     if drain is None:
         offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
         drain = workload.rows is not None or not offered > server.batch_time.capacity(server.token_budget)
     engine = _Engine(server, record, tick_s, compress)
-    stop = kernel.NEVER if until is None else round(until / tick_s)
+    stop = NEVER if until is None else round(until / tick_s)
     blocks = _ticks(workload, requests, stop, tick_s, engine.duration)
     if record == "summary":
         _stream(engine, blocks, requests, stop, drain, progress)
@@ -82,26 +84,24 @@ def simulate(
     return engine.finish(_whole(engine, blocks, stop, drain, progress))
 
 
-def _length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
+def _length_of_run(workload: Workload, requests: int | None, until: float | None, tick_s: float) -> int | None:
     """Check what was asked for; return the number of arrivals, or None if `until` bounds the run."""
     if requests is not None and until is not None:
         raise InputError(f"requests={requests} and until={until}: give one of them")
     if until is not None:
-        if not (np.isfinite(until) and until > 0):
-            raise InputError(f"until is {until} s, but must be positive")
+        checks.number("until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop")
         return None
     if requests is None:
         if workload.rows is None:
             raise InputError(f"{workload.name} never ends; say how much of it to simulate with `requests` or `until`")
         return workload.rows
-    if isinstance(requests, bool) or requests != int(requests) or requests < 1:
-        raise InputError(f"requests is {requests}, but must be a whole number of at least 1")
+    requests = checks.whole("requests", requests, 1, 10**12, "", "it is the number of arrivals")
     if workload.rows is not None and requests > workload.rows:
         raise InputError(
             f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed once; "
             "ask for fewer, or resample it with arrivals 'poisson'"
         )
-    return int(requests)
+    return requests
 
 
 @dataclasses.dataclass
@@ -131,12 +131,12 @@ class _Window:
 
 def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float, duration: Ints) -> Iterator[_Window]:
     """Yield the workload in integer ticks, up to so many requests or up to the tick ``stop``."""
-    left = requests if requests is not None else kernel.NEVER
+    left = requests if requests is not None else NEVER
     for block in workload.blocks():
         part: Requests = block.first(min(left, block.arrival_s.size))
         left -= part.arrival_s.size
         ticks = np.rint(part.arrival_s / tick_s)
-        if ticks[-1] >= kernel.NEVER / 4:
+        if ticks[-1] >= NEVER / 4:
             raise InputError(
                 f"an arrival {part.arrival_s[-1]:g} s after the first is beyond what ticks of {tick_s:g} s can count; "
                 "raise tick_s or ask for fewer requests"
@@ -153,17 +153,17 @@ def _whole(engine: "_Engine", blocks: Iterator[_Window], stop: int, drain: bool,
     parts = list(blocks)
     window = _Window(*(np.concatenate(c) for c in zip(*map(dataclasses.astuple, parts), strict=True)))
     last = int(window.arrival[-1])
-    engine.stop(stop if stop < kernel.NEVER or drain else last, final=True)
+    engine.stop(stop if stop < NEVER or drain else last, final=True)
     engine.fit(window)
     count = window.arrival.size
 
     def done() -> float:
-        if stop < kernel.NEVER:
+        if stop < NEVER:
             return engine.now / stop
         return (engine.arrived + (engine.finished if drain else engine.arrived)) / (2 * count)
 
     engine.run(window, done, progress)
-    engine.last_arrival = last if stop == kernel.NEVER else stop
+    engine.last_arrival = last if stop == NEVER else stop
     return window
 
 
@@ -181,7 +181,7 @@ def _stream(
     following = next(blocks, None)
 
     def done() -> float:
-        if stop < kernel.NEVER:
+        if stop < NEVER:
             return engine.now / stop
         total = requests or 1
         return (engine.arrived + (engine.finished if drain else engine.arrived)) / (2 * total)
@@ -189,14 +189,14 @@ def _stream(
     while True:
         final = following is None
         last = int(window.arrival[-1])
-        engine.stop(stop if stop < kernel.NEVER or drain or not final else last, final)
+        engine.stop(stop if stop < NEVER or drain or not final else last, final)
         engine.run(window, done, progress)
         window = engine.fold(window, everything=final)
         if following is None:
             break
         engine.fit(following)
         window, following = window.joined(following), next(blocks, None)
-    engine.last_arrival = last if stop == kernel.NEVER else stop
+    engine.last_arrival = last if stop == NEVER else stop
 
 
 class _Engine:
@@ -207,6 +207,12 @@ class _Engine:
         self.advance = kernel.compiled_advance()
         self.params = np.array(server.policy_params, np.float64)
         seconds = server.batch_time.table(server.token_budget)
+        if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
+            load = int(np.argmax(seconds))
+            raise InputError(
+                f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than can be counted; "
+                "raise tick_s"
+            )
         self.duration = np.rint(seconds / tick_s).astype(np.int64)
         if self.duration[1:].min() < 1:
             load = int(np.argmin(self.duration[1:])) + 1
@@ -225,7 +231,7 @@ class _Engine:
 
         self.state = np.zeros(kernel.N_STATE, np.int64)
         self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
-        self.state[kernel.NEXT_DUE] = kernel.NEVER
+        self.state[kernel.NEXT_DUE] = NEVER
         self.state[kernel.SERIES_STEP] = 1
         room = min(server.token_budget, server.max_batch_size or server.token_budget)
         self.slots = np.full((kernel.N_SLOT_ROWS, room), -1, np.int64)

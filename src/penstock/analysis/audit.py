@@ -318,16 +318,14 @@ def _overtake_k(r: _Replay) -> int:
     """Return the smallest K of the K-FCFS condition.
 
     Each request passes through its batches in stretches without service; the youngest request that decoded during a
-    stretch overtook it the furthest.
+    stretch overtook it the furthest. (Before a request arrived, nobody younger was there.)
     """
     n, m = r.arrival.size, r.start.size
-    entered = np.searchsorted(r.start, r.arrival)
     last_served = np.full(n, -1, np.int64)
     np.maximum.at(last_served, r.request, r.batch)
     is_first = np.diff(r.request, prepend=-1) != 0
-    since = np.where(is_first, entered[r.request], np.roll(r.batch, 1) + 1)
     request = np.append(r.request, np.arange(n))  # the second part: after the last service, if it did not finish
-    since = np.append(since, np.maximum(entered, last_served + 1))
+    since = np.append(np.where(is_first, 0, np.roll(r.batch, 1) + 1), last_served + 1)
     until = np.append(r.batch, r.finished_in)
     stretch = since < until
     if not stretch.any():

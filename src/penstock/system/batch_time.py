@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from penstock import checks
 from penstock.errors import InputError
-from penstock.workload import checks
 from penstock.workload.tables import Source, open_table
 
 MOST_TOKENS = 2**20

@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from penstock.checks import shown
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
-from penstock.workload.checks import shown
 
 
 @dataclasses.dataclass(frozen=True)

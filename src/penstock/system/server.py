@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
+from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
 from penstock.system.policies import Policy, PolicyFunction, resolve
@@ -58,30 +59,27 @@ class Server:
             raise InputError(
                 f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, a, b0)"
             )
-        if isinstance(token_budget, bool) or token_budget != int(token_budget) or not 1 <= token_budget <= MOST_TOKENS:
-            raise InputError(
-                f"token_budget is {token_budget}, but must be a whole number from 1 to {MOST_TOKENS:,}: "
-                "a batch carries at least one token"
-            )
-        if max_batch_size is not None and (max_batch_size != int(max_batch_size) or max_batch_size < 1):
-            raise InputError(
-                f"max_batch_size is {max_batch_size}, but must be a whole number of at least 1, or None for no limit"
-            )
+        carries = "a batch carries at least one token"
+        token_budget = checks.whole("token_budget", token_budget, 1, MOST_TOKENS, "tokens", carries)
+        if max_batch_size is not None:
+            serves = "a batch serves at least one request; None means no limit"
+            max_batch_size = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves)
+        params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in policy_params]
         for name, value, known in (
             ("scope", scope, ("batch", "running")),
             ("convention", convention, ("paper", "engine")),
         ):
             if value not in known:
                 raise InputError(f"{name} is {value!r}{nearest(str(value), known)}")
-        batch_time.table(int(token_budget))  # a measured table may not reach so far: say so now
+        batch_time.table(token_budget)  # a measured table may not reach so far: say so now
         put = object.__setattr__
         put(self, "batch_time", batch_time)
-        put(self, "token_budget", int(token_budget))
-        put(self, "max_batch_size", None if max_batch_size is None else int(max_batch_size))
+        put(self, "token_budget", token_budget)
+        put(self, "max_batch_size", max_batch_size)
         put(self, "policy", resolve(policy))
         put(self, "scope", scope)
         put(self, "convention", convention)
-        put(self, "policy_params", tuple(float(p) for p in policy_params))
+        put(self, "policy_params", tuple(params))
 
     def with_policy(self, policy: str | Policy | PolicyFunction) -> "Server":
         """Return the same server under another policy."""

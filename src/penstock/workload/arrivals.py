@@ -12,8 +12,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from penstock import checks
 from penstock.errors import InputError
-from penstock.workload import checks
 
 BLOCK = 65_536
 """Arrivals generated at a time; fixed, so that the first n requests do not depend on how many are asked for."""

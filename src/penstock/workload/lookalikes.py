@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.workload import checks
 from penstock.workload.arrivals import Arrivals, OnOff, WanderingRate
-from penstock.workload.lengths import Independent, Tabulated
+from penstock.workload.lengths import Tabulated
+from penstock.workload.pairs import Independent
 
 LOOKALIKES = ("azure-code", "azure-conv")
 """Names of the look-alikes."""

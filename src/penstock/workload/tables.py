@@ -19,8 +19,8 @@ from typing import BinaryIO, Protocol
 
 import polars as pl
 
+from penstock.checks import shown
 from penstock.errors import InputError
-from penstock.workload.checks import shown
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from penstock.checks import shown
 from penstock.errors import InputError, nearest
-from penstock.workload.checks import shown
 from penstock.workload.lengths import LONGEST
 from penstock.workload.tables import Source, Table, open_table
 

@@ -9,12 +9,14 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.workload import arrivals as processes
-from penstock.workload import checks, traces
+from penstock.workload import traces
 from penstock.workload.arrivals import Arrivals, Replay
-from penstock.workload.lengths import LONGEST, Constant, Empirical, Independent, Length, Lengths, Recorded, Tokens
+from penstock.workload.lengths import LONGEST, Constant, Length, Tokens
 from penstock.workload.lookalikes import lookalike
+from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
 
 
 class Requests(NamedTuple):

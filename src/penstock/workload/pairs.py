@@ -1,0 +1,152 @@
+"""Prompt and output of a request together: drawn apart, joined by a copula, or as recorded."""
+
+import abc
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.workload.lengths import LONGEST, Length, Tabulated, Tokens
+
+
+class Lengths(abc.ABC):
+    """Prompt and output of a request, together."""
+
+    iid: bool = True
+    """Whether requests are independent and identically distributed."""
+
+    mean_prompt: float
+    mean_output: float
+    max_prompt: int | None
+    max_output: int | None
+
+    @abc.abstractmethod
+    def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
+        """Draw (prompt, output) tokens of so many requests."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(Lengths):
+    """Prompt and output drawn apart, or joined by a Gaussian copula.
+
+    Parameters
+    ----------
+    prompt, output
+        The two distributions.
+    correlation
+        Of the Gaussian copula between them; not 0 only for two `Tabulated` ones.
+    """
+
+    prompt: Length
+    output: Length
+    correlation: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("prompt", "output"):
+            if not isinstance(getattr(self, name), Length):
+                given = checks.shown(getattr(self, name))
+                raise InputError(f"{name} is {given}, but must be a distribution of lengths such as Constant(100)")
+        checks.number("the correlation", self.correlation, -1, 1, "", "a Gaussian copula knows no other")
+        if self.correlation and not (isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated)):
+            raise InputError(
+                f"the correlation is {self.correlation}, but only tabulated prompts and outputs can be joined; "
+                "use Empirical rows instead"
+            )
+
+    @property
+    def mean_prompt(self) -> float:  # type: ignore[override]
+        """Exact mean prompt, tokens."""
+        return self.prompt.mean
+
+    @property
+    def mean_output(self) -> float:  # type: ignore[override]
+        """Exact mean output, tokens."""
+        return self.output.mean
+
+    @property
+    def max_prompt(self) -> int | None:  # type: ignore[override]
+        """Longest prompt, or None."""
+        return self.prompt.max
+
+    @property
+    def max_output(self) -> int | None:  # type: ignore[override]
+        """Longest output, or None."""
+        return self.output.max
+
+    def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
+        """Draw requests."""
+        if isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated):
+            first, second = rng.standard_normal((2, size))
+            second = self.correlation * first + np.sqrt(1 - self.correlation**2) * second
+            return self.prompt.quantile(special.ndtr(first)), self.output.quantile(special.ndtr(second))
+        return self.prompt.sample(rng, size), self.output.sample(rng, size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Empirical(Lengths):
+    """Recorded requests, prompt and output together, drawn at random with replacement.
+
+    Parameters
+    ----------
+    prompt_tokens, output_tokens
+        Shape (rows,), tokens.
+    """
+
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_tokens", "output_tokens"):
+            object.__setattr__(self, name, checked_lengths(name, getattr(self, name)))
+        if self.prompt_tokens.size != self.output_tokens.size:
+            raise InputError(
+                f"{self.prompt_tokens.size:,} prompts and {self.output_tokens.size:,} outputs: "
+                "a request has one of each, so give as many of both"
+            )
+
+    @property
+    def mean_prompt(self) -> float:  # type: ignore[override]
+        """Mean of the rows, tokens."""
+        return float(self.prompt_tokens.mean())
+
+    @property
+    def mean_output(self) -> float:  # type: ignore[override]
+        """Mean of the rows, tokens."""
+        return float(self.output_tokens.mean())
+
+    @property
+    def max_prompt(self) -> int:  # type: ignore[override]
+        """Longest prompt recorded."""
+        return int(self.prompt_tokens.max())
+
+    @property
+    def max_output(self) -> int:  # type: ignore[override]
+        """Longest output recorded."""
+        return int(self.output_tokens.max())
+
+    def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
+        """Draw rows."""
+        rows = rng.integers(0, self.prompt_tokens.size, size)
+        return self.prompt_tokens[rows], self.output_tokens[rows]
+
+
+class Recorded(Empirical):
+    """Recorded requests, to be taken in their own order, once."""
+
+    iid = False
+
+
+def checked_lengths(name: str, tokens: npt.ArrayLike) -> Tokens:
+    """Return lengths as int64, or raise an `InputError` that names the first bad one."""
+    given = checks.column(name, tokens)
+    bad = ~((given >= 1) & (given <= LONGEST) & (given == np.floor(given)))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise InputError(
+            f"{name}[{row}] is {given[row]}, but a length is a whole number from 1 to {LONGEST:,} tokens; "
+            "drop or mend that row"
+        )
+    return given.astype(np.int64)
