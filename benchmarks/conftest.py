@@ -7,12 +7,20 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 FULL = os.environ.get("PENSTOCK_BENCHMARK") == "full"
 RESULTS = Path(__file__).parent / "results"
 _lines: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _alone(benchmark: Any) -> None:
+    """Skip where pytest-benchmark cannot time anything."""
+    if benchmark.disabled:
+        pytest.skip("timings need the machine to themselves: run without -n")
 
 
 @pytest.fixture

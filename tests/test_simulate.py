@@ -110,7 +110,8 @@ def test_progress_rises_to_at_most_one() -> None:
         ({"requests": 5, "record": "reqests"}, "did you mean 'requests'"),
         ({"requests": 5, "tick_s": 0}, "tick_s is 0"),
         ({"requests": 5, "tick_s": 1.0}, "lower tick_s"),
-        ({"requests": 5, "tick_s": 1e-19}, "raise tick_s"),
+        ({"requests": 5, "tick_s": 1e-18}, "raise tick_s"),
+        ({"requests": 5, "tick_s": 0.0}, "tick_s is 0"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(arguments: dict[str, object], said: str) -> None:

@@ -84,17 +84,20 @@ def test_a_policy_that_asks_for_less_than_nothing_is_refused_with_the_state_it_s
         served_by(negative)
 
 
-def test_gaps_whose_sum_is_beyond_64_bits_are_averaged_exactly():
-    """Batches of 2**54 ticks, which 5 of 160 requests leave at each: a sum of 2**65 ticks and more, kept by carries."""
-    server = Server(Affine(c=2.0**14, a=0.0), 160)
-    outputs = [2 + i % 32 for i in range(160)]
-    for record in ("requests", "summary"):
-        run = simulate(Workload.from_arrays([0] * 160, [1] * 160, outputs), server, tick_s=2.0**-40, record=record)
-        assert run.end == 33 * 2**54
-        assert run.gaps.size == sum(outputs) - 160
-        assert run.gaps.total == run.gaps.size * 2**54 > 2**65 > kernel.CARRY
-        assert run.gaps.mean == 2.0**54
-        assert run.e2e.total == sum(outputs) * 2**54
+@pytest.mark.parametrize("stalls", [False, True])
+def test_gaps_whose_sum_is_beyond_64_bits_are_averaged_exactly(stalls):
+    """500 requests decode in batches of 2**49 ticks; new prompts stop them in every other one, or never."""
+    arrival, output = [0] * 500, [201] * 500
+    if stalls:
+        arrival, output = arrival + [1024 * i for i in range(1, 200)], output + [1] * 199
+    server = Server(Affine(c=512.0, a=0.0), 500, policy="vllm-vanilla")
+    workload = Workload.from_arrays(arrival, [1] * len(arrival), output)
+    rows, summary = (simulate(workload, server, tick_s=2.0**-40, record=record) for record in ("requests", "summary"))
+    total = sum((rows.rows.finish - rows.rows.first_token).tolist())
+    assert rows.gaps.values[-1] == (2**50 if stalls else 2**49)
+    assert rows.gaps.total == summary.gaps.total == total > 2**65 > kernel.CARRY
+    assert rows.gaps.mean == total / (500 * 200)
+    assert rows.e2e.total == summary.e2e.total == total + sum((rows.rows.first_token - rows.rows.arrival).tolist())
 
 
 def test_a_series_of_a_long_run_is_thinned_to_equally_spaced_instants_that_span_it():
