@@ -120,7 +120,7 @@ def test_a_lower_limit_never_raises_the_mean(mean, cv, one, other):
     low, high = sorted((one, other))
     for length in (LogNormal(mean, cv, low), Gamma(mean, cv, low), Geometric(mean, low)):
         higher = type(length)(*([mean, cv, high] if not isinstance(length, Geometric) else [mean, high]))
-        assert 1 <= length.mean <= min(higher.mean * (1 + 1e-12), low)
+        assert 1 - 1e-12 <= length.mean <= min(higher.mean, low) * (1 + 1e-12)
 
 
 def test_a_long_lognormal_has_the_mean_asked_for_since_rounding_hardly_matters():

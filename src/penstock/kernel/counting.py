@@ -26,7 +26,7 @@ def add(multiset: Multiset, key: int, weight: int) -> int:
     The caller keeps the multiset at most half full, so a free place is always near.
     """
     mask = multiset.size - 1
-    place = ((key * 0x1E3779B97F4A7C15) >> 35) & mask & ~1  # these bits depend on every bit of the key
+    place = (((key ^ (key >> 29)) * 0x1E3779B97F4A7C15) >> 35) & mask & ~1  # bits that the whole key has stirred
     while multiset[place] != key:
         if multiset[place] == EMPTY:
             multiset[place] = key

@@ -82,8 +82,8 @@ N_OPTIONS = 10
     SERIES_ROWS,
     SERIES_STEP,
     SEGMENTS,
-    STALL_SUM,  # ticks, below 2**61
-    STALL_SUM_CARRY,  # units of 2**61 ticks
+    STALL_SUM,  # ticks, below CARRY
+    STALL_SUM_CARRY,  # units of CARRY ticks
     STALLS_USED,  # distinct stalls in the multiset
     MIXES_USED,  # distinct mixes in the multiset
     BATCH_ROWS,
@@ -102,7 +102,8 @@ N_TALLIES = 3
 # Segments, one column each, the oldest requests on top of the stack.
 SEGMENT_COUNT, SEGMENT_TIME = range(2)
 
-CARRY = 2**61
+CARRY_BITS = 31
+CARRY = 2**CARRY_BITS
 SERIES_INSTANTS = 2000
 
 Ints = npt.NDArray[np.int64]
@@ -165,10 +166,9 @@ def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
 @njit(cache=True)
 def _count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) -> None:
     """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not 0."""
-    state[STALL_SUM] += gap * count
-    if state[STALL_SUM] >= CARRY:
-        state[STALL_SUM_CARRY] += state[STALL_SUM] // CARRY
-        state[STALL_SUM] %= CARRY
+    low = state[STALL_SUM] + (gap & (CARRY - 1)) * count  # in two parts: the product itself could overflow
+    state[STALL_SUM] = low & (CARRY - 1)
+    state[STALL_SUM_CARRY] += (gap >> CARRY_BITS) * count + (low >> CARRY_BITS)
     if bits > 0:
         shift = 0
         while (gap >> shift) >= (1 << bits):
