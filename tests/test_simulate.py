@@ -64,6 +64,24 @@ def test_until_stops_there_and_counts_what_had_arrived() -> None:
     assert run.requests["finish_ns"].drop_nulls().max() <= 100e9
 
 
+@pytest.mark.parametrize("record", ["requests", "summary"])
+def test_until_stops_there_above_capacity_too(record: str) -> None:
+    run = ps.simulate(WORKLOAD.with_rate(20.0), SERVER, until=100.0, record=record)  # type: ignore[arg-type]
+    assert run.seconds == 100.0
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_summary_stops_at_the_last_arrival_however_its_blocks_end(more: int) -> None:
+    overload = ps.Workload.poisson(rate=500.0, prompt=100, output=20)
+    rows, summary = (
+        ps.simulate(overload, SERVER, requests=65_536 + more, record=record)  # type: ignore[arg-type]
+        for record in ("requests", "summary")
+    )
+    assert summary.end == rows.end == rows.last_arrival == summary.last_arrival
+    assert (summary.finished, summary.tokens, summary.n_batches) == (rows.finished, rows.tokens, rows.n_batches)
+    assert np.array_equal(summary.series_rows, rows.series_rows)
+
+
 def test_the_first_requests_do_not_depend_on_how_many_follow() -> None:
     few, many = (ps.simulate(WORKLOAD, SERVER, requests=n).requests for n in (200, 2000))
     done = few.filter(few["finish_ns"] < few["arrival_ns"].max())

@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from penstock.workload.workload import Requests, Workload
 Progress = Callable[[float], None]
 """Called now and then with the share of the run that is done."""
 
+_Report = Callable[[], None]
 _RECORDS = ("summary", "requests", "batches", "allocations")
 _STEPS = 500_000  # policy decisions between two calls of the progress function: a blink
 _LEADING_BITS = 11  # of a time in a summary: within 0.05%
@@ -75,13 +77,20 @@ def simulate(
     if drain is None:
         offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
         drain = workload.rows is not None or not offered > server.batch_time.capacity(server.token_budget)
-    engine = _Engine(server, record, tick_s, compress)
     stop = NEVER if until is None else round(until / tick_s)
-    blocks = _ticks(workload, requests, stop, tick_s, engine.duration)
+    engine = _Engine(server, record, tick_s, compress, stop)
+    blocks = _ticks(workload, requests, stop, tick_s)
+
+    def report() -> None:
+        if progress is not None:
+            left = engine.finished if drain else engine.arrived
+            share = engine.now / stop if requests is None else (engine.arrived + left) / (2 * requests)
+            progress(min(share, 1.0))
+
     if record == "summary":
-        _stream(engine, blocks, requests, stop, drain, progress)
+        _stream(engine, blocks, drain, report)
         return engine.finish(None)
-    return engine.finish(_whole(engine, blocks, stop, drain, progress))
+    return engine.finish(_whole(engine, blocks, drain, report))
 
 
 def _length_of_run(workload: Workload, requests: int | None, until: float | None, tick_s: float) -> int | None:
@@ -119,17 +128,23 @@ class _Window:
         unknown = np.full(arrival.size, -1, np.int64)
         return cls(arrival, prompt, output, unknown, unknown.copy())
 
-    def joined(self, other: "_Window") -> "_Window":
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return _Window(*(np.concatenate(pair) for pair in pairs))
+    @classmethod
+    def joined(cls, parts: "Sequence[_Window]") -> "_Window":
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(np.concatenate(columns) for columns in zip(*(part.columns for part in parts), strict=True)))
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.arrival, self.prompt, self.output, self.first_token, self.finish
 
     def split(self, count: int) -> tuple["_Window", "_Window"]:
         """Return the first ``count`` requests, and the others."""
-        columns = dataclasses.astuple(self)
-        return _Window(*(c[:count] for c in columns)), _Window(*(np.ascontiguousarray(c[count:]) for c in columns))
+        gone = _Window(*(column[:count] for column in self.columns))
+        return gone, _Window(*(column[count:].copy() for column in self.columns))
 
 
-def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float, duration: Ints) -> Iterator[_Window]:
+def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float) -> Iterator[_Window]:
     """Yield the workload in integer ticks, up to so many requests or up to the tick ``stop``."""
     left = requests if requests is not None else NEVER
     for block in workload.blocks():
@@ -148,62 +163,36 @@ def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float, d
             return
 
 
-def _whole(engine: "_Engine", blocks: Iterator[_Window], stop: int, drain: bool, progress: Progress | None) -> _Window:
+def _whole(engine: "_Engine", blocks: Iterator[_Window], drain: bool, progress: _Report) -> _Window:
     """Run with every request in memory."""
-    parts = list(blocks)
-    window = _Window(*(np.concatenate(c) for c in zip(*map(dataclasses.astuple, parts), strict=True)))
-    last = int(window.arrival[-1])
-    engine.stop(stop if stop < NEVER or drain else last, final=True)
+    window = _Window.joined(list(blocks))
     engine.fit(window)
-    count = window.arrival.size
-
-    def done() -> float:
-        if stop < NEVER:
-            return engine.now / stop
-        return (engine.arrived + (engine.finished if drain else engine.arrived)) / (2 * count)
-
-    engine.run(window, done, progress)
-    engine.last_arrival = last if stop == NEVER else stop
+    engine.run(window, final=True, drain=drain, report=progress)
     return window
 
 
-def _stream(
-    engine: "_Engine",
-    blocks: Iterator[_Window],
-    requests: int | None,
-    stop: int,
-    drain: bool,
-    progress: Progress | None,
-) -> None:
+def _stream(engine: "_Engine", blocks: Iterator[_Window], drain: bool, progress: _Report) -> None:
     """Run in constant memory: fold what has finished into the summary, keep what has not."""
-    window = next(blocks)
+    kept: list[_Window] = []
+    held: list[_Window] = []  # the last two blocks go in as one: a batch could outlast a short last one
+    for block in blocks:
+        if len(held) == 2:
+            window = _Window.joined([*kept, held.pop(0)])
+            engine.fit(window)
+            engine.run(window, final=False, drain=drain, report=progress)
+            kept = [engine.fold(window, everything=False)]
+        held.append(block)
+    window = _Window.joined([*kept, *held])
     engine.fit(window)
-    following = next(blocks, None)
-
-    def done() -> float:
-        if stop < NEVER:
-            return engine.now / stop
-        total = requests or 1
-        return (engine.arrived + (engine.finished if drain else engine.arrived)) / (2 * total)
-
-    while True:
-        final = following is None
-        last = int(window.arrival[-1])
-        engine.stop(stop if stop < NEVER or drain or not final else last, final)
-        engine.run(window, done, progress)
-        window = engine.fold(window, everything=final)
-        if following is None:
-            break
-        engine.fit(following)
-        window, following = window.joined(following), next(blocks, None)
-    engine.last_arrival = last if stop == NEVER else stop
+    engine.run(window, final=True, drain=drain, report=progress)
+    engine.fold(window, everything=True)
 
 
 class _Engine:
     """The kernel's arrays, and the calls that run it."""
 
-    def __init__(self, server: Server, record: Record, tick_s: float, compress: bool) -> None:
-        self.server, self.tick_s = server, tick_s
+    def __init__(self, server: Server, record: Record, tick_s: float, compress: bool, stop: int) -> None:
+        self.server, self.tick_s, self.stop = server, tick_s, stop
         self.advance = kernel.compiled_advance()
         self.params = np.array(server.policy_params, np.float64)
         seconds = server.batch_time.table(server.token_budget)
@@ -264,11 +253,6 @@ class _Engine:
         """Requests that have finished."""
         return int(self.state[kernel.FINISHED])
 
-    def stop(self, until: int, final: bool) -> None:
-        """Set how far the kernel may run, and whether the window holds the last arrival."""
-        self.options[kernel.UNTIL] = until
-        self.options[kernel.FINAL] = final
-
     def fit(self, window: _Window) -> None:
         """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
         longest = int(window.output.max(initial=1))
@@ -281,8 +265,13 @@ class _Engine:
             kernel.chain(self.slots, self.heads, self.bits, slot)
             slot = int(self.slots[kernel.SLOT_NEXT, slot])
 
-    def run(self, window: _Window, done: Callable[[], float], progress: Progress | None) -> None:
-        """Call the kernel until the window is used up."""
+    def run(self, window: _Window, final: bool, drain: bool, report: _Report) -> None:
+        """Call the kernel until the window is used up; a final one is run to its end, or to its last arrival."""
+        last = int(window.arrival[-1])
+        self.last_arrival = last if self.stop == NEVER else self.stop
+        stops_at_last = final and not drain and self.stop == NEVER
+        self.options[kernel.FINAL] = final
+        self.options[kernel.UNTIL] = last if stops_at_last else self.stop
         reported = time.monotonic()
         while True:
             self.options[kernel.STEPS] = _STEPS
@@ -298,9 +287,9 @@ class _Engine:
                 self._make_room()
             elif status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
                 self._refuse(status)
-            if progress is not None and time.monotonic() - reported > 0.1:
+            if time.monotonic() - reported > 0.1:
                 reported = time.monotonic()
-                progress(min(done(), 1.0))
+                report()
 
     def fold(self, window: _Window, everything: bool) -> _Window:
         """Add the finished requests at the front of the window to the summary and drop them."""
