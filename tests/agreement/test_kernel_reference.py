@@ -4,13 +4,13 @@ Batch times are whole ticks and arrivals whole seconds with ``tick_s=1``, so the
 """
 
 import dataclasses
-import importlib
 from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+import penstock.session
 from penstock import reference
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
 from penstock.simulate import simulate
@@ -19,8 +19,6 @@ from penstock.system.policies import POLICIES, Policy, policy
 from penstock.system.server import Server
 from penstock.workload import arrivals
 from penstock.workload.workload import Workload
-
-simulation = importlib.import_module("penstock.simulate")  # the module; the package shows its function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,7 +338,7 @@ def test_stopping_and_going_on_after_any_number_of_steps_changes_nothing(steps, 
     for record in ("summary", "batches", "allocations"):
         whole = [system.kernel(rules[i % len(rules)], record) for i, system in enumerate(systems)]
         with monkeypatch.context() as patch:
-            patch.setattr(simulation, "_STEPS", steps)
+            patch.setattr(penstock.session, "STEPS", steps)
             for i, system in enumerate(systems):
                 assert_same(system.kernel(rules[i % len(rules)], record), whole[i])
 

@@ -1,0 +1,292 @@
+"""A session: the kernel's arrays for one server, run until something is known, looked at, and gone on with."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.kernel import counting
+from penstock.kernel import server as kernel
+from penstock.kernel.server import NEVER
+from penstock.run import Distribution, Record, Rows, Run, exact_sum
+from penstock.system.server import Server
+
+RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
+STEPS = 500_000
+"""Policy decisions between two looks at a session: a blink."""
+
+MOST_BATCHES = 1_000
+"""Batches that a run can surely count in ticks, however long one takes."""
+
+_LEADING_BITS = 11  # of a time in a summary: within 0.05%
+_NO_LIMIT = 2**40  # a max batch size that never binds
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass
+class Window:
+    """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what is not known yet."""
+
+    arrival: Ints
+    prompt: npt.NDArray[np.int32]
+    output: npt.NDArray[np.int32]
+    first_token: Ints
+    finish: Ints
+
+    @classmethod
+    def of(cls, arrival: Ints, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> "Window":
+        """Take requests of which nothing has happened yet."""
+        unknown = np.full(arrival.size, -1, np.int64)
+        return cls(arrival, prompt, output, unknown, unknown.copy())
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Window]") -> "Window":
+        """Put windows after one another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(np.concatenate(columns) for columns in zip(*(part.columns for part in parts), strict=True)))
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """All arrays."""
+        return self.arrival, self.prompt, self.output, self.first_token, self.finish
+
+    def split(self, count: int) -> tuple["Window", "Window"]:
+        """Return the first ``count`` requests, and the others."""
+        gone = Window(*(column[:count] for column in self.columns))
+        return gone, Window(*(column[count:].copy() for column in self.columns))
+
+
+class Session:
+    """The kernel's arrays, and the calls that run it.
+
+    Parameters
+    ----------
+    server
+        What serves.
+    record, tick_s, compress
+        As in `penstock.simulate`.
+    stop
+        Tick at which to stop, or NEVER.
+    """
+
+    def __init__(self, server: Server, record: Record, tick_s: float, compress: bool, stop: int) -> None:
+        self.server, self.tick_s, self.stop = server, tick_s, stop
+        self.advance = kernel.compiled_advance()
+        self.params = np.array(server.policy_params, np.float64)
+        seconds = server.batch_time.table(server.token_budget)
+        if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
+            load = int(np.argmax(seconds))
+            raise InputError(
+                f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than can be counted; "
+                "raise tick_s"
+            )
+        self.duration = np.rint(seconds / tick_s).astype(np.int64)
+        if self.duration[1:].min() < 1:
+            load = int(np.argmin(self.duration[1:])) + 1
+            raise InputError(
+                f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; "
+                "lower tick_s"
+            )
+        self.options = np.zeros(kernel.N_OPTIONS, np.int64)
+        self.options[kernel.TOKEN_BUDGET] = server.token_budget
+        self.options[kernel.BATCH_SIZE] = server.max_batch_size or _NO_LIMIT
+        self.options[kernel.RUNNING_SCOPE] = server.scope == "running"
+        self.options[kernel.ENGINE] = server.convention == "engine"
+        self.options[kernel.COMPRESS] = compress
+        self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
+        self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" else 0
+
+        self.state = np.zeros(kernel.N_STATE, np.int64)
+        self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
+        self.state[kernel.NEXT_DUE] = NEVER
+        self.state[kernel.SERIES_STEP] = 1
+        room = min(server.token_budget, server.max_batch_size or server.token_budget)
+        self.slots = np.full((kernel.N_SLOT_ROWS, room), -1, np.int64)
+        self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
+        self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
+        self.segments = np.zeros((2, room + 1), np.int64)
+        self.tallies = np.zeros((kernel.N_TALLIES, server.token_budget + 1), np.int64)
+        self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
+        self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
+        level = self.options[kernel.RECORD]
+        self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
+        self.allocation_rows = np.empty((max(4 * server.token_budget, 65_536) if level > 1 else 0, 4), np.int64)
+        self.kept_batches: list[Ints] = []
+        self.kept_allocations: list[Ints] = []
+        self.ttft, self.e2e = _Fold(), _Fold()
+        self.last_arrival = 0
+
+    @property
+    def now(self) -> int:
+        """Tick."""
+        return int(self.state[kernel.NOW])
+
+    @property
+    def arrived(self) -> int:
+        """Requests that have arrived."""
+        return int(self.state[kernel.ARRIVED] + self.state[kernel.DROPPED])
+
+    @property
+    def finished(self) -> int:
+        """Requests that have finished."""
+        return int(self.state[kernel.FINISHED])
+
+    def fit(self, window: Window) -> None:
+        """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
+        longest = int(window.output.max(initial=1))
+        size = max(64, 1 << longest.bit_length())
+        if size <= self.heads.size:
+            return
+        self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+        slot = int(self.state[kernel.FIRST_SLOT])
+        for _ in range(int(self.state[kernel.LINKED])):
+            kernel.chain(self.slots, self.heads, self.bits, slot)
+            slot = int(self.slots[kernel.SLOT_NEXT, slot])
+
+    def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
+        """Call the kernel until the window is used up; a final one is run to its end, or to its last arrival."""
+        last = int(window.arrival[-1])
+        self.last_arrival = last if self.stop == NEVER else self.stop
+        stops_at_last = final and not drain and self.stop == NEVER
+        self.options[kernel.FINAL] = final
+        self.options[kernel.UNTIL] = last if stops_at_last else self.stop
+        reported = time.monotonic()
+        while True:
+            self.options[kernel.STEPS] = STEPS
+            status = self.advance(
+                self.server.policy.compiled, self.params, self.options, self.duration,
+                window.arrival, window.prompt, window.output, window.first_token, window.finish,
+                self.state, self.slots, self.heads, self.bits, self.segments, self.tallies, self.stalls, self.mixes,
+                self.series, self.batch_rows, self.allocation_rows,
+            )  # fmt: skip
+            if status in (kernel.DONE, kernel.MORE):
+                return
+            if status == kernel.FULL:
+                self._make_room()
+            elif status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
+                self._refuse(status)
+            if time.monotonic() - reported > 0.1:
+                reported = time.monotonic()
+                report()
+
+    def fold(self, window: Window, everything: bool) -> Window:
+        """Add the finished requests at the front of the window to the summary and drop them."""
+        open_requests = np.flatnonzero(window.finish < 0)
+        count = int(open_requests[0]) if open_requests.size and not everything else window.finish.size
+        gone, kept = window.split(count)
+        started, finished = gone.first_token >= 0, gone.finish >= 0
+        self.ttft.add(gone.first_token[started] - gone.arrival[started])
+        self.e2e.add(gone.finish[finished] - gone.arrival[finished])
+        # What left has arrived before any instant of the series that is still to come.
+        unseen = slice(int(self.state[kernel.SEEN]), count)
+        forward = gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options[kernel.ENGINE]
+        self.state[kernel.SEEN_TOKENS] += forward.sum()
+        self.state[kernel.SEEN] = max(self.state[kernel.SEEN], count)
+        self.state[kernel.FRESH] = max(self.state[kernel.FRESH], count)
+        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE, kernel.FRESH, kernel.SEEN]] -= count
+        self.state[kernel.DROPPED] += count
+        self.slots[kernel.SLOT_REQUEST] -= count
+        return kept
+
+    def finish(self, window: Window | None) -> Run:
+        """Put the arrays into a `Run`."""
+        self._keep_rows()
+        rows = None
+        if window is not None:
+            rows = Rows(window.arrival, window.prompt, window.output, window.first_token, window.finish)
+        state = self.state
+        level = self.options[kernel.RECORD]
+        return Run(
+            server=self.server,
+            tick_s=self.tick_s,
+            arrived=self.arrived,
+            finished=self.finished,
+            n_batches=int(state[kernel.BATCHES]),
+            end=self.now,
+            last_arrival=self.last_arrival,
+            busy=int(state[kernel.BUSY]),
+            tokens=int(state[kernel.COMPLETED]),
+            started_tokens=int(state[kernel.STARTED]),
+            gaps=self._gaps(),
+            folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
+            mixes=self._mixes(),
+            series_rows=self.series[: state[kernel.SERIES_ROWS]],
+            rows=rows,
+            batch_rows=np.concatenate(self.kept_batches) if level >= kernel.RECORD_BATCHES else None,
+            allocation_rows=np.concatenate(self.kept_allocations) if level >= kernel.RECORD_ALLOCATIONS else None,
+        )
+
+    def _gaps(self) -> Distribution:
+        """Put the times between tokens together: those of one batch, and stalls."""
+        tally = self.tallies[kernel.TALLY_GAPS]
+        stalls, counts = counting.contents(self.stalls)
+        total = sum(int(t) * int(d) for t, d in zip(tally, self.duration, strict=True))
+        total += int(self.state[kernel.STALL_SUM]) + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
+        used = np.flatnonzero(tally)
+        return _collected(np.concatenate([self.duration[used], stalls]), np.concatenate([tally[used], counts]), total)
+
+    def _mixes(self) -> tuple[Ints, Ints]:
+        """Put the batch compositions together: prefill << 32 | decode, and how many batches had it."""
+        budget = self.server.token_budget
+        decode = np.arange(budget + 1)
+        mixes, counts = counting.contents(self.mixes)
+        keys = np.concatenate([decode, ((budget - decode) << 32) | decode, mixes])
+        tally = self.tallies[[kernel.TALLY_DECODE_ONLY, kernel.TALLY_FULL]].ravel()
+        every = _collected(keys, np.concatenate([tally, counts]), 0)
+        return every.values[every.counts > 0], every.counts[every.counts > 0]
+
+    def _make_room(self) -> None:
+        while 4 * (self.state[kernel.STALLS_USED] + self.slots.shape[1]) > self.stalls.size:
+            self.stalls = counting.doubled(self.stalls)
+        while 4 * (self.state[kernel.MIXES_USED] + 1) > self.mixes.size:
+            self.mixes = counting.doubled(self.mixes)
+        self._keep_rows()
+
+    def _keep_rows(self) -> None:
+        """Move recorded rows out of the kernel's buffers."""
+        self.kept_batches.append(self.batch_rows[: self.state[kernel.BATCH_ROWS]].copy())
+        self.kept_allocations.append(self.allocation_rows[: self.state[kernel.ALLOCATION_ROWS]].copy())
+        self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
+
+    def _refuse(self, status: int) -> None:
+        name, when = self.server.policy.name, self.now * self.tick_s
+        state = (
+            f"{self.state[kernel.VISIBLE] - self.state[kernel.HEAD]} prompts "
+            f"({self.state[kernel.VISIBLE_TOKENS]} tokens) and {self.state[kernel.DECODING]} decoding requests"
+        )
+        if status == kernel.IDLE_POLICY:
+            raise InputError(
+                f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "
+                "a policy must serve something while anything can be served, or the server would idle for ever"
+            )
+        raise InputError(f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} waiting")
+
+
+def _collected(values: Ints, counts: Ints, total: int) -> Distribution:
+    """Add up the counts of equal values."""
+    distinct, places = np.unique(values, return_inverse=True)
+    return Distribution(distinct, np.bincount(places, counts, distinct.size).astype(np.int64), total)
+
+
+class _Fold:
+    """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
+
+    def __init__(self) -> None:
+        self.distribution = Distribution(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+
+    def add(self, samples: Ints) -> None:
+        """Add samples, each kept to its leading binary digits."""
+        if not samples.size:
+            return
+        before = self.distribution
+        total = before.total + exact_sum(samples)
+        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - _LEADING_BITS, 0).astype(np.int64)
+        samples = np.where(shift > 0, ((samples >> shift) << shift) + (1 << np.maximum(shift - 1, 0)), samples)
+        counts = np.concatenate([before.counts, np.ones(samples.size, np.int64)])
+        self.distribution = _collected(np.concatenate([before.values, samples]), counts, total)

@@ -1,0 +1,454 @@
+"""The stability region under a max batch size: which prefill and decode token rates a server can carry together.
+
+Necessary condition (paper, Section 6, Condition stable_condition, corrected): with u the share of time spent in each
+batch of x prefill tokens, y decode tokens and k_p prefill requests, taking t_{x+y} seconds,
+
+    prefill rate <= sum u x / t,   decode rate <= sum u y / t,   request rate <= sum u k_p / t,   sum u <= 1
+
+over the batches with 0 < x + y <= b_max, k_p + y <= k_max and x <= k_p (longest prompt); a request is in at least one
+batch as a prefill request, which the paper leaves out. No policy is stable outside. Whether one policy is stable
+everywhere inside is open. A max batch size in scope ``running`` binds every batch too, so the condition holds there.
+
+For a given token load and y, more prefill requests only help, so k_p = min(k_max, b) - y (x bounds it too). Then
+(x, y, k_p) is linear in y, and for each token load only y = 0 and the largest y matter: two columns per token load
+describe the whole region, exactly, for any batch-time model.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linprog
+from scipy.spatial import ConvexHull
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.system.batch_time import MOST_TOKENS, BatchTime, PiecewiseConstant
+from penstock.system.server import Server
+from penstock.workload.lengths import LONGEST, Constant, Length
+from penstock.workload.pairs import Lengths
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_FLAT = 1e-12
+"""Corners that stand out by less than this share of the region are rounding errors."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Region:
+    """Token rates that a server can carry: a convex polygon with every smaller rate in it.
+
+    Attributes
+    ----------
+    vertices
+        Shape (n, 2), prefill tokens/s and decode tokens/s, counter-clockwise from the origin.
+    request
+        Prefill and decode tokens of a mean request (for engines the last prefill yields the first output token), or
+        None where no output length was given.
+    """
+
+    vertices: Floats
+    request: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        vertices = np.array(self.vertices, np.float64)
+        vertices.flags.writeable = False
+        object.__setattr__(self, "vertices", vertices)
+
+    def scale(self, direction: npt.ArrayLike) -> float:
+        """Return the largest s with s * direction in the region.
+
+        Parameters
+        ----------
+        direction
+            Prefill and decode tokens, shape (2,), in any unit: tokens per request give requests/s, tokens/s a factor.
+
+        Raises
+        ------
+        InputError
+            If it is not two numbers of at least 0, or both are 0.
+        """
+        tokens = _direction(direction)
+        start, end = self.vertices[1:-1], self.vertices[2:]
+        normal = np.column_stack([end[:, 1] - start[:, 1], start[:, 0] - end[:, 0]])
+        reach = normal @ tokens
+        facing = reach > 0
+        return float(np.min((normal * start).sum(axis=1)[facing] / reach[facing]))
+
+    def margin(self, point: npt.ArrayLike) -> float:
+        """Return 1 less the load: what is left before the boundary along the point's ray, negative outside.
+
+        Parameters
+        ----------
+        point
+            Prefill and decode tokens/s, shape (2,).
+        """
+        rates = _pair("the point", point)
+        return 1 - 1 / self.scale(rates) if rates.any() else 1.0
+
+    def contains(self, point: npt.ArrayLike) -> bool:
+        """Return whether the region, its boundary included, holds the point (prefill, decode tokens/s)."""
+        return self.margin(point) >= -_FLAT
+
+    @property
+    def max_rate(self) -> float:
+        """Requests/s above which no policy is stable."""
+        if self.request is None:
+            raise InputError("this region knows no output length, so it has no request rate; give `output` to `region`")
+        return self.scale(self.request)
+
+
+class Use(NamedTuple):
+    """A batch of the best mix, and the share of time it takes.
+
+    Attributes
+    ----------
+    prefill_tokens, decode_tokens
+        What is in the batch.
+    prefill_requests
+        Over at most so many prompts its prefill tokens are spread.
+    share
+        Share of the server's time.
+    """
+
+    prefill_tokens: int
+    decode_tokens: int
+    prefill_requests: int
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """How a server carries the most along a direction, and what holds it back.
+
+    The prices are shadow prices: ``q_p x + q_d y + q_r k_p <= t`` for every batch, and the direction's own load
+    ``q_p p + q_d d + q_r p / m_p`` is 1 on the boundary.
+
+    Attributes
+    ----------
+    scale
+        Largest s with s * direction in the region.
+    mix
+        Batches that carry it. Other mixes may do as well.
+    seconds_per_prefill_token, seconds_per_decode_token
+        Server time that a token of each phase costs (q_p, q_d).
+    seconds_per_prefill_request
+        Server time that the slot of a prompt costs besides (q_r); 0 for prompts of one length.
+    binding
+        ``token budget``, ``max batch size``: a limit without whose last token or slot the server carries less.
+        ``batch time`` where neither does: only faster batches help.
+    slot_price
+        Tokens/s along the direction gained by one more slot of max batch size (a finite difference, which is exact:
+        the problem is solved again with k_max + 1). 0 without a max batch size.
+    """
+
+    scale: float
+    mix: tuple[Use, ...]
+    seconds_per_prefill_token: float
+    seconds_per_decode_token: float
+    seconds_per_prefill_request: float
+    binding: tuple[str, ...]
+    slot_price: float
+
+
+class _Prompt(NamedTuple):
+    """Tokens of a prompt: the mean, and the longest."""
+
+    mean: float
+    longest: int
+
+
+class _Columns(NamedTuple):
+    """The batches that matter: tokens and prefill requests in each, and their seconds. Shape (batches,) each."""
+
+    prefill: Ints
+    decode: Ints
+    requests: Ints
+    seconds: Floats
+
+
+def region(server: Server, *, prompt: int | Length | Lengths, output: int | Length | None = None) -> Region:
+    """Return the token rates that a server can carry under its limits; outside no policy is stable.
+
+    Exact, for any batch-time model and any limits. Every batch is a point (x / t, y / t), and the region is the convex
+    hull of those points and all that lies below them. Where prompts differ in length, a prefill request brings
+    m_p tokens on average, but up to the longest prompt to one batch: then a vertex may mix two batches, one with
+    more tokens than its k_p m_p and one with fewer.
+
+    Parameters
+    ----------
+    server
+        Batch times, token budget, max batch size and convention. Its policy does not matter.
+    prompt
+        Tokens, a distribution, or a joint distribution of prompt and output. Where it is not constant, its mean and
+        its longest value count.
+    output
+        Tokens, or a distribution; only for `Region.max_rate`.
+
+    Raises
+    ------
+    InputError
+        If a length cannot be used.
+
+    >>> import penstock as ps
+    >>> server = ps.Server(ps.PiecewiseConstant(c=0.0, a=0.1, b0=100), token_budget=100, max_batch_size=51)
+    >>> region(server, prompt=1_000).vertices.round().tolist()
+    [[0.0, 0.0], [1000.0, 0.0], [500.0, 500.0], [0.0, 510.0]]
+    """
+    tokens = _prompt(prompt)
+    columns = _columns(server, tokens.longest)
+    vertices = _outline(_operating_points(columns, tokens.mean))
+    return Region(vertices, _request(server, prompt, output, tokens.mean))
+
+
+def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Length | Lengths) -> Optimum:
+    """Solve the necessary condition along a direction as a linear program (HiGHS), with its prices.
+
+    Parameters
+    ----------
+    server
+        Batch times and limits.
+    direction
+        Prefill and decode tokens, shape (2,), as in `Region.scale`.
+    prompt
+        As in `region`.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used.
+    """
+    tokens, wanted = _prompt(prompt), _direction(direction)
+    columns = _columns(server, tokens.longest)
+    fastest = server.batch_time.capacity(server.token_budget)
+    rates = np.vstack([columns.prefill, columns.decode, columns.requests * tokens.mean]) / columns.seconds / fastest
+    towards = wanted[[0, 1, 0]] / wanted.sum()
+    size = rates.shape[1]
+    solved = linprog(
+        np.r_[-1.0, np.zeros(size)],
+        A_ub=np.vstack([np.column_stack([towards, -rates]), np.r_[0.0, np.ones(size)]]),
+        b_ub=[0, 0, 0, 1],
+        method="highs-ds",
+        options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+    )
+    if solved.status:
+        raise RuntimeError(f"HiGHS found no optimum: {solved.message}")
+    reach, shares = solved.x[0] * fastest, solved.x[1:]
+    prices = np.maximum(-solved.ineqlin.marginals[:3], 0.0) / reach
+    binding, slot_price = _limits(server, prompt, wanted)
+    return Optimum(
+        scale=float(reach / wanted.sum()),
+        mix=tuple(
+            Use(int(columns.prefill[i]), int(columns.decode[i]), int(columns.requests[i]), float(shares[i]))
+            for i in np.flatnonzero(shares > _FLAT)
+        ),
+        seconds_per_prefill_token=float(prices[0]),
+        seconds_per_decode_token=float(prices[1]),
+        seconds_per_prefill_request=float(prices[2] * tokens.mean),
+        binding=binding,
+        slot_price=slot_price,
+    )
+
+
+def closed_form(batch_time: BatchTime, token_budget: int, max_batch_size: int) -> dict[str, tuple[float, float]]:
+    """Return the named extreme points of the region for long prompts (Theorem convex_hull, corrected).
+
+    The region is conv(O, A, B, C, D). C is a corner where (k_max - 1)(b_0 - k_max) > b_0 c / a and b_max > b_0; else
+    it lies inside, or is B. B is one unless it falls on a line between others: at k_max = 1, for c = 0, or at
+    b_max = b_0 = k_max. Batches of every budget between b_0 and b_max touch the edge BC, each at a point of its own.
+
+    Parameters
+    ----------
+    batch_time
+        Piecewise constant, with a > 0.
+    token_budget
+        b_max, a multiple of b_0.
+    max_batch_size
+        k_max, at most b_0.
+
+    Returns
+    -------
+    dict
+        (prefill tokens/s, decode tokens/s) of O, A, B, C, D, those that are extreme.
+
+    Raises
+    ------
+    InputError
+        If a hypothesis of the theorem fails; it names it.
+    """
+    b = checks.whole("the token budget", token_budget, 1, MOST_TOKENS, "tokens", "a batch carries at least one")
+    k = checks.whole("the max batch size", max_batch_size, 1, MOST_TOKENS, "requests", "a batch holds at least one")
+    remedy = "use `region`, which needs no such hypothesis"
+    if not isinstance(batch_time, PiecewiseConstant):
+        given = checks.shown(batch_time)
+        raise InputError(f"the closed form needs piecewise constant batch times, but these are {given}; {remedy}")
+    c, a, b0 = batch_time.c, batch_time.a, batch_time.b0
+    if a == 0:
+        raise InputError(f"the closed form needs a > 0, but a is 0 s, so blocks cost nothing; {remedy}")
+    if b % b0:
+        raise InputError(f"the closed form needs b_0 | b_max, but {b0:,} does not divide {b:,} tokens; {remedy}")
+    if k > b0:
+        raise InputError(f"the closed form needs k_max <= b_0, but k_max is {k:,} and b_0 is {b0:,}; {remedy}")
+    full, block = (float(batch_time(load)) for load in (b, b0))
+    points = {"O": (0.0, 0.0), "A": (b / full, 0.0)}
+    if k > 1 and (c > 0 if b > b0 else k < b0):
+        points["B"] = ((b - k + 1) / full, (k - 1) / full)
+    if b > b0 and (k - 1) * (b0 - k) > b0 * c / a:
+        points["C"] = ((b0 - k + 1) / block, (k - 1) / block)
+    points["D"] = (0.0, k / block)
+    return points
+
+
+def sarathi_region(server: Server) -> Region:
+    """Return the rates that Sarathi-Serve carries at its fixed token budget b: conv(O, A_b, Q_b, D), for long prompts.
+
+    Sarathi fills every batch. Below k_max decoding requests a batch lies on the segment from A_b, prefill alone, to
+    Q_b, k_max - 1 decodes and b - k_max + 1 prefill tokens; with k_max of them no prompt is let in and the batch is D.
+    A fluid argument, no theorem; simulation agrees within .02.
+
+    Parameters
+    ----------
+    server
+        Batch times and limits. Its policy does not matter.
+    """
+    b = server.token_budget
+    k = min(server.max_batch_size or b, b)
+    full, decodes = float(server.batch_time(b)), float(server.batch_time(k))
+    return Region(_outline(np.array([(b / full, 0.0), ((b - k + 1) / full, (k - 1) / full), (0.0, k / decodes)])))
+
+
+def _columns(server: Server, longest: int) -> _Columns:
+    """Return two batches for each token load b: no decodes, and the most decodes.
+
+    The most decodes: b where b <= k_max, else the largest y with b - y <= (k_max - y) longest. Token loads above
+    k_max longest cannot be formed.
+    """
+    budget = server.token_budget
+    k = min(server.max_batch_size or budget, budget)
+    load = np.arange(1, min(budget, k * longest) + 1)
+    most = np.where(load <= k, load, (k * longest - load) // max(longest - 1, 1))
+    decode = np.concatenate([np.zeros_like(load), most])
+    load = np.tile(load, 2)
+    return _Columns(load - decode, decode, np.minimum(load, k) - decode, server.batch_time(load))
+
+
+def _operating_points(columns: _Columns, mean_prompt: float) -> Floats:
+    """Return the points (prefill, decode tokens/s) whose hull is the region; shape (points, 2).
+
+    A batch brings min(x, k_p m_p) / t of sustained prefill. A vertex of the linear program uses at most two batches,
+    and two only if the first has x > k_p m_p, the second x < k_p m_p, and together they are in balance.
+    """
+    tokens, decode, requests = np.vstack(columns[:3]) / columns.seconds
+    due = requests * mean_prompt
+    single = np.column_stack([np.minimum(tokens, due), decode])
+    if not (tokens > due).any():
+        return single
+    kept = _extreme(np.column_stack([tokens, decode, due]))
+    tokens, decode, due = tokens[kept], decode[kept], due[kept]
+    above, below = np.flatnonzero(tokens > due), np.flatnonzero(tokens < due)
+    excess, lack = (tokens - due)[above, None], (due - tokens)[None, below]
+    share = lack / (excess + lack)
+    pairs = [share * rate[above, None] + (1 - share) * rate[None, below] for rate in (tokens, decode)]
+    return np.vstack([single, np.column_stack([pair.ravel() for pair in pairs])])
+
+
+def _extreme(points: Floats) -> Ints:
+    """Return which of the points are corners of their convex hull with the origin and the axes; shape (corners,)."""
+    tops = points.max(axis=0)
+    hull = ConvexHull(np.vstack([points / tops, np.zeros(3), np.eye(3)]))
+    return np.asarray(hull.vertices[hull.vertices < len(points)], np.int64)
+
+
+def _outline(points: Floats) -> Floats:
+    """Return the corners of the convex hull of the points and all below them, counter-clockwise from the origin."""
+    tops = points.max(axis=0)
+    points = points[np.lexsort((points[:, 1], points[:, 0]))[::-1]] / tops
+    rising = np.r_[True, points[1:, 1] > np.maximum.accumulate(points[:, 1])[:-1]]
+    path = np.vstack([(1.0, 0.0), points[rising], (0.0, 1.0)])
+    inner = np.ones(1, bool)
+    while inner.any():  # what lies in the chord of its neighbours is no corner
+        step = np.diff(path, axis=0)
+        inner = step[:-1, 0] * step[1:, 1] <= step[:-1, 1] * step[1:, 0]
+        path = path[np.r_[True, ~inner, True]]
+    return np.array([(0.0, 0.0), *_chain(path.tolist())]) * tops
+
+
+def _chain(path: list[list[float]]) -> list[list[float]]:
+    """Drop corners that stand out by a rounding error only (Andrew's monotone chain)."""
+    kept: list[list[float]] = []
+    for x, y in path:
+        while len(kept) > 1:
+            (x0, y0), (x1, y1) = kept[-2:]
+            bulge = (x1 - x0) * (y - y0) - (y1 - y0) * (x - x0)
+            if bulge > _FLAT * np.hypot(x - x0, y - y0):
+                break
+            kept.pop()
+        kept.append([x, y])
+    return kept
+
+
+def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -> tuple[tuple[str, ...], float]:
+    """Return the limits that bind along a direction, and the tokens/s that one more slot brings."""
+
+    def carried(**limits: int) -> float:
+        if 0 in limits.values():
+            return 0.0
+        changed: Server = dataclasses.replace(server, **limits)  # type: ignore[arg-type]
+        return region(changed, prompt=prompt).scale(direction) * float(direction.sum())
+
+    now, k = carried(), server.max_batch_size
+    tighter = {"token budget": carried(token_budget=server.token_budget - 1)}
+    gain = 0.0
+    if k is not None:
+        tighter["max batch size"] = carried(max_batch_size=k - 1)
+        gain = carried(max_batch_size=k + 1) - now if k < server.token_budget else 0.0
+    noise = 1e-10 * now
+    binding = tuple(name for name, rate in tighter.items() if rate < now - noise)
+    return binding or ("batch time",), gain if gain > noise else 0.0
+
+
+def _prompt(prompt: int | Length | Lengths) -> _Prompt:
+    if isinstance(prompt, Lengths):
+        return _Prompt(prompt.mean_prompt, prompt.max_prompt or LONGEST)
+    length = _length("prompt", prompt)
+    return _Prompt(length.mean, length.max or LONGEST)
+
+
+def _request(
+    server: Server, prompt: int | Length | Lengths, output: int | Length | None, mean_prompt: float
+) -> tuple[float, float] | None:
+    """Return the forward tokens of a mean request in each phase, if its output is known."""
+    if isinstance(prompt, Lengths):
+        if output is not None:
+            raise InputError("a joint distribution gives prompt and output; leave `output` out")
+        mean_output = prompt.mean_output
+    elif output is None:
+        return None
+    else:
+        mean_output = _length("output", output).mean
+    return mean_prompt, server.tokens_per_request(mean_prompt, mean_output) - mean_prompt
+
+
+def _length(name: str, given: int | Length) -> Length:
+    if isinstance(given, Length):
+        return given
+    remedy = "give tokens, or a distribution such as Geometric(112)"
+    return Constant(checks.whole(name, given, 1, LONGEST, "tokens", remedy))
+
+
+def _pair(what: str, value: npt.ArrayLike) -> Floats:
+    given = checks.array(what, value)
+    if given.shape != (2,) or not (np.isfinite(given) & (given >= 0)).all():
+        raise InputError(
+            f"{what} is {checks.shown(value)}, but must be two finite numbers of at least 0: prefill and decode tokens"
+        )
+    return given.astype(np.float64)
+
+
+def _direction(value: npt.ArrayLike) -> Floats:
+    given = _pair("the direction", value)
+    if not given.any():
+        raise InputError("the direction is (0, 0), which points nowhere; give tokens of prefill, of decode, or of both")
+    return given
