@@ -95,7 +95,8 @@ def test_check_refuses_the_latency_of_an_unstable_system_and_simulate_does_not(o
     ran = answer("simulate", overloaded)
     assert "certificate" not in ran
     assert ran["latency"]["e2e_s"]["p99"] > 0  # type: ignore[index]
-    words = penstock("check", overloaded).stdout
+    words = penstock("check", overloaded, "--figures", overloaded.parent / "f").stdout
+    assert sorted(p.stem for p in (overloaded.parent / "f").iterdir()) == ["tokens_over_time"] * 2
     assert "UNSTABLE by Theorem 1(a)" in words
     assert "No latency" in words
 
@@ -186,6 +187,15 @@ def test_a_bad_trace_is_one_clear_line_and_status_2(kind: str, tmp_path: Path) -
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.strip().splitlines()) == 1
     assert "calls.csv" in done.stderr
+
+
+def test_alone_it_explains_itself_and_says_its_version() -> None:
+    alone = penstock()
+    assert alone.returncode == 0
+    assert "compare" in alone.stdout
+    assert len(alone.stdout.splitlines()) > 5
+    version = penstock("--version").stdout.strip()
+    assert version.count(".") == 2
 
 
 def test_traces_are_listed_with_host_and_licence() -> None:

@@ -102,8 +102,8 @@ def said(
 KNOWN = "hardware: codellama-34b-a100-tp1"
 BAD = {
     "nothing": ("", "holds nothing"),
-    "a number": ("3", "holds a int"),
-    "a list": ("[1, 2]", "holds a list"),
+    "a number": ("3", "holds no keys but 3"),
+    "a list": ("[1, 2]", "holds no keys but [1, 2]"),
     "no yaml": ("workload: {poisson: {rate: 1\nserver: [", "no YAML at line"),
     "an unknown key": (said(server="hardwear: x, token_budget: 5"), "did you mean 'hardware'"),
     "a misspelt section": (said().replace("server", "sever"), "did you mean 'server'"),

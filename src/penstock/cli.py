@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from penstock.analysis.answer import Answer
     from penstock.run import Run
     from penstock.scenario import Scenario
+    from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
     from penstock.theory.load import Load
 
 app = typer.Typer(
     name="penstock",
     help="Is this LLM deployment stable, how much can it carry, and with which scheduler?",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -52,6 +53,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and 
 Figures = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with status 1 if the answer is 'unstable'.")]
 PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")]
+
+
+@app.callback(invoke_without_command=True)
+def penstock(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Is this LLM deployment stable, how much can it carry, and with which scheduler?"""
+    if version:
+        print(metadata.version("penstock"))
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
@@ -80,7 +93,8 @@ def check(
         found = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until, progress=report
         )
-    _draw(figures, {chosen.server.policy.name: found.run}, as_json)
+    name = chosen.server.policy.name
+    _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
     if as_json:
         _print_json(found.as_dict())
     else:
@@ -120,7 +134,8 @@ def compare(
                 until=chosen.until,
                 progress=lambda share, index=index: report((index + share) / len(servers)),  # type: ignore[misc]
             )
-    _draw(figures, {name: a.run for name, a in found.items()}, as_json)
+    refused = [name for name, a in found.items() if a.latency_refused]
+    _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
     if as_json:
         _print_json({"policies": {name: a.as_dict() for name, a in found.items()}})
     else:
@@ -156,7 +171,7 @@ def simulate(
             progress=report,
         )
     warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
-    _draw(figures, {chosen.server.policy.name: run}, as_json)
+    _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     if as_json:
         _print_json(
             {
@@ -169,9 +184,9 @@ def simulate(
         return
     console = Console()
     _print_heading(console, chosen, chosen.server.policy.name)
-    _print_load(console, asked)
+    _print_load(console, asked, chosen.server)
     _print_run(console, run)
-    _print_latency(console, run, "Latency in this run, whatever follows (s)")
+    _print_latency(console, run, "Latency in this run (s)")
     _print_warnings(console, warnings)
 
 
@@ -187,15 +202,14 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
             {"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]}
         )
         return
-    table = Table(box=None, pad_edge=False, title="Public request traces", title_justify="left")
-    for column in ("Name", "Requests", "Licence", "What it is"):
-        table.add_column(column, justify="right" if column == "Requests" else "left", overflow="fold")
-    for entry in CATALOGUE:
-        here = " (here)" if path_of(entry.name) else ""
-        rows = f"{entry.rows:,}" if entry.rows else "?"
-        table.add_row(entry.name + here, rows, entry.licence, f"{entry.description} {entry.home}")
     console = Console()
-    console.print(table)
+    console.print("[bold]Public request traces[/bold]\n")
+    for entry in CATALOGUE:
+        rows = f"{entry.rows:,} requests" if entry.rows else "number of requests not stated"
+        here = ", on this machine" if path_of(entry.name) else ""
+        console.print(f"[bold]{entry.name}[/bold]  {rows}, {entry.licence}{here}", highlight=False)
+        console.print(f"  {entry.description}", highlight=False)
+        console.print(f"  {entry.home}", highlight=False, soft_wrap=True)
     console.print(
         "\nFetch one with `penstock traces get NAME`, then write `trace: NAME` in a scenario.", highlight=False
     )
@@ -251,7 +265,7 @@ def _announce_compilation() -> None:
         def on_start(self, _: Any) -> None:
             if not self.said:
                 self.said = True
-                print("Compiling the simulator; this happens once on a machine ...", file=sys.stderr, flush=True)
+                print("Compiling, once for the simulator and once for each policy ...", file=sys.stderr, flush=True)
 
         def on_end(self, _: Any) -> None:
             pass
@@ -289,13 +303,20 @@ def _progress(title: str) -> Iterator[Callable[[float], None]]:
             bar.stop()
 
 
-def _draw(folder: Path | None, runs: dict[str, "Run"], as_json: bool) -> None:
+def _draw(
+    folder: Path | None, scenario: "Scenario", runs: dict[str, "Run"], as_json: bool, refused: Iterable[str] = ()
+) -> None:
+    """Write the figures, without the latency that was refused."""
     if folder is None:
         return
     from penstock import plotting
 
-    written = plotting.save(plotting.tokens_over_time(runs), folder, "tokens_over_time")
-    written += plotting.save(plotting.latency_cdfs(runs), folder, "latency_cdfs")
+    workload, server = scenario.workload, scenario.server
+    about = f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget {server.token_budget:,}"
+    written = plotting.save(plotting.tokens_over_time(runs, about), folder, "tokens_over_time")
+    steady = {name: run for name, run in runs.items() if name not in refused}
+    if steady:
+        written += plotting.save(plotting.latency_cdfs(steady, about), folder, "latency_cdfs")
     if not as_json:
         Console(stderr=True).print(f"Figures: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
 
@@ -339,17 +360,26 @@ def _facts(rows: list[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _print_load(console: Console, load: "Load") -> None:
+def _print_load(console: Console, load: "Load", server: "Server") -> None:
+    digits = 3 if abs(1 - load.rho) > 0.01 else 5
+    capacity = f"tokens/s, with batches of {load.best_token_load:,}"
+    if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
+        capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
+    headroom = load.max_rate / load.arrival_rate - 1
     rows = [
         (
             "Load rho",
-            f"{load.rho:.3f}",
-            f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} a request",
+            f"{load.rho:.{digits}f}",
+            f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} to process a request",
         ),
-        ("Capacity", f"{load.capacity_tokens_per_s:,.0f}", f"tokens/s, with batches of {load.best_token_load:,}"),
-        ("Margin", f"{1 - load.rho:.3f}", f"no policy is stable above {load.max_rate:,.4g} requests/s"),
+        ("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
+        (
+            "Margin",
+            f"{1 - load.rho:.{digits}f}",
+            f"no policy is stable above {load.max_rate:,.4g} requests/s ({headroom:+.1%} from here)",
+        ),
     ]
-    console.print(_facts(rows))
+    console.print(_facts(rows), highlight=False)
 
 
 def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
@@ -367,9 +397,9 @@ def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
 def _print_run(console: Console, run: "Run") -> None:
     console.print(
         f"\n[bold]Simulated[/bold]  {run.arrived:,} requests ({run.unfinished:,} unfinished), "
-        f"{run.n_batches:,} batches, "
-        f"{run.seconds:,.0f} s: {run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time, backlog "
-        f"{_signed(run.growth_tokens_per_s)} tokens/s over the second half of the arrivals",
+        f"{run.n_batches:,} batches of {_tokens_per_batch(run):,.0f} tokens on average, {run.seconds:,.0f} s: "
+        f"{run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time; over the second half of the "
+        f"arrivals the backlog changed by {_signed(run.growth_tokens_per_s)} tokens/s",
         highlight=False,
     )
 
@@ -388,11 +418,16 @@ def _print_latency(console: Console, run: "Run", title: str) -> None:
 def _seconds(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" if value < 100 else f"{value:.1f}"
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def _tokens_per_batch(run: "Run") -> float:
+    return run.started_tokens / run.n_batches if run.n_batches else 0.0
 
 
 def _signed(growth: float) -> str:
-    return "-" if math.isnan(growth) else f"{growth:+,.1f}"
+    return "-" if math.isnan(growth) else f"{growth:+,.1f}" if abs(growth) >= 0.05 else "0.0"
 
 
 def _print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") -> None:
@@ -405,7 +440,7 @@ def _print_check(scenario: "Scenario", found: "Answer") -> None:
     _print_heading(console, scenario, scenario.server.policy.name)
     _print_verdict(console, found.certificate)
     console.print()
-    _print_load(console, found.certificate.load)
+    _print_load(console, found.certificate.load, scenario.server)
     _print_hypotheses(console, found.certificate)
     _print_run(console, found.run)
     if found.latency_refused:
@@ -418,10 +453,10 @@ def _print_check(scenario: "Scenario", found: "Answer") -> None:
 def _print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     console = Console()
     _print_heading(console, scenario, f"{len(found)} policies")
-    _print_load(console, next(iter(found.values())).certificate.load)
+    _print_load(console, next(iter(found.values())).certificate.load, scenario.server)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(("Policy", "Certificate", "Tokens/s", "Busy", "Unfinished", "Backlog tokens/s")):
+    for index, column in enumerate(("Policy", "Certificate", "Tokens/s", "A batch", "Unfinished", "Backlog tokens/s")):
         table.add_column(column, justify="left" if index < 2 else "right")
     for name, answer in found.items():
         run, verdict = answer.run, answer.certificate.verdict
@@ -430,7 +465,7 @@ def _print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
             name,
             f"[{style}]{verdict}[/{style}]",
             f"{run.tokens_per_s:,.0f}",
-            f"{run.utilisation:.0%}",
+            f"{_tokens_per_batch(run):,.0f}",
             f"{run.unfinished:,}",
             _signed(run.growth_tokens_per_s),
         )

@@ -40,14 +40,14 @@ def _policy_channels(names: list[str]) -> dict[str, Any]:
     }
 
 
-def tokens_over_time(runs: Mapping[str, Run]) -> alt.HConcatChart:
+def tokens_over_time(runs: Mapping[str, Run], about: str = "") -> alt.HConcatChart:
     """Uncompleted tokens in the system while requests arrive, a line per policy; to scale, and on a log scale."""
     parts = []
     for name, run in runs.items():
         series = run.series.filter(pl.col("time_s") <= run.last_arrival * run.tick_s)
         series = series.gather_every(max(1, series.height // _SERIES_POINTS))
         parts.append(series.select("time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name)))
-    lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=2)
+    lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.5)
     panels = []
     for title, scale in (("Tokens in the system", "linear"), ("The same on a log scale", "log")):
         panels.append(
@@ -56,17 +56,16 @@ def tokens_over_time(runs: Mapping[str, Run]) -> alt.HConcatChart:
                 y=alt.Y(
                     "uncompleted_tokens:Q",
                     title="Uncompleted tokens",
-                    axis=alt.Axis(format="~s"),
+                    axis=alt.Axis(format="~s", tickCount=6),
                     scale=alt.Scale(type=scale),  # type: ignore[arg-type]
                 ),
                 **_policy_channels(list(runs)),
             ).properties(width=380, height=280, title=title)
         )
-    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
-    return chart
+    return _side_by_side(panels, about)
 
 
-def latency_cdfs(runs: Mapping[str, Run]) -> alt.HConcatChart:
+def latency_cdfs(runs: Mapping[str, Run], about: str = "") -> alt.HConcatChart:
     """Cumulative distributions of TTFT, TBT and E2E, a line per policy."""
     panels = []
     for title, metric in (("Time to first token", "ttft"), ("Time between tokens", "gaps"), ("End to end", "e2e")):
@@ -75,14 +74,25 @@ def latency_cdfs(runs: Mapping[str, Run]) -> alt.HConcatChart:
             alt.Chart(pl.concat(parts), title=title)
             .mark_line(strokeWidth=2, interpolate="step-after")
             .encode(
-                x=alt.X("seconds:Q", title="Seconds (log scale)", scale=alt.Scale(type="log", padding=8)),
+                x=alt.X(
+                    "seconds:Q",
+                    title="Seconds (log scale)",
+                    scale=alt.Scale(type="log", padding=8, nice=False),
+                    axis=alt.Axis(format="~g", tickCount=5),
+                ),
                 y=alt.Y("share:Q", title="Share at most", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
                 **_policy_channels(list(runs)),
             )
             .properties(width=250, height=260)
         )
-    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
-    return chart
+    return _side_by_side(panels, about)
+
+
+def _side_by_side(panels: list[alt.Chart], about: str) -> alt.HConcatChart:
+    """Put panels in a row over one line that says what was simulated."""
+    row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
+    title = alt.TitleParams(about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12)
+    return row.properties(title=title) if about else row
 
 
 def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
 from penstock.system.policies import resolve
@@ -83,6 +84,9 @@ def _length(value: Any) -> Length:
 Lengthy = Annotated[Length, BeforeValidator(_length)]
 
 
+_CV = "gamma arrivals need `cv`, the standard deviation of a gap over its mean, and no others take it"
+
+
 class _Generated(_Section):
     rate: float
     prompt: Lengthy
@@ -150,7 +154,7 @@ class WorkloadSection(_Section):
     def _generated(self, kind: str, seed: int) -> Workload:
         given: _Generated = getattr(self, kind)
         if (given.cv is not None) != (kind == "gamma"):
-            raise InputError(f"workload.{kind}: gamma arrivals need a `cv`, and no others take one")
+            raise InputError(f"workload.{kind}: {_CV}")
         if kind == "gamma":
             assert given.cv is not None
             return Workload.gamma(given.rate, given.cv, given.prompt, given.output, seed=seed)
@@ -202,6 +206,13 @@ class BatchTimeSection(_Section):
         return PiecewiseConstant(self.c_ms / 1e3, self.a_ms / 1e3, self.b0)
 
 
+ENGINE_NAMES = {
+    "token_budget": ("token_budget", "max_num_batched_tokens", "chunked_prefill_size"),
+    "max_batch_size": ("max_batch_size", "max_num_seqs", "max_running_requests"),
+}
+"""What vLLM and SGLang call the limits."""
+
+
 def _alias(*names: str) -> AliasChoices:
     """Accept an engine's own name for a limit, with dashes or underscores."""
     return AliasChoices(*names, *(name.replace("_", "-") for name in names))
@@ -212,10 +223,8 @@ class ServerSection(_Section):
 
     hardware: str | None = None
     batch_time: BatchTimeSection | None = None
-    token_budget: int = Field(validation_alias=_alias("token_budget", "max_num_batched_tokens", "chunked_prefill_size"))
-    max_batch_size: int | None = Field(
-        None, validation_alias=_alias("max_batch_size", "max_num_seqs", "max_running_requests")
-    )
+    token_budget: int = Field(validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
+    max_batch_size: int | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"]))
     policy: str = "sarathi"
     policy_params: list[float] = []
     scope: Literal["batch", "running"] = "running"
@@ -296,14 +305,14 @@ def read_scenario(path: str | Path) -> Scenario:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         raise InputError(f"{path} is no YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
-    return build(document, path.parent, path.stem)
+    return build(document, path.parent, path.name)
 
 
 def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     """Return the scenario that a parsed YAML document describes."""
     if not isinstance(document, Mapping):
         raise InputError(
-            f"{name} holds {'nothing' if document is None else f'a {type(document).__name__}'}, "
+            f"{name} holds {'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
             "but a scenario is a mapping with `workload` and `server`"
         )
     try:
@@ -316,7 +325,7 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     requests = simulate.requests
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
-    return Scenario(name, workload, server, requests, simulate.until, folder)
+    return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder)
 
 
 def _one_line(error: ValidationError) -> str:
@@ -330,6 +339,8 @@ def _one_line(error: ValidationError) -> str:
     match problem["type"]:
         case "extra_forbidden":
             section, key = problem["loc"][:-1], str(problem["loc"][-1])
+            if section == ("server",) and any(key.replace("-", "_") in names for names in ENGINE_NAMES.values()):
+                return f"{where} says again what another key of {section[-1]} says; give one of them"
             return f"{where} is not a key of a scenario{nearest(key, _keys(section))}"
         case "missing":
             return f"{where} is missing"

@@ -74,11 +74,19 @@ class Policy:
             except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
                 return njit(POLICY_SIGNATURE)(self.function)
         except NumbaError as error:
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
             raise InputError(
-                f"policy {self.name!r} cannot be compiled: {reason} A policy is plain arithmetic on queue, limits and "
-                "params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
+                f"policy {self.name!r} cannot be compiled: {_reason(error)}; a policy is plain arithmetic on "
+                "queue.prompts, queue.prompt_tokens, queue.decoding, limits.token_budget, limits.batch_size and the "
+                "array params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
             ) from error
+
+
+def _reason(error: NumbaError) -> str:
+    """Pick what is wrong, and where, out of Numba's many lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    what = next((line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason")
+    where = next((line.rstrip(":") for line in lines if line.startswith("File ")), "")
+    return f"{what.rstrip('.')} ({where})" if where else what.rstrip(".")
 
 
 @overload

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 _RARE = 1e-12
 """Numbers of arrivals that are less likely than this are left out."""
 
-_STATES = 2_000
+_STATES = 1_200
 """Most states of the prefill queue, where deep queues force a choice; the matrix has its square."""
 
 
@@ -127,7 +127,7 @@ def vanilla_vllm_capacity(server: Server, *, prompt: float, output: float) -> fl
 
     if gain(fastest) <= 0:  # nothing is lost but by rounding
         return fastest
-    return float(brentq(gain, fastest * 1e-9, fastest, xtol=fastest * 1e-7))
+    return float(brentq(gain, fastest * 1e-9, fastest, xtol=fastest * 1e-6))
 
 
 class _Work(NamedTuple):
@@ -194,12 +194,12 @@ def _states(work: _Work, rate: float) -> tuple[Floats, int]:
         rounds = 1  # a full batch is next to impossible
     else:
         most += math.ceil(work.budget / work.prompt) + 40
-        rounds = max(min(math.ceil(work.prompt / work.budget) + 8, _STATES // most), 1)
+        rounds = max(min(math.ceil(work.prompt / work.budget) + 4, _STATES // most), 1)
     if most > _STATES:
         raise InputError(
             f"about {most:,} prompts of {work.prompt:g} tokens may arrive during a batch of {work.budget:,}, more than "
             f"the {_STATES:,} that are told apart; simulate instead"
         )
-    remainder = np.round(np.mod(-work.budget * np.arange(rounds), work.prompt), 6)
+    remainder: Floats = np.round(np.mod(-float(work.budget) * np.arange(rounds), work.prompt), 6)
     again = np.flatnonzero(remainder[1:] == 0)
     return remainder[: again[0] + 1] if again.size else remainder, most

@@ -225,18 +225,20 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
     fastest = server.batch_time.capacity(server.token_budget)
     rates = np.vstack([columns.prefill, columns.decode, columns.requests * tokens.mean]) / columns.seconds / fastest
     towards = wanted[[0, 1, 0]] / wanted.sum()
+    if tokens.mean == tokens.longest:  # x <= k_p m_p in every batch, so the condition on requests says nothing new
+        rates, towards = rates[:2], towards[:2]
     size = rates.shape[1]
     solved = linprog(
         np.r_[-1.0, np.zeros(size)],
         A_ub=np.vstack([np.column_stack([towards, -rates]), np.r_[0.0, np.ones(size)]]),
-        b_ub=[0, 0, 0, 1],
+        b_ub=np.r_[np.zeros(len(towards)), 1.0],
         method="highs-ds",
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     if solved.status:
         raise RuntimeError(f"HiGHS found no optimum: {solved.message}")
     reach, shares = solved.x[0] * fastest, solved.x[1:]
-    prices = np.maximum(-solved.ineqlin.marginals[:3], 0.0) / reach
+    prices = np.r_[np.maximum(-solved.ineqlin.marginals[:-1], 0.0) / reach, 0.0]
     binding, slot_price = _limits(server, prompt, wanted)
     return Optimum(
         scale=float(reach / wanted.sum()),
@@ -444,7 +446,8 @@ def _pair(what: str, value: npt.ArrayLike) -> Floats:
         raise InputError(
             f"{what} is {checks.shown(value)}, but must be two finite numbers of at least 0: prefill and decode tokens"
         )
-    return given.astype(np.float64)
+    numbers: Floats = given.astype(np.float64)
+    return numbers
 
 
 def _direction(value: npt.ArrayLike) -> Floats:
