@@ -20,6 +20,7 @@ from penstock.system.server import Server
 from penstock.workload.lengths import LONGEST
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 _RARE = 1e-12
 """Numbers of arrivals that are less likely than this are left out."""
@@ -161,20 +162,19 @@ def _busy_period(server: Server, work: _Work, rate: float) -> float:
     r_m + n v_p with r_m = -m b_max mod v_p. The states are (m, n); a batch that is not full leads back to m = 0.
     """
     prompt, budget, full = work.prompt, work.budget, work.full
-    remainder, most = _states(work, rate)
+    remainder, following, most = _states(work, rate)
     prompts = np.arange(most)
     waiting = np.round(remainder[:, None] + prompt * prompts, 6).ravel()
     seconds = server.batch_time(np.minimum(waiting, budget))
     chance = stats.poisson.pmf(prompts, rate * seconds[:, None])
     chance[waiting == 0] = 0.0  # over
     cut = waiting > budget
-    m = np.where(cut, np.repeat(np.arange(1, remainder.size + 1), most) % remainder.size, 0)
-    place = np.where(cut, (waiting - budget - remainder[m]) / prompt, 0.0)
-    place = np.round(np.maximum(place, np.where(cut & (m == 0) & (remainder.size > 1), 1.0, 0.0)), 6)
+    m = np.where(cut, np.repeat(following, most), 0)
+    place = np.round(np.where(cut, np.maximum(waiting - budget - remainder[m], 0) / prompt, 0.0), 6)
     near = np.floor(place).astype(np.int64)
     states = np.arange(waiting.size)
     moves = np.zeros(waiting.size**2)
-    # Where m starts anew the cut does not fit the states: two neighbours share it. Far out the solution is linear,
+    # After the last m that is told apart W lies between two states, which share it. Far out the solution is linear,
     # t_bmax seconds for every b_max - rate v_p t_bmax tokens, and is continued so.
     per_prompt = full * prompt / (budget - rate * prompt * full)
     for start, weight in ((near, 1 - (place - near)), (near + 1, place - near)):
@@ -187,19 +187,24 @@ def _busy_period(server: Server, work: _Work, rate: float) -> float:
     return float(stats.poisson.pmf(prompts, rate * full) @ left[:most])
 
 
-def _states(work: _Work, rate: float) -> tuple[Floats, int]:
-    """Return the remainders r_m that are told apart, and how many numbers of prompts."""
+def _states(work: _Work, rate: float) -> tuple[Floats, Ints, int]:
+    """Return the remainders r_m that are told apart, the m that follows each, and how many numbers of prompts."""
     most = int(stats.poisson.isf(_RARE, rate * work.full)) + 2
     if most * work.prompt <= work.budget:
         rounds = 1  # a full batch is next to impossible
     else:
         most += math.ceil(work.budget / work.prompt) + 40
-        rounds = max(min(math.ceil(work.prompt / work.budget) + 4, _STATES // most), 1)
+        rounds = max(min(math.ceil(work.prompt / work.budget) + 8, _STATES // most), 1)
     if most > _STATES:
         raise InputError(
             f"about {most:,} prompts of {work.prompt:g} tokens may arrive during a batch of {work.budget:,}, more than "
             f"the {_STATES:,} that are told apart; simulate instead"
         )
-    remainder: Floats = np.round(np.mod(-float(work.budget) * np.arange(rounds), work.prompt), 6)
+    remainder: Floats = np.round(np.mod(-float(work.budget) * np.arange(rounds + 1), work.prompt), 6)
     again = np.flatnonzero(remainder[1:] == 0)
-    return remainder[: again[0] + 1] if again.size else remainder, most
+    if again.size or rounds == 1:
+        rounds = int(again[0]) + 1 if again.size else 1
+        nearest = 0
+    else:  # some m > 0, as m = 0 with n = 0 is the end
+        nearest = int(np.argmin(np.abs(remainder[1:rounds] - remainder[rounds]))) + 1
+    return remainder[:rounds], np.r_[1:rounds, nearest], most

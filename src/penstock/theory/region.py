@@ -374,7 +374,8 @@ def _outline(points: Floats) -> Floats:
         step = np.diff(path, axis=0)
         inner = step[:-1, 0] * step[1:, 1] <= step[:-1, 1] * step[1:, 0]
         path = path[np.r_[True, ~inner, True]]
-    return np.array([(0.0, 0.0), *_chain(path.tolist())]) * tops
+    corners: Floats = np.array([(0.0, 0.0), *_chain(path.tolist())]) * tops
+    return corners
 
 
 def _chain(path: list[list[float]]) -> list[list[float]]:
@@ -446,8 +447,7 @@ def _pair(what: str, value: npt.ArrayLike) -> Floats:
         raise InputError(
             f"{what} is {checks.shown(value)}, but must be two finite numbers of at least 0: prefill and decode tokens"
         )
-    numbers: Floats = given.astype(np.float64)
-    return numbers
+    return np.array(given, np.float64)
 
 
 def _direction(value: npt.ArrayLike) -> Floats:
