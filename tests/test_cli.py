@@ -150,6 +150,7 @@ BAD = [
     ("check", EXAMPLE, "--seed", "-1"),
     ("compare", EXAMPLE, "--policies", "orca,nonesuch"),
     ("compare", EXAMPLE, "--policies", ","),
+    ("compare", EXAMPLE, "--policies", "orca,orca"),
     ("traces", "get", "nonesuch"),
 ]
 
@@ -187,6 +188,30 @@ def test_a_bad_trace_is_one_clear_line_and_status_2(kind: str, tmp_path: Path) -
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.strip().splitlines()) == 1
     assert "calls.csv" in done.stderr
+
+
+def test_names_are_shown_as_they_are_and_what_a_policy_file_prints_spoils_no_json(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import penstock as ps\nprint('hello')\n\n\n@ps.policy(name='[/x]')\ndef f(queue, limits, params):\n"
+        "    return queue.prompt_tokens, queue.decoding, ps.PREFILL_FIRST\n"
+    )
+    path = tmp_path / "[red]hot.yaml"
+    path.write_text(EXAMPLE.read_text().replace("sarathi", "'mine:f'").replace("20000", "200"))
+    assert answer("check", path)["simulation"]["requests"] == 200  # type: ignore[index]
+    for command in ("check", "compare"):
+        done = penstock(command, path, *(("--policies", "mine:f") if command == "compare" else ()))
+        assert done.returncode == 0, done.stderr
+        assert "[red]hot" in done.stdout
+        assert "[/x]" in done.stdout
+
+
+def test_a_full_disk_is_said() -> None:
+    command = [*PENSTOCK, "check", str(EXAMPLE), "--requests", "100"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert "cannot write the answer" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_alone_it_explains_itself_and_says_its_version() -> None:

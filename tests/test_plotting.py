@@ -19,7 +19,7 @@ def runs() -> dict[str, ps.Run]:
 
 @pytest.mark.parametrize("draw", [plotting.tokens_over_time, plotting.latency_cdfs])
 def test_a_figure_is_written_as_svg_and_png_with_units_and_every_policy(draw, runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    svg, png = plotting.save(draw(runs), tmp_path / "new" / "folder", "figure")
+    svg, png = plotting.save({"figure": draw(runs)}, tmp_path / "new" / "folder")
     text = svg.read_text()
     assert text.startswith("<svg")
     assert all(name in text for name in ps.POLICIES)
@@ -32,11 +32,11 @@ def test_a_figure_is_written_as_svg_and_png_with_units_and_every_policy(draw, ru
 
 def test_a_run_without_gaps_can_be_drawn(tmp_path: Path) -> None:
     run = ps.simulate(ps.Workload.poisson(1.0, 10, 1), SERVER, requests=50)
-    plotting.save(plotting.latency_cdfs({"sarathi": run}), tmp_path, "figure")
+    plotting.save({"figure": plotting.latency_cdfs({"sarathi": run})}, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_is_left(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ps.InputError, match="cannot write"):
-        plotting.save(plotting.tokens_over_time(runs), tmp_path / "file", "figure")
+        plotting.save({"figure": plotting.tokens_over_time(runs)}, tmp_path / "file")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

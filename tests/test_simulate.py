@@ -152,6 +152,56 @@ def test_a_policy_that_cannot_go_on_is_named_with_what_waited(policy: ps.Policy,
     assert policy.name in str(caught.value)
 
 
+@ps.policy
+def reads_too_far(queue, limits, params):  # type: ignore[no-untyped-def]
+    return int(params[3]), queue.decoding, ps.DECODE_FIRST
+
+
+@ps.policy
+def divides(queue, limits, params):  # type: ignore[no-untyped-def]
+    return limits.token_budget // queue.decoding, queue.decoding, ps.DECODE_FIRST
+
+
+@pytest.mark.parametrize(("policy", "said"), [(reads_too_far, "IndexError"), (divides, "ZeroDivisionError")])
+def test_a_policy_that_fails_is_named_with_its_mistake(policy: ps.Policy, said: str) -> None:
+    with pytest.raises(ps.InputError, match=f"{policy.name}.*{said}") as caught:
+        ps.simulate(WORKLOAD, SERVER.with_policy(policy), requests=10)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_low_rate_is_simulated_as_far_as_asked() -> None:
+    run = ps.simulate(WORKLOAD.with_rate(1e-5), SERVER, until=1e6)
+    assert run.seconds == 1e6
+    assert 1 <= run.arrived < 40
+
+
+def test_times_beyond_64_bits_of_nanoseconds_are_refused_not_wrapped() -> None:
+    run = ps.simulate(ps.Workload.from_arrays([0, 1e10], [1, 1], [1, 1]), SERVER, tick_s=1e-2)
+    with pytest.raises(ps.InputError, match="64 bits"):
+        _ = run.requests
+
+
+def test_what_is_no_workload_or_server_is_refused() -> None:
+    for call in (ps.simulate, ps.certify):
+        with pytest.raises(ps.InputError, match="a Workload and a Server"):
+            call(None, SERVER)  # type: ignore[arg-type]
+        with pytest.raises(ps.InputError, match="a Workload and a Server"):
+            call(WORKLOAD, None)  # type: ignore[arg-type]
+    with pytest.raises(ps.InputError, match="takes a Run"):
+        ps.audit(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("odd", ["sarathy", 5, None, max, int, [1]])
+def test_what_is_no_policy_is_refused(odd: object) -> None:
+    with pytest.raises(ps.InputError, match="policy"):
+        SERVER.with_policy(odd)  # type: ignore[arg-type]
+
+
+def test_a_claim_to_conserve_work_is_true_or_false() -> None:
+    with pytest.raises(ps.InputError, match="True, False or None"):
+        ps.policy(work_conserving="no")(greedy.function)  # type: ignore[call-overload]
+
+
 def test_a_function_that_is_no_policy_is_refused() -> None:
     with pytest.raises(ps.InputError, match="takes 1 arguments"):
         SERVER.with_policy(lambda queue: (0, 0, 0))  # type: ignore[arg-type, misc]

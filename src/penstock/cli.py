@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -124,7 +125,11 @@ def compare(
     if not names:
         raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
     found: dict[str, Answer] = {}
-    servers = {p.name: chosen.server.with_policy(p) for p in (resolve(name, folder=chosen.folder) for name in names)}
+    chosen_policies = [resolve(name, folder=chosen.folder) for name in names]
+    servers = {policy.name: chosen.server.with_policy(policy) for policy in chosen_policies}
+    if len(servers) < len(names):
+        called = ", ".join(policy.name for policy in chosen_policies)
+        raise InputError(f"--policies: two of {called} have one name; leave one out, or give it another name")
     with _progress("Simulating") as report:
         for index, (name, server) in enumerate(servers.items()):
             found[name] = answer.check(
@@ -313,10 +318,11 @@ def _draw(
 
     workload, server = scenario.workload, scenario.server
     about = f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget {server.token_budget:,}"
-    written = plotting.save(plotting.tokens_over_time(runs, about), folder, "tokens_over_time")
+    charts = {"tokens_over_time": plotting.tokens_over_time(runs, about)}
     steady = {name: run for name, run in runs.items() if name not in refused}
     if steady:
-        written += plotting.save(plotting.latency_cdfs(steady, about), folder, "latency_cdfs")
+        charts["latency_cdfs"] = plotting.latency_cdfs(steady, about)
+    written = plotting.save(charts, folder)
     if not as_json:
         Console(stderr=True).print(f"Figures: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
 
@@ -333,9 +339,9 @@ def _print_heading(console: Console, scenario: "Scenario", policies: str) -> Non
         else f"max batch size {server.max_batch_size:,} ({server.scope})"
     )
     console.print(
-        f"[bold]{scenario.name}[/bold]  {workload.describe()}, {workload.rate:,.4g} requests/s, "
+        f"[bold]{escape(scenario.name)}[/bold]  {escape(workload.describe())}, {workload.rate:,.4g} requests/s, "
         f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens; "
-        f"{policies}, token budget {server.token_budget:,}, {size}",
+        f"{escape(policies)}, token budget {server.token_budget:,}, {size}",
         highlight=False,
     )
     console.print()
@@ -345,7 +351,7 @@ def _print_verdict(console: Console, certificate: "Certificate", prefix: str = "
     by = f" by {certificate.theorem}" if certificate.theorem else ""
     style = COLOUR_OF_VERDICT[certificate.verdict]
     console.print(
-        f"{prefix}[{style}]{certificate.verdict.upper()}[/{style}]{by}: {certificate.reason}.", highlight=False
+        f"{prefix}[{style}]{certificate.verdict.upper()}[/{style}]{by}: {escape(certificate.reason)}.", highlight=False
     )
 
 
@@ -390,7 +396,7 @@ def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
     table = Table.grid(padding=(0, 2))
     for hypothesis in certificate.hypotheses:
         held = "held" if hypothesis.held else "[bold red]fails[/bold red]"
-        table.add_row("", held, hypothesis.name, hypothesis.why)
+        table.add_row("", held, hypothesis.name, escape(hypothesis.why))
     console.print(table, highlight=False)
 
 
@@ -432,7 +438,7 @@ def _signed(growth: float) -> str:
 
 def _print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") -> None:
     for warning in warnings:
-        console.print(f"\n[bold yellow]Note[/bold yellow]  {warning}", highlight=False)
+        console.print(f"\n[bold yellow]Note[/bold yellow]  {escape(warning)}", highlight=False)
 
 
 def _print_check(scenario: "Scenario", found: "Answer") -> None:
@@ -444,7 +450,7 @@ def _print_check(scenario: "Scenario", found: "Answer") -> None:
     _print_hypotheses(console, found.certificate)
     _print_run(console, found.run)
     if found.latency_refused:
-        console.print(f"\n[bold]No latency[/bold]  {found.latency_refused}", highlight=False)
+        console.print(f"\n[bold]No latency[/bold]  {escape(found.latency_refused)}", highlight=False)
     else:
         _print_latency(console, found.run, "Latency (s)")
     _print_warnings(console, found.warnings)
@@ -462,7 +468,7 @@ def _print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
         run, verdict = answer.run, answer.certificate.verdict
         style = COLOUR_OF_VERDICT[verdict]
         table.add_row(
-            name,
+            escape(name),
             f"[{style}]{verdict}[/{style}]",
             f"{run.tokens_per_s:,.0f}",
             f"{_tokens_per_batch(run):,.0f}",
@@ -476,7 +482,7 @@ def _print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     for name, answer in found.items():
         reasons.setdefault(answer.certificate.reason, []).append(name)
     for reason, names in reasons.items():
-        console.print(f"\n[bold]{', '.join(names)}[/bold]  {reason}.", highlight=False)
+        console.print(f"\n[bold]{escape(', '.join(names))}[/bold]  {escape(reason)}.", highlight=False)
     notes: dict[str, list[str]] = {}
     for name, answer in found.items():
         for warning in answer.warnings:
@@ -494,11 +500,11 @@ def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
             table.add_column(f"{metric} {quantile}", justify="right")
     for name, answer in found.items():
         if answer.latency_refused:
-            table.add_row(name, "refused", "", "", "", "", "")
+            table.add_row(escape(name), "refused", "", "", "", "", "")
             continue
         latency = answer.run.latency()
         cells = [_seconds(row[q]) for row in latency.iter_rows(named=True) for q in ("p50", "p99")]
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *cells)
     console.print(table)
 
 
@@ -506,6 +512,7 @@ def main() -> None:
     """Run the command line: bad input is one line on standard error and status 2."""
     try:
         status = app(standalone_mode=False)
+        sys.stdout.flush()
     except InputError as error:
         _complain(str(error))
         status = EXIT_BAD_INPUT
@@ -514,9 +521,11 @@ def main() -> None:
         status = EXIT_BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         status = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; say nothing more
-        status = 0
+    except OSError as error:  # standard output is closed, or its disk is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            _complain(f"cannot write the answer: {error.strerror}")
+        status = 0 if isinstance(error, BrokenPipeError) else EXIT_BAD_INPUT
     if status == EXIT_INTERRUPTED:  # typer turns Ctrl-C into this status without a word
         _complain("interrupted")
     sys.exit(status if isinstance(status, int) else 0)

@@ -108,33 +108,36 @@ def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
     return pl.DataFrame(points, schema={"seconds": pl.Float64, "share": pl.Float64})
 
 
-def save(chart: Any, folder: Path, name: str) -> list[Path]:
-    """Write a chart as ``name.svg`` and ``name.png``; a file is there whole or not at all.
+def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write each chart as ``name.svg`` and ``name.png``: all are drawn before the first is written.
 
     Raises
     ------
     InputError
         If the folder cannot be written to.
     """
-    specification = chart.to_json()
-    written = []
-    for suffix, content in (
-        ("svg", vlc.vegalite_to_svg(specification).encode()),
-        ("png", vlc.vegalite_to_png(specification, scale=2)),
-    ):
-        path = folder / f"{name}.{suffix}"
+    drawn: dict[Path, bytes] = {}
+    for name, chart in charts.items():
+        specification = chart.to_json()
+        drawn[folder / f"{name}.svg"] = vlc.vegalite_to_svg(specification).encode()
+        drawn[folder / f"{name}.png"] = vlc.vegalite_to_png(specification, scale=2)
+    for path, content in drawn.items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=folder, suffix=f".{suffix}")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                os.chmod(temporary, 0o644)
-                os.replace(temporary, path)
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            _write(path, content)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}; give another folder to --figures") from None
-        written.append(path)
-    return written
+    return list(drawn)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=path.suffix)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

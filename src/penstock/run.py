@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -144,7 +145,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Length of the run, simulated seconds."""
-        return self.end * self.tick_s
+        return float(self._seconds(self.end))
 
     @property
     def tokens_per_s(self) -> float:
@@ -266,13 +267,21 @@ class Run:
         for metric, samples in (("ttft_s", self.ttft), ("tbt_s", self.gaps), ("e2e_s", self.e2e)):
             row: dict[str, str | float | None] = {"metric": metric, "mean": None, **dict.fromkeys(QUANTILES)}
             if samples.size:
-                row["mean"] = samples.mean * self.tick_s
-                row |= {name: samples.quantile(share) * self.tick_s for name, share in QUANTILES.items()}
+                row["mean"] = self._seconds(samples.mean)
+                row |= {name: self._seconds(samples.quantile(share)) for name, share in QUANTILES.items()}
             rows.append(row)
         return pl.DataFrame(rows, schema={"metric": pl.String} | dict.fromkeys(("mean", *QUANTILES), pl.Float64))
 
+    def _seconds(self, ticks: float) -> float:
+        per_second = 1 / self.tick_s  # a whole number of ticks to the second is divided by: that rounds once
+        return ticks / (round(per_second) if math.isclose(per_second, round(per_second), rel_tol=1e-12) else per_second)
+
     def _ns(self, ticks: Ints) -> pl.Series:
         per_tick = self.tick_s * 1e9
+        if ticks.size and ticks.max() * per_tick >= 2.0**63:
+            raise InputError(
+                f"{ticks.max() * self.tick_s:g} s is more ns than 64 bits hold; read the run's `rows`, in ticks"
+            )
         ns = ticks * round(per_tick) if per_tick >= 1 and per_tick == round(per_tick) else np.rint(ticks * per_tick)
         series = pl.Series(ns.astype(np.int64))
         return series.set(pl.Series(ticks < 0), None) if (ticks < 0).any() else series

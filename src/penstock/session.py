@@ -159,12 +159,7 @@ class Session:
         reported = time.monotonic()
         while True:
             self.options[kernel.STEPS] = STEPS
-            status = self.advance(
-                self.server.policy.compiled, self.params, self.options, self.duration,
-                window.arrival, window.prompt, window.output, window.first_token, window.finish,
-                self.state, self.slots, self.heads, self.bits, self.segments, self.tallies, self.stalls, self.mixes,
-                self.series, self.batch_rows, self.allocation_rows,
-            )  # fmt: skip
+            status = self._advance(window)
             if status in (kernel.DONE, kernel.MORE):
                 return
             if status == kernel.FULL:
@@ -174,6 +169,21 @@ class Session:
             if time.monotonic() - reported > 0.1:
                 reported = time.monotonic()
                 report()
+
+    def _advance(self, window: Window) -> int:
+        """Call the kernel once."""
+        try:
+            return self.advance(
+                self.server.policy.compiled, self.params, self.options, self.duration,
+                window.arrival, window.prompt, window.output, window.first_token, window.finish,
+                self.state, self.slots, self.heads, self.bits, self.segments, self.tallies, self.stalls, self.mixes,
+                self.series, self.batch_rows, self.allocation_rows,
+            )  # fmt: skip
+        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
+            raise InputError(
+                f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; it must answer for every "
+                f"queue, with the {self.params.size} policy_params it was given"
+            ) from error
 
     def fold(self, window: Window, everything: bool) -> Window:
         """Add the finished requests at the front of the window to the summary and drop them."""

@@ -58,6 +58,10 @@ def simulate(
     InputError
         If a value cannot be used, or the policy forms an empty batch while a non-empty one is possible.
     """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"simulate takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
     if record not in RECORDS:
         raise InputError(f"unknown record {record!r}{nearest(str(record), RECORDS)}")
     tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
@@ -108,13 +112,15 @@ def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float) -
         part: Requests = block.first(min(left, block.arrival_s.size))
         left -= part.arrival_s.size
         ticks = np.rint(part.arrival_s / tick_s)
-        if ticks[-1] >= NEVER / 4:
-            raise InputError(
-                f"an arrival {part.arrival_s[-1]:g} s after the first is beyond what ticks of {tick_s:g} s can count; "
-                "raise tick_s or ask for fewer requests"
-            )
         within = int(np.searchsorted(ticks, stop, side="right"))
+        if within and ticks[within - 1] >= NEVER / 4:
+            raise InputError(
+                f"an arrival {part.arrival_s[within - 1]:g} s after the first is more ticks of {tick_s:g} s than can "
+                "be counted; ask for fewer requests, or raise tick_s"
+            )
         columns = (part.prompt_tokens[:within].astype(np.int32), part.output_tokens[:within].astype(np.int32))
+        if not within:
+            return
         yield Window.of(ticks[:within].astype(np.int64), *columns)
         if left == 0 or within < ticks.size:
             return

@@ -93,6 +93,8 @@ def audit(run: Run) -> Audit:
     InputError
         If the run did not keep its allocations.
     """
+    if not isinstance(run, Run):
+        raise InputError(f"audit takes a Run, not {type(run).__name__}; give it what simulate returned")
     if run.rows is None or run.batch_rows is None or run.allocation_rows is None:
         raise InputError("an audit needs to know who was served in every batch; simulate with record='allocations'")
     found = _Findings()

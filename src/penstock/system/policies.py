@@ -28,6 +28,7 @@ import numpy.typing as npt
 from numba import njit
 from numba.core.errors import NumbaError
 
+from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.signatures import DECODE_FIRST, POLICY_SIGNATURE, PREFILL_FIRST, Limits, Queue
 
@@ -70,10 +71,11 @@ class Policy:
         """
         try:
             try:
-                return njit(POLICY_SIGNATURE, cache=True)(self.function)
+                # bounds are checked: a policy may look for a parameter that it was not given
+                return njit(POLICY_SIGNATURE, cache=True, boundscheck=True)(self.function)
             except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
-                return njit(POLICY_SIGNATURE)(self.function)
-        except NumbaError as error:
+                return njit(POLICY_SIGNATURE, boundscheck=True)(self.function)
+        except (NumbaError, TypeError, NotImplementedError) as error:
             raise InputError(
                 f"policy {self.name!r} cannot be compiled: {_reason(error)}; a policy is plain arithmetic on "
                 "queue.prompts, queue.prompt_tokens, queue.decoding, limits.token_budget, limits.batch_size and the "
@@ -81,7 +83,7 @@ class Policy:
             ) from error
 
 
-def _reason(error: NumbaError) -> str:
+def _reason(error: Exception) -> str:
     """Pick what is wrong, and where, out of Numba's many lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     what = next((line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason")
@@ -121,6 +123,14 @@ def policy(
 
 def _checked(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
     """Make a policy and compile it at once, so that a mistake is told where it was made."""
+    function = getattr(function, "py_func", function)  # one that Numba has compiled already
+    if not inspect.isfunction(function):
+        raise InputError(f"a policy is a function of queue, limits and params, not {checks.shown(function)}")
+    if work_conserving not in (True, False, None) or not (name is None or isinstance(name, str)):
+        raise InputError(
+            f"policy name {checks.shown(name)}, work_conserving {checks.shown(work_conserving)}: "
+            "give a text, and True, False or None"
+        )
     made = Policy(name or function.__name__.replace("_", "-"), function, work_conserving)
     parameters = inspect.signature(function).parameters
     if len(parameters) != 3:
@@ -184,8 +194,8 @@ def resolve(choice: str | Policy | PolicyFunction, *, folder: Path | None = None
     """
     if isinstance(choice, Policy):
         return choice
-    if callable(choice):
-        return policy(choice)
+    if not isinstance(choice, str):
+        return _checked(choice, None, None)
     if choice in POLICIES:
         return POLICIES[choice]
     if ":" not in choice:
@@ -195,7 +205,7 @@ def resolve(choice: str | Policy | PolicyFunction, *, folder: Path | None = None
     found = getattr(module, function_name, None)
     if isinstance(found, Policy):
         return found
-    if not callable(found):
+    if found is None:
         names = [n for n, v in vars(module).items() if isinstance(v, Policy) or inspect.isfunction(v)]
         raise InputError(
             f"policy {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}"
@@ -215,12 +225,13 @@ def _module(name: str, folder: Path) -> ModuleType:
             with contextlib.suppress(KeyError):
                 del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
             sys.modules[path.stem] = module
-            spec.loader.exec_module(module)
+            with contextlib.redirect_stdout(sys.stderr):  # what a policy file prints is no part of an answer
+                spec.loader.exec_module(module)
             return module
         return importlib.import_module(name)
-    except InputError:
+    except (InputError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # also a file that ends the program
         raise InputError(
             f"cannot import the policy module {name!r}: {type(error).__name__}: {error}; looked for {path}"
         ) from error

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.load import Load, load
 from penstock.workload.workload import Workload
@@ -91,6 +92,10 @@ def certify(workload: Workload, server: Server) -> Certificate:
     Certificate
         ``unknown`` where a hypothesis fails, naming it.
     """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"certify takes a Workload and a Server, not {type(workload).__name__}, {type(server).__name__}"
+        )
     asked = load(workload, server)
     if asked.rho > 1 + CRITICAL_BAND:
         return _unstable(workload, asked)
