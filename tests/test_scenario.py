@@ -131,6 +131,37 @@ BAD = {
     "a missing trace": (said("{trace: nope.csv}"), "nope.csv"),
     "a trace not fetched": (said("{trace: burstgpt-1}"), "traces get burstgpt-1"),
     "cv for poisson": (said("{preset: azure-code, rate: 1, arrivals: poisson, cv: 2}"), "gamma arrivals need a cv"),
+    "a key twice": ("workload: {preset: azure-code}\nserver: 3\nserver: 4", "line 3: the key 'server' stands twice"),
+    "a merge key": ("workload: {<<: {preset: azure-code}}", "merge keys (<<) are not read"),
+    "a date that is none": (said("2020-99-99"), "month must be in 1..12"),
+    "thousands of digits": (said(server=f"{KNOWN}, token_budget: {'9' * 5_000}"), "cannot be read"),
+    "hundreds of digits": (said(server=f"{KNOWN}, token_budget: {'9' * 400}"), "token_budget is 9"),
+    "a rate of hundreds of digits": (said(f"{{preset: azure-code, rate: {'9' * 400}}}"), "must be a number"),
+    "a bad tag": (said("!!int ''"), "cannot be read"),
+    "deep nesting": (said("[" * 2_000), "nests values too deeply"),
+    "a value in itself": (said("{poisson: {rate: 1, output: 5, prompt: &p {constant: *p}}}"), "aliases"),
+    "a trace without a name": (said("{trace: ''}"), "workload.trace is ''"),
+    "a trace with a long name": (said(f"{{trace: {'x' * 300}}}"), "cannot be looked for"),
+    "a table without a name": (said(server="batch_time: {table: ''}, token_budget: 5"), "batch_time.table is ''"),
+    "a table with a long name": (said(server=f"batch_time: {{table: {'x' * 300}}}, token_budget: 5"), "looked for"),
+    "nobody's home": (said("{trace: ~nosuchuser/x}"), "nosuchuser"),
+    "true for a number": (
+        said() + "\nsimulate: {requests: true}",
+        "simulate.requests must be a whole number, not True",
+    ),
+    "a number in quotes": (said(server=f"{KNOWN}, token_budget: '512'"), "write it without quotes"),
+    "true for a rate": (said("{preset: azure-code, rate: true}"), "rate must be a number, not True"),
+    "half a request": (said() + "\nsimulate: {requests: 1.5}", "must be a whole number, not 1.5"),
+    "a negative c_ms": (
+        said(server="batch_time: {c_ms: -1, a_ms: 1, b0: 8}, token_budget: 5"),
+        "c_ms is -1.0, but must be a number from 0 to 1,000,000,000 ms",
+    ),
+    "an infinite parameter": (said(server=f"{KNOWN}, token_budget: 5, policy_params: [.inf]"), "parameter is inf"),
+    "a scope that is none": (said(server=f"{KNOWN}, token_budget: 5, scope: all"), "must be 'batch' or 'running'"),
+    "a giant value": (said("x" * 10_000), "must be a mapping"),
+    "a giant key": (said(f"{{{'x' * 900}: 3}}"), "is not a key"),
+    "a giant length": (said(f"{{poisson: {{rate: 1, prompt: {'x' * 10_000}, output: 5}}}}"), "a length is"),
+    "two names of one limit": (said(server=f"{KNOWN}, token_budget: 5, max_num_batched_tokens: 6"), "says again"),
     "a policy that is nowhere": (said(server=f"{KNOWN}, token_budget: 5, policy: 'nowhere:f'"), "cannot import"),
 }
 
@@ -144,6 +175,23 @@ def test_what_is_wrong_is_said_in_one_line(what: str, tmp_path: Path, monkeypatc
         read_scenario(tmp_path / "s.yaml")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("prompt", ["*j", "{uniform: *j}", "{mixture: *j}"])
+def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path: Path, prompt: str) -> None:
+    names = "abcdefghij"
+    bomb = "".join(f"  - &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip(names, names[1:], strict=False))
+    text = f"bomb:\n  - &a [1]\n{bomb}{said(f'{{poisson: {{rate: 1, output: 5, prompt: {prompt}}}}}')}"
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ps.InputError, match="aliases"):
+        read_scenario(tmp_path / "s.yaml")
+
+
+def test_a_whole_number_may_be_written_as_1e3(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(said("{preset: azure-code, rate: 1e-1}") + "\nsimulate: {requests: 1e3}")
+    scenario = read_scenario(tmp_path / "s.yaml")
+    assert (scenario.requests, scenario.workload.rate) == (1000, 0.1)
 
 
 def test_random_bytes_and_missing_files_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Is this LLM deployment stable, how much can it carry, and with which scheduler?
 
 By theorem where one applies, by simulation where none does. Start with `read_trace` or `Workload`, describe a
-`Server`, then ask: `certify`, `simulate`, `audit`.
+`Server`, then ask: `certify`, `region`, `simulate`, `audit`.
 """
 
 from penstock.analysis.audit import Audit, audit
@@ -14,6 +14,7 @@ from penstock.system.policies import POLICIES, Policy, policy
 from penstock.system.presets import HARDWARE, hardware
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
+from penstock.theory.region import Region, region
 from penstock.workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from penstock.workload.pairs import Empirical
 from penstock.workload.workload import Workload, read_trace
@@ -38,6 +39,7 @@ __all__ = [
     "Mixture",
     "PiecewiseConstant",
     "Policy",
+    "Region",
     "Run",
     "Server",
     "Uniform",
@@ -47,5 +49,6 @@ __all__ = [
     "hardware",
     "policy",
     "read_trace",
+    "region",
     "simulate",
 ]

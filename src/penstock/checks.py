@@ -1,6 +1,9 @@
 """Check values that the user gives; what cannot be used is said in one line."""
 
 import numbers
+import os
+import reprlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,14 +82,42 @@ def shown(value: object) -> str:
     """Put a value on one line, shortened."""
     if isinstance(value, str):
         return repr(value if len(value) <= 40 else value[:37] + "...")
-    text = str(value) if _is_number(value) else " ".join(repr(value).split())
+    if isinstance(value, float | np.generic):
+        text = str(value)
+    else:
+        text = " ".join(_BOUNDED.repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+class _Bounded(reprlib.Repr):
+    """Looks only so far into a value: aliases in YAML can make one of billions of parts, or without end."""
+
+    def repr_int(self, value: int, level: int) -> str:
+        try:
+            return repr(value)
+        except ValueError:  # Python prints no more than some thousand digits
+            return f"an integer of {value.bit_length():,} bits"
+
+
+_BOUNDED = _Bounded()
+_BOUNDED.maxlevel = 3
+
+
+def path(what: str, value: Any) -> Path:
+    """Return the value as a path, if it is one and names something."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise InputError(f"{what} is {shown(value)}, so there is nothing to read; give the path of a file, as text")
+    try:
+        return Path(value).expanduser()
+    except (RuntimeError, TypeError) as error:  # no such user; a path of bytes
+        raise InputError(f"{what} is {shown(str(value))}, which is no path here ({error}); write it out") from None
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)  # NumPy's bool is no Real
+    # NumPy's bool is no Real, but its spans of time are
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)
 
 
 def _limits(low: float, high: float, unit: str) -> str:
-    shortest = [f"{limit:,.0f}" if limit == int(limit) else f"{limit:g}" for limit in (low, high)]
+    shortest = [f"{limit:,.0f}" if limit == int(limit) and abs(limit) < 1e15 else f"{limit:g}" for limit in (low, high)]
     return f"from {shortest[0]} to {shortest[1]} {unit}".rstrip()

@@ -1,7 +1,8 @@
 """A scenario: one YAML file that says what arrives, what serves, and how long to look."""
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,16 +21,29 @@ from penstock.workload.workload import Workload, read_trace
 
 DEFAULT_REQUESTS = 20_000
 
+_MOST_VALUES = 100_000
+"""In a scenario, its aliases written out: nine lines of them can stand for billions."""
+
+_LONGEST_MS = 1e9
+
+
+def _whole(value: Any) -> Any:
+    """Let 1e3 be a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
 
 class _Section(BaseModel):
-    """A mapping that refuses keys it does not know."""
+    """A mapping that refuses keys it does not know, and text or true where a number belongs."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
 
 
 class _Mean(_Section):
     mean: float
-    max: int | None = None
+    max: Whole | None = None
 
 
 class _Spread(_Mean):
@@ -47,7 +61,7 @@ def _one_key(value: Mapping[str, Any], known: Mapping[str, Any], what: str) -> s
     if len(value) != 1 or not chosen:
         odd = next((str(key) for key in value if key not in known), "")
         hint = nearest(odd, known) if odd else f"; choose one of {', '.join(known)}"
-        raise InputError(f"{what}: unexpected {', '.join(map(str, value)) or 'nothing'}{hint}")
+        raise InputError(f"{what}: unexpected {checks.shown(list(value)) if value else 'nothing'}{hint}")
     return chosen[0]
 
 
@@ -59,23 +73,27 @@ def _length(value: Any) -> Length:
         return Constant(value)  # type: ignore[arg-type]
     if not isinstance(value, Mapping):
         raise InputError(
-            f"a length is {value!r}, but must be a number of tokens or a distribution such as {{geometric: 112}}"
+            f"a length is {checks.shown(value)}, but must be a number of tokens or a distribution such as {{geometric: 112}}"
         )
     kind = _one_key(
         value, dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")), "length"
     )
     given = value[kind]
     if kind == "constant":
-        return _length(given)
+        return Constant(given)
     if kind == "geometric":
         mean = _Mean.model_validate(given if isinstance(given, Mapping) else {"mean": given})
         return Geometric(mean.mean, mean.max)
     if kind == "uniform":
         if not (isinstance(given, list) and len(given) == 2):
-            raise InputError(f"a uniform length is {given!r}, but must be a list of two, [low, high]")
+            raise InputError(f"a uniform length is {checks.shown(given)}, but must be a list of two, [low, high]")
         return Uniform(*given)
     if kind == "mixture":
-        parts = [_Part.model_validate(part) for part in given] if isinstance(given, list) else []
+        if not isinstance(given, list):
+            raise InputError(
+                f"a mixture is {checks.shown(given)}, but must be a list of parts {{weight: 1, length: 9}}"
+            )
+        parts = [_Part.model_validate(part) for part in given]
         return Mixture([_length(part.length) for part in parts], [part.weight for part in parts])
     spread = _Spread.model_validate(given)
     return (LogNormal if kind == "lognormal" else Gamma)(spread.mean, spread.cv, spread.max)
@@ -131,8 +149,8 @@ class WorkloadSection(_Section):
 
     def _recorded(self, folder: Path, seed: int) -> Workload:
         assert self.trace is not None
-        path = folder / self.trace
-        if not path.exists() and self.trace in {entry.name for entry in catalogue.CATALOGUE}:
+        path = folder / checks.path("workload.trace", self.trace)
+        if self.trace in {entry.name for entry in catalogue.CATALOGUE} and not path.exists():
             path = catalogue.path_of(self.trace) or path
             if not path.exists():
                 raise InputError(
@@ -176,7 +194,7 @@ class BatchTimeSection(_Section):
 
     c_ms: float | None = None
     a_ms: float | None = None
-    b0: int | None = None
+    b0: Whole | None = None
     affine: _PerToken | None = None
     hinge: _Bend | None = None
     table: str | None = None
@@ -193,17 +211,23 @@ class BatchTimeSection(_Section):
                 f"not {' and '.join(given) or 'none'}"
             )
         if self.affine:
-            return Affine(self.affine.c_ms / 1e3, self.affine.a_ms_per_token / 1e3)
+            return Affine(_seconds("c_ms", self.affine.c_ms), _seconds("a_ms_per_token", self.affine.a_ms_per_token))
         if self.hinge:
-            return Hinge(self.hinge.c_ms / 1e3, self.hinge.a_ms_per_token / 1e3, self.hinge.b0)
-        if self.table:
-            return Measured.read(folder / self.table)
+            c, a = _seconds("c_ms", self.hinge.c_ms), _seconds("a_ms_per_token", self.hinge.a_ms_per_token)
+            return Hinge(c, a, self.hinge.b0)
+        if self.table is not None:
+            return Measured.read(folder / checks.path("server.batch_time.table", self.table))
         if self.c_ms is None or self.a_ms is None or self.b0 is None:
             missing = ", ".join(name for name, value in steps.items() if value is None)
             raise InputError(
                 f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0"
             )
-        return PiecewiseConstant(self.c_ms / 1e3, self.a_ms / 1e3, self.b0)
+        return PiecewiseConstant(_seconds("c_ms", self.c_ms), _seconds("a_ms", self.a_ms), self.b0)
+
+
+def _seconds(name: str, ms: float) -> float:
+    why = "no batch takes negative time, or days; give milliseconds"
+    return checks.number(f"server.batch_time: {name}", ms, 0, _LONGEST_MS, "ms", why) / 1e3
 
 
 ENGINE_NAMES = {
@@ -223,8 +247,8 @@ class ServerSection(_Section):
 
     hardware: str | None = None
     batch_time: BatchTimeSection | None = None
-    token_budget: int = Field(validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
-    max_batch_size: int | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"]))
+    token_budget: Whole = Field(validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
+    max_batch_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"]))
     policy: str = "sarathi"
     policy_params: list[float] = []
     scope: Literal["batch", "running"] = "running"
@@ -249,9 +273,9 @@ class ServerSection(_Section):
 class SimulateSection(_Section):
     """How much to simulate: so many ``requests``, or ``until`` so many simulated seconds."""
 
-    requests: int | None = None
+    requests: Whole | None = None
     until: float | None = None
-    seed: int = 0
+    seed: Whole = 0
 
 
 class _Document(_Section):
@@ -292,24 +316,77 @@ def read_scenario(path: str | Path) -> Scenario:
     InputError
         In one line, if the file is missing, no YAML, of the wrong shape, or names something unknown.
     """
-    path = Path(path)
+    path = checks.path("the name of a scenario", path)
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise InputError(
             f"there is no scenario file {path}; `penstock check --help` shows what one looks like"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path} as text: {error}; a scenario is a YAML file") from None
+    except (OSError, ValueError) as error:  # a name that is too long or holds a zero; no UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"cannot read {checks.shown(str(path))} as text: {reason}; a scenario is a YAML file"
+        ) from None
+    try:
+        document = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         raise InputError(f"{path} is no YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    except RecursionError:
+        raise InputError(f"{path} nests values too deeply to be read; a scenario needs four levels") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # 2020-99-99, !!int ''
+        reason = str(error).split("; ")[0]
+        raise InputError(f"{path} holds a value that cannot be read ({reason}); mend it, or quote text") from None
     return build(document, path.parent, path.name)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key of a mapping stands twice, and 1e3 is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    problem="merge keys (<<) are not read; write the keys out", problem_mark=key.start_mark
+                )
+            if name is not None and name in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {checks.shown(name)} stands twice, so which value counts is unclear; drop one",
+                    problem_mark=key.start_mark,
+                )
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(  # as in YAML 1.2; 1.1 wants 1.0e+3
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _refuse_endless(document: Any, name: str) -> None:
+    """Refuse a document that contains itself, or a value so often that it could not be gone through."""
+    left, count = [document], 0
+    while left:
+        value = left.pop()
+        count += 1
+        if count + len(left) > _MOST_VALUES:
+            raise InputError(
+                f"{name} holds more than {_MOST_VALUES:,} values with its aliases (*) written out, or one within "
+                "itself, so reading would not end; write the values themselves"
+            )
+        if isinstance(value, Mapping):
+            left.extend(value.values())
+        elif isinstance(value, list | tuple):
+            left.extend(value)
 
 
 def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     """Return the scenario that a parsed YAML document describes."""
+    _refuse_endless(document, name)
     if not isinstance(document, Mapping):
         raise InputError(
             f"{name} holds {'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
@@ -322,6 +399,8 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
         server = parsed.server.build(folder)
     except ValidationError as error:
         raise InputError(_one_line(error)) from None
+    except RecursionError:
+        raise InputError(f"{name} nests values too deeply to be read; a scenario needs four levels") from None
     requests = simulate.requests
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
@@ -333,9 +412,11 @@ def _one_line(error: ValidationError) -> str:
     problems = error.errors()
     # An unknown key is the cause where the key it was meant to be is missing too.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    where = ".".join(str(part) for part in problem["loc"]) or "the scenario"
+    where = ".".join(_short(part) for part in problem["loc"]) or "the scenario"
     value = problem.get("input")
-    shown = f", not {value!r}" if isinstance(value, str | int | float | bool) or value is None else ""
+    shown = f", not {checks.shown(value)}"
+    quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+.0-9][-+.0-9_eE]*\s*", value[:100])
+    bare = "; write it without quotes" if quoted else "; give one"
     match problem["type"]:
         case "extra_forbidden":
             section, key = problem["loc"][:-1], str(problem["loc"][-1])
@@ -348,8 +429,24 @@ def _one_line(error: ValidationError) -> str:
             return f"{where}: {problem['ctx']['error']}" if "ctx" in problem else f"{where}: {problem['msg']}"
         case "model_type" | "dict_type" | "model_attributes_type":
             return f"{where} must be a mapping of keys{shown}"
+        case "int_type" | "int_from_float":
+            return f"{where} must be a whole number{shown}{bare}"
+        case "float_type":
+            return f"{where} must be a number{shown}{bare}"
+        case "string_type":
+            return f"{where} must be text{shown}; if it is meant as text, put it in quotes"
+        case "list_type":
+            return f"{where} must be a list such as [1, 2]{shown}"
+        case "literal_error":
+            return f"{where} must be {problem['ctx']['expected']}{shown}"
         case _:
             return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
+
+
+def _short(part: object) -> str:
+    """Put a key on one line; a known one as it is."""
+    text = str(part)
+    return text if text.isidentifier() and len(text) <= 40 else checks.shown(part)
 
 
 def _keys(section: tuple[int | str, ...]) -> list[str]:

@@ -263,3 +263,24 @@ def test_random_bytes_give_a_model_or_one_line_and_nothing_else(write, content, 
     except InputError as error:
         refusals = str(error).splitlines()
     assert len(refusals) <= 1
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [0.0, -1.0, np.inf, np.nan, None, "1", [1.0], lambda tokens: 0 * tokens, lambda tokens: tokens[:-1]],
+    ids=str,
+)
+def test_a_model_of_ones_own_that_returns_no_times_is_refused(returned):
+    class Mine(BatchTime):
+        def _seconds(self, tokens):
+            return returned(tokens) if callable(returned) else returned
+
+    assert "Mine._seconds" in refuse(lambda: Mine().table(8))
+
+
+def test_times_in_two_units_are_refused(write):
+    assert "seconds and ms" in refuse(Measured.read, write("tokens,seconds,ms\n1,1,1\n"))
+
+
+def test_what_is_no_path_of_measurements_is_refused():
+    assert "path" in refuse(Measured.read, None)

@@ -155,3 +155,9 @@ def test_a_cache_that_cannot_be_written_says_how_to_choose_another(tmp_path, mon
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "file" / "cache"))
     assert "Set PENSTOCK_CACHE" in refusal()
+
+
+def test_an_address_or_a_cache_folder_that_makes_no_sense_is_refused(cache, monkeypatch):
+    assert "no address" in refusal(url="http://[bad")
+    monkeypatch.setenv("PENSTOCK_CACHE", "~nosuchuser/x")
+    assert "PENSTOCK_CACHE" in refusal()

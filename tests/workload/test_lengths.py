@@ -275,3 +275,13 @@ def test_what_is_no_cv_is_refused(make, value):
 )
 def test_what_is_no_distribution_is_refused(make, values, part):
     assert part in refuse(make, *values)
+
+
+@pytest.mark.parametrize("parts", [None, 5])
+def test_a_mixture_needs_a_list_of_parts(parts):
+    assert "give a list" in refuse(Mixture, parts, [1])
+
+
+def test_a_span_of_time_and_a_giant_integer_are_no_numbers_of_tokens():
+    assert "1" in refuse(Constant, np.timedelta64(1, "s"))
+    assert "bits" in refuse(Constant, 10**5000)

@@ -125,6 +125,8 @@ def test_a_real_file_with_zero_outputs_is_refused_with_its_row():
     )
 )
 def test_dates_of_any_precision_and_offset_are_exact_to_the_nanosecond(write, stamps):
+    if any(offset for _, _, offset, _ in stamps):  # all say one, or none does
+        stamps = [(when, digits, offset or "Z", between) for when, digits, offset, between in stamps]
     shifts = {"+05:30": 19_800, "-0800": -28_800, "-00:30": -1_800}
     rows, expected = "", []
     for when, digits, offset, between in stamps:
@@ -315,6 +317,7 @@ def test_a_time_that_cannot_be_used_is_named(write, value, why):
     [
         "2023-11-16", "2023-02-30 00:00:00", "2023-11-16 18:17:03.", "yesterday", "2023-11-16 18:17:03.1234567891",
         "2023-11-16 18:17:03.+5", "2023-11-16 18:17:03+99:00", "1969-12-31 23:59:59", "3000-01-01 00:00:00", "17",
+        "2023-11-16 18:17:60", "1970-01-01 00:00:00+01:00",
     ],
 )  # fmt: skip
 def test_a_date_that_cannot_be_used_is_named(write, value):
@@ -427,3 +430,40 @@ def test_offsets_agree_with_the_standard_library(write):
     when = datetime(2024, 5, 10, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=-7)))
     rows = f"{when},1,1\n{when.astimezone(UTC)},1,1\n"
     assert load(write(AZURE + rows)).arrival_s.tolist() == [0, 0]
+
+
+def test_dates_with_and_without_an_offset_are_not_mixed(write):
+    rows = "2023-11-16 18:17:03,1,1\n" * 2 + "2023-11-16 18:17:04+02:00,1,1\n"
+    assert "line 4, column 'TIMESTAMP': '2023-11-16 18:17:04+02:00' has an offset" in refusal(write(AZURE + rows))
+    rows = "2023-11-16 18:17:03Z,1,1\n2023-11-16 18:17:04,1,1\n"
+    assert "line 3, column 'TIMESTAMP': '2023-11-16 18:17:04' has no offset" in refusal(write(AZURE + rows))
+
+
+@pytest.mark.parametrize("path", ["", None, 3, b"x.csv", ["x.csv"], "x" * 300, "~nosuchuser/x.csv", "a\0b"])
+def test_what_is_no_path_is_refused(path):
+    assert len(refusal(path)) < 250
+
+
+@pytest.mark.parametrize("options", [{"columns": 3}, {"columns": ["a"]}, {"columns": {"prompt": 3}}, {"format": 3}])
+def test_what_is_no_format_or_mapping_of_columns_is_refused(write, options):
+    assert next(iter(options)) in refusal(write(VIDUR + "0,1,1\n"), **options)
+
+
+def test_a_byte_order_mark_that_stands_twice_hides_no_column(write):
+    assert load(write("\ufeff\ufeffarrival_s,prompt,output\n0,1,1\n5,1,1\n")).arrival_s.tolist() == [0, 5]
+
+
+@pytest.mark.parametrize("names", ["arrival_s,arrival_ms,prompt,output", "arrival_s,prompt,prompt_tokens,output"])
+def test_two_columns_for_one_thing_are_refused_unless_one_is_chosen(write, names):
+    path = write(names + "\n0,1,2,3\n")
+    second = names.split(",")[1 if "arrival_ms" in names else 2]
+    assert f"columns={{'{second}': '{second}'}}" in refusal(path)
+    assert load(path, columns={second: second}).format == "plain"
+
+
+@pytest.mark.parametrize("name", ["arrival", "Time", "timestamp"])
+def test_a_column_that_looks_like_times_is_not_passed_over(write, name):
+    path = write(f"{name},prompt,output\n7,1,2\n9,1,2\n")
+    assert f"columns={{'arrival_s': '{name}'}}" in refusal(path)
+    assert load(path, columns={"arrival_s": name}).arrival_s.tolist() == [0, 2]
+    assert load(path, columns={"prompt": "prompt", "output": "output"}).arrival_s is None

@@ -40,9 +40,15 @@ def add(multiset: Multiset, key: int, weight: int) -> int:
 def doubled(multiset: Multiset) -> Multiset:
     """Return the same multiset in twice the room."""
     larger = new_multiset(multiset.size)
-    for key, count in zip(*contents(multiset), strict=True):
-        add(larger, key, count)
+    _add_all(larger, multiset)
     return larger
+
+
+@njit(cache=True)
+def _add_all(larger: Multiset, multiset: Multiset) -> None:
+    for place in range(0, multiset.size, 2):
+        if multiset[place] != EMPTY:
+            add(larger, multiset[place], multiset[place + 1])
 
 
 def contents(multiset: Multiset) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -56,7 +56,24 @@ class BatchTime(abc.ABC):
             raise InputError(
                 f"a batch of {load[bad][0]} tokens: a token load is a finite number of at least 0; mend it"
             )
-        return np.where(load > 0, self._seconds(np.where(load > 0, load, 1.0)), 0.0)
+        return np.where(load > 0, self._checked(np.where(load > 0, load, 1.0)), 0.0)
+
+    def _checked(self, tokens: Seconds) -> Seconds:
+        """Return what the model says, unless it is no time that a batch can take."""
+        what = f"what {type(self).__name__}._seconds returns"
+        found = checks.array(what, self._seconds(tokens))
+        if found.shape != tokens.shape:
+            raise InputError(
+                f"{what} has the shape {found.shape} for token loads of shape {tokens.shape}, so which batch takes "
+                "how long is unclear; return one number of seconds for each load"
+            )
+        bad = ~(np.isfinite(found) & (found > 0))
+        if bad.any():
+            raise InputError(
+                f"{what} for {tokens[bad][0]:g} tokens is {found[bad][0]:g} s, but a batch takes a positive, finite "
+                "time; mend the model"
+            )
+        return found
 
     def table(self, token_budget: int) -> Seconds:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
@@ -210,7 +227,10 @@ class Measured(BatchTime):
         source = Source.at(path)
         table = open_table(source)
         per_second = {"seconds": 1, "ms": 1_000, "us": 1_000_000}
-        unit = next((name for name in per_second if name in table.header), None)
+        units = [name for name in per_second if name in table.header]
+        if len(units) > 1:
+            raise source.fault(f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one")
+        unit = units[0] if units else None
         if unit is None or "tokens" not in table.header:
             columns = checks.shown(", ".join(table.header))
             raise source.fault(
@@ -241,5 +261,5 @@ class Measured(BatchTime):
 
 
 def _not_instant(model: BatchTime) -> None:
-    if model(1) < _SHORTEST_S:
+    if model._seconds(np.ones(1))[0] < _SHORTEST_S:
         raise InputError(f"{model} takes no time for one token, so its capacity is infinite; give a positive c or a")

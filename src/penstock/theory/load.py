@@ -58,8 +58,8 @@ def load(workload: Workload, server: Server) -> Load:
     """
     if not workload.rate > 0:
         raise InputError(
-            f"{workload.name} has no arrival rate (its requests span no time), so it has no load; give a rate with "
-            "arrivals 'poisson'"
+            f"{workload.name} has no arrival rate (its requests span no time, or next to none), so it has no load; "
+            "give a rate with arrivals 'poisson'"
         )
     best, capacity = server.batch_time.best_load(server.token_budget)
     return Load(

@@ -21,9 +21,12 @@ BLOCK = 65_536
 Seconds = npt.NDArray[np.float64]
 
 
+_HIGHEST_RATE = 1e9
+
+
 def _check_rate(rate: float) -> None:
     why = "below, nothing arrives in years; above, gaps are shorter than a nanosecond"
-    checks.number("the arrival rate", rate, 1e-9, 1e9, "requests/s", why)
+    checks.number("the arrival rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", why)
 
 
 def _check_seconds(what: str, seconds: float) -> None:
@@ -338,9 +341,10 @@ class Replay(Arrivals):
 
     @property
     def rate(self) -> float:  # type: ignore[override]
-        """One over the mean gap; NaN where all arrive at one instant."""
+        """One over the mean gap; NaN where all arrive at one instant, or so nearly that no process has such a rate."""
         span = float(self.times_s[-1] - self.times_s[0])
-        return (self.times_s.size - 1) / span if span > 0 else float("nan")
+        gaps = self.times_s.size - 1
+        return gaps / span if span > 0 and gaps / span <= _HIGHEST_RATE else float("nan")
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield the recorded times."""

@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
+from penstock import checks
+from penstock.checks import shown
 from penstock.errors import InputError, nearest
 
 _CHUNK = 1 << 20
@@ -127,7 +129,9 @@ CATALOGUE = (
 def cache_dir() -> Path:
     """Return the folder of downloaded traces: ``$PENSTOCK_CACHE``, else the user's cache folder."""
     override = os.environ.get("PENSTOCK_CACHE")
-    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("penstock")) / "traces"
+    if override:
+        return checks.path("the cache folder PENSTOCK_CACHE", override)
+    return Path(platformdirs.user_cache_dir("penstock")) / "traces"
 
 
 def path_of(name: str) -> Path | None:
@@ -169,8 +173,14 @@ def download(
     """
     entry = _entry(name)
     address = url or entry.url
-    if urlsplit(address).scheme not in ("http", "https"):
-        raise InputError(f"{address!r} is neither an http nor an https address, so it cannot be fetched. Correct it")
+    try:
+        scheme = urlsplit(address).scheme
+    except ValueError as error:
+        raise InputError(f"{shown(address)} is no address ({error}), so it cannot be fetched. Correct it") from None
+    if scheme not in ("http", "https"):
+        raise InputError(
+            f"{shown(address)} is neither an http nor an https address, so it cannot be fetched. Correct it"
+        )
     target = _target(entry)
     record = target.with_name(f"{name}.sha256")
     first_time = not target.exists()
@@ -202,7 +212,9 @@ def _entry(name: str) -> Entry:
     for entry in CATALOGUE:
         if entry.name == name:
             return entry
-    raise InputError(f"trace {name!r} is not in the catalogue{nearest(name, [entry.name for entry in CATALOGUE])}")
+    raise InputError(
+        f"trace {shown(name)} is not in the catalogue{nearest(str(name), [entry.name for entry in CATALOGUE])}"
+    )
 
 
 def _target(entry: Entry) -> Path:

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -271,6 +271,8 @@ class Mixture(Length):
     weights: Sequence[float]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.parts, Iterable):
+            raise InputError(f"the parts of a mixture are {checks.shown(self.parts)}; give a list of distributions")
         parts, weights = tuple(self.parts), checks.column("mixture weights", self.weights).astype(np.float64)
         for part in parts:
             if not isinstance(part, Length):

@@ -19,6 +19,7 @@ from typing import BinaryIO, Protocol
 
 import polars as pl
 
+from penstock import checks
 from penstock.checks import shown
 from penstock.errors import InputError
 
@@ -34,15 +35,21 @@ class Source:
     @classmethod
     def at(cls, path: str | Path) -> "Source":
         """Look at a file; refuse one that is not there, or holds nothing."""
-        path = Path(path).expanduser()
+        path = checks.path("the name of a file", path)
         source = cls(path, None)
-        if path.is_dir():
-            raise source.fault("is a directory. Name a file in it")
-        if not path.exists():
-            beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-            close = difflib.get_close_matches(path.name, beside, n=1)
-            hint = f"; did you mean {shown(close[0])}?" if close else ". Check the path"
-            raise source.fault("does not exist" + hint)
+        try:
+            if path.is_dir():
+                raise source.fault("is a directory. Name a file in it")
+            if not path.exists():
+                beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+                close = difflib.get_close_matches(path.name, beside, n=1)
+                hint = f"; did you mean {shown(close[0])}?" if close else ". Check the path"
+                raise source.fault("does not exist" + hint)
+        except (OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise source.fault(f"cannot be looked for ({reason}). Check the path") from None
         try:
             with path.open("rb") as file:
                 magic = file.read(4)
@@ -57,7 +64,8 @@ class Source:
     @property
     def name(self) -> str:
         """File name, for messages."""
-        return self.path.name if self.path.name.isprintable() else shown(self.path.name)
+        name = self.path.name
+        return name if name.isprintable() and len(name) <= 80 else shown(name)
 
     def open(self) -> BinaryIO:
         """Open the decompressed bytes."""
@@ -158,7 +166,7 @@ class _Csv:
             separator = max(",\t;", key=first.count)
             text.seek(0)
             header = next(filter(None, csv.reader(text, delimiter=separator)))
-        names = tuple(name.strip() for name in header)
+        names = tuple(name.lstrip("\ufeff").strip() for name in header)  # tools that add a mark may add it twice
         _no_duplicates(source, names)
         return cls(source, names, separator)
 

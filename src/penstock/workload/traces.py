@@ -75,6 +75,18 @@ FORMATS = (
 _PLAIN = "plain"
 _OWN_NAMES = {"prompt_tokens": ("prompt_tokens", "prompt"), "output_tokens": ("output_tokens", "output")}
 _ARRIVAL_UNITS: dict[str, Unit] = {"arrival_s": "s", "arrival_ms": "ms", "arrival_ns": "ns"}
+_LIKE_TIMES = (
+    "arrival",
+    "arrivals",
+    "arrived_at",
+    "arrival_time",
+    "arrival_us",
+    "time",
+    "times",
+    "timestamp",
+    "date",
+    "datetime",
+)
 _REMEDY = "columns={'arrival_s': ..., 'prompt_tokens': ..., 'output_tokens': ...} (arrival_s may be left out)"
 
 
@@ -114,6 +126,14 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
     InputError
         If the file, or a value in it, cannot be used; one line that says where and why.
     """
+    if format is not None and not isinstance(format, str):
+        raise InputError(
+            f"format is {shown(format)}, but must be the name of a trace format; leave it out to detect it"
+        )
+    if columns is not None and not (
+        isinstance(columns, Mapping) and all(isinstance(name, str) for pair in columns.items() for name in pair)
+    ):
+        raise InputError(f"columns is {shown(columns)}, but must map names to names of columns: {_REMEDY}")
     source = Source.at(path)
     table = open_table(source)
     chosen = _choose(source, table.header, format, columns)
@@ -141,6 +161,8 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
     unusable = rows.filter(pl.any_horizontal(pl.all().is_null()))
     if len(unusable):
         raise _bad_row(source, table, text, reads, unusable)
+    if chosen.arrival and reads["arrival"][1] == "date":
+        _refuse_mixed_zones(source, table, text[chosen.arrival])
 
     arrival_s = None
     if chosen.arrival:
@@ -207,7 +229,8 @@ def _dates(text: pl.Series) -> pl.Series:
     if second.null_count():
         iso = stamp.str.to_datetime("%Y-%m-%dT%H:%M:%S", strict=False, time_unit="us", cache=False)
         second = pl.select(pl.coalesce(second, iso)).to_series()
-    in_range = second.dt.year().is_between(1970, 2261)
+    # Polars reads second 60 as the next minute's 0; 1969 may be 1970 in UTC.
+    in_range = second.dt.year().is_between(1969, 2261) & (text.str.slice(17, 2) != "60")
     fraction = tail.str.strip_suffix("+00:00")
     if fraction.str.contains(r"^(?:\.[0-9]{0,9})?$").all():  # as in every public file so far; the regex below is slow
         fraction, offset = fraction.str.slice(1), pl.repeat(0, len(text), dtype=pl.Int64, eager=True)
@@ -218,7 +241,24 @@ def _dates(text: pl.Series) -> pl.Series:
         sign = (tail.str.extract(_TAIL, 2) == "-").cast(pl.Int64) * -2 + 1
         offset = (sign * (hours * 3600 + minutes * 60)).fill_null(0)
     nanosecond = fraction.str.pad_end(9, "0").cast(pl.Int64, strict=False)
-    return pl.select(pl.when(in_range).then((second.dt.epoch("s") - offset) * 1_000_000_000 + nanosecond)).to_series()
+    since_1970 = second.dt.epoch("s") - offset
+    return pl.select(pl.when(in_range & (since_1970 >= 0)).then(since_1970 * 1_000_000_000 + nanosecond)).to_series()
+
+
+def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
+    """Refuse dates of which some say how far from UTC they are and some do not, so that their order is unknown."""
+    if text.str.ends_with("+00:00").all():  # fast, and true of most public files
+        return
+    zoned = text.str.contains(r"(?:Z|[+-][0-9]{2}:?[0-9]{2})\s*$")
+    odd = (zoned != zoned[0]).arg_max()
+    if odd is None or zoned[odd] == zoned[0]:
+        return
+    place, _ = table.explain(odd)
+    says, before = ("an", "none") if zoned[odd] else ("no", "one")
+    raise source.fault(
+        f"{place}, column {shown(text.name)}: {shown(text[odd])} has {says} offset from UTC, but the rows before have "
+        f"{before}, so their order is unclear. Write all of them alike"
+    )
 
 
 def _unit(chosen: Format, text: pl.Series) -> Unit:
@@ -293,7 +333,7 @@ def _rows(count: int) -> str:
 def _choose(source: Source, seen: Collection[str], name: str | None, columns: Mapping[str, str] | None) -> Format:
     known = [format.name for format in FORMATS]
     if name is not None and name not in (*known, _PLAIN):
-        raise InputError(f"trace format {name!r} is not known{nearest(name, (*known, _PLAIN))}")
+        raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*known, _PLAIN))}")
     if columns is not None and name not in (None, _PLAIN):
         raise InputError(f"columns= is for plain tables, but format={name!r} has its own; leave one of them out")
     if columns is None and name in known:
@@ -319,18 +359,31 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
         if key not in roles:
-            raise InputError(f"columns= has the key {key!r}, which is not known{nearest(key, roles)}")
+            raise InputError(f"columns= has the key {shown(key)}, which is not known{nearest(key, roles)}")
         if column not in seen:
-            raise source.fault(f"columns= names the column {column!r}, which is not there{nearest(column, seen)}")
+            raise source.fault(f"columns= names the column {shown(column)}, which is not there{nearest(column, seen)}")
         if roles[key] in named:
             raise InputError(f"columns= names {roles[key]} twice, as {named[roles[key]][0]!r} and {key!r}; keep one")
         named[roles[key]] = key, column
+    by_user = set(named)
     for own, role in roles.items():
-        if own in seen:
-            named.setdefault(role, (own, own))
+        if own not in seen or role in by_user:
+            continue
+        if role in named:
+            raise source.fault(
+                f"has the columns {named[role][0]!r} and {own!r}, so which one is meant is unclear. "
+                f"Choose with columns={{{own!r}: {own!r}}}, or the other"
+            )
+        named[role] = own, own
     if "prompt_tokens" not in named or "output_tokens" not in named:
         known = ", ".join(format.name for format in FORMATS)
         raise source.fault(f"the columns {_listed(seen)} are those of no known format ({known}). Name them: {_REMEDY}")
+    times = [column for column in seen if column.strip().lower() in _LIKE_TIMES]
+    if times and not columns and "arrival" not in named:
+        raise source.fault(
+            f"the column {times[0]!r} looks like arrival times, but in which unit is unclear. Say so with "
+            f"columns={{'arrival_s': {times[0]!r}}} (or arrival_ms, arrival_ns); to read lengths only, name those"
+        )
     key, arrival = named.get("arrival", ("arrival_s", None))
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
     return Format(_PLAIN, "Columns named by the user.", prompt, output, arrival, _ARRIVAL_UNITS[key])

@@ -66,7 +66,7 @@ class Workload:
     notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, numbers.Integral) or isinstance(self.seed, bool) or self.seed < 0:
+        if not isinstance(self.seed, numbers.Integral) or isinstance(self.seed, bool | np.timedelta64) or self.seed < 0:
             raise InputError(
                 f"the seed is {checks.shown(self.seed)}, but must be a whole number of at least 0; take any"
             )
