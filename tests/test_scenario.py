@@ -1,5 +1,6 @@
 """A scenario file means what it says, or is refused in one line."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -181,7 +182,7 @@ def test_what_is_wrong_is_said_in_one_line(what: str, tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("prompt", ["*j", "{uniform: *j}", "{mixture: *j}"])
 def test_aliases_that_stand_for_billions_of_values_are_refused_at_once(tmp_path: Path, prompt: str) -> None:
     names = "abcdefghij"
-    bomb = "".join(f"  - &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip(names, names[1:], strict=False))
+    bomb = "".join(f"  - &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in itertools.pairwise(names))
     text = f"bomb:\n  - &a [1]\n{bomb}{said(f'{{poisson: {{rate: 1, output: 5, prompt: {prompt}}}}}')}"
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(ps.InputError, match="aliases"):

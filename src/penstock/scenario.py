@@ -73,7 +73,8 @@ def _length(value: Any) -> Length:
         return Constant(value)  # type: ignore[arg-type]
     if not isinstance(value, Mapping):
         raise InputError(
-            f"a length is {checks.shown(value)}, but must be a number of tokens or a distribution such as {{geometric: 112}}"
+            f"a length is {checks.shown(value)}, but must be a number of tokens or a distribution such as "
+            "{geometric: 112}"
         )
     kind = _one_key(
         value, dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")), "length"
@@ -422,9 +423,10 @@ def _one_line(error: ValidationError) -> str:
             section, key = problem["loc"][:-1], str(problem["loc"][-1])
             if section == ("server",) and any(key.replace("-", "_") in names for names in ENGINE_NAMES.values()):
                 return f"{where} says again what another key of {section[-1]} says; give one of them"
-            return f"{where} is not a key of a scenario{nearest(key, _keys(section))}"
+            known = _keys(section)
+            return f"{where} is not a key of a scenario{nearest(key, known) if known else '; leave it out'}"
         case "missing":
-            return f"{where} is missing"
+            return f"{where} is missing; add it"
         case "value_error" | "assertion_error":
             return f"{where}: {problem['ctx']['error']}" if "ctx" in problem else f"{where}: {problem['msg']}"
         case "model_type" | "dict_type" | "model_attributes_type":

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.system.batch_time import MOST_TOKENS, Affine, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Hinge, Measured, PiecewiseConstant
 
 STEPS = PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)
 FAMILY = [
@@ -268,7 +268,7 @@ def test_random_bytes_give_a_model_or_one_line_and_nothing_else(write, content, 
 @pytest.mark.parametrize(
     "returned",
     [0.0, -1.0, np.inf, np.nan, None, "1", [1.0], lambda tokens: 0 * tokens, lambda tokens: tokens[:-1]],
-    ids=str,
+    ids=["zero", "negative", "infinite", "NaN", "None", "text", "another shape", "all zero", "one too few"],
 )
 def test_a_model_of_ones_own_that_returns_no_times_is_refused(returned):
     class Mine(BatchTime):

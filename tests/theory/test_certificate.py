@@ -105,6 +105,5 @@ def test_requests_that_span_no_time_have_no_load() -> None:
 
 def test_requests_that_span_next_to_no_time_have_no_load() -> None:
     workload = ps.Workload.from_arrays([0, 5e-324], [1, 1], [1, 1])
-    server = ps.Server(ps.PiecewiseConstant(0.01, 0.03, 128), 512)
     with pytest.raises(ps.InputError, match="no arrival rate"):
-        ps.certificate(workload, server)
+        ps.certify(workload, STABLE_SERVER)

@@ -258,7 +258,16 @@ class _JsonLines:
             except pl.exceptions.PolarsError:
                 raise self.source.not_text() from None
             lines = _without_blank_end(self.source, lines)
+            self._refuse_twice(lines["line"], names)
             return lines.select(pl.col("line").str.json_path_match(self.paths[name]).alias(name) for name in names)
+
+    def _refuse_twice(self, lines: pl.Series, names: tuple[str, ...]) -> None:
+        """Refuse a line that has one of the keys twice; JSON is parsed only where a key's name stands twice."""
+        for name in names:
+            key = json.dumps(name, ensure_ascii=False)
+            for row in (lines.str.count_matches(key, literal=True).fill_null(0) > 1).arg_true():
+                if isinstance(problem := _json_object(lines[row]), str):
+                    raise self.source.fault(f"{self.explain(row)[0]} {problem}")
 
     def explain(self, row: int) -> tuple[str, str | None]:
         with self.source.text("\n") as text:
