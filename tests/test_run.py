@@ -81,3 +81,17 @@ def test_quantiles_of_a_distribution_are_those_of_its_samples(samples: list[int]
 @given(st.lists(st.integers(0, 2**61), max_size=50))
 def test_sums_do_not_overflow(samples: list[int]) -> None:
     assert exact_sum(np.array(samples, np.int64)) == sum(samples)
+
+
+@pytest.mark.parametrize("policy", ps.POLICIES)
+@pytest.mark.parametrize("budget", [64, 4096])
+def test_every_composition_is_counted_as_often_as_batches_had_it(policy: str, budget: int) -> None:
+    """Also those beyond the compositions that have a counter of their own."""
+    affine = ps.Affine(c=0.01, a=0.0001)
+    workload = ps.Workload.poisson(rate=20.0, prompt=ps.Geometric(300), output=ps.Geometric(30))
+    run = ps.simulate(workload, ps.Server(affine, budget, policy=policy), requests=500, record="batches")
+    pairs = ["prefill_tokens", "decode_tokens"]
+    counted = run.batches.group_by(pairs).len("batches").sort(pairs)
+    assert run.compositions.select(*pairs, "batches").sort(pairs).cast(pl.Int64).equals(counted.cast(pl.Int64))
+    if budget == 4096 and policy != "fastertransformer":
+        assert (counted["prefill_tokens"] * (budget + 1) + counted["decode_tokens"]).max() > 2**17  # type: ignore[operator]

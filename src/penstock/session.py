@@ -112,6 +112,7 @@ class Session:
         self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.segments = np.zeros((2, room + 1), np.int64)
         self.tallies = np.zeros((kernel.N_TALLIES, server.token_budget + 1), np.int64)
+        self.cells = np.zeros(min((server.token_budget + 1) * (room + 1), kernel.MOST_CELLS), np.int64)
         self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
         self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
         level = self.options[kernel.RECORD]
@@ -176,8 +177,8 @@ class Session:
             return self.advance(
                 self.server.policy.compiled, self.params, self.options, self.duration,
                 window.arrival, window.prompt, window.output, window.first_token, window.finish,
-                self.state, self.slots, self.heads, self.bits, self.segments, self.tallies, self.stalls, self.mixes,
-                self.series, self.batch_rows, self.allocation_rows,
+                self.state, self.slots, self.heads, self.bits, self.segments,
+                self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
             )  # fmt: skip
         except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
             raise InputError(
@@ -244,12 +245,13 @@ class Session:
     def _mixes(self) -> tuple[Ints, Ints]:
         """Put the batch compositions together: prefill << 32 | decode, and how many batches had it."""
         budget = self.server.token_budget
-        decode = np.arange(budget + 1)
+        used, full = np.flatnonzero(self.cells), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
+        prefill, decode = np.divmod(used, self.slots.shape[1] + 1)
         mixes, counts = counting.contents(self.mixes)
-        keys = np.concatenate([decode, ((budget - decode) << 32) | decode, mixes])
-        tally = self.tallies[[kernel.TALLY_DECODE_ONLY, kernel.TALLY_FULL]].ravel()
-        every = _collected(keys, np.concatenate([tally, counts]), 0)
-        return every.values[every.counts > 0], every.counts[every.counts > 0]
+        keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
+        counts = np.concatenate([self.cells[used], self.tallies[kernel.TALLY_FULL, full], counts])
+        every = _collected(keys, counts, 0)
+        return every.values, every.counts
 
     def _make_room(self) -> None:
         while 4 * (self.state[kernel.STALLS_USED] + self.slots.shape[1]) > self.stalls.size:

@@ -96,8 +96,11 @@ SLOT_REQUEST, SLOT_DUE, SLOT_PREV, SLOT_NEXT, SLOT_CHAIN = range(5)
 N_SLOT_ROWS = 5
 
 # Tallies, one column per token load or number of decode tokens: what nearly every batch adds to.
-TALLY_GAPS, TALLY_DECODE_ONLY, TALLY_FULL = range(3)
-N_TALLIES = 3
+TALLY_GAPS, TALLY_FULL = range(2)
+N_TALLIES = 2
+
+MOST_CELLS = 2**17
+"""Batch compositions that have a counter of their own; others share a multiset."""
 
 # Segments, one column each, the oldest requests on top of the stack.
 SEGMENT_COUNT, SEGMENT_TIME = range(2)
@@ -194,6 +197,7 @@ def advance(
     bits: Words,
     segments: Ints,
     tallies: Ints,
+    cells: Ints,
     stalls: Multiset,
     mixes: Multiset,
     series: Ints,
@@ -217,8 +221,10 @@ def advance(
     state, slots, heads, bits, segments
         What the server remembers: see the constants above.
     tallies
-        Shape (3, token budget + 1): times between tokens that are one batch, by its token load; batches without prefill
-        and batches filled to the token budget, by their decode tokens.
+        Shape (2, token budget + 1): times between tokens that are one batch, by its token load; batches filled to the
+        token budget, by their decode tokens.
+    cells
+        Shape (at most MOST_CELLS,): batches by composition, at prefill * (slots + 1) + decode.
     stalls, mixes
         Multisets of all other times between tokens (ticks) and batch compositions (prefill << 32 | decode).
     series
@@ -462,12 +468,13 @@ def advance(
         busy += end - now
         completed += tokens
 
-        if x == 0:
-            tallies[TALLY_DECODE_ONLY, y] += repeat
+        cell = x * (most_slots + 1) + y
+        if cell < cells.size:
+            cells[cell] += repeat
         elif x + y == budget:
-            tallies[TALLY_FULL, y] += 1
+            tallies[TALLY_FULL, y] += repeat
         else:
-            mixes_used += add(mixes, (x << 32) | y, 1)
+            mixes_used += add(mixes, (x << 32) | y, repeat)
 
         # -- tokens out: a gap for each request that had one before, a first token for the others
         if y > 0:
@@ -616,6 +623,7 @@ _SIGNATURE = types.int64(
     types.uint64[::1],
     types.int64[:, ::1],
     types.int64[:, ::1],
+    _I64,
     _I64,
     _I64,
     types.int64[:, ::1],
