@@ -89,7 +89,7 @@ def test_every_composition_is_counted_as_often_as_batches_had_it(policy: str, bu
     """Also those beyond the compositions that have a counter of their own."""
     affine = ps.Affine(c=0.01, a=0.0001)
     workload = ps.Workload.poisson(rate=20.0, prompt=ps.Geometric(300), output=ps.Geometric(30))
-    run = ps.simulate(workload, ps.Server(affine, budget, policy=policy), requests=500, record="batches")
+    run = ps.simulate(workload, ps.Server(affine, budget, policy=policy), requests=500, record="batches", drain=True)
     pairs = ["prefill_tokens", "decode_tokens"]
     counted = run.batches.group_by(pairs).len("batches").sort(pairs)
     assert run.compositions.select(*pairs, "batches").sort(pairs).cast(pl.Int64).equals(counted.cast(pl.Int64))
