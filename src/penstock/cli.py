@@ -176,6 +176,7 @@ def simulate(
                 "load": answer.load_as_dict(asked),
                 "simulation": answer.run_as_dict(run),
                 "latency": answer.latency_as_dict(run),
+                "latency_refused": None,
                 "warnings": warnings,
             }
         )
