@@ -158,14 +158,13 @@ def simulate(
     from penstock.theory.load import load
 
     asked = load(chosen.workload, chosen.server)
-    record = "requests" if (chosen.requests or 0) <= answer.ROWS_UP_TO and chosen.until is None else "summary"
     with _progress(f"Simulating {chosen.server.policy.name}") as report:
         run = run_once(
             chosen.workload,
             chosen.server,
             requests=chosen.requests,
             until=chosen.until,
-            record=record,  # type: ignore[arg-type]
+            record=answer.record_for(chosen.requests, chosen.until),
             progress=report,
         )
     warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]

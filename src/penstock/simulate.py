@@ -41,8 +41,8 @@ def simulate(
     until
         Simulated seconds since the first arrival at which to stop instead.
     record
-        What to keep: ``summary`` (constant memory), ``requests`` (a row each), ``batches`` (also a row per batch),
-        ``allocations`` (also a row per request and batch, for audits).
+        What to keep: ``summary`` (memory for unfinished requests only), ``requests`` (a row each), ``batches`` (also a
+        row per batch), ``allocations`` (also a row per request and batch, for audits).
     drain
         Whether to go on after the last arrival until everything has left. Default: yes, unless an endless
         workload offers more than the server's capacity, whose backlog says nothing more by draining.

@@ -221,7 +221,7 @@ def test_a_plain_table_with_penstocks_names_needs_no_mapping(tmp_path, name):
     else:
         frame.write_csv(plain, separator="\t" if ".tsv" in name else ",")
     if path != plain:
-        path.write_bytes(gzip.compress(plain.read_bytes()))
+        path.write_bytes(gzip.compress(plain.read_bytes(), mtime=0))
     trace = load(path)
     assert (trace.format, trace.source) == ("plain", name)
     assert trace.arrival_s.tolist() == [0, 0.5]
@@ -362,7 +362,7 @@ def test_bad_rows_of_parquet_and_json_are_named(tmp_path, write):
     [
         ("a.csv", b"", "a.csv: is empty"),
         ("a.csv", b"\n\n", "is empty"),
-        ("a.csv.gz", gzip.compress(b""), "is empty"),
+        ("a.csv.gz", gzip.compress(b"", mtime=0), "is empty"),
         ("a.jsonl", b"\n", "is empty"),
         ("a.csv", AZURE.encode(), "has no rows"),
         ("a.csv", AZURE.encode() + b"\n\n", "has no rows"),
@@ -377,7 +377,7 @@ def test_bad_rows_of_parquet_and_json_are_named(tmp_path, write):
         ("a.csv", VIDUR.encode() + b"0,1,1\n1,2,\xff\n", "line 3 is not UTF-8"),
         ("a.jsonl", b'{"prompt": 1, "output": 2}\n{"a": "\xff"}', "line 2 is not UTF-8"),
         ("a.csv", AZURE.encode("utf-16"), "not UTF-8"),
-        ("a.csv.gz", gzip.compress(AZURE.encode() * 99)[:40], "cannot be read"),
+        ("a.csv.gz", gzip.compress(AZURE.encode() * 99, mtime=0)[:40], "cannot be read"),
         ("a.csv.gz", b"\x1f\x8bjunk that is no gzip", "cannot be read"),
         ("a.parquet", b"PAR1junkjunkjunkPAR1", "cannot be read as Parquet"),
         ("a.parquet", b"junk", "cannot be read as Parquet"),

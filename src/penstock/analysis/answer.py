@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from penstock.run import QUANTILES, Run
+from penstock.run import QUANTILES, Record, Run
 from penstock.simulate import Progress, simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
@@ -76,8 +76,8 @@ def check(
         As in `penstock.simulate`.
     """
     certificate = certify(workload, server)
-    record = "requests" if (requests or 0) <= ROWS_UP_TO and until is None else "summary"
-    run = simulate(workload, server, requests=requests, until=until, record=record, progress=progress)  # type: ignore[arg-type]
+    record = record_for(requests, until)
+    run = simulate(workload, server, requests=requests, until=until, record=record, progress=progress)
     refused = None
     if certificate.verdict == "unstable":
         refused = f"{certificate.reason}; there is no steady state whose latency could be told"
@@ -85,6 +85,11 @@ def check(
         refused = f"{certificate.reason}; there may be no steady state whose latency could be told"
     warnings = (*workload.notices, *load_warnings(certificate.load, server), *run_warnings(certificate, run))
     return Answer(certificate, run, refused, warnings)
+
+
+def record_for(requests: int | None, until: float | None) -> Record:
+    """Return what a run of that length keeps: a row per request where that is no burden."""
+    return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"
 
 
 def load_warnings(load: Load, server: Server) -> list[str]:

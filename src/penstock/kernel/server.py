@@ -56,7 +56,7 @@ N_OPTIONS = 10
     VISIBLE,  # end of the prompts the policy may see
     VISIBLE_TOKENS,  # their unprocessed tokens
     HEAD_DONE,  # tokens of the HEAD prompt already scheduled
-    DECODING,  # requests in decode: active, paused, fresh
+    DECODING,  # requests in decode: linked ones, and those that never decoded
     FRESH,  # first request that may be in decode without having decoded
     LINKED,  # requests that have decoded and are not finished
     EPOCH,  # decode batches so far
