@@ -1,10 +1,12 @@
 """Is this LLM deployment stable, how much can it carry, and with which scheduler?
 
 By theorem where one applies, by simulation where none does. Start with `read_trace` or `Workload`, describe a
-`Server`, then ask: `certify`, `region`, `simulate`, `audit`.
+`Server`, then ask: `certify`, `verdict`, `max_rate`, `region`, `simulate`, `audit`.
 """
 
 from penstock.analysis.audit import Audit, audit
+from penstock.analysis.max_rate import MaxRate, max_rate
+from penstock.analysis.stability import Stability, verdict
 from penstock.errors import InputError
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
 from penstock.run import Run
@@ -35,6 +37,7 @@ __all__ = [
     "Hinge",
     "InputError",
     "LogNormal",
+    "MaxRate",
     "Measured",
     "Mixture",
     "PiecewiseConstant",
@@ -42,13 +45,16 @@ __all__ = [
     "Region",
     "Run",
     "Server",
+    "Stability",
     "Uniform",
     "Workload",
     "audit",
     "certify",
     "hardware",
+    "max_rate",
     "policy",
     "read_trace",
     "region",
     "simulate",
+    "verdict",
 ]

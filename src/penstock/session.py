@@ -14,6 +14,7 @@ from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.run import Distribution, Record, Rows, Run, exact_sum
 from penstock.system.server import Server
+from penstock.workload.workload import Requests
 
 RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
 STEPS = 500_000
@@ -43,6 +44,12 @@ class Window:
         """Take requests of which nothing has happened yet."""
         unknown = np.full(arrival.size, -1, np.int64)
         return cls(arrival, prompt, output, unknown, unknown.copy())
+
+    @classmethod
+    def of_requests(cls, requests: Requests, tick_s: float) -> "Window":
+        """Round arrival times to the nearest tick, once."""
+        columns = (requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32))
+        return cls.of(np.rint(requests.arrival_s / tick_s).astype(np.int64), *columns)
 
     @classmethod
     def joined(cls, parts: "Sequence[Window]") -> "Window":
@@ -101,6 +108,7 @@ class Session:
         self.options[kernel.COMPRESS] = compress
         self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
         self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" else 0
+        self.options[kernel.UNTIL] = stop
 
         self.state = np.zeros(kernel.N_STATE, np.int64)
         self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
@@ -159,17 +167,39 @@ class Session:
         self.options[kernel.FINAL] = final
         self.options[kernel.UNTIL] = last if stops_at_last else self.stop
         while True:
-            self.options[kernel.STEPS] = STEPS
-            status = self._advance(window)
-            if status == kernel.FULL:
-                self._make_room()
-            elif status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
-                self._refuse(status)
+            done = self.step(window, STEPS)
             if time.monotonic() - self.reported > 0.1:  # across windows: each may be done in a blink
                 self.reported = time.monotonic()
                 report()
-            if status in (kernel.DONE, kernel.MORE):
+            if done:
                 return
+
+    def prefilled(self, window: Window, count: int) -> None:
+        """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to decode."""
+        alone = window.output[:count] == self.options[kernel.ENGINE]  # their only token comes with the end of prefill
+        if self.options[kernel.ENGINE]:
+            window.first_token[:count] = 0
+        window.finish[:count][alone] = 0
+        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE]] = count
+        self.state[[kernel.STARTED, kernel.COMPLETED]] = window.prompt[:count].sum(dtype=np.int64)
+        self.state[kernel.FINISHED] = alone.sum()
+        self.state[kernel.DECODING] = count - alone.sum()
+
+    def step(self, window: Window, steps: int) -> bool:
+        """Call the kernel for so many policy decisions, making room as it asks; return whether the window is used up.
+
+        Unless the options say otherwise the window is not the last, and the kernel stops when it knows no further
+        arrival.
+        """
+        status = kernel.FULL
+        while status == kernel.FULL:
+            self.options[kernel.STEPS] = steps
+            status = self._advance(window)
+            if status == kernel.FULL:
+                self._make_room()
+        if status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
+            self._refuse(status)
+        return status in (kernel.DONE, kernel.MORE)
 
     def _advance(self, window: Window) -> int:
         """Call the kernel once."""

@@ -1,0 +1,128 @@
+"""The highest rate at which a policy is stable: bisection over verdicts, on the same requests at every rate."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from penstock import checks
+from penstock.analysis.stability import Outcome, Stability, verdict
+from penstock.errors import InputError
+from penstock.system.server import Server
+from penstock.theory.certificate import Certificate, certify
+from penstock.workload.workload import Workload
+
+_HALVINGS = 40
+
+
+class Trial(NamedTuple):
+    """A rate that was tried, requests/s, and what was found."""
+
+    rate: float
+    stability: Stability
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MaxRate:
+    """How much a server carries under its policy.
+
+    Attributes
+    ----------
+    rate
+        Highest rate found stable, requests/s.
+    above
+        Lowest rate above it that was not: unstable, or too close to the limit to tell.
+    certificate
+        What theory says at ``rate``; its ``max_rate`` is the bound of every policy.
+    trials
+        The rates tried, in order.
+    """
+
+    rate: float
+    above: float
+    certificate: Certificate
+    trials: tuple[Trial, ...]
+
+    @property
+    def bound(self) -> float:
+        """Requests/s above which no policy is stable."""
+        return self.certificate.max_rate
+
+    @property
+    def share(self) -> float:
+        """The rate as a share of the bound."""
+        return self.rate / self.bound
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "rate": self.rate,
+            "above": self.above,
+            "bound": self.bound,
+            "share": self.share,
+            "certified_rate": getattr(self.certificate, "certified_rate", None),
+            "arrivals": sum(trial.stability.arrivals for trial in self.trials),
+            "trials": [
+                {"rate": trial.rate, "verdict": trial.stability.verdict, "drift": trial.stability.drift}
+                for trial in self.trials
+            ],
+        }
+
+
+def max_rate(
+    workload: Workload,
+    server: Server,
+    *,
+    precision: float = 0.01,
+    alpha: float = 0.01,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> MaxRate:
+    """Find the highest stable rate by bisection, for any policy.
+
+    The search begins just below the rate above which no policy is stable. Every rate is judged on the same requests,
+    closer or further apart (common random numbers), at half the precision as resolution. A rate too close to the limit
+    to be told counts as not stable.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives, at whatever rate, and what serves.
+    precision
+        Relative distance that is left between ``rate`` and ``above``.
+    alpha, seed
+        As in `verdict`.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, the workload has no arrival times, or no rate is stable.
+    """
+    precision = checks.number("the precision", precision, 1e-3, 0.5, "", "it is the relative distance that is left")
+    report = progress or (lambda share: None)
+    trials: list[Trial] = []
+    bound = certify(workload, server).max_rate
+    expected = math.ceil(math.log2(math.log(2) / math.log1p(precision))) + 2
+
+    def outcome(rate: float) -> Outcome:
+        found = verdict(
+            workload.with_rate(rate), server, alpha, precision / 2, seed,
+            progress=lambda share: report(min((len(trials) + share) / expected, 1.0)),
+        )  # fmt: skip
+        trials.append(Trial(rate, found))
+        return found.verdict
+
+    low, high = bound / (1 + precision), bound
+    while outcome(low) != "stable":
+        high, low = low, low / 2
+        if len(trials) > _HALVINGS:
+            raise InputError(
+                f"{server.policy.name} is not stable at {low:g} requests/s, 2^-{_HALVINGS} of what the server could "
+                "carry; mend the policy"
+            )
+    while high > low * (1 + precision) * (1 + 1e-9):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if outcome(middle) == "stable" else (low, middle)
+    return MaxRate(low, high, certify(workload.with_rate(low), server), tuple(trials))

@@ -1,0 +1,424 @@
+"""Is it stable? A sequential test of the drift from a large backlog, with the error probability asked for.
+
+A slope fitted to a queue that starts empty misleads: near the critical load a stable queue climbs for hours on its way
+to its steady state. Under a large backlog the question is simpler: does the backlog shrink? So the test starts with
+more work than it will watch come or go, lets everything leave that was put there (an unnatural start drains at an
+unnatural rate), and then watches the work V until it has moved by a barrier:
+
+    h = s^2 ln(1/alpha - 1) / (2 eps mu),   s^2 = lambda E[S^2],
+
+Wald's sequential probability ratio test of a drift of +eps mu against -eps mu (mu the tokens/s that the best batches
+carry, S the forward tokens of a request, eps the resolution). V counts arriving work at its mean rate instead of as it
+came (a control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
+h does. What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at
+least until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
+segments, does not hold 0.
+
+It runs from two backlogs, one all in prefill and one all in decode: stable if both shrink, unstable if either grows.
+It needs nothing but arrivals with a rate, so it answers for any policy, limits and lengths. Recordings are repeated.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.kernel import server as kernel
+from penstock.kernel.server import NEVER
+from penstock.session import Session, Window
+from penstock.system.server import Server
+from penstock.workload.workload import Requests, Workload
+
+Outcome = Literal["stable", "unstable", "undecided"]
+Start = Literal["prefill", "decode"]
+
+TICK_S = 1e-9
+MOST_INITIAL = 2**20
+"""Most requests in an initial backlog."""
+
+_CONTROLLED = 0.1  # share of h that is needed with the control variate
+_GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
+_SLOTS = 2  # initial requests to every slot of a batch
+_PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep a request for ever
+_LOOKS = 64  # at the path, about, before it is thinned
+_FIRST_LOOK = 2  # batches, or runs of equal ones
+_FEWEST_LOOKS = 40
+_SEGMENTS = 10  # of the path, for the interval of the drift
+
+
+class Path(NamedTuple):
+    """The work under watch, at some ends of batches; shape (looks,) each: seconds, tokens, requests arrived."""
+
+    time_s: npt.NDArray[np.float64]
+    work: npt.NDArray[np.float64]
+    arrived: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Watch:
+    """The test from one backlog.
+
+    Attributes
+    ----------
+    start
+        Phase that the initial backlog was in.
+    outcome
+        ``stable``: the work fell by the barrier, or everything left. ``unstable``: it rose. ``undecided``: neither.
+    initial, warmup, arrivals
+        Requests: in the initial backlog, that arrived until all of it had left, and that arrived under watch.
+    drift, interval
+        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it piles up.
+    barrier
+        Tokens that the work had to move by.
+    needed
+        Arrivals that an undecided test would need at this drift, or None if it shows none.
+    path
+        What was seen.
+    """
+
+    start: Start
+    outcome: Outcome
+    initial: int
+    warmup: int
+    arrivals: int
+    drift: float
+    interval: tuple[float, float]
+    barrier: float
+    needed: int | None
+    path: Path
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stability:
+    """Whether the backlog of a server shrinks.
+
+    Attributes
+    ----------
+    verdict
+        ``stable``, ``unstable`` or ``undecided``.
+    alpha, resolution
+        Probability of a wrong verdict, for loads that are at least the resolution away from the critical one.
+    watches
+        The test from each backlog: prefill, decode. The second is left out where the first says unstable, or where no
+        request decodes.
+    """
+
+    verdict: Outcome
+    alpha: float
+    resolution: float
+    watches: tuple[Watch, ...]
+
+    @property
+    def deciding(self) -> Watch:
+        """The watch whose backlog shrank least or grew most."""
+        return max(self.watches, key=lambda watch: watch.drift)
+
+    @property
+    def arrivals(self) -> int:
+        """Requests that arrived under watch, from both backlogs."""
+        return sum(watch.arrivals for watch in self.watches)
+
+    @property
+    def drift(self) -> float:
+        """Change of the deciding backlog, as a share of the work that arrived; below 0 it shrinks."""
+        return self.deciding.drift
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Confidence interval of the drift, at level 1 - alpha."""
+        return self.deciding.interval
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        watch = self.deciding
+        low, high = watch.interval
+        what = f"{abs(watch.drift):.1%} of the work that arrives [{low:+.1%}, {high:+.1%}]"
+        seen = f"seen over {self.arrivals:,} arrivals"
+        match self.verdict:
+            case "stable":
+                return f"a large backlog shrinks by at least {what}, {seen}"
+            case "unstable":
+                return f"a backlog of requests in {watch.start} grows by {what}, {seen}"
+        more = f"; about {watch.needed:,} would be needed" if watch.needed else ""
+        way = "grew" if watch.drift > 0 else "shrank"
+        return f"{seen} a large backlog {way} by {what}, too little to tell at this resolution{more}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        watch = self.deciding
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "alpha": self.alpha,
+            "resolution": self.resolution,
+            "arrivals": self.arrivals,
+            "drift": watch.drift,
+            "interval": list(watch.interval),
+            "needed": watch.needed if self.verdict == "undecided" else None,
+        }
+
+
+def verdict(
+    workload: Workload,
+    server: Server,
+    alpha: float = 0.01,
+    resolution: float = 0.01,
+    seed: int = 0,
+    *,
+    most_arrivals: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Stability:
+    """Say by simulation whether a workload on a server is stable.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives (its own seed is not used) and what serves, under any policy and any limits.
+    alpha
+        Probability of a wrong verdict that is accepted, where the load is at least ``resolution`` away from the
+        largest that is stable.
+    resolution
+        The smallest share of the load that must be told from none.
+    seed
+        For arrivals and lengths.
+    most_arrivals
+        Arrivals under watch, from each backlog, after which the answer is ``undecided``. Default: four times those
+        that the test without a control variate needs on average at the resolution.
+    progress
+        Called now and then with the share of them that was seen.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, the workload has no rate, or the policy forms an empty batch.
+    """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"verdict takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
+    alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict")
+    resolution = checks.number("resolution", resolution, 1e-4, 0.5, "", "it is a share of the load; finer takes days")
+    if most_arrivals is not None:
+        most_arrivals = checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
+    test = _Test.of(workload.with_seed(seed), server, alpha, resolution, most_arrivals)
+    starts: tuple[Start, ...] = ("prefill", "decode") if test.decodes > 0 else ("prefill",)
+    watches: list[Watch] = []
+    for index, start in enumerate(starts):
+
+        def report(share: float, done: int = index) -> None:
+            if progress is not None:
+                progress((done + share) / len(starts))
+
+        watches.append(test.watch(start, report))
+        if watches[-1].outcome == "unstable":
+            break
+    outcomes = {watch.outcome for watch in watches}
+    found: Outcome = "unstable" if "unstable" in outcomes else "undecided" if "undecided" in outcomes else "stable"
+    return Stability(found, alpha, resolution, tuple(watches))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Test:
+    """What both backlogs are tested with.
+
+    Tokens/s offered, tokens of a request in all and in decode, the barriers without and with the control variate.
+    """
+
+    workload: Workload
+    server: Server
+    alpha: float
+    offered: float
+    forward: float
+    decodes: float
+    plain_barrier: float
+    barrier: float
+    most_arrivals: int
+
+    @classmethod
+    def of(
+        cls, workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None
+    ) -> "_Test":
+        sample = next(_endless(workload))
+        forward = sample.prompt_tokens + sample.output_tokens - float(server.convention == "engine")
+        mean = server.tokens_per_request(workload.mean_prompt, workload.mean_output)
+        rate, capacity = workload.rate, server.batch_time.capacity(server.token_budget)
+        odds = math.log(1 / alpha - 1)
+        square = float(np.mean(forward**2))
+        plain = rate * square * odds / (2 * resolution * capacity)
+        if most_arrivals is None:
+            most_arrivals = math.ceil(4 * square / mean**2 * odds / (2 * resolution**2))
+        return cls(
+            workload, server, alpha, rate * mean, mean, mean - workload.mean_prompt, plain, _CONTROLLED * plain,
+            most_arrivals,
+        )  # fmt: skip
+
+    @property
+    def slots(self) -> int:
+        """The most requests in a batch."""
+        return min(self.server.token_budget, self.server.max_batch_size or self.server.token_budget)
+
+    def initial(self, start: Start) -> int:
+        """Return the requests to begin with: twice the barrier without a control variate, and to fill every batch."""
+        work = max(2 * self.plain_barrier, _SLOTS * self.slots * self.forward)
+        return min(math.ceil(work / (self.forward if start == "prefill" else self.decodes)), MOST_INITIAL)
+
+    def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
+        """Run from one backlog until the work has moved by the barrier."""
+        backlog = _Backlog(self, start)
+        initial = backlog.initial
+        for _ in range(_GENERATIONS):
+            backlog.replace(_PATIENCE * initial)
+        warmup = backlog.arrived - initial
+        backlog.begin()
+        outcome: Outcome = "stable" if backlog.emptied else "undecided"
+        while outcome == "undecided" and backlog.arrived - initial - warmup < self.most_arrivals:
+            backlog.look()
+            if backlog.emptied:
+                outcome = "stable"
+            elif backlog.seen_enough and abs(backlog.moved) > self.barrier:
+                _, (low, high) = self._drift(backlog.path())
+                outcome = "unstable" if low > 0 else "stable" if high < 0 else "undecided"
+            report((backlog.arrived - initial - warmup) / self.most_arrivals)
+        path = backlog.path()
+        arrivals = backlog.arrived - initial - warmup
+        drift, interval = self._drift(path)
+        return Watch(
+            start, outcome, initial, warmup, arrivals, drift, interval, self.barrier,
+            self._needed(backlog, arrivals) if outcome == "undecided" else None, path,
+        )  # fmt: skip
+
+    def _drift(self, path: Path) -> tuple[float, tuple[float, float]]:
+        """Return the slope of the path and its confidence interval from equal segments, as shares of what arrives."""
+        length = path.time_s[-1] - path.time_s[0]
+        drift = (path.work[-1] - path.work[0]) / length / self.offered
+        edges = np.linspace(path.time_s[0], path.time_s[-1], _SEGMENTS + 1)
+        slopes = np.diff(np.interp(edges, path.time_s, path.work)) / (length / _SEGMENTS) / self.offered
+        half = stats.t.ppf(1 - self.alpha / 2, _SEGMENTS - 1) * slopes.std(ddof=1) / math.sqrt(_SEGMENTS)
+        return float(drift), (float(drift - half), float(drift + half))
+
+    def _needed(self, backlog: "_Backlog", arrivals: int) -> int | None:
+        """Return the arrivals at which this drift reaches the barrier; noise falls behind as their square root."""
+        drift, (_, high) = self._drift(backlog.path())
+        if not drift:
+            return None
+        times = max(self.barrier / abs(backlog.moved), ((high - drift) / drift) ** 2)
+        return math.ceil(times * arrivals) if times < 1e6 else None
+
+
+class _Backlog:
+    """A server under a backlog, run a few batches at a time, and the path of its work."""
+
+    def __init__(self, test: _Test, start: Start) -> None:
+        self.test, self.initial = test, test.initial(start)
+        self.session = Session(test.server, "summary", TICK_S, True, NEVER)
+        self.source = _flooded(test.workload, self.initial)
+        self.window = Window.of_requests(next(self.source), TICK_S)
+        self.session.fit(self.window)
+        if start == "decode":
+            self.session.prefilled(self.window, self.initial)
+        self.begun = int(self.session.state[kernel.COMPLETED])
+        self.emptied = False
+        self.steps = _FIRST_LOOK
+        self.looks = [self._point()]
+
+    @property
+    def arrived(self) -> int:
+        """Requests, the initial ones included."""
+        return self.session.arrived
+
+    @property
+    def finished(self) -> int:
+        """Requests."""
+        return self.session.finished
+
+    def replace(self, patience: int) -> None:
+        """Run until every request that is here now has left, so many have arrived, or nothing is left."""
+        here, left = max(self.arrived, self.initial), 0
+        while not self.emptied and left < here and self.arrived - here < patience:
+            self.step(_LOOKS)
+            dropped = int(self.session.state[kernel.DROPPED])
+            left = max(left, dropped)
+            staying = np.flatnonzero(self.window.finish[left - dropped : max(here - dropped, 0)] < 0)
+            left = left + int(staying[0]) if staying.size else here
+
+    def step(self, steps: int) -> None:
+        """Run so many batches; see whether nothing is left that would not fit into one."""
+        session, server = self.session, self.test.server
+        if session.step(self.window, steps):
+            kept = session.fold(self.window, everything=False)
+            self.window = Window.joined([kept, Window.of_requests(next(self.source), TICK_S)])
+            session.fit(self.window)
+        state = session.state
+        waiting = int(state[kernel.ARRIVED] - state[kernel.HEAD])
+        if waiting + state[kernel.DECODING] <= self.test.slots:
+            prompts = self.window.prompt[state[kernel.HEAD] : state[kernel.ARRIVED]]
+            tokens = int(prompts.sum(dtype=np.int64)) - int(state[kernel.HEAD_DONE])
+            self.emptied = tokens + int(state[kernel.DECODING]) <= server.token_budget
+
+    def begin(self) -> None:
+        """Begin the watch: forget the path so far, unless it is all there was."""
+        if not self.emptied:
+            self.looks = []
+        self.looks.append(self._point())
+        state = self.session.state
+        self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.test.slots)
+
+    @property
+    def seen_enough(self) -> bool:
+        """Whether the requests that were being decoded are replaced: a policy may run through cycles of that length."""
+        return self.finished >= self.enough_finished and len(self.looks) >= _FEWEST_LOOKS
+
+    def look(self) -> None:
+        """Run some batches and note where the work is; ever more batches, so that the looks stay few."""
+        self.step(self.steps)
+        self.looks.append(self._point())
+        if len(self.looks) > 2 * _LOOKS:
+            self.looks = self.looks[::2]
+            self.steps *= 2
+
+    @property
+    def moved(self) -> float:
+        """How far the work has moved, tokens."""
+        return self.looks[-1][1] - self.looks[0][1]
+
+    def path(self) -> Path:
+        """Return the looks, with work measured from the first."""
+        time_s, work, arrived = np.array(self.looks).T
+        return Path(time_s, work - work[0], arrived.astype(np.int64))
+
+    def _point(self) -> tuple[float, float, int]:
+        time_s = self.session.now * TICK_S
+        processed = int(self.session.state[kernel.COMPLETED]) - self.begun
+        return time_s, self.test.offered * time_s - processed, self.arrived
+
+
+def _flooded(workload: Workload, initial: int) -> Iterator[Requests]:
+    """Yield the workload with its first requests all there at the start; the others come after, as they would."""
+    blocks = _endless(workload)
+    held: list[Requests] = []
+    while sum(block.arrival_s.size for block in held) <= initial:
+        held.append(next(blocks))
+    arrival_s, prompt, output = (np.concatenate(columns) for columns in zip(*held, strict=True))
+    origin = arrival_s[initial - 1]
+    yield Requests(np.maximum(arrival_s - origin, 0.0), prompt, output)
+    for block in blocks:
+        yield block._replace(arrival_s=block.arrival_s - origin)
+
+
+def _endless(workload: Workload) -> Iterator[Requests]:
+    """Yield blocks of requests for ever; a recording follows itself after a gap of the mean length."""
+    if workload.rows is None:
+        yield from workload.blocks()
+        return
+    period = workload.rows / workload.rate
+    recorded = workload.requests(workload.rows)
+    for again in itertools.count():
+        yield recorded._replace(arrival_s=recorded.arrival_s + again * period)

@@ -1,0 +1,180 @@
+"""The sequential test calls stable what is stable and unstable what is not, as often as it promises."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.analysis.stability import TICK_S, Stability, verdict
+from penstock.kernel.server import NEVER
+from penstock.session import Session, Window
+from penstock.system.server import Convention
+from penstock.theory.capacity import policy_capacity
+from penstock.workload.workload import Requests
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+SERVER = ps.Server(TP1, 1024, policy="sarathi", convention="paper")
+LENGTHS = ps.Geometric(129), ps.Geometric(112)
+
+
+def at_load(rho: float, server: ps.Server = SERVER) -> ps.Workload:
+    capacity = server.batch_time.capacity(server.token_budget)
+    return ps.Workload.poisson(rho * capacity / 241, *LENGTHS)
+
+
+def boundary(rho: float, seeds: int) -> list[Stability]:
+    return [verdict(at_load(rho), SERVER, seed=seed) for seed in range(seeds)]
+
+
+@pytest.mark.parametrize(("rho", "right"), [(0.95, "stable"), (0.98, "stable"), (1.02, "unstable"), (1.05, "unstable")])
+def test_near_the_boundary_every_verdict_is_right(rho: float, right: str) -> None:
+    assert Counter(found.verdict for found in boundary(rho, 15)) == {right: 15}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rho", "right", "noted"),
+    [(0.95, "stable", 700), (0.98, "stable", 1500), (1.02, "unstable", 1500), (1.05, "unstable", 700)],
+)
+def test_of_200_verdicts_at_most_2_percent_are_wrong_and_few_arrivals_suffice(
+    rho: float, right: str, noted: int
+) -> None:
+    found = boundary(rho, 200)
+    assert sum(f.verdict != right for f in found) <= 4
+    assert noted / 3 <= np.median([f.arrivals for f in found]) <= 3 * noted
+
+
+@pytest.mark.parametrize("rho", [0.9, 0.97, 1.03, 1.2])
+def test_the_drift_of_a_work_conserving_policy_is_1_less_1_over_rho(rho: float) -> None:
+    found = verdict(at_load(rho), SERVER)
+    for watch in found.watches:
+        assert watch.drift == pytest.approx(1 - 1 / rho, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["vllm-vanilla", "fastertransformer"])
+@pytest.mark.parametrize("load", [0.95, 1.05])
+def test_weaker_policies_are_judged_by_their_own_capacity(policy: str, load: float) -> None:
+    server = ps.Server(TP1, 1024, policy=policy, convention="paper")
+    rate = load * policy_capacity(server, prompt=129, output=112)
+    found = verdict(ps.Workload.poisson(rate, 129, 112), server)
+    assert found.verdict == ("stable" if load < 1 else "unstable")
+    assert found.interval[0] - 0.02 < 1 - 1 / load < found.interval[1] + 0.02
+
+
+def test_vanilla_vllm_at_load_point_nine_is_unstable_whatever_the_seed() -> None:
+    """Prompts of 129 and outputs of 12: its backlog grows by 4-5%, though an all-prefill one first drains fast."""
+    server = ps.Server(TP1, 1024, policy="vllm-vanilla", convention="paper")
+    workload = ps.Workload.poisson(0.9 * TP1.capacity(1024) / 141, 129, 12)
+    found = [verdict(workload, server, seed=seed) for seed in range(20)]
+    assert {f.verdict for f in found} == {"unstable"}
+    assert 0.03 < np.median([f.drift for f in found]) < 0.06
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "orca"])
+def test_work_conserving_policies_at_load_point_95_are_stable_whatever_the_seed(policy: str) -> None:
+    server = ps.Server(TP1, 1024, policy=policy, convention="paper")
+    workload = ps.Workload.poisson(0.95 * TP1.capacity(1024) / 141, 129, 12)
+    assert {verdict(workload, server, seed=seed).verdict for seed in range(20)} == {"stable"}
+
+
+@pytest.mark.parametrize("limit", [None, 64])
+@pytest.mark.parametrize("policy", ps.POLICIES)
+def test_every_policy_is_stable_at_a_trickle_and_unstable_above_the_region(policy: str, limit: int | None) -> None:
+    server = ps.Server(TP1, 512, limit, policy=policy)
+    bound = ps.certify(ps.Workload.poisson(1.0, 300, 200), server).max_rate
+    assert verdict(ps.Workload.poisson(0.02 * bound, 300, 200), server).verdict == "stable"
+    assert verdict(ps.Workload.poisson(1.02 * bound, 300, 200), server).verdict == "unstable"
+
+
+@pytest.mark.parametrize("workload", [
+    ps.Workload.gamma(14.0, 4.0, 129, 112),
+    ps.Workload.deterministic(14.0, 129, 112),
+    ps.Workload.poisson(14.0, ps.LogNormal(129, 2.0, max=8000), ps.LogNormal(112, 2.0, max=8000)),
+])  # fmt: skip
+@pytest.mark.parametrize("rho", [0.97, 1.03])
+def test_bursts_and_long_tails_change_no_verdict(workload: ps.Workload, rho: float) -> None:
+    rate = rho * ps.certify(workload, SERVER).max_rate
+    for seed in range(3):
+        found = verdict(workload.with_rate(rate), SERVER, seed=seed)
+        assert found.verdict == ("stable" if rho < 1 else "unstable")
+
+
+def test_a_policy_of_the_users_own_is_judged_too() -> None:
+    @ps.policy
+    def cautious(queue, limits, params):  # type: ignore[no-untyped-def]
+        return min(queue.prompt_tokens, 64), min(queue.decoding, 64), ps.PREFILL_FIRST
+
+    # 64 prompt tokens to a batch of 46.75 ms: 10.6 prompts of 129 a second
+    server = SERVER.with_policy(cautious)
+    assert verdict(ps.Workload.poisson(10.0, 129, 6), server).verdict == "stable"
+    assert verdict(ps.Workload.poisson(11.2, 129, 6), server).verdict == "unstable"
+
+
+def test_at_the_critical_load_it_says_undecided() -> None:
+    found = verdict(at_load(1.0), SERVER, most_arrivals=20_000)
+    assert found.verdict == "undecided"
+    assert found.as_dict()["verdict"] == "undecided"
+    assert "too little to tell" in found.reason
+
+
+def test_an_undecided_test_says_how_many_arrivals_it_would_need() -> None:
+    found = verdict(at_load(0.99), SERVER, most_arrivals=500)
+    assert found.verdict == "undecided"
+    needed = found.deciding.needed
+    assert needed is not None
+    assert verdict(at_load(0.99), SERVER, most_arrivals=2 * needed).verdict == "stable"
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_one_other_arrivals() -> None:
+    server = SERVER.with_policy("vllm-vanilla")
+    workload = ps.Workload.poisson(11.0, *LENGTHS)
+    first, again, other = (verdict(workload, server, seed=seed) for seed in (3, 3, 4))
+    assert first.as_dict() == again.as_dict()
+    assert first.as_dict() != other.as_dict()
+
+
+def test_a_recording_is_judged_as_if_it_went_on_for_ever() -> None:
+    times = np.sort(np.random.default_rng(0).uniform(0, 100, 1000))
+    recording = ps.Workload.from_arrays(times, np.full(1000, 129), np.full(1000, 112))
+    for rho, right in ((0.95, "stable"), (1.05, "unstable")):
+        rate = rho * ps.certify(recording, SERVER).max_rate
+        found = verdict(recording.with_rate(rate), SERVER)
+        assert found.verdict == right
+        assert found.deciding.warmup + found.arrivals > 1000
+
+
+def test_requests_without_a_decode_phase_are_judged_from_prefill_alone() -> None:
+    found = verdict(ps.Workload.poisson(10.0, 129, 1), ps.Server(TP1, 512))
+    assert [watch.start for watch in found.watches] == ["prefill"]
+    assert found.verdict == "stable"
+
+
+@pytest.mark.parametrize("convention", ["paper", "engine"])
+def test_requests_ready_to_decode_decode_from_the_first_batch_on(convention: Convention) -> None:
+    output = np.array([1, 2, 5, 5])
+    server = ps.Server(TP1, 1024, convention=convention)
+    session = Session(server, "requests", TICK_S, True, NEVER)
+    window = Window.of_requests(Requests(np.zeros(4), np.full(4, 300), output), TICK_S)
+    session.fit(window)
+    session.prefilled(window, 4)
+    session.run(window, final=True, drain=True, report=lambda: None)
+    tick = round(float(TP1(4)) / TICK_S)  # batches of 1 to 4 tokens take the same time
+    decodes = output - (1 if convention == "engine" else 0)
+    assert window.finish.tolist() == (decodes * tick).tolist()
+    run = session.finish(window)
+    assert run.finished == 4
+    assert run.tokens == 1200 + decodes.sum()
+
+
+@pytest.mark.parametrize(
+    "options", [{"alpha": 0}, {"alpha": 0.9}, {"resolution": 0}, {"resolution": 1e-9}, {"most_arrivals": 0}]
+)
+def test_values_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ps.InputError, match="must be"):
+        verdict(at_load(0.5), SERVER, **options)  # type: ignore[arg-type]
+
+
+def test_other_things_than_a_workload_and_a_server_are_refused() -> None:
+    with pytest.raises(ps.InputError, match="takes a Workload and a Server"):
+        verdict(SERVER, at_load(0.5))  # type: ignore[arg-type]
