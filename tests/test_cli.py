@@ -43,13 +43,17 @@ def assert_answer(found: dict[str, object]) -> None:
     assert set(load) == {
         "rho", "arrival_rate", "tokens_per_request", "offered_tokens_per_s", "capacity_tokens_per_s", "max_rate",
     }  # fmt: skip
-    assert set(certificate) == {"verdict", "theorem", "reason", "margin", "hypotheses"}
-    assert all(set(h) == {"name", "held", "why"} for h in certificate["hypotheses"])
-    assert certificate["margin"] == pytest.approx(1 - load["rho"])
+    assert set(certificate) == {
+        "verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_rate",
+    }  # fmt: skip
+    assert all(set(h) == {"name", "held", "checked", "why"} for h in certificate["hypotheses"])
+    assert certificate["margin"] == pytest.approx(1 - load["arrival_rate"] / load["max_rate"])
     assert set(simulation) >= {
         "verdict", "requests", "unfinished", "batches", "seconds", "tokens_per_s", "growth_tokens_per_s",
     }  # fmt: skip
-    assert simulation["verdict"] is None
+    assert simulation["verdict"] in ("stable", "unstable", "undecided")
+    assert found["stability"]["verdict"] == simulation["verdict"]  # type: ignore[index]
+    assert found["disagreement"] is None
     assert (found["latency"] is None) == isinstance(found["latency_refused"], str)
     if found["latency"] is not None:
         assert {name: set(row) for name, row in found["latency"].items()} == dict.fromkeys(  # type: ignore[attr-defined]
@@ -108,12 +112,48 @@ def test_strict_makes_unstable_an_exit_status(overloaded: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("command", ["check", "compare", "simulate"])
+@pytest.mark.parametrize("command", ["check", "compare", "simulate", "region", "max-rate"])
 def test_words_fit_the_terminal(command: str, width: int) -> None:
-    done = penstock(command, EXAMPLE, "--requests", 500, width=width)
+    more = () if command in ("region", "max-rate") else ("--requests", 500)
+    done = penstock(command, EXAMPLE, *more, width=width)
     assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= width
-    assert "Load rho" in done.stdout
+    assert "requests/s" in done.stdout
+
+
+def test_region_says_where_the_load_lies() -> None:
+    found = answer("region", EXAMPLE)
+    assert found["inside"] is True
+    assert found["max_rate"] == pytest.approx(1.2 / (1 - found["margin"]))  # type: ignore[operator]
+    assert found["binding"] == ["token budget"]
+    assert found["vertices"][0] == [0.0, 0.0]  # type: ignore[index]
+
+
+def test_max_rate_is_just_below_the_bound_of_a_work_conserving_policy() -> None:
+    found = answer("max-rate", EXAMPLE, "--policies", "sarathi,fastertransformer")["policies"]
+    sarathi, weak = found["sarathi"], found["fastertransformer"]  # type: ignore[index]
+    assert 0.985 < sarathi["share"] < 1
+    assert weak["rate"] < sarathi["rate"]
+    assert sarathi["certified_rate"] == pytest.approx(sarathi["bound"])
+
+
+def test_targets_are_answered_and_with_strict_a_missed_one_is_an_exit_status() -> None:
+    easy, hard = "ttft_p99<1000s", "e2e_mean < 1 ms"
+    found = answer("check", EXAMPLE, "--requests", 1000, "--target", easy, "--target", hard)
+    assert [target["answer"] for target in found["targets"]] == ["met", "missed"]  # type: ignore[attr-defined]
+    assert penstock("check", EXAMPLE, "--requests", 1000, "--target", easy, "--strict").returncode == 0
+    assert penstock("check", EXAMPLE, "--requests", 1000, "--target", hard, "--strict").returncode == 1
+
+
+@pytest.mark.parametrize("command", ["check", "compare", "region", "simulate"])
+def test_a_report_is_one_page_that_needs_nothing_else(command: str, tmp_path: Path) -> None:
+    more = () if command == "region" else ("--requests", 300)
+    page = tmp_path / "folder" / "report.html"
+    assert penstock(command, EXAMPLE, *more, "--report", page).returncode == 0
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "<script" not in text
+    assert "https://" not in text.replace("http://www.w3.org", "")
 
 
 def test_figures_are_written_where_asked(tmp_path: Path) -> None:

@@ -1,27 +1,27 @@
-"""The command line: ``penstock check | compare | simulate | traces``."""
+"""The command line: ``penstock check | compare | region | max-rate | simulate | traces``."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from penstock import terminal
+from penstock import progress, terminal
 from penstock.errors import InputError
 
 if TYPE_CHECKING:
     from penstock.analysis.answer import Answer
+    from penstock.analysis.max_rate import MaxRate
     from penstock.run import Run
     from penstock.scenario import Scenario
+    from penstock.system.policies import Policy
+    from penstock.system.server import Server
 
 app = typer.Typer(
     name="penstock",
@@ -38,14 +38,21 @@ _UsageError: Any = typer.BadParameter.__base__  # typer does not export it, and 
 EXIT_ANSWER_IS_NO = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
-PATIENCE_S = 1.0  # nothing is said about work that takes less
 
 ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")]
 Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the scenario's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Figures = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with status 1 if the answer is 'unstable'.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with status 1 if the answer is 'unstable' or a target is not met.")
+]
+Targets = Annotated[
+    list[str] | None, typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable.")
+]
+Alpha = Annotated[float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")]
+Resolution = Annotated[float, typer.Option("--resolution", help="Share of the load that the test must tell from none.")]
+Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML).")]
 PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")]
 
 
@@ -67,8 +74,12 @@ def check(
     policy: PolicyName = None,
     requests: Requests = None,
     seed: Seed = None,
+    targets: Targets = None,
+    alpha: Alpha = 0.01,
+    resolution: Resolution = 0.01,
     as_json: Json = False,
     figures: Figures = None,
+    report: Report = None,
     strict: Strict = False,
 ) -> None:
     """Say whether a deployment is stable, what it can carry, and at what latency.
@@ -82,18 +93,22 @@ def check(
     """
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock.analysis import answer
+    from penstock.analysis.targets import Target
 
-    with _progress(f"Simulating {chosen.server.policy.name}") as report:
-        found = answer.check(
-            chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until, progress=report
-        )
+    limits = [Target.parse(text) for text in targets or ()]
     name = chosen.server.policy.name
+    with progress.bar(f"Simulating {name}") as show:
+        found = answer.check(
+            chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
+            targets=limits, alpha=alpha, resolution=resolution, progress=show,
+        )  # fmt: skip
     _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
+    _write_report(report, chosen, {name: found}, as_json)
     if as_json:
         _print_json(found.as_dict())
     else:
         terminal.print_check(chosen, found)
-    if strict and found.certificate.verdict == "unstable":
+    if strict and (found.unstable or found.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -105,41 +120,93 @@ def compare(
     ] = None,
     requests: Requests = None,
     seed: Seed = None,
+    alpha: Alpha = 0.01,
+    resolution: Resolution = 0.01,
     as_json: Json = False,
     figures: Figures = None,
+    report: Report = None,
     strict: Strict = False,
 ) -> None:
     """Put policies side by side on the same requests."""
     chosen = _scenario(scenario, None, requests, seed)
     from penstock.analysis import answer
-    from penstock.system.policies import POLICIES, resolve
+    from penstock.system.policies import POLICIES
 
-    names = [name.strip() for name in policies.split(",") if name.strip()] if policies is not None else list(POLICIES)
-    if not names:
-        raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
     found: dict[str, Answer] = {}
-    chosen_policies = [resolve(name, folder=chosen.folder) for name in names]
-    servers = {policy.name: chosen.server.with_policy(policy) for policy in chosen_policies}
-    if len(servers) < len(names):
-        called = ", ".join(policy.name for policy in chosen_policies)
-        raise InputError(f"--policies: two of {called} have one name; leave one out, or give it another name")
-    with _progress("Simulating") as report:
+    servers = _servers(chosen, policies, list(POLICIES))
+    with progress.bar("Simulating") as show:
         for index, (name, server) in enumerate(servers.items()):
             found[name] = answer.check(
-                chosen.workload,
-                server,
-                requests=chosen.requests,
-                until=chosen.until,
-                progress=lambda share, index=index: report((index + share) / len(servers)),  # type: ignore[misc]
-            )
+                chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
+                resolution=resolution, progress=_part(show, index, len(servers)),
+            )  # fmt: skip
     refused = [name for name, a in found.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
+    _write_report(report, chosen, found, as_json)
     if as_json:
         _print_json({"policies": {name: a.as_dict() for name, a in found.items()}})
     else:
         terminal.print_compare(chosen, found)
-    if strict and any(a.certificate.verdict == "unstable" for a in found.values()):
+    if strict and any(a.unstable for a in found.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+@app.command()
+def region(
+    scenario: ScenarioPath,
+    policy: PolicyName = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+) -> None:
+    """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
+    chosen = _scenario(scenario, policy, None, None)
+    from penstock.analysis.operating_point import operating_point
+
+    found = operating_point(chosen.workload, chosen.server)
+    if figures is not None:
+        from penstock import plotting
+
+        chart = plotting.region_chart(found.region, found.point, found.own, about=_about(chosen))
+        _save({"region": chart}, figures, as_json)
+    if report is not None:
+        from penstock import report as page
+
+        page.report_region(report, chosen, found)
+        _say_written("Report", [report], as_json)
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        terminal.print_region(chosen, found)
+
+
+@app.command("max-rate")
+def max_rate(
+    scenario: ScenarioPath,
+    policies: Annotated[
+        str | None, typer.Option("--policies", help="Policies, separated by commas; default: the scenario's.")
+    ] = None,
+    precision: Annotated[float, typer.Option("--precision", help="Relative distance that may be left.")] = 0.01,
+    alpha: Alpha = 0.01,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """Find the highest rate at which each policy is stable, beside the rate above which none is."""
+    chosen = _scenario(scenario, None, None, seed)
+    from penstock.analysis import max_rate as search
+
+    servers = _servers(chosen, policies, [chosen.server.policy])
+    found: dict[str, MaxRate] = {}
+    with progress.bar("Searching") as show:
+        for index, (name, server) in enumerate(servers.items()):
+            found[name] = search.max_rate(
+                chosen.workload, server, precision=precision, alpha=alpha, seed=chosen.workload.seed,
+                progress=_part(show, index, len(servers)),
+            )  # fmt: skip
+    if as_json:
+        _print_json({"policies": {name: each.as_dict() for name, each in found.items()}})
+    else:
+        terminal.print_max_rate(chosen, found)
 
 
 @app.command()
@@ -150,6 +217,7 @@ def simulate(
     seed: Seed = None,
     as_json: Json = False,
     figures: Figures = None,
+    report: Report = None,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says."""
     chosen = _scenario(scenario, policy, requests, seed)
@@ -158,17 +226,22 @@ def simulate(
     from penstock.theory.load import load
 
     asked = load(chosen.workload, chosen.server)
-    with _progress(f"Simulating {chosen.server.policy.name}") as report:
+    with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
             chosen.server,
             requests=chosen.requests,
             until=chosen.until,
             record=answer.record_for(chosen.requests, chosen.until),
-            progress=report,
+            progress=show,
         )
     warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
+    if report is not None:
+        from penstock import report as page
+
+        page.report_run(report, chosen, asked, run, warnings)
+        _say_written("Report", [report], as_json)
     if as_json:
         _print_json(
             {
@@ -217,9 +290,9 @@ def traces_get(
     from penstock.workload import catalogue
     from penstock.workload.workload import read_trace
 
-    with _progress(f"Downloading {name}") as report:
+    with progress.bar(f"Downloading {name}") as show:
         path, checksum, first_time = catalogue.download(
-            name, url=url, progress=lambda done, total: report(done / total if total else 0.0)
+            name, url=url, progress=lambda done, total: show(done / total if total else 0.0)
         )
     workload = read_trace(path)
     console = Console()
@@ -244,56 +317,33 @@ def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | 
         scenario = dataclasses.replace(scenario, requests=requests, until=None)
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
-    _announce_compilation()
+    progress.announce_compilation()
     return scenario
 
 
-def _announce_compilation() -> None:
-    """Say once, when it begins, that the kernel is being compiled: it takes seconds the first time on a machine."""
-    from numba.core import event
+def _servers(scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy]") -> "dict[str, Server]":
+    """Return the scenario's server under each of the policies named, by their names."""
+    from penstock.system.policies import POLICIES, resolve
 
-    class Announcement(event.Listener):
-        said = False
-
-        def on_start(self, _: Any) -> None:
-            if not self.said:
-                self.said = True
-                print("Compiling, once for the simulator and once for each policy ...", file=sys.stderr, flush=True)
-
-        def on_end(self, _: Any) -> None:
-            pass
-
-    event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]
+    names = [name.strip() for name in policies.split(",") if name.strip()] if policies is not None else default
+    if not names:
+        raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
+    chosen = [resolve(name, folder=scenario.folder) for name in names]
+    servers = {policy.name: scenario.server.with_policy(policy) for policy in chosen}
+    if len(servers) < len(names):
+        called = ", ".join(policy.name for policy in chosen)
+        raise InputError(f"--policies: two of {called} have one name; leave one out, or give it another name")
+    return servers
 
 
-@contextlib.contextmanager
-def _progress(title: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar on standard error for work that takes longer than a moment."""
-    begun = time.monotonic()
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = bar.add_task(title, total=1.0)
-    shown = False
+def _part(show: Callable[[float], None], index: int, count: int) -> Callable[[float], None]:
+    """Show the progress of one of several equal parts."""
+    return lambda share: show((index + share) / count)
 
-    def report(share: float) -> None:
-        nonlocal shown
-        if not shown and time.monotonic() - begun > PATIENCE_S:
-            shown = True
-            bar.start()
-        if shown:
-            bar.update(task, completed=share)
 
-    try:
-        yield report
-    finally:
-        if shown:
-            bar.stop()
+def _about(scenario: "Scenario") -> str:
+    workload, server = scenario.workload, scenario.server
+    return f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget {server.token_budget:,}"
 
 
 def _draw(
@@ -304,15 +354,32 @@ def _draw(
         return
     from penstock import plotting
 
-    workload, server = scenario.workload, scenario.server
-    about = f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget {server.token_budget:,}"
+    about = _about(scenario)
     charts = {"tokens_over_time": plotting.tokens_over_time(runs, about)}
     steady = {name: run for name, run in runs.items() if name not in refused}
     if steady:
-        charts["latency_cdfs"] = plotting.latency_cdfs(steady, about)
-    written = plotting.save(charts, folder)
+        charts["latency_cdfs"] = plotting.latency_cdfs(steady, about, policies=runs)
+    _save(charts, folder, as_json)
+
+
+def _save(charts: dict[str, Any], folder: Path, as_json: bool) -> None:
+    from penstock import plotting
+
+    _say_written("Figures", plotting.save(charts, folder), as_json)
+
+
+def _write_report(path: Path | None, scenario: "Scenario", found: "dict[str, Answer]", as_json: bool) -> None:
+    if path is None:
+        return
+    from penstock import report
+
+    report.report_answers(path, scenario, found)
+    _say_written("Report", [path], as_json)
+
+
+def _say_written(what: str, paths: list[Path], as_json: bool) -> None:
     if not as_json:
-        Console(stderr=True).print(f"Figures: {', '.join(map(str, written))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"{what}: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
 
 
 def _print_json(document: dict[str, Any]) -> None:

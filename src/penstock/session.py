@@ -254,7 +254,7 @@ class Session:
             busy=int(state[kernel.BUSY]),
             tokens=int(state[kernel.COMPLETED]),
             started_tokens=int(state[kernel.STARTED]),
-            gaps=self._gaps(),
+            gaps=self.gaps(),
             folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
             mixes=self._mixes(),
             series_rows=self.series[: state[kernel.SERIES_ROWS]],
@@ -263,7 +263,7 @@ class Session:
             allocation_rows=np.concatenate(self.kept_allocations) if level >= kernel.RECORD_ALLOCATIONS else None,
         )
 
-    def _gaps(self) -> Distribution:
+    def gaps(self) -> Distribution:
         """Put the times between tokens together: those of one batch, and stalls."""
         tally = self.tallies[kernel.TALLY_GAPS]
         stalls, counts = counting.contents(self.stalls)

@@ -65,13 +65,13 @@ def simulate(
     if record not in RECORDS:
         raise InputError(f"unknown record {record!r}{nearest(str(record), RECORDS)}")
     tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
-    requests = _length_of_run(workload, requests, until, tick_s)
+    requests = length_of_run(workload, requests, until, tick_s)
     if drain is None:
         offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
         drain = workload.rows is not None or not offered > server.batch_time.capacity(server.token_budget)
     stop = NEVER if until is None else round(until / tick_s)
     session = Session(server, record, tick_s, compress, stop)
-    blocks = _ticks(workload, requests, stop, tick_s)
+    blocks = windows(workload, requests, stop, tick_s)
 
     def report() -> None:
         if progress is not None:
@@ -85,7 +85,7 @@ def simulate(
     return session.finish(_whole(session, blocks, drain, report))
 
 
-def _length_of_run(workload: Workload, requests: int | None, until: float | None, tick_s: float) -> int | None:
+def length_of_run(workload: Workload, requests: int | None, until: float | None, tick_s: float) -> int | None:
     """Check what was asked for; return the number of arrivals, or None if `until` bounds the run."""
     if requests is not None and until is not None:
         raise InputError(f"requests={requests} and until={until}: give one of them")
@@ -105,7 +105,7 @@ def _length_of_run(workload: Workload, requests: int | None, until: float | None
     return requests
 
 
-def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float) -> Iterator[Window]:
+def windows(workload: Workload, requests: int | None, stop: int, tick_s: float) -> Iterator[Window]:
     """Yield the workload in integer ticks, up to so many requests or up to the tick ``stop``."""
     left = requests if requests is not None else NEVER
     for block in workload.blocks():
@@ -118,10 +118,9 @@ def _ticks(workload: Workload, requests: int | None, stop: int, tick_s: float) -
                 f"an arrival {part.arrival_s[within - 1]:g} s after the first is more ticks of {tick_s:g} s than can "
                 "be counted; ask for fewer requests, or raise tick_s"
             )
-        columns = (part.prompt_tokens[:within].astype(np.int32), part.output_tokens[:within].astype(np.int32))
         if not within:
             return
-        yield Window.of(ticks[:within].astype(np.int64), *columns)
+        yield Window.of_requests(part.first(within), tick_s)
         if left == 0 or within < ticks.size:
             return
 

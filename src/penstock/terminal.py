@@ -9,22 +9,33 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from penstock.analysis.answer import Answer
+    from penstock.analysis.latency import SteadyState
+    from penstock.analysis.max_rate import MaxRate
+    from penstock.analysis.operating_point import OperatingPoint
     from penstock.run import Run
     from penstock.scenario import Scenario
     from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
     from penstock.theory.load import Load
 
-COLOUR_OF_VERDICT = {"stable": "bold blue", "unstable": "bold red", "critical": "bold red", "unknown": "bold yellow"}
+COLOUR_OF = {
+    "stable": "bold blue",
+    "met": "bold blue",
+    "unstable": "bold red",
+    "critical": "bold red",
+    "missed": "bold red",
+    "unknown": "bold yellow",
+    "undecided": "bold yellow",
+}
 
 
 def print_run(scenario: "Scenario", load: "Load", run: "Run", warnings: list[str]) -> None:
     """Print what happened in one run."""
     console = Console()
     _print_heading(console, scenario, scenario.server.policy.name)
-    _print_load(console, load, scenario.server)
+    _print_load(console, load, load.max_rate, scenario.server)
     _print_run(console, run)
-    _print_latency(console, run, "Latency in this run (s)")
+    _print_latency(console, run)
     _print_warnings(console, warnings)
 
 
@@ -44,12 +55,23 @@ def _print_heading(console: Console, scenario: "Scenario", policies: str) -> Non
     console.print()
 
 
-def _print_verdict(console: Console, certificate: "Certificate", prefix: str = "") -> None:
-    by = f" by {certificate.theorem}" if certificate.theorem else ""
-    style = COLOUR_OF_VERDICT[certificate.verdict]
-    console.print(
-        f"{prefix}[{style}]{certificate.verdict.upper()}[/{style}]{by}: {escape(certificate.reason)}.", highlight=False
-    )
+def _styled(word: str) -> str:
+    """Put a verdict into its colour."""
+    colour = COLOUR_OF[word.lower()]
+    return f"[{colour}]{word}[/{colour}]"
+
+
+def _print_verdicts(console: Console, found: "Answer") -> None:
+    """Print what theory and simulation say, and shout where they contradict each other."""
+    certificate, stability = found.certificate, found.stability
+    by = f" by {certificate.theorem}" if certificate.theorem else " to theory"
+    for word, source, reason in (
+        (certificate.verdict, by, certificate.reason),
+        (stability.verdict, " by simulation", stability.reason),
+    ):
+        console.print(f"{_styled(word.upper())}{source}: {escape(reason)}.", highlight=False)
+    if found.disagreement:
+        console.print(f"\n[bold red reverse] CONTRADICTION [/] {escape(found.disagreement)}.", highlight=False)
 
 
 def _facts(rows: list[tuple[str, str, str]]) -> Table:
@@ -63,12 +85,13 @@ def _facts(rows: list[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _print_load(console: Console, load: "Load", server: "Server") -> None:
+def _print_load(console: Console, load: "Load", max_rate: float, server: "Server") -> None:
     digits = 3 if abs(1 - load.rho) > 0.01 else 5
     capacity = f"tokens/s, with batches of {load.best_token_load:,}"
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
-    headroom = load.max_rate / load.arrival_rate - 1
+    headroom = max_rate / load.arrival_rate - 1
+    margin = 1 - load.arrival_rate / max_rate
     rows = [
         (
             "Load rho",
@@ -78,8 +101,8 @@ def _print_load(console: Console, load: "Load", server: "Server") -> None:
         ("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
         (
             "Margin",
-            f"{1 - load.rho:.{digits}f}",
-            f"no policy is stable above {load.max_rate:,.4g} requests/s ({headroom:+.1%} from here)",
+            f"{margin:.{3 if abs(margin) > 0.01 else 5}f}",
+            f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)",
         ),
     ]
     console.print(_facts(rows), highlight=False)
@@ -88,12 +111,11 @@ def _print_load(console: Console, load: "Load", server: "Server") -> None:
 def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
     if not certificate.hypotheses:
         return
-    half = "(a)" if certificate.verdict == "unstable" else "(b)"
-    console.print(f"\n[bold]Hypotheses of Theorem 1{half}[/bold]", highlight=False)
+    console.print(f"\n[bold]Hypotheses of {certificate.theorem or 'the theorems'}[/bold]", highlight=False)
     table = Table.grid(padding=(0, 2))
     for hypothesis in certificate.hypotheses:
-        held = "held" if hypothesis.held else "[bold red]fails[/bold red]"
-        table.add_row("", held, hypothesis.name, escape(hypothesis.why))
+        held = "[bold red]fails[/bold red]" if not hypothesis.held else "held" if hypothesis.checked else "on trust"
+        table.add_row("", held, escape(hypothesis.name), escape(hypothesis.why))
     console.print(table, highlight=False)
 
 
@@ -107,15 +129,50 @@ def _print_run(console: Console, run: "Run") -> None:
     )
 
 
-def _print_latency(console: Console, run: "Run", title: str) -> None:
+METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+def _latency_table(title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    names = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
-    for index, column in enumerate(("", "mean", "p50", "p90", "p95", "p99")):
+    for index, column in enumerate(("", *STATISTICS)):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    return table
+
+
+def _print_latency(console: Console, run: "Run") -> None:
+    table = _latency_table("Latency in this run (s)")
     for metric, *values in run.latency().iter_rows():
-        table.add_row(names[metric], *(_seconds(value) for value in values))
+        table.add_row(METRICS[metric], *(_seconds(value) for value in values))
     console.print()
     console.print(table)
+
+
+def _print_steady_state(console: Console, latency: "SteadyState") -> None:
+    """Print each latency over the half-width of its interval."""
+    table = _latency_table(f"Latency in the steady state (s), and its {latency.confidence:.0%} interval")
+    for metric, estimates in latency.estimates.items():
+        known = [estimates[name] for name in STATISTICS]
+        table.add_row(METRICS[metric], *(_seconds(e.value) for e in known))
+        if any(e.low is not None or e.high is not None for e in known):
+            table.add_row("  from", *(_seconds(e.low) for e in known), style="dim")
+            table.add_row("  to", *(_seconds(e.high) for e in known), style="dim")
+    console.print()
+    console.print(table)
+
+
+def _print_targets(console: Console, found: "Answer") -> None:
+    if not found.targets:
+        return
+    console.print("\n[bold]Targets[/bold]")
+    table = Table.grid(padding=(0, 2))
+    for target, estimate, judgement in found.targets:
+        if estimate is None:
+            seen = "there is no steady state"
+        else:
+            seen = f"{_seconds(estimate.value)} s, from {_seconds(estimate.low)} to {_seconds(estimate.high)}"
+        table.add_row("", _styled(judgement), escape(str(target)), seen)
+    console.print(table, highlight=False)
 
 
 def _seconds(value: float | None) -> str:
@@ -141,42 +198,56 @@ def _print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") -
 def print_check(scenario: "Scenario", found: "Answer") -> None:
     """Print the answer for one policy: verdict first."""
     console = Console()
+    certificate = found.certificate
     _print_heading(console, scenario, scenario.server.policy.name)
-    _print_verdict(console, found.certificate)
+    _print_verdicts(console, found)
     console.print()
-    _print_load(console, found.certificate.load, scenario.server)
-    _print_hypotheses(console, found.certificate)
+    _print_load(console, certificate.load, certificate.max_rate, scenario.server)
+    _print_hypotheses(console, certificate)
     _print_run(console, found.run)
     if found.latency_refused:
         console.print(f"\n[bold]No latency[/bold]  {escape(found.latency_refused)}", highlight=False)
+    elif found.latency:
+        _print_steady_state(console, found.latency)
     else:
-        _print_latency(console, found.run, "Latency (s)")
+        _print_latency(console, found.run)
+    _print_targets(console, found)
     _print_warnings(console, found.warnings)
 
 
 def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     """Print the answers for several policies side by side."""
     console = Console()
+    certificate = next(iter(found.values())).certificate
     _print_heading(console, scenario, f"{len(found)} policies")
-    _print_load(console, next(iter(found.values())).certificate.load, scenario.server)
+    _print_load(console, certificate.load, certificate.max_rate, scenario.server)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(("Policy", "Certificate", "Tokens/s", "A batch", "Unfinished", "Backlog tokens/s")):
-        table.add_column(column, justify="left" if index < 2 else "right")
+    for index, column in enumerate(("Policy", "Theory", "Test", "Backlog", "Tokens/s", "A batch", "Unfinished")):
+        table.add_column(column, justify="left" if index < 3 else "right")
     for name, answer in found.items():
-        run, verdict = answer.run, answer.certificate.verdict
-        style = COLOUR_OF_VERDICT[verdict]
+        run = answer.run
         table.add_row(
             escape(name),
-            f"[{style}]{verdict}[/{style}]",
+            _styled(answer.certificate.verdict),
+            _styled(answer.stability.verdict),
+            f"{answer.stability.drift:+.1%}",
             f"{run.tokens_per_s:,.0f}",
             f"{_tokens_per_batch(run):,.0f}",
             f"{run.unfinished:,}",
-            _signed(run.growth_tokens_per_s),
         )
     console.print(table)
-    console.print()
+    console.print(
+        "[dim]Backlog: what a large one grows (+) or shrinks (-) by, as a share of the work that arrives.[/dim]\n",
+        highlight=False,
+    )
     _print_latency_of_all(console, found)
+    for name, answer in found.items():
+        if answer.disagreement:
+            console.print(
+                f"\n[bold red reverse] CONTRADICTION [/] {escape(name)}: {escape(answer.disagreement)}.",
+                highlight=False,
+            )
     reasons: dict[str, list[str]] = {}
     for name, answer in found.items():
         reasons.setdefault(answer.certificate.reason, []).append(name)
@@ -201,7 +272,66 @@ def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
         if answer.latency_refused:
             table.add_row(escape(name), "refused", "", "", "", "", "")
             continue
-        latency = answer.run.latency()
-        cells = [_seconds(row[q]) for row in latency.iter_rows(named=True) for q in ("p50", "p99")]
-        table.add_row(escape(name), *cells)
+        of = answer.as_dict()["latency"]
+        table.add_row(escape(name), *(_seconds(of[metric][q]) for metric in METRICS for q in ("p50", "p99")))
     console.print(table)
+
+
+def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
+    """Print the region's corners, where the load lies, and what holds it back."""
+    console = Console()
+    _print_heading(console, scenario, scenario.server.policy.name)
+    word = "inside" if found.region.contains(found.point) else "outside"
+    prefill, decode = found.point
+    best = found.optimum
+    binding = " and ".join(best.binding)
+    price = f"one more slot would carry {best.slot_price:,.1f} tokens/s more" if best.slot_price else ""
+    rows = [
+        ("Load", f"{prefill:,.0f} + {decode:,.0f}", f"prefill + decode tokens/s, {word} the region"),
+        ("Margin", f"{found.margin:.3f}", f"no policy is stable above {found.max_rate:,.4g} requests/s"),
+        ("Held by", binding, price),
+    ]
+    if found.own_max_rate is not None:
+        said = f"requests/s: {scenario.server.policy.name} at this budget and long prompts (a fluid argument)"
+        rows.append(("Its own", f"{found.own_max_rate:,.4g}", said))
+    console.print(_facts(rows), highlight=False)
+    console.print()
+    table = Table(title="Corners of the region", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in ("Prefill tokens/s", "Decode tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for x, y in found.region.vertices[1:]:
+        table.add_row(f"{x:,.1f}", f"{y:,.1f}")
+    console.print(table)
+    console.print("\n[bold]The most along the load's ray is carried by[/bold]")
+    table = Table.grid(padding=(0, 2))
+    for use in best.mix:
+        table.add_row(
+            "", f"{use.share:.1%}", f"of the time batches of {use.prefill_tokens:,} prefill tokens of at most "
+            f"{use.prefill_requests:,} requests, and {use.decode_tokens:,} decode tokens",
+        )  # fmt: skip
+    console.print(table, highlight=False)
+
+
+def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
+    """Print the highest stable rate of each policy beside its bound."""
+    console = Console()
+    _print_heading(console, scenario, f"{len(found)} policies" if len(found) > 1 else next(iter(found)))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, column in enumerate(("Policy", "Stable up to", "Not at", "Any policy", "Share", "Certified to")):
+        table.add_column(column, justify="left" if index == 0 else "right")
+    for name, each in found.items():
+        certified = each.certificate.certified_rate
+        table.add_row(
+            escape(name),
+            f"{each.rate:,.4g}",
+            f"{each.above:,.4g}",
+            f"{each.bound:,.4g}",
+            f"{each.share:.1%}",
+            "-" if certified is None else f"{certified:,.4g}",
+        )
+    console.print(table)
+    console.print(
+        "[dim]Requests/s. Found by simulation of the same requests at each rate; above 'any policy' none is stable, up "
+        "to 'certified' a theorem says stable.[/dim]",
+        highlight=False,
+    )

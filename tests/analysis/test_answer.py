@@ -4,6 +4,7 @@ import pytest
 
 import penstock as ps
 from penstock.analysis.answer import check
+from penstock.analysis.targets import Target
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 WORKLOAD = ps.Workload.poisson(rate=10.0, prompt=129, output=112)
@@ -35,13 +36,71 @@ def test_the_critical_load_has_none_either() -> None:
 def test_a_budget_that_wastes_capacity_is_warned_of_with_the_better_one() -> None:
     found = check(WORKLOAD.with_rate(1.0), ps.Server(TP1, 129), requests=100)
     assert any("set the budget to 128" in warning for warning in found.warnings)
-    assert not check(WORKLOAD.with_rate(1.0), ps.Server(TP1, 128), requests=100).warnings
+    assert not check(WORKLOAD.with_rate(1.0), ps.Server(TP1, 128), requests=2000).warnings
 
 
-def test_a_backlog_that_grows_where_no_theorem_speaks_is_warned_of() -> None:
-    found = check(WORKLOAD.with_rate(13.0), ps.Server(TP1, 1024, policy="vllm-vanilla"), requests=5000)
+def test_where_no_theorem_speaks_the_test_refuses_latency() -> None:
+    found = check(WORKLOAD.with_rate(13.0), ps.Server(TP1, 1024, policy="vllm-vanilla"), requests=2000)
     assert found.certificate.verdict == "unknown"
-    assert any("grew by" in warning for warning in found.warnings)
+    assert found.stability.verdict == "unstable"
+    assert found.unstable
+    assert found.latency is None
+    assert "grows by" in str(found.latency_refused)
+
+
+def test_an_undecided_test_is_warned_of_and_refuses_nothing() -> None:
+    server = ps.Server(TP1, 1024, convention="paper")
+    rate = (1 - 1e-6) * TP1.capacity(1024) / 241
+    found = check(ps.Workload.poisson(rate, 129, 112), server, requests=2000, resolution=0.25)
+    assert found.stability.verdict == "undecided"
+    assert found.latency is not None
+    assert any("undecided" in warning for warning in found.warnings)
+
+
+@ps.policy(work_conserving=True)
+def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
+    return min(queue.prompt_tokens, 64), min(queue.decoding, limits.token_budget // 8), ps.PREFILL_FIRST
+
+
+def test_theorem_and_test_in_contradiction_put_what_was_taken_on_trust_in_doubt() -> None:
+    found = check(WORKLOAD.with_rate(12.0), ps.Server(TP1, 1024, policy=lazy), requests=500)
+    assert found.certificate.verdict == "stable"
+    assert found.stability.verdict == "unstable"
+    assert found.disagreement is not None
+    assert "work-conserving policy" in found.disagreement
+    assert found.latency_refused
+
+
+@pytest.mark.parametrize("policy", ps.POLICIES)
+@pytest.mark.parametrize("rho", [0.1, 0.9, 1.1])
+@pytest.mark.parametrize("limit", [None, 128])
+def test_theorem_and_test_never_contradict_each_other(policy: str, rho: float, limit: int | None) -> None:
+    server = ps.Server(TP1, 512, limit, policy=policy)
+    bound = ps.certify(WORKLOAD, server).max_rate
+    assert check(WORKLOAD.with_rate(rho * bound), server, requests=200).disagreement is None
+
+
+def test_targets_are_judged_by_intervals_and_missed_where_there_is_no_steady_state() -> None:
+    targets = [Target.parse(text) for text in ("ttft_p99<100s", "e2e_mean<1ms")]
+    found = check(WORKLOAD, ps.Server(TP1, 1024), requests=2000, targets=targets)
+    assert [target.judgement for target in found.targets] == ["met", "missed"]
+    assert found.missed
+    overloaded = check(WORKLOAD.with_rate(20.0), ps.Server(TP1, 1024), requests=200, targets=targets)
+    assert [target.judgement for target in overloaded.targets] == ["missed", "missed"]
+
+
+def test_an_undecided_target_makes_the_run_longer() -> None:
+    server = ps.Server(TP1, 1024)
+    first = check(WORKLOAD, server, requests=1000)
+    assert first.latency is not None
+    near = first.latency.estimates["ttft_s"]["mean"].value
+    found = check(WORKLOAD, server, requests=1000, targets=[Target.parse(f"ttft_mean<{near}s")])
+    assert found.run.arrived > 1000
+
+
+def test_targets_need_a_number_of_requests() -> None:
+    with pytest.raises(ps.InputError, match="no `until`"):
+        check(WORKLOAD, ps.Server(TP1, 1024), until=50.0, targets=[Target.parse("ttft_p99<2s")])
 
 
 def test_a_run_of_a_given_time_needs_no_number_of_requests() -> None:

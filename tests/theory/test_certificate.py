@@ -1,29 +1,53 @@
 """A certificate says no more than a theorem whose hypotheses hold."""
 
 import dataclasses
+import json
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.theory.certificate import DRIFT, Certificate
 from penstock.theory.load import load
+from penstock.theory.region import region
+from penstock.workload.arrivals import BLOCK, Arrivals
+from penstock.workload.pairs import Independent
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 STABLE_WORKLOAD = ps.Workload.poisson(rate=10.0, prompt=129, output=112)
 STABLE_SERVER = ps.Server(TP1, 1024)
+LIMITED_SERVER = ps.Server(TP1, 1024, 100)
+"""For 129/112 its region reaches to 12.6 requests/s, the drift certificate to 8.4."""
 
 
 def test_where_every_hypothesis_holds_it_says_stable() -> None:
     certificate = ps.certify(STABLE_WORKLOAD, STABLE_SERVER)
     assert certificate.verdict == "stable"
     assert certificate.theorem == "Theorem 1(b)"
-    assert all(h.held for h in certificate.hypotheses)
+    assert all(h.held and h.checked for h in certificate.hypotheses)
+    assert certificate.certified_rate == pytest.approx(certificate.max_rate)
+
+
+def test_under_a_max_batch_size_weights_that_drain_every_batch_say_stable() -> None:
+    certificate = ps.certify(STABLE_WORKLOAD.with_rate(5.0), LIMITED_SERVER)
+    assert certificate.verdict == "stable"
+    assert certificate.theorem == DRIFT
+    assert [h.name for h in certificate.hypotheses] == [
+        "i.i.d. arrivals", "i.i.d. lengths", "bounded lengths", "every batch under a backlog drains",
+    ]  # fmt: skip
+    assert all(h.held and h.checked for h in certificate.hypotheses)
 
 
 @ps.policy
 def unlabelled(queue, limits, params):  # type: ignore[no-untyped-def]
+    return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
+
+
+@ps.policy(work_conserving=True)
+def claimed(queue, limits, params):  # type: ignore[no-untyped-def]
     return queue.prompt_tokens, queue.decoding, ps.DECODE_FIRST
 
 
@@ -37,8 +61,9 @@ BROKEN = {
     "i.i.d. lengths": (_recorded(), STABLE_SERVER),
     "bounded lengths": (ps.Workload.poisson(10.0, 129, ps.Geometric(112)), STABLE_SERVER),
     "work-conserving policy": (STABLE_WORKLOAD, STABLE_SERVER.with_policy("vllm-vanilla")),
-    "max batch size never binds": (STABLE_WORKLOAD, ps.Server(TP1, 1024, 1023)),
+    "max batch size never binds": (STABLE_WORKLOAD.with_rate(9.0), LIMITED_SERVER),
     "full batches carry the load": (STABLE_WORKLOAD.with_rate(8.0), ps.Server(TP1, 129)),
+    "every batch under a backlog drains": (STABLE_WORKLOAD.with_rate(9.0), LIMITED_SERVER),
 }
 
 
@@ -50,15 +75,115 @@ def test_where_a_hypothesis_of_stability_fails_it_says_unknown_and_names_it(name
     assert certificate.theorem is None
     assert name in {h.name for h in certificate.hypotheses if not h.held}
     assert name in certificate.reason
+    assert f"{certificate.margin:.1%} below what the {certificate.binding.name} can carry" in certificate.reason
+
+
+def lasting_prefill(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Serve no decode while there are prompts, and half a budget of them at a time."""
+    decode = 0 if queue.prompts > 0 else queue.decoding
+    return min(queue.prompt_tokens, limits.token_budget // 2 + 1), decode, ps.PREFILL_FIRST
+
+
+BREAKERS: dict[str, Callable[[ps.Workload, ps.Server, float], tuple[ps.Workload, ps.Server]]] = {
+    "i.i.d. arrivals": lambda w, s, _: (
+        dataclasses.replace(ps.Workload.preset("azure-conv").with_rate(w.rate), lengths=w.lengths), s
+    ),
+    "i.i.d. lengths": lambda w, s, _: (ps.Workload.from_arrays(*w.requests(50)).with_rate(w.rate), s),
+    "bounded lengths": lambda w, s, _: (
+        dataclasses.replace(w, lengths=Independent(w.lengths.prompt, ps.Geometric(w.mean_output))), s  # type: ignore[attr-defined]
+    ),
+    "work-conserving policy": lambda w, s, certified: (w.with_rate(0.999 * certified), s.with_policy(lasting_prefill)),
+    "max batch size never binds": lambda w, s, _: _between(
+        w, dataclasses.replace(s, max_batch_size=s.token_budget // 8)
+    ),
+    "full batches carry the load": lambda w, s, certified: (
+        w.with_rate(1.01 * certified), dataclasses.replace(s, batch_time=_slow_last(s))
+    ),
+    "every batch under a backlog drains": lambda w, s, _: _between(
+        w, dataclasses.replace(s, max_batch_size=s.token_budget // 2, policy="orca", scope="batch")
+    ),
+}  # fmt: skip
+"""Each takes a workload that a server is certified to carry, and the certified rate, and breaks one hypothesis."""
+
+
+def _between(workload: ps.Workload, server: ps.Server) -> tuple[ps.Workload, ps.Server]:
+    """Offer more than is certified, but less than is impossible."""
+    certificate = ps.certify(workload, server)
+    assert certificate.certified_rate is not None
+    return workload.with_rate((certificate.certified_rate + certificate.max_rate) / 2), server
+
+
+def _slow_last(server: ps.Server) -> ps.Measured:
+    """Batches one token short of the budget are faster by a tenth than full ones are per token."""
+    budget = server.token_budget
+    times = server.batch_time([1, budget - 1, budget]).tolist()
+    return ps.Measured((1, budget - 1, budget), (times[0], times[1] / 1.1, times[2]))
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+@settings(max_examples=25, deadline=None)
+@given(
+    budget=st.integers(16, 1024), prompt=st.integers(1, 500), output=st.integers(2, 500), share=st.floats(0.05, 0.99)
+)
+def test_no_certified_server_stays_certified_when_a_hypothesis_is_broken(
+    name: str, budget: int, prompt: int, output: int, share: float
+) -> None:
+    server = ps.Server(ps.Affine(0.01, 1e-4), budget)
+    workload = ps.Workload.poisson(1.0, prompt, output)
+    certified = ps.certify(workload, server).certified_rate
+    assert certified is not None
+    workload = workload.with_rate(share * certified)
+    assert ps.certify(workload, server).verdict == "stable"
+    broken = ps.certify(*BREAKERS[name](workload, server, certified))
+    assert broken.verdict != "stable"
+    assume(broken.load.arrival_rate < broken.max_rate * (1 - 1e-9))
+    assert broken.verdict == "unknown"
+    assert name in {h.name for h in broken.hypotheses if not h.held}
+    assert name in broken.reason
 
 
 def test_a_policy_of_which_nothing_is_known_is_not_taken_for_work_conserving() -> None:
     certificate = ps.certify(STABLE_WORKLOAD, STABLE_SERVER.with_policy(unlabelled))
     assert certificate.verdict == "unknown"
+    assert certificate.certified_rate is None
+
+
+def test_a_claim_that_a_policy_is_work_conserving_is_taken_and_marked_as_unchecked() -> None:
+    certificate = ps.certify(STABLE_WORKLOAD, STABLE_SERVER.with_policy(claimed))
+    assert certificate.verdict == "stable"
+    assert [h.name for h in certificate.hypotheses if not h.checked] == ["work-conserving policy"]
+
+
+def test_the_drift_certificate_needs_no_claim_about_a_users_policy() -> None:
+    workload = STABLE_WORKLOAD.with_rate(5.0)
+    certificate = ps.certify(workload, LIMITED_SERVER.with_policy(unlabelled))
+    assert certificate.verdict == "stable"
+    assert all(h.checked for h in certificate.hypotheses)
+    assert certificate.certified_rate == pytest.approx(ps.certify(workload, LIMITED_SERVER).certified_rate)
+
+
+def test_arrivals_of_the_users_own_are_i_i_d_on_the_users_word() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Own(Arrivals):
+        rate: float = 1.0
+        iid = True
+
+        def blocks(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
+            yield np.arange(BLOCK) / self.rate
+
+        def with_rate(self, rate: float) -> "Own":
+            return Own(rate)
+
+        def describe(self) -> str:
+            return "own arrivals"
+
+    certificate = ps.certify(dataclasses.replace(STABLE_WORKLOAD, arrivals=Own()), STABLE_SERVER)
+    assert certificate.verdict == "stable"
+    assert [h.name for h in certificate.hypotheses if not h.checked] == ["i.i.d. arrivals"]
 
 
 def test_a_max_batch_size_that_reaches_the_token_budget_does_no_harm() -> None:
-    assert ps.certify(STABLE_WORKLOAD, ps.Server(TP1, 1024, 1024)).verdict == "stable"
+    assert ps.certify(STABLE_WORKLOAD, ps.Server(TP1, 1024, 1024)).theorem == "Theorem 1(b)"
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -67,6 +192,38 @@ def test_above_the_capacity_no_failed_hypothesis_of_stability_saves_it(name: str
     certificate = ps.certify(workload.with_rate(100.0), server)
     assert certificate.verdict == "unstable"
     assert certificate.theorem == "Theorem 1(a)"
+
+
+def test_above_what_the_max_batch_size_can_carry_it_says_unstable_though_the_load_is_below_1() -> None:
+    most = region(LIMITED_SERVER, prompt=129, output=112).max_rate
+    above = ps.certify(STABLE_WORKLOAD.with_rate(1.001 * most), LIMITED_SERVER)
+    assert (above.verdict, above.binding.name) == ("unstable", "max batch size")
+    assert above.rho < 1
+    assert above.margin == pytest.approx(-0.001)
+    assert "Section 6" in str(above.theorem)
+    assert "max batch size lets no policy carry more than" in above.reason
+    assert ps.certify(STABLE_WORKLOAD.with_rate(0.999 * most), LIMITED_SERVER).verdict == "unknown"
+    assert ps.certify(STABLE_WORKLOAD.with_rate(most), LIMITED_SERVER).verdict == "critical"
+
+
+def test_above_what_the_kv_memory_can_carry_it_says_unstable_though_the_load_is_below_1() -> None:
+    small = ps.certify(STABLE_WORKLOAD, STABLE_SERVER, kv_tokens=5_000)
+    assert (small.verdict, small.binding.name) == ("unstable", "KV memory")
+    assert small.rho < 1
+    assert "KV memory lets no policy carry more than" in small.reason
+
+
+def test_a_kv_cache_that_may_fill_leaves_stability_open() -> None:
+    """The theorems know no memory, so it must hold whatever may run at once."""
+    light = STABLE_WORKLOAD.with_rate(5.0)
+    fits = ps.certify(light, LIMITED_SERVER, kv_tokens=100 * 240)
+    assert fits.verdict == "stable"
+    assert fits.certified_rate == ps.certify(light, LIMITED_SERVER).certified_rate
+    for server in (LIMITED_SERVER, STABLE_SERVER, dataclasses.replace(LIMITED_SERVER, scope="batch")):
+        may_fill = ps.certify(light, server, kv_tokens=100 * 240 - 1)
+        assert may_fill.verdict == "unknown"
+        assert may_fill.certified_rate is None
+        assert "KV memory never binds" in may_fill.reason
 
 
 def test_load_one_is_critical() -> None:
@@ -79,9 +236,66 @@ def test_load_one_is_critical() -> None:
 @given(rate=st.floats(0.1, 50), budget=st.integers(1, 4096), prompt=st.integers(1, 500), output=st.integers(1, 500))
 def test_margin_load_and_largest_rate_are_one_fact(rate: float, budget: int, prompt: int, output: int) -> None:
     certificate = ps.certify(ps.Workload.poisson(rate, prompt, output), ps.Server(TP1, budget))
-    assert certificate.margin == 1 - certificate.rho
+    assert certificate.binding.name == "token budget"
+    assert certificate.margin == pytest.approx(1 - certificate.rho, rel=1e-12, abs=1e-12)
     assert certificate.max_rate * certificate.rho == pytest.approx(rate)
     assert (certificate.verdict == "unstable") == (certificate.rho > 1 + 1e-9)
+
+
+def test_no_server_is_certified_for_more_than_it_can_carry() -> None:
+    """1,000 servers of every kind; nor is one certified at a rate of which another is certified to be unstable."""
+    rng = np.random.default_rng(0)
+    certified = 0
+    for _ in range(1_000):
+        certificate = ps.certify(*_any(rng))
+        most = certificate.certified_rate
+        if most is not None:
+            certified += 1
+            assert most <= certificate.max_rate * (1 + 1e-9)
+            assert (certificate.verdict == "stable") == (certificate.load.arrival_rate < most * (1 - 1e-9))
+    assert certified > 900
+
+
+def _any(rng: np.random.Generator) -> tuple[ps.Workload, ps.Server]:
+    budget = int(rng.integers(1, 200))
+    batch_time = [
+        ps.PiecewiseConstant(rng.exponential(0.01), rng.exponential(0.01) + 1e-5, int(rng.integers(1, 64))),
+        ps.Affine(rng.exponential(0.01), rng.exponential(1e-3) + 1e-6),
+        ps.Measured(range(1, budget + 1), rng.uniform(0.01, 0.1, budget)),
+    ][rng.integers(3)]
+    server = ps.Server(
+        batch_time,
+        budget,
+        None if rng.random() < 0.1 else int(rng.integers(1, 1.2 * budget + 2)),
+        policy=str(rng.choice(list(ps.POLICIES))),
+        scope=str(rng.choice(["batch", "running"])),  # type: ignore[arg-type]
+        convention=str(rng.choice(["paper", "engine"])),  # type: ignore[arg-type]
+    )
+    prompt, output = (
+        int(rng.integers(1, 300)) if rng.random() < 0.5 else ps.Geometric(rng.uniform(1, 100), max=300)
+        for _ in range(2)
+    )
+    return ps.Workload.poisson(rng.exponential(5) + 0.01, prompt, output), server
+
+
+def test_the_json_form_tells_everything_in_plain_values() -> None:
+    certificate = ps.certify(STABLE_WORKLOAD.with_rate(9.0), LIMITED_SERVER, kv_tokens=1_000_000)
+    told = certificate.as_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert list(told) == ["verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_rate"]
+    assert told["margin"] == certificate.margin
+    assert [list(h) for h in told["hypotheses"]] == [["name", "held", "checked", "why"]] * len(certificate.hypotheses)
+    assert [bound["name"] for bound in told["bounds"]] == ["token budget", "max batch size", "KV memory"]
+    assert told["bounds"][1]["max_rate"] == certificate.max_rate
+
+
+def test_every_sentence_is_one_line() -> None:
+    rng = np.random.default_rng(1)
+    certificates: list[Certificate] = [ps.certify(*BROKEN[name]) for name in BROKEN]
+    certificates += [ps.certify(*_any(rng)) for _ in range(50)]
+    for certificate in certificates:
+        texts = (certificate.reason, *(h.why for h in certificate.hypotheses), *(b.why for b in certificate.bounds))
+        assert all(text and "\n" not in text and "nan" not in text.split() for text in texts)
 
 
 def test_a_budget_that_is_no_multiple_of_a_block_is_shown_to_lose() -> None:

@@ -50,8 +50,14 @@ def test_lengths_are_whole_tokens_from_1_to_the_limit(length):
     drawn = length.sample(np.random.default_rng(4), SAMPLES)
     assert drawn.shape == (SAMPLES,)
     assert drawn.dtype == np.int64
-    assert drawn.min() >= 1
+    assert drawn.min() >= length.min >= 1
     assert drawn.max() <= (length.max or LONGEST)
+
+
+def test_the_smallest_value_of_each_distribution_is_known():
+    assert (Constant(129).min, Uniform(5, 400).min, Tabulated(7, np.array([1.0, 0, 3])).min) == (129, 5, 7)
+    assert [length.min for length in (Geometric(112), LogNormal(200, 0.8), Gamma(200, 0.5))] == [1, 1, 1]
+    assert Mixture((Constant(10), Uniform(4, 20)), (3, 1)).min == 4
 
 
 @pytest.mark.parametrize("length", FAMILY, ids=repr)
@@ -173,6 +179,7 @@ def test_prompt_and_output_drawn_apart_have_the_means_and_limits_of_their_parts(
     both = Independent(Geometric(50), Uniform(1, 9))
     assert (both.mean_prompt, both.mean_output) == (pytest.approx(50), 5)
     assert (both.max_prompt, both.max_output) == (None, 9)
+    assert (Independent(Constant(7), Uniform(3, 9)).min_prompt, both.min_prompt, both.min_output) == (7, 1, 1)
     prompt, output = both.sample(np.random.default_rng(0), 100_000)
     assert abs(np.corrcoef(prompt, output)[0, 1]) < 4 / math.sqrt(100_000)
 
@@ -193,6 +200,7 @@ def test_recorded_pairs_stay_pairs_when_they_are_drawn():
     assert (output == 10 * prompt).all()
     assert stats.chisquare(np.bincount(prompt)[1:]).pvalue > 1e-3
     assert (rows.mean_prompt, rows.mean_output, rows.max_prompt, rows.max_output) == (2.5, 25, 4, 40)
+    assert (rows.min_prompt, rows.min_output) == (1, 10)
     assert rows.iid
     assert not Recorded([1], [1]).iid
 

@@ -1,9 +1,14 @@
-"""The answer to "is it stable, what can it carry, at what latency": certificate and run side by side."""
+"""The answer to "is it stable, what can it carry, at what latency": theorem, sequential test and run side by side."""
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+from penstock.analysis.latency import SteadyState, estimate
+from penstock.analysis.stability import Stability, verdict
+from penstock.analysis.targets import Estimate, Judgement, Target
+from penstock.errors import InputError
 from penstock.run import QUANTILES, Record, Run
 from penstock.simulate import Progress, simulate
 from penstock.system.server import Server
@@ -12,12 +17,18 @@ from penstock.theory.load import Load
 from penstock.workload.workload import Workload
 
 ROWS_UP_TO = 1_000_000
-"""Longer runs keep a summary instead of a row per request."""
-
-GROWTH_WORTH_A_WARNING = 0.02
-"""Share of the offered tokens that piles up."""
+"""Longer runs keep a summary instead of a row per request, and latency has no intervals."""
 
 _LOSS_WORTH_A_WARNING = 0.01
+_TEST_SHARE = 0.2  # of the work, for the progress bar
+
+
+class TargetAnswer(NamedTuple):
+    """A latency target, the estimate it was judged by (None: there is no steady state), and the judgement."""
+
+    target: Target
+    estimate: Estimate | None
+    judgement: Judgement
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,36 +39,81 @@ class Answer:
     ----------
     certificate
         What a theorem says.
+    stability
+        What the sequential test says.
     run
-        What was simulated.
+        What was simulated from empty.
+    latency
+        Latency of the steady state, or None where it is refused or the run kept no rows.
     latency_refused
-        Why the latency of the run is not the latency of a steady state, or None.
+        Why there is no latency of a steady state, or None.
+    targets
+        The targets given, judged.
+    disagreement
+        What to doubt where theorem and test contradict each other, or None.
     warnings
         What the user should know besides.
     """
 
     certificate: Certificate
+    stability: Stability
     run: Run
+    latency: SteadyState | None
     latency_refused: str | None
+    targets: tuple[TargetAnswer, ...]
+    disagreement: str | None
     warnings: tuple[str, ...]
+
+    @property
+    def unstable(self) -> bool:
+        """Whether theorem or test says so."""
+        return "unstable" in (self.certificate.verdict, self.stability.verdict)
+
+    @property
+    def missed(self) -> bool:
+        """Whether a target is not known to be met."""
+        return any(target.judgement != "met" for target in self.targets)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``."""
-        certificate = self.certificate
         return {
-            "load": load_as_dict(certificate.load),
-            "certificate": {
-                "verdict": certificate.verdict,
-                "theorem": certificate.theorem,
-                "reason": certificate.reason,
-                "margin": certificate.margin,
-                "hypotheses": [dataclasses.asdict(hypothesis) for hypothesis in certificate.hypotheses],
-            },
-            "simulation": run_as_dict(self.run),
-            "latency": None if self.latency_refused else latency_as_dict(self.run),
+            "load": load_as_dict(self.certificate.load) | {"max_rate": self.certificate.max_rate},
+            "certificate": self.certificate.as_dict(),
+            "stability": self.stability.as_dict(),
+            "simulation": run_as_dict(self.run) | {"verdict": self.stability.verdict},
+            "latency": None if self.latency_refused else self._latency(),
+            "latency_interval": self._intervals() if self.latency else None,
             "latency_refused": self.latency_refused,
+            "targets": [
+                {
+                    "target": str(given),
+                    "answer": judgement,
+                    "value": found.value if found else None,
+                    "interval": [found.low, found.high] if found else None,
+                }
+                for given, found, judgement in self.targets
+            ],
+            "disagreement": self.disagreement,
             "warnings": list(self.warnings),
         }
+
+    def _latency(self) -> dict[str, dict[str, float | None]]:
+        if self.latency is None:
+            return latency_as_dict(self.run)
+        return {metric: {name: of[name].value for name in _STATISTICS} for metric, of in self._estimates().items()}
+
+    def _intervals(self) -> dict[str, dict[str, list[float | None]]]:
+        return {
+            metric: {name: [of[name].low, of[name].high] for name in _STATISTICS}
+            for metric, of in self._estimates().items()
+        }
+
+    def _estimates(self) -> Mapping[str, Mapping[str, Estimate]]:
+        assert self.latency is not None
+        return self.latency.estimates
+
+
+_STATISTICS = ("mean", *QUANTILES)
 
 
 def check(
@@ -66,25 +122,95 @@ def check(
     *,
     requests: int | None = None,
     until: float | None = None,
+    targets: Sequence[Target] = (),
+    alpha: float = 0.01,
+    resolution: float = 0.01,
     progress: Progress | None = None,
 ) -> Answer:
-    """Certify a workload on a server, simulate it, and refuse the latency of a steady state that does not exist.
+    """Certify a workload on a server, test it, simulate it, and refuse the latency of a steady state it has not.
 
     Parameters
     ----------
-    workload, server, requests, until, progress
-        As in `penstock.simulate`.
+    workload, server, requests, until
+        As in `penstock.simulate`. A target that is undecided makes the run longer, up to 16 times.
+    targets
+        Upper limits of latencies, to be judged.
+    alpha, resolution
+        As in `penstock.verdict`.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used.
     """
+    short = until is None and (requests or workload.rows or 0) <= ROWS_UP_TO
+    if targets and not short:
+        raise InputError(
+            f"targets are judged by a run with a row per request, up to {ROWS_UP_TO:,}; give `requests` up to that, "
+            "and no `until`"
+        )
+    report = progress or (lambda share: None)
     certificate = certify(workload, server)
-    record = record_for(requests, until)
-    run = simulate(workload, server, requests=requests, until=until, record=record, progress=progress)
-    refused = None
+    stability = verdict(
+        workload, server, alpha, resolution, workload.seed, progress=lambda share: report(_TEST_SHARE * share)
+    )
+
+    def report_run(share: float) -> None:
+        report(_TEST_SHARE + (1 - _TEST_SHARE) * share)
+
+    refused = _refused(certificate, stability)
+    latency = None
+    if refused or not short:
+        record = record_for(requests, until)
+        run = simulate(workload, server, requests=requests, until=until, record=record, progress=report_run)
+    else:
+        rho = 1 / (1 - min(stability.drift, 0.0))  # under a backlog it carries so many times what arrives
+        run, latency = estimate(workload, server, requests=requests, targets=targets, rho=rho, progress=report_run)
+    warnings = [*workload.notices, *load_warnings(certificate.load, server)]
+    if stability.verdict == "undecided" and not refused:
+        warnings.append(f"whether it is stable is undecided: {stability.reason}")
+    if latency:
+        warnings += latency.notices
+    return Answer(
+        certificate, stability, run, latency, refused, tuple(_judged(target, latency) for target in targets),
+        _disagreement(certificate, stability), tuple(warnings),
+    )  # fmt: skip
+
+
+def _refused(certificate: Certificate, stability: Stability) -> str | None:
     if certificate.verdict == "unstable":
-        refused = f"{certificate.reason}; there is no steady state whose latency could be told"
-    elif certificate.verdict == "critical":
-        refused = f"{certificate.reason}; there may be no steady state whose latency could be told"
-    warnings = (*workload.notices, *load_warnings(certificate.load, server), *run_warnings(certificate, run))
-    return Answer(certificate, run, refused, warnings)
+        return f"{certificate.reason}; there is no steady state whose latency could be told"
+    if certificate.verdict == "critical":
+        return f"{certificate.reason}; there may be no steady state whose latency could be told"
+    if stability.verdict == "unstable":
+        return f"{stability.reason}; there is no steady state whose latency could be told"
+    return None
+
+
+def _judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
+    if latency is None:
+        return TargetAnswer(target, None, "missed")
+    return TargetAnswer(target, latency.estimates[target.metric][target.statistic], latency.judge(target))
+
+
+def _disagreement(certificate: Certificate, stability: Stability) -> str | None:
+    """Say what is in doubt where the two contradict each other: what nobody checked, or Penstock itself."""
+    if {certificate.verdict, stability.verdict} != {"stable", "unstable"}:
+        return None
+    unchecked = [hypothesis.name for hypothesis in certificate.hypotheses if not hypothesis.checked]
+    if unchecked:
+        cause = f"in doubt is what was taken on trust: {', '.join(unchecked)}; audit a run to find out"
+    else:
+        cause = (
+            f"every hypothesis was checked, so this is the wrong verdict that alpha {stability.alpha:g} allows for, or "
+            "a bug: try another seed, and if it stays, please report it"
+        )
+    return (
+        f"{certificate.theorem} says {certificate.verdict}, but the test says {stability.verdict} "
+        f"({stability.reason}); {cause}"
+    )
 
 
 def record_for(requests: int | None, until: float | None) -> Record:
@@ -100,17 +226,6 @@ def load_warnings(load: Load, server: Server) -> list[str]:
     return [
         f"batches filled to the token budget of {server.token_budget:,} carry {full:,.0f} tokens/s, but batches of "
         f"{load.best_token_load:,} carry {best:,.0f}: set the budget to {load.best_token_load:,}"
-    ]
-
-
-def run_warnings(certificate: Certificate, run: Run) -> list[str]:
-    """Say what the run showed that the certificate does not."""
-    growth, offered = run.growth_tokens_per_s, certificate.load.offered_tokens_per_s
-    if certificate.verdict == "unstable" or not growth > GROWTH_WORTH_A_WARNING * offered:
-        return []
-    return [
-        f"the backlog grew by {growth:,.0f} tokens/s over the second half of this run ({growth / offered:.0%} of what "
-        "arrived): if it goes on there is no steady state, and latency only tells how long the run was"
     ]
 
 

@@ -60,7 +60,7 @@ class MaxRate:
             "above": self.above,
             "bound": self.bound,
             "share": self.share,
-            "certified_rate": getattr(self.certificate, "certified_rate", None),
+            "certified_rate": self.certificate.certified_rate,
             "arrivals": sum(trial.stability.arrivals for trial in self.trials),
             "trials": [
                 {"rate": trial.rate, "verdict": trial.stability.verdict, "drift": trial.stability.drift}

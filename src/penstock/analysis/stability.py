@@ -14,7 +14,8 @@ h does. What noise is left, and the cycles that a policy may run through, are se
 least until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
 segments, does not hold 0.
 
-It runs from two backlogs, one all in prefill and one all in decode: stable if both shrink, unstable if either grows.
+It runs from two backlogs, one all in prefill, beside requests at every stage of their decode in the slots of a batch,
+and one all in decode, in step: stable if both shrink, unstable if either grows.
 It needs nothing but arrivals with a rate, so it answers for any policy, limits and lengths. Recordings are repeated.
 """
 
@@ -44,12 +45,14 @@ MOST_INITIAL = 2**20
 """Most requests in an initial backlog."""
 
 _CONTROLLED = 0.1  # share of h that is needed with the control variate
+_LEAST_PATIENCE = 20_000  # arrivals
 _GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
 _SLOTS = 2  # initial requests to every slot of a batch
 _PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep a request for ever
 _LOOKS = 64  # at the path, about, before it is thinned
 _FIRST_LOOK = 2  # batches, or runs of equal ones
 _FEWEST_LOOKS = 40
+_STARVED = 4  # arrivals to every slot of a batch, after which decoding requests starve
 _SEGMENTS = 10  # of the path, for the interval of the drift
 
 
@@ -122,8 +125,8 @@ class Stability:
 
     @property
     def arrivals(self) -> int:
-        """Requests that arrived under watch, from both backlogs."""
-        return sum(watch.arrivals for watch in self.watches)
+        """Requests that arrived under the deciding watch, the warm-up not counted."""
+        return self.deciding.arrivals
 
     @property
     def drift(self) -> float:
@@ -141,7 +144,7 @@ class Stability:
         watch = self.deciding
         low, high = watch.interval
         what = f"{abs(watch.drift):.1%} of the work that arrives [{low:+.1%}, {high:+.1%}]"
-        seen = f"seen over {self.arrivals:,} arrivals"
+        seen = f"seen over {self.arrivals:,} arrivals" if watch.arrivals else "seen until it was gone"
         match self.verdict:
             case "stable":
                 return f"a large backlog shrinks by at least {what}, {seen}"
@@ -149,7 +152,7 @@ class Stability:
                 return f"a backlog of requests in {watch.start} grows by {what}, {seen}"
         more = f"; about {watch.needed:,} would be needed" if watch.needed else ""
         way = "grew" if watch.drift > 0 else "shrank"
-        return f"{seen} a large backlog {way} by {what}, too little to tell at this resolution{more}"
+        return f"a large backlog {way} by {what}, {seen}: too little to tell at this resolution{more}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -254,7 +257,7 @@ class _Test:
         square = float(np.mean(forward**2))
         plain = rate * square * odds / (2 * resolution * capacity)
         if most_arrivals is None:
-            most_arrivals = math.ceil(4 * square / mean**2 * odds / (2 * resolution**2))
+            most_arrivals = max(math.ceil(4 * square / mean**2 * odds / (2 * resolution**2)), _LEAST_PATIENCE)
         return cls(
             workload, server, alpha, rate * mean, mean, mean - workload.mean_prompt, plain, _CONTROLLED * plain,
             most_arrivals,
@@ -275,7 +278,7 @@ class _Test:
         backlog = _Backlog(self, start)
         initial = backlog.initial
         for _ in range(_GENERATIONS):
-            backlog.replace(_PATIENCE * initial)
+            backlog.replace(_PATIENCE * self.initial("prefill"))
         warmup = backlog.arrived - initial
         backlog.begin()
         outcome: Outcome = "stable" if backlog.emptied else "undecided"
@@ -324,10 +327,23 @@ class _Backlog:
         self.session.fit(self.window)
         if start == "decode":
             self.session.prefilled(self.window, self.initial)
+        else:
+            self.session.prefilled(self.window, self._stagger())
         self.begun = int(self.session.state[kernel.COMPLETED])
         self.emptied = False
         self.steps = _FIRST_LOOK
         self.looks = [self._point()]
+
+    def _stagger(self) -> int:
+        """Shorten the first requests to what a random one of their tokens leaves; return how many.
+
+        They fill the slots of a batch. Requests that all began at once could go on in step for ever.
+        """
+        count = min(self.test.slots, self.initial)
+        rng = np.random.default_rng(np.random.SeedSequence([self.test.workload.seed, count]))
+        left = 1 + rng.random(count) * (self.window.output[:count] - 1)
+        self.window.output[:count] = left.astype(np.int32)
+        return count
 
     @property
     def arrived(self) -> int:
@@ -370,11 +386,16 @@ class _Backlog:
         self.looks.append(self._point())
         state = self.session.state
         self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.test.slots)
+        self.enough_arrived = self.arrived + _STARVED * self.test.slots
 
     @property
     def seen_enough(self) -> bool:
-        """Whether the requests that were being decoded are replaced: a policy may run through cycles of that length."""
-        return self.finished >= self.enough_finished and len(self.looks) >= _FEWEST_LOOKS
+        """Whether the requests that were being decoded are replaced: a policy may run through cycles of that length.
+
+        Where none ever finish, because the policy lets them starve, enough arrivals do.
+        """
+        turned_over = self.finished >= self.enough_finished or self.arrived >= self.enough_arrived
+        return turned_over and len(self.looks) >= _FEWEST_LOOKS
 
     def look(self) -> None:
         """Run some batches and note where the work is; ever more batches, so that the looks stay few."""

@@ -1,36 +1,23 @@
 """Certificates: what a theorem says about a workload on a server, and whether its hypotheses hold."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import InputError
 from penstock.system.server import Server
+from penstock.theory import hypotheses as conditions
+from penstock.theory.bounds import Bound, bounds
+from penstock.theory.drift import drift
+from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.load import Load, load
 from penstock.workload.workload import Workload
 
+__all__ = ["CRITICAL_BAND", "Bound", "Certificate", "Hypothesis", "Verdict", "certify"]
+
 Verdict = Literal["stable", "unstable", "critical", "unknown"]
 
-CRITICAL_BAND = 1e-9
-"""Loads this close to 1 are called critical: the theorem says nothing there."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Hypothesis:
-    """A condition of a theorem.
-
-    Attributes
-    ----------
-    name
-        What must hold.
-    held
-        Whether it does.
-    why
-        What was looked at, and what to change where it fails.
-    """
-
-    name: str
-    held: bool
-    why: str
+WORK_CONSERVING = "Theorem 1(b)"
+DRIFT = "drift certificate (Foster, weighted tokens)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +27,19 @@ class Certificate:
     Attributes
     ----------
     verdict
-        ``stable``, ``unstable``, ``critical`` (load 1, where the theorem is silent) or ``unknown``.
+        ``stable``, ``unstable``, ``critical`` (at a limit, where the theorems are silent) or ``unknown``.
     theorem
         The theorem used, or None.
     reason
         One sentence.
     hypotheses
-        Every hypothesis of the half that was tried.
+        Every hypothesis of the conditions that were tried.
     load
         Load and capacity.
+    bounds
+        Necessary conditions: what each limit can carry, the token budget first.
+    certified_rate
+        Requests/s below which a theorem says stable for this workload at that rate; None where none does at any.
     """
 
     verdict: Verdict
@@ -56,6 +47,8 @@ class Certificate:
     reason: str
     hypotheses: tuple[Hypothesis, ...]
     load: Load
+    bounds: tuple[Bound, ...]
+    certified_rate: float | None
 
     @property
     def rho(self) -> float:
@@ -63,145 +56,166 @@ class Certificate:
         return self.load.rho
 
     @property
-    def margin(self) -> float:
-        """1 - rho: negative when overloaded."""
-        return 1 - self.load.rho
+    def binding(self) -> Bound:
+        """The tightest necessary condition; of equal ones the first."""
+        return _tightest(self.bounds)
 
     @property
     def max_rate(self) -> float:
-        """Requests/s above which no policy is stable."""
-        return self.load.max_rate
+        """Requests/s above which no policy is stable, by the tightest necessary condition."""
+        return self.binding.max_rate
+
+    @property
+    def margin(self) -> float:
+        """1 - arrival rate / max rate: 1 - rho where the token budget binds, negative when overloaded."""
+        return 1 - self.load.arrival_rate / self.max_rate
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "verdict": self.verdict,
+            "theorem": self.theorem,
+            "reason": self.reason,
+            "margin": self.margin,
+            "hypotheses": [
+                {"name": h.name, "held": h.held, "checked": h.checked, "why": h.why} for h in self.hypotheses
+            ],
+            "bounds": [dataclasses.asdict(bound) for bound in self.bounds],
+            "certified_rate": self.certified_rate,
+        }
 
 
-def certify(workload: Workload, server: Server) -> Certificate:
-    """Apply Theorem 1 to a workload on a server.
+def certify(workload: Workload, server: Server, *, kv_tokens: int | None = None) -> Certificate:
+    """Say by theorem whether a workload on a server is stable, where a theorem can.
 
-    The two halves have hypotheses of their own. Above max b / t_b the backlog diverges under any policy and any limit
-    (a), since work arrives faster than any batch carries it. Below b_max / t_bmax a work-conserving policy is stable
-    (b), for independent, identically distributed arrivals and lengths, bounded lengths, and a max batch size that is
-    absent or at least the token budget. On one server with bounded lengths the total of unprocessed tokens is itself
-    a Foster function (Appendix C, corrected), so the K-FCFS condition is not needed.
+    *Unstable*: the arrival rate exceeds a necessary condition, one for each limit (see `penstock.theory.bounds`). Then
+    the backlog diverges under any policy; long-run averages suffice.
+
+    *Stable*: for independent, identically distributed arrivals and lengths, and bounded lengths, by one of
+
+    * Theorem 1(b): a work-conserving policy, a max batch size that is absent or at least the token budget, and less
+      load than b_max / t_bmax. On one server with bounded lengths the total of unprocessed tokens is itself a Foster
+      function (Appendix C, corrected), so the K-FCFS condition is not needed.
+    * the drift certificate: every batch that a backlog leads to drains it (see `penstock.theory.drift`), for any
+      policy and any limits. It is tried where the policy is not known to be work-conserving or the max batch size can
+      bind; else all those batches are full, and it says what Theorem 1(b) says.
 
     Parameters
     ----------
     workload, server
         What arrives and what serves.
+    kv_tokens
+        Tokens that the server's KV cache holds; None: memory is not looked at.
 
     Returns
     -------
     Certificate
-        ``unknown`` where a hypothesis fails, naming it.
+        ``unknown`` where hypotheses fail, naming them, with the margin of the necessary condition.
+
+    Raises
+    ------
+    InputError
+        If the workload has no arrival rate, or a request can never fit into the KV cache.
     """
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         raise InputError(
             f"certify takes a Workload and a Server, not {type(workload).__name__}, {type(server).__name__}"
         )
     asked = load(workload, server)
-    if asked.rho > 1 + CRITICAL_BAND:
-        return _unstable(workload, asked)
-    if asked.rho >= 1 - CRITICAL_BAND:
+    limits = bounds(workload, server, asked, kv_tokens)
+    sufficient, tried, certified_rate = _sufficient(workload, server, asked, kv_tokens)
+    verdict: Verdict
+    theorem: str | None
+    tightest = _tightest(limits)
+    if asked.arrival_rate > tightest.max_rate * (1 + CRITICAL_BAND):
+        exceeded = [bound for bound in limits if asked.arrival_rate > bound.max_rate * (1 + CRITICAL_BAND)]
+        verdict, theorem, tried = "unstable", exceeded[0].theorem, _overload(workload, asked, exceeded[0])
+        reason = _why_unstable(asked, exceeded)
+    elif asked.arrival_rate >= tightest.max_rate * (1 - CRITICAL_BAND):
+        verdict, theorem, tried = "critical", None, ()
         reason = (
-            "the load is exactly 1, where Theorem 1 says nothing: any randomness lets the queues wander without bound"
+            f"the arrival rate is exactly what the {tightest.name} can carry, where no theorem applies: any randomness "
+            "lets the queues wander without bound"
         )
-        return Certificate("critical", None, reason, (), asked)
-    return _stable(workload, server, asked)
-
-
-def _unstable(workload: Workload, asked: Load) -> Certificate:
-    overload = Hypothesis(
-        "load above 1",
-        True,
-        f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch ({asked.best_token_load:,} tokens) carries "
-        f"{asked.capacity_tokens_per_s:,.0f}",
-    )
-    average = Hypothesis(
-        "long-run averages exist",
-        True,
-        "the recording, gone on with at this pattern"
-        if workload.rows is not None
-        else "the arrival process has a rate",
-    )
-    reason = (
-        f"tokens arrive {asked.rho:.3f} times as fast as any policy can process them, so the backlog grows for ever"
-    )
-    return Certificate("unstable", "Theorem 1(a)", reason, (overload, average), asked)
-
-
-def _stable(workload: Workload, server: Server, asked: Load) -> Certificate:
-    hypotheses = (
-        _independent_arrivals(workload),
-        _independent_lengths(workload),
-        _bounded_lengths(workload),
-        _work_conserving(server),
-        _batch_size(server),
-        _full_batches_carry_it(server, asked),
-    )
-    failed = [h for h in hypotheses if not h.held]
-    if not failed:
+        if tightest.name == "token budget":
+            reason = (
+                "the load is exactly 1, where Theorem 1 says nothing: any randomness lets the queues wander without "
+                "bound"
+            )
+    elif all(h.held for h in tried):
+        verdict, theorem = "stable", sufficient
+        reason = _why_stable(server, asked, sufficient, certified_rate)
+    else:
+        verdict, theorem = "unknown", None
+        failed = ", ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
+        share = 1 - asked.arrival_rate / tightest.max_rate
         reason = (
+            f"the arrival rate is {share:.1%} below what the {tightest.name} can carry, {tightest.max_rate:,.4g} "
+            f"requests/s, but no theorem says stable, because these hypotheses fail: {failed}"
+        )
+    return Certificate(verdict, theorem, reason, tried, asked, limits, certified_rate)
+
+
+def _tightest(limits: tuple[Bound, ...]) -> Bound:
+    least = min(bound.max_rate for bound in limits)
+    return next(bound for bound in limits if bound.max_rate <= least * (1 + CRITICAL_BAND))
+
+
+def _sufficient(
+    workload: Workload, server: Server, asked: Load, kv_tokens: int | None
+) -> tuple[str, tuple[Hypothesis, ...], float | None]:
+    """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it certifies up to."""
+    shared = conditions.shared(workload, server, kv_tokens)
+    fills = (conditions.work_conserving(server), conditions.batch_size(server))
+    full = conditions.full_batches_carry_it(server, asked)
+    sound = all(h.held for h in shared)
+    if all(h.held for h in fills) or not sound:
+        rate = asked.full_batch_tokens_per_s / asked.tokens_per_request if sound else None
+        return WORK_CONSERVING, (*shared, *fills, full), rate
+    found = drift(workload.lengths, server)
+    drains = conditions.every_batch_drains(asked, found)
+    others = () if drains.held else (*fills, full)
+    return DRIFT, (*shared, *others, drains), found.certified_rate
+
+
+def _overload(workload: Workload, asked: Load, bound: Bound) -> tuple[Hypothesis, ...]:
+    recorded = workload.rows is not None
+    if bound.name == "token budget":
+        name = "load above 1"
+        why = (
+            f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch ({asked.best_token_load:,} tokens) "
+            f"carries {asked.capacity_tokens_per_s:,.0f}"
+        )
+    else:
+        name = f"arrival rate above the {bound.name}'s"
+        why = f"{asked.arrival_rate:,.4g} requests/s arrive, at most {bound.max_rate:,.4g} are carried: {bound.why}"
+    average = "the recording, gone on with at this pattern" if recorded else "the arrival process has a rate"
+    return (
+        Hypothesis(name, True, why),
+        Hypothesis("long-run averages exist", True, average, checked=not recorded),
+    )
+
+
+def _why_unstable(asked: Load, exceeded: list[Bound]) -> str:
+    first, *others = exceeded
+    if first.name == "token budget":
+        reason = f"tokens arrive {asked.rho:.3f} times as fast as any policy can process them"
+    else:
+        reason = (
+            f"{asked.arrival_rate:,.4g} requests/s arrive, but the {first.name} lets no policy carry more than "
+            f"{first.max_rate:,.4g}"
+        )
+    reason += "".join(f" (the {bound.name} allows {bound.max_rate:,.4g} requests/s at most)" for bound in others)
+    return f"{reason}, so the backlog grows for ever"
+
+
+def _why_stable(server: Server, asked: Load, theorem: str, certified_rate: float | None) -> str:
+    if theorem == WORK_CONSERVING:
+        return (
             f"the load is {asked.rho:.3f} and {server.policy.name} is work-conserving, so the queues stay finite and "
             "have a steady state"
         )
-        return Certificate("stable", "Theorem 1(b)", reason, hypotheses, asked)
-    names = ", ".join(f"{h.name} ({h.why})" for h in failed)
-    return Certificate(
-        "unknown", None, f"the load is below 1, but Theorem 1(b) does not apply: {names}", hypotheses, asked
+    return (
+        f"every batch that {server.policy.name} forms under a backlog drains it, at up to {certified_rate:,.4g} "
+        "requests/s, so the queues stay finite and have a steady state"
     )
-
-
-def _independent_arrivals(workload: Workload) -> Hypothesis:
-    process = workload.arrivals
-    held = process is not None and process.iid
-    name = workload.describe().split(": ")[-1]
-    why = f"{name} are renewals" if held else f"{name} are not i.i.d.; try arrivals 'poisson'"
-    return Hypothesis("i.i.d. arrivals", held, why)
-
-
-def _independent_lengths(workload: Workload) -> Hypothesis:
-    held = workload.lengths.iid
-    why = "drawn anew for each request" if held else "recorded in order; resample them with arrivals 'poisson'"
-    return Hypothesis("i.i.d. lengths", held, why)
-
-
-def _bounded_lengths(workload: Workload) -> Hypothesis:
-    lengths = workload.lengths
-    if workload.bounded:
-        why = f"prompts up to {lengths.max_prompt:,} tokens, outputs up to {lengths.max_output:,}"
-    else:
-        what = "prompts" if lengths.max_prompt is None else "outputs"
-        why = f"{what} have no upper limit; give their distribution a `max`"
-    return Hypothesis("bounded lengths", workload.bounded, why)
-
-
-def _work_conserving(server: Server) -> Hypothesis:
-    policy = server.policy
-    if policy.work_conserving:
-        why = f"{policy.name} fills the token budget whenever what waits allows it"
-    elif policy.work_conserving is None:
-        why = f"nothing is known of {policy.name}; if it is, say so with @policy(work_conserving=True)"
-    else:
-        why = f"{policy.name} leaves room in batches while requests wait"
-    return Hypothesis("work-conserving policy", bool(policy.work_conserving), why)
-
-
-def _batch_size(server: Server) -> Hypothesis:
-    limit = server.max_batch_size
-    held = limit is None or limit >= server.token_budget
-    if limit is None:
-        why = "there is none"
-    elif held:
-        why = f"{limit:,} is at least the token budget of {server.token_budget:,}"
-    else:
-        why = f"{limit:,} is below the token budget of {server.token_budget:,}, so it can keep batches from filling"
-    return Hypothesis("max batch size never binds", held, why)
-
-
-def _full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
-    held = asked.offered_tokens_per_s < asked.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
-    why = (
-        f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} tokens carry "
-        f"{asked.full_batch_tokens_per_s:,.0f}"
-    )
-    if not held:
-        why += f" but batches of {asked.best_token_load:,} would carry {asked.capacity_tokens_per_s:,.0f}: lower it"
-    return Hypothesis("full batches carry the load", held, why)

@@ -45,6 +45,9 @@ class Length(abc.ABC):
     max: int | None
     """Largest value; None: no limit but `LONGEST`."""
 
+    min: int = 1
+    """Smallest value, or a lower limit of it."""
+
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
@@ -66,6 +69,11 @@ class Constant(Length):
 
     @property
     def max(self) -> int:  # type: ignore[override]
+        """The length."""
+        return self.tokens
+
+    @property
+    def min(self) -> int:  # type: ignore[override]
         """The length."""
         return self.tokens
 
@@ -98,6 +106,11 @@ class Uniform(Length):
     def max(self) -> int:  # type: ignore[override]
         """The high end."""
         return self.high
+
+    @property
+    def min(self) -> int:  # type: ignore[override]
+        """The low end."""
+        return self.low
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
@@ -290,6 +303,11 @@ class Mixture(Length):
         limits = [part.max for part in self.parts]
         return None if None in limits else max(limit for limit in limits if limit is not None)
 
+    @property
+    def min(self) -> int:  # type: ignore[override]
+        """Smallest of the parts' smallest values."""
+        return min(part.min for part in self.parts)
+
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw a part for each length, then the length."""
         choice = rng.choice(len(self.parts), size, p=self.weights)
@@ -330,6 +348,11 @@ class Tabulated(Length):
     def max(self) -> int:  # type: ignore[override]
         """Largest value."""
         return self.low + self.probabilities.size - 1
+
+    @property
+    def min(self) -> int:  # type: ignore[override]
+        """Smallest value."""
+        return self.low
 
     @functools.cached_property
     def _cumulative(self) -> Floats:

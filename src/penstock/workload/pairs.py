@@ -22,6 +22,10 @@ class Lengths(abc.ABC):
     mean_output: float
     max_prompt: int | None
     max_output: int | None
+    min_prompt: int = 1
+    """Shortest prompt, or a lower limit of it, tokens."""
+    min_output: int = 1
+    """Shortest output, or a lower limit of it, tokens."""
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
@@ -76,6 +80,16 @@ class Independent(Lengths):
         """Longest output, or None."""
         return self.output.max
 
+    @property
+    def min_prompt(self) -> int:  # type: ignore[override]
+        """Shortest prompt."""
+        return self.prompt.min
+
+    @property
+    def min_output(self) -> int:  # type: ignore[override]
+        """Shortest output."""
+        return self.output.min
+
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
         """Draw requests."""
         if isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated):
@@ -126,6 +140,16 @@ class Empirical(Lengths):
     def max_output(self) -> int:  # type: ignore[override]
         """Longest output recorded."""
         return int(self.output_tokens.max())
+
+    @property
+    def min_prompt(self) -> int:  # type: ignore[override]
+        """Shortest prompt recorded."""
+        return int(self.prompt_tokens.min())
+
+    @property
+    def min_output(self) -> int:  # type: ignore[override]
+        """Shortest output recorded."""
+        return int(self.output_tokens.min())
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
         """Draw rows."""

@@ -1,0 +1,125 @@
+"""Latency targets such as ``ttft_p99<2s``, and the estimates that they are judged by."""
+
+import dataclasses
+import math
+import re
+from typing import Literal, Self
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+
+METRICS = ("ttft_s", "tbt_s", "e2e_s")
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
+
+Judgement = Literal["met", "missed", "undecided"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A value of the steady state, and an interval that holds it with the confidence asked for.
+
+    Attributes
+    ----------
+    value
+        Seconds; None without samples.
+    low, high
+        Seconds; None where the run is too short to tell.
+    """
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """An upper limit on a latency.
+
+    Attributes
+    ----------
+    metric
+        ``ttft_s``, ``tbt_s`` or ``e2e_s``.
+    statistic
+        ``mean``, or a percentile such as ``p99`` or ``p99.9``.
+    limit_s
+        Seconds.
+    """
+
+    metric: str
+    statistic: str
+    limit_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a target: metric, statistic, ``<`` or ``<=`` (latencies are continuous: the same), number, unit.
+
+        >>> Target.parse("ttft_p99 < 200 ms")
+        Target(metric='ttft_s', statistic='p99', limit_s=0.2)
+
+        Raises
+        ------
+        InputError
+            If it is something else; one line with what is wrong and how a target is written.
+        """
+        example = "write it like ttft_p99<2s"
+        if not isinstance(text, str):
+            raise InputError(f"a target is {checks.shown(text)}, but must be text; {example}")
+        shown = f"the target {checks.shown(text)}"
+        if ">" in text:
+            raise InputError(f"{shown} is a lower limit, but latency has upper limits; {example}")
+        left, sign, right = text.strip().lower().partition("<")
+        if not sign:
+            raise InputError(f"{shown} has no '<', so no limit can be read; {example}")
+        name, _, statistic = left.strip().replace("_s_", "_", 1).partition("_")
+        if f"{name}_s" not in METRICS:
+            raise InputError(f"{shown} has an unknown metric {name!r}{nearest(name, [m[:-2] for m in METRICS])}")
+        if statistic in ("", "s"):
+            raise InputError(f"{shown} does not say of what its limit is; name the mean or a percentile: {example}")
+        return cls(f"{name}_s", _statistic(statistic, shown), _seconds(right.removeprefix("=").strip(), shown))
+
+    def __str__(self) -> str:
+        """Return what `parse` reads."""
+        shortest = f"{self.limit_s:g}"
+        return f"{self.metric[:-2]}_{self.statistic}<{shortest if float(shortest) == self.limit_s else self.limit_s}s"
+
+    def judge(self, estimate: Estimate) -> Judgement:
+        """Say whether the whole interval lies on one side of the limit."""
+        if estimate.high is not None and estimate.high < self.limit_s:
+            return "met"
+        if estimate.low is not None and estimate.low > self.limit_s:
+            return "missed"
+        return "undecided"
+
+
+def share(statistic: str) -> float:
+    """Return the share of samples below a percentile: 0.99 for ``p99``."""
+    return float(statistic[1:]) / 100
+
+
+def _statistic(name: str, shown: str) -> str:
+    if name == "mean":
+        return name
+    if not re.fullmatch(r"p\d+(\.\d+)?", name):
+        raise InputError(f"{shown} has an unknown statistic {name!r}; take mean, or a percentile such as p99 or p99.9")
+    if not 0 < share(name) < 1:
+        raise InputError(f"{shown} has the percentile {name!r}, but percentiles lie between p0 and p100; take p99")
+    return f"p{float(name[1:]):.12g}"
+
+
+def _seconds(text: str, shown: str) -> float:
+    found = re.fullmatch(r"([-+.\deE]*?)\s*([a-z]*)", text)
+    try:
+        number = float(found[1]) if found else math.nan
+    except ValueError:
+        number = math.nan
+    if found is None or math.isnan(number):
+        raise InputError(f"{shown} has the limit {text!r}, which is no number with a unit; write it like 2s or 200ms")
+    if found[2] not in UNITS:
+        given = f"the unit {found[2]!r}" if found[2] else "no unit"
+        raise InputError(f"{shown} has {given}, so its limit is unknown; write s, ms or us, as in {found[1]}s")
+    seconds = number / UNITS[found[2]]
+    if not 0 < seconds < math.inf:
+        raise InputError(
+            f"{shown} has the limit {text!r}, but no latency is below 0 or needs no limit; write it like 2s"
+        )
+    return seconds

@@ -1,0 +1,190 @@
+"""A page: verdicts and sections as one HTML file that a phone, a printer and a screen reader can use.
+
+A section is paragraphs, facts, hypotheses, tables and figures. Charts are drawn to SVG when the page is written, so it
+needs no network and no script.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import vl_convert as vlc
+from markupsafe import Markup, escape
+
+from penstock import checks, plotting
+from penstock.errors import InputError
+
+GOOD = frozenset({"stable", "met", "held", "inside"})
+BAD = frozenset({"unstable", "missed", "fails", "outside"})
+_LOOK = {
+    "aria": False,  # the chart has one description, its marks need none
+    "padding": {"left": 5, "top": 5, "bottom": 5, "right": 24},  # fonts may be wider where the page is read
+    "font": "Arial, Helvetica, 'Liberation Sans', sans-serif",  # of the widths that the layout was computed with
+    "legend": {
+        "orient": "bottom",
+        "columns": 2,
+        "columnPadding": 24,
+        "labelLimit": 125,
+        "titleLimit": 340,
+        "labelFontSize": 12,
+        "layout": {"bottom": {"anchor": "start", "direction": "vertical", "margin": 8}},
+    },
+    "axis": {"gridColor": plotting.GRID, "labelFontSize": 12, "titleFontSize": 12},
+    "title": {"fontSize": 13, "anchor": "start", "limit": 380},
+}
+_METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """An answer in one word.
+
+    Attributes
+    ----------
+    word
+        ``stable``, ``unstable``, ``unknown``, ``met`` ...; good, bad and open ones differ in colour and in shape.
+    reason
+        One sentence.
+    source
+        What says so: a theorem, the simulation.
+    about
+        What it is about, where there are several: a policy, a target.
+    """
+
+    word: str
+    reason: str
+    source: str = ""
+    about: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fact:
+    """A figure with its name and what it means."""
+
+    name: str
+    figure: str
+    explanation: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypothesis:
+    """A condition of a theorem: ``held``, ``fails`` or ``not checked``, and why."""
+
+    name: str
+    state: str
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Cells of text; the first column names the row. A line break in a cell is kept."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """Charts that belong together.
+
+    Attributes
+    ----------
+    title
+        What is drawn.
+    charts
+        Altair charts by what a reader who cannot see them should be told; each scales on its own.
+    tables
+        The figures that are drawn.
+    caption
+        How to read it.
+    wide
+        Whether it scrolls sideways on a phone instead of shrinking below legibility.
+    """
+
+    title: str
+    charts: Mapping[str, Any]
+    tables: Sequence[Table]
+    caption: str = ""
+    wide: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading."""
+
+    title: str
+    paragraphs: Sequence[str] = ()
+    facts: Sequence[Fact] = ()
+    hypotheses: Sequence[Hypothesis] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    notes: Sequence[str] = ()
+
+
+def write(path: Path, *, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section]) -> None:
+    """Write one HTML page, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        File to write; its folder is made where it is missing.
+    title
+        Name of what was asked about, such as the scenario.
+    heading
+        One line: workload, server, policies.
+    verdicts
+        What comes first; at least one.
+    sections
+        What follows, in this order.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written.
+    """
+    path = checks.path("--report", path)
+    remedy = "give another file to --report"
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; {remedy}, such as {path / 'report.html'}")
+    page = render(title=title, heading=heading, verdicts=verdicts, sections=sections)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plotting.write_whole(path, page.encode())
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; {remedy}") from None
+
+
+def render(*, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section]) -> str:
+    """Return the page that `write` writes."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("penstock"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["tone"] = lambda word: "good" if word in GOOD else "bad" if word in BAD else "open"
+    drawn = iter(range(1_000_000))
+    environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
+    page = environment.get_template("report.html.j2")
+    return page.render(
+        title=title, heading=heading, verdicts=verdicts, sections=sections, version=metadata.version("penstock")
+    )
+
+
+def _svg(chart: Any, text: str, prefix: str) -> Markup:
+    """Draw a chart that scales to its container, with a text alternative and identifiers of its own on the page."""
+    specification = chart.to_dict()
+    specification["config"] = specification.get("config", {}) | _LOOK
+    drawing = vlc.vegalite_to_svg(specification)
+    start = drawing.index(">") + 1
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing[:start])
+    assert size is not None
+    inside = re.sub(r'(id="|url\(#)(?=(?:clip|gradient)_?\d+["\)])', rf"\g<1>{prefix}", drawing[start:])
+    most = f"max-width:{1.25 * float(size[1]):.0f}px"
+    return Markup(f'<svg role="img" aria-label="{escape(text)}" {size[0]} style="{most}">{inside}')
