@@ -1,12 +1,15 @@
 """Is this LLM deployment stable, how much can it carry, and with which scheduler?
 
 By theorem where one applies, by simulation where none does. Start with `read_trace` or `Workload`, describe a
-`Server`, then ask: `certify`, `verdict`, `max_rate`, `region`, `simulate`, `audit`.
+`Server`, then ask: `check`, or one witness at a time: `certify`, `verdict`, `max_rate`, `region`, `simulate`, `audit`.
 """
 
+from penstock.analysis.answer import Answer, check
 from penstock.analysis.audit import Audit, audit
+from penstock.analysis.latency import SteadyState, estimate, steady_state
 from penstock.analysis.max_rate import MaxRate, max_rate
 from penstock.analysis.stability import Stability, verdict
+from penstock.analysis.targets import Target
 from penstock.errors import InputError
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
 from penstock.run import Run
@@ -16,6 +19,8 @@ from penstock.system.policies import POLICIES, Policy, policy
 from penstock.system.presets import HARDWARE, hardware
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
+from penstock.theory.fluid import FluidPath, fluid
+from penstock.theory.load import MulticlassLoad, multiclass_load, traffic
 from penstock.theory.region import Region, region
 from penstock.workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from penstock.workload.pairs import Empirical
@@ -27,11 +32,13 @@ __all__ = [
     "POLICIES",
     "PREFILL_FIRST",
     "Affine",
+    "Answer",
     "Audit",
     "BatchTime",
     "Certificate",
     "Constant",
     "Empirical",
+    "FluidPath",
     "Gamma",
     "Geometric",
     "Hinge",
@@ -40,21 +47,30 @@ __all__ = [
     "MaxRate",
     "Measured",
     "Mixture",
+    "MulticlassLoad",
     "PiecewiseConstant",
     "Policy",
     "Region",
     "Run",
     "Server",
     "Stability",
+    "SteadyState",
+    "Target",
     "Uniform",
     "Workload",
     "audit",
     "certify",
+    "check",
+    "estimate",
+    "fluid",
     "hardware",
     "max_rate",
+    "multiclass_load",
     "policy",
     "read_trace",
     "region",
     "simulate",
+    "steady_state",
+    "traffic",
     "verdict",
 ]
