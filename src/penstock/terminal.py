@@ -223,7 +223,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     _print_load(console, certificate.load, certificate.max_rate, scenario.server)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for index, column in enumerate(("Policy", "Theory", "Test", "Backlog", "Tokens/s", "A batch", "Unfinished")):
+    for index, column in enumerate(("Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished")):
         table.add_column(column, justify="left" if index < 3 else "right")
     for name, answer in found.items():
         run = answer.run
@@ -231,14 +231,14 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
             escape(name),
             _styled(answer.certificate.verdict),
             _styled(answer.stability.verdict),
-            f"{answer.stability.drift:+.1%}",
+            f"{1 - answer.stability.drift:,.3g} x",
             f"{run.tokens_per_s:,.0f}",
             f"{_tokens_per_batch(run):,.0f}",
             f"{run.unfinished:,}",
         )
     console.print(table)
     console.print(
-        "[dim]Backlog: what a large one grows (+) or shrinks (-) by, as a share of the work that arrives.[/dim]\n",
+        "[dim]Can do: work done under a large backlog over the work that arrives; below 1 it grows.[/dim]\n",
         highlight=False,
     )
     _print_latency_of_all(console, found)

@@ -143,16 +143,17 @@ class Stability:
         """One sentence."""
         watch = self.deciding
         low, high = watch.interval
-        what = f"{abs(watch.drift):.1%} of the work that arrives [{low:+.1%}, {high:+.1%}]"
         seen = f"seen over {self.arrivals:,} arrivals" if watch.arrivals else "seen until it was gone"
         match self.verdict:
             case "stable":
-                return f"a large backlog shrinks by at least {what}, {seen}"
+                done = f"{1 - watch.drift:,.3g} times what arrives [{1 - high:,.3g}, {1 - low:,.3g}]"
+                return f"under a large backlog the server does at least {done}, {seen}"
             case "unstable":
-                return f"a backlog of requests in {watch.start} grows by {what}, {seen}"
+                grows = f"{watch.drift:.1%} of what arrives [{low:.1%}, {high:.1%}]"
+                return f"a backlog of requests in {watch.start} grows by {grows}, {seen}"
         more = f"; about {watch.needed:,} would be needed" if watch.needed else ""
-        way = "grew" if watch.drift > 0 else "shrank"
-        return f"a large backlog {way} by {what}, {seen}: too little to tell at this resolution{more}"
+        moved = f"{watch.drift:+.2%} of what arrives [{low:+.2%}, {high:+.2%}]"
+        return f"a large backlog changes by {moved}, {seen}: too little to tell at this resolution{more}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -359,7 +360,7 @@ class _Backlog:
         """Run until every request that is here now has left, so many have arrived, or nothing is left."""
         here, left = max(self.arrived, self.initial), 0
         while not self.emptied and left < here and self.arrived - here < patience:
-            self.step(_LOOKS)
+            self.look()
             dropped = int(self.session.state[kernel.DROPPED])
             left = max(left, dropped)
             staying = np.flatnonzero(self.window.finish[left - dropped : max(here - dropped, 0)] < 0)
@@ -382,8 +383,7 @@ class _Backlog:
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
         if not self.emptied:
-            self.looks = []
-        self.looks.append(self._point())
+            self.looks, self.steps = [self._point()], _FIRST_LOOK
         state = self.session.state
         self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.test.slots)
         self.enough_arrived = self.arrived + _STARVED * self.test.slots
