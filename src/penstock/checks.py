@@ -113,6 +113,22 @@ def path(what: str, value: Any) -> Path:
         raise InputError(f"{what} is {shown(str(value))}, which is no path here ({error}); write it out") from None
 
 
+def writable(what: str, value: Any, *, folder: bool = False) -> Path:
+    """Return the value as the path of a file, or a folder, that can be written as far as can be told before."""
+    found = path(what, value)
+    remedy = f"give another {'folder' if folder else 'file'} to {what}"
+    if not folder and found.is_dir():
+        raise InputError(f"cannot write {found}: it is a folder; {remedy}, such as {found / 'report.html'}")
+    place = found if folder else found.parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise InputError(f"cannot write {found}: {place} is no folder; {remedy}")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"cannot write {found}: {place} may not be written to; {remedy}")
+    return found
+
+
 def _is_number(value: Any) -> bool:
     # NumPy's bool is no Real, but its spans of time are
     return isinstance(value, numbers.Real) and not isinstance(value, bool | np.timedelta64)

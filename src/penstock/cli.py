@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock import progress, terminal
+from penstock import checks, progress, terminal
 from penstock.errors import InputError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def check(
       server: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: sarathi}
       simulate: {requests: 20000, seed: 0}
     """
+    _check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock.analysis import answer
     from penstock.analysis.targets import Target
@@ -128,6 +129,7 @@ def compare(
     strict: Strict = False,
 ) -> None:
     """Put policies side by side on the same requests."""
+    _check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, None, requests, seed)
     from penstock.analysis import answer
     from penstock.system.policies import POLICIES
@@ -160,6 +162,7 @@ def region(
     report: Report = None,
 ) -> None:
     """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
+    _check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, None, None)
     from penstock.analysis.operating_point import operating_point
 
@@ -220,6 +223,7 @@ def simulate(
     report: Report = None,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says."""
+    _check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock import simulate as run_once
     from penstock.analysis import answer
@@ -319,6 +323,16 @@ def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | 
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     progress.announce_compilation()
     return scenario
+
+
+def _check_outputs(scenario: Path, figures: Path | None, report: Path | None) -> None:
+    """Refuse what cannot be written before the work, not after."""
+    if figures is not None:
+        checks.writable("--figures", figures, folder=True)
+    if report is not None:
+        checks.writable("--report", report)
+        if report.exists() and scenario.exists() and report.samefile(scenario):
+            raise InputError(f"--report {report} is the scenario itself, which would be lost; give another file")
 
 
 def _servers(scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy]") -> "dict[str, Server]":

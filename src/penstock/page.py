@@ -147,16 +147,13 @@ def write(path: Path, *, title: str, heading: str, verdicts: Sequence[Verdict], 
     InputError
         If the file cannot be written.
     """
-    path = checks.path("--report", path)
-    remedy = "give another file to --report"
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder; {remedy}, such as {path / 'report.html'}")
+    path = checks.writable("--report", path)
     page = render(title=title, heading=heading, verdicts=verdicts, sections=sections)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         plotting.write_whole(path, page.encode())
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; {remedy}") from None
+        raise InputError(f"cannot write {path}: {error.strerror}; give another file to --report") from None
 
 
 def render(*, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section]) -> str:

@@ -29,7 +29,7 @@ def bar(title: str) -> Iterator[Callable[[float], None]]:
 
     def report(share: float) -> None:
         nonlocal shown
-        if not shown and time.monotonic() - begun > PATIENCE_S:
+        if not shown and shown_bar.console.is_terminal and time.monotonic() - begun > PATIENCE_S:
             shown = True
             shown_bar.start()
         if shown:

@@ -12,6 +12,9 @@ from penstock.session import RECORDS, Session, Window
 from penstock.system.server import Server
 from penstock.workload.workload import Requests, Workload
 
+TICK_S = 1e-9
+"""Seconds per tick, unless told otherwise."""
+
 Progress = Callable[[float], None]
 """Called now and then with the share of the run that is done."""
 
@@ -26,7 +29,7 @@ def simulate(
     until: float | None = None,
     record: Record = "requests",
     drain: bool | None = None,
-    tick_s: float = 1e-9,
+    tick_s: float = TICK_S,
     compress: bool = True,
     progress: Progress | None = None,
 ) -> Run:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.analysis.stability import TICK_S, Stability, verdict
+from penstock.analysis.stability import Stability, verdict
 from penstock.kernel.server import NEVER
 from penstock.session import Session, Window
+from penstock.simulate import TICK_S
 from penstock.system.server import Convention
 from penstock.theory.capacity import policy_capacity
 from penstock.workload.workload import Requests

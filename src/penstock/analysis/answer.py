@@ -10,7 +10,7 @@ from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
 from penstock.run import QUANTILES, Record, Run
-from penstock.simulate import Progress, simulate
+from penstock.simulate import TICK_S, Progress, length_of_run, simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.load import Load
@@ -145,6 +145,7 @@ def check(
     InputError
         If a value cannot be used.
     """
+    length_of_run(workload, requests, until, TICK_S)  # refuse it before the test, not after
     short = until is None and (requests or workload.rows or 0) <= ROWS_UP_TO
     if targets and not short:
         raise InputError(

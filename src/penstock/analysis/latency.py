@@ -15,7 +15,7 @@ from penstock.errors import InputError
 from penstock.kernel.server import NEVER
 from penstock.run import QUANTILES, Distribution, Rows, Run
 from penstock.session import Session, Window
-from penstock.simulate import Progress, length_of_run, windows
+from penstock.simulate import TICK_S, Progress, length_of_run, windows
 from penstock.system.server import Server
 from penstock.theory.load import load
 from penstock.workload.workload import Workload
@@ -111,7 +111,7 @@ def estimate(
     confidence: float = 0.95,
     rho: float | None = None,
     most_requests: int | None = None,
-    tick_s: float = 1e-9,
+    tick_s: float = TICK_S,
     progress: Progress | None = None,
 ) -> tuple[Run, SteadyState]:
     """Simulate until the latency of the steady state is known well enough, or the budget is spent.

@@ -34,13 +34,13 @@ from penstock.errors import InputError
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.session import Session, Window
+from penstock.simulate import TICK_S
 from penstock.system.server import Server
 from penstock.workload.workload import Requests, Workload
 
 Outcome = Literal["stable", "unstable", "undecided"]
 Start = Literal["prefill", "decode"]
 
-TICK_S = 1e-9
 MOST_INITIAL = 2**20
 """Most requests in an initial backlog."""
 
