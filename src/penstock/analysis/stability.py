@@ -50,7 +50,7 @@ _GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: dec
 _SLOTS = 2  # initial requests to every slot of a batch
 _PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep a request for ever
 _LOOKS = 64  # at the path, about, before it is thinned
-_FIRST_LOOK = 2  # batches, or runs of equal ones
+_WARMUP_LOOK, _FIRST_LOOK = 64, 2  # batches, or runs of equal ones, from one look to the next
 _FEWEST_LOOKS = 40
 _STARVED = 4  # arrivals to every slot of a batch, after which decoding requests starve
 _SEGMENTS = 10  # of the path, for the interval of the drift
@@ -332,7 +332,7 @@ class _Backlog:
             self.session.prefilled(self.window, self._stagger())
         self.begun = int(self.session.state[kernel.COMPLETED])
         self.emptied = False
-        self.steps = _FIRST_LOOK
+        self.steps = _WARMUP_LOOK
         self.looks = [self._point()]
 
     def _stagger(self) -> int:
