@@ -31,10 +31,10 @@ def test_the_python_examples_run_in_order_and_the_first_has_nine_lines(
     assert printed.strip().splitlines()[-1].startswith("True False ")
 
 
-def test_the_scenario_is_valid(tmp_path: Path) -> None:
-    (scenario,) = blocks("yaml")
+def test_the_scenarios_are_valid(tmp_path: Path) -> None:
     (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n1,200,30\n")
-    assert build(yaml.safe_load(scenario), tmp_path).server.max_batch_size == 128
+    for scenario in blocks("yaml"):
+        assert build(yaml.safe_load(scenario), tmp_path).server.max_batch_size == 128
 
 
 def test_there_are_exactly_two_commands_and_they_name_real_files() -> None:

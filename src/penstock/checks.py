@@ -117,11 +117,16 @@ def writable(what: str, value: Any, *, folder: bool = False) -> Path:
     """Return the value as the path of a file, or a folder, that can be written as far as can be told before."""
     found = path(what, value)
     remedy = f"give another {'folder' if folder else 'file'} to {what}"
-    if not folder and found.is_dir():
-        raise InputError(f"cannot write {found}: it is a folder; {remedy}, such as {found / 'report.html'}")
     place = found if folder else found.parent
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    try:
+        if not folder and found.is_dir():
+            raise InputError(f"cannot write {found}: it is a folder; {remedy}, such as {found / 'report.html'}")
+        if not folder and found.exists() and not found.is_file():
+            raise InputError(f"cannot write {found}: it is a device and no file; {remedy}")
+        while not place.exists() and place != place.parent:
+            place = place.parent
+    except OSError as error:  # a name that is too long
+        raise InputError(f"cannot write {shown(str(found))}: {error.strerror}; {remedy}") from None
     if not place.is_dir():
         raise InputError(f"cannot write {found}: {place} is no folder; {remedy}")
     if not os.access(place, os.W_OK):

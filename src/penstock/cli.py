@@ -45,7 +45,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the s
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Figures = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit with status 1 if the answer is 'unstable' or a target is not met.")
+    bool, typer.Option("--strict", help="Exit with status 1 if it is not known to be stable, or a target to be met.")
 ]
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable.")
@@ -109,7 +109,7 @@ def check(
         _print_json(found.as_dict())
     else:
         terminal.print_check(chosen, found)
-    if strict and (found.unstable or found.missed):
+    if strict and (found.verdict != "stable" or found.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -149,7 +149,7 @@ def compare(
         _print_json({"policies": {name: a.as_dict() for name, a in found.items()}})
     else:
         terminal.print_compare(chosen, found)
-    if strict and any(a.unstable for a in found.values()):
+    if strict and any(a.verdict != "stable" for a in found.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -227,9 +227,10 @@ def simulate(
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock import simulate as run_once
     from penstock.analysis import answer
-    from penstock.theory.load import load
+    from penstock.theory.certificate import certify
 
-    asked = load(chosen.workload, chosen.server)
+    certificate = certify(chosen.workload, chosen.server)
+    asked = certificate.load
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
@@ -244,12 +245,12 @@ def simulate(
     if report is not None:
         from penstock import report as page
 
-        page.report_run(report, chosen, asked, run, warnings)
+        page.report_run(report, chosen, certificate, run, warnings)
         _say_written("Report", [report], as_json)
     if as_json:
         _print_json(
             {
-                "load": answer.load_as_dict(asked),
+                "load": answer.load_as_dict(certificate),
                 "simulation": answer.run_as_dict(run),
                 "latency": answer.latency_as_dict(run),
                 "latency_refused": None,
@@ -257,7 +258,7 @@ def simulate(
             }
         )
         return
-    terminal.print_run(chosen, asked, run, warnings)
+    terminal.print_run(chosen, asked, certificate.max_rate, run, warnings)
 
 
 @traces_app.callback(invoke_without_command=True)

@@ -18,8 +18,8 @@ from markupsafe import Markup, escape
 from penstock import checks, plotting
 from penstock.errors import InputError
 
-GOOD = frozenset({"stable", "met", "held", "inside"})
-BAD = frozenset({"unstable", "missed", "fails", "outside"})
+GOOD = frozenset({"stable", "met", "held"})
+BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside"})
 _LOOK = {
     "aria": False,  # the chart has one description, its marks need none
     "padding": {"left": 5, "top": 5, "bottom": 5, "right": 24},  # fonts may be wider where the page is read

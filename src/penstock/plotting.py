@@ -70,7 +70,7 @@ def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
     for title, scale in (("Tokens in the system", "linear"), ("The same on a log scale", "log")):
         panels.append(
             lines.encode(
-                x=alt.X("time_s:Q", title="Time (s)"),
+                x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
                 y=alt.Y(
                     "uncompleted_tokens:Q",
                     title="Uncompleted tokens",

@@ -15,6 +15,7 @@ from penstock.page import Fact, Figure, Section, Table, Verdict
 from penstock.run import QUANTILES, Distribution, Run
 from penstock.scenario import Scenario
 from penstock.simulate import simulate
+from penstock.theory.certificate import Certificate
 from penstock.theory.load import Load
 from penstock.theory.region import Region
 
@@ -57,7 +58,7 @@ def report_answers(path: Path, scenario: Scenario, found: Mapping[str, Answer]) 
         verdicts=[verdict for name, answer in found.items() for verdict in _verdicts(name, answer, several)],
         sections=[
             *([Section("Targets", tables=[_targets_table(found)])] if several and first.targets else []),
-            _load_section(first),
+            _load_section(first.certificate),
             *_hypotheses(found),
             Section("Simulated", tables=[_runs_table(runs, found)], notes=[*doubts, *notes]),
             Section("Tokens in the system", figures=[token_figure(runs)]),
@@ -72,7 +73,7 @@ def report_answers(path: Path, scenario: Scenario, found: Mapping[str, Answer]) 
     )
 
 
-def report_run(path: Path, scenario: Scenario, asked: Load, run: Run, warnings: Sequence[str]) -> None:
+def report_run(path: Path, scenario: Scenario, certificate: Certificate, run: Run, warnings: Sequence[str]) -> None:
     """Write what happened in one finite run, without a verdict.
 
     Raises
@@ -89,7 +90,7 @@ def report_run(path: Path, scenario: Scenario, asked: Load, run: Run, warnings: 
         heading=_heading(scenario, [name]),
         verdicts=[Verdict("no verdict", "one finite run, from empty; for a verdict ask penstock check")],
         sections=[
-            Section("Load", facts=_load_facts(asked)),
+            _load_section(certificate),
             Section("Simulated", tables=[_runs_table(runs, {})], notes=warnings),
             Section("Tokens in the system", figures=[token_figure(runs)]),
             Section(
@@ -114,7 +115,7 @@ def report_region(path: Path, scenario: Scenario, found: OperatingPoint) -> None
     side = "inside" if found.region.contains(point) else "outside"
     reason = (
         f"{found.arrival_rate:,.4g} requests/s arrive, and no policy is stable above {found.max_rate:,.4g}: "
-        f"the margin is {found.margin:.3f}."
+        f"the margin is {found.margin:.3f}. Inside, some policy may be stable; whether {policy} is, check says."
     )
     facts = [
         Fact("Offered", f"{sum(point):,.0f}", f"tokens/s: {point[0]:,.0f} of prefill, {point[1]:,.0f} of decode"),
@@ -122,10 +123,10 @@ def report_region(path: Path, scenario: Scenario, found: OperatingPoint) -> None
         Fact("Bound by", " and ".join(best.binding), "without its last token or slot the server carries less"),
         Fact("Prefill token", f"{best.seconds_per_prefill_token * 1e3:.4g} ms", "of server time is what it costs"),
         Fact("Decode token", f"{best.seconds_per_decode_token * 1e3:.4g} ms", "of server time is what it costs"),
-        Fact("One more slot", f"{best.slot_price:,.4g}", "tokens/s are what a max batch size larger by 1 brings"),
+        Fact("One more slot", f"{best.slot_price:,.4g}", "tokens/s more for the best policy; others may carry less"),
     ]
     if found.own_max_rate is not None:
-        own_rate = f"requests/s for {policy} at this token budget and long prompts (a fluid argument, no theorem)"
+        own_rate = f"requests/s for {policy} at this token budget (a fluid argument, no theorem)"
         facts.insert(2, Fact(f"Most, {policy}", f"{found.own_max_rate:,.4g}", own_rate))
     mix = Table(
         ("Prefill tokens", "Decode tokens", "Prompts at most", "Share of time"),
@@ -165,8 +166,12 @@ def _verdicts(name: str, answer: Answer, several: bool) -> list[Verdict]:
     by_theorem = Verdict(certificate.verdict, f"{certificate.reason}.", certificate.theorem or "no theorem", about)
     by_test = Verdict(test.verdict, f"{test.reason}.", "simulation", about)
     both = [by_test, by_theorem] if certificate.verdict == "unknown" else [by_theorem, by_test]
+    if answer.disagreement:
+        both.insert(0, Verdict("contradiction", f"{answer.disagreement}.", "theorem and simulation", about))
+    elif several:
+        both = both[:1]
     if several:
-        return both if answer.disagreement else both[:1]
+        return both
     return both + [Verdict(word, f"{text}.", "target", str(given)) for given, word, text in _targets(answer)]
 
 
@@ -184,8 +189,7 @@ def _targets_table(found: Mapping[str, Answer]) -> Table:
     return Table(("Policy", *targets), rows)
 
 
-def _load_section(answer: Answer) -> Section:
-    certificate = answer.certificate
+def _load_section(certificate: Certificate) -> Section:
     facts = _load_facts(certificate.load)
     most = f"no policy is stable above {certificate.max_rate:,.4g} requests/s"
     facts.append(Fact("Margin", f"{certificate.margin:.3f}", most))
@@ -209,7 +213,7 @@ def _hypotheses(found: Mapping[str, Answer]) -> list[Section]:
     """List the hypotheses: first those that are alike for all policies, then what is left for each."""
     told = {
         name: [
-            page.Hypothesis(h.name, "fails" if not h.held else "held" if h.checked else "not checked", h.why)
+            page.Hypothesis(h.name, "fails" if not h.held else "held" if h.checked else "on trust", h.why)
             for h in answer.certificate.hypotheses
         ]
         for name, answer in found.items()
@@ -228,7 +232,7 @@ def _runs_table(runs: Mapping[str, Run], found: Mapping[str, Answer]) -> Table:
     rows = []
     for name, run in runs.items():
         growth = run.growth_tokens_per_s
-        backlog = "-" if np.isnan(growth) else f"{growth:+,.0f}"
+        backlog = "-" if np.isnan(growth) else f"{round(growth) or 0:+,}"
         numbers = (run.arrived, run.unfinished, run.n_batches, run.tokens_per_s)
         verdicts = (found[name].certificate.verdict, found[name].stability.verdict) if len(found) > 1 else ()
         rows.append((name, *verdicts, *(f"{n:,.0f}" for n in numbers), f"{run.utilisation:.0%}", backlog))
@@ -298,7 +302,10 @@ def token_figure(runs: Mapping[str, Run]) -> Figure:
             Table(
                 ("Time (s)", *runs),
                 [
-                    (f"{time:,.4g}", *(_nearest(series, time) for series in ends.values()))
+                    (
+                        f"{time:,.0f}" if time >= 1000 else f"{time:.4g}",
+                        *(_nearest(series, time) for series in ends.values()),
+                    )
                     for time in np.linspace(0, max(s["time_s"][-1] for s in ends.values()), _SERIES_ROWS + 1)
                 ],
                 "Uncompleted tokens at or just before a time",
@@ -406,6 +413,10 @@ def latency_tables(known: Mapping[str, Run | SteadyState]) -> list[Table]:
         for metric, name in _METRICS.items()
         if cells
     ]
+
+
+def _seconds(time: float) -> str:
+    return f"{time:,.0f}" if time >= 1000 else f"{time:.4g}"
 
 
 def _nearest(series: pl.DataFrame, time: float) -> str:

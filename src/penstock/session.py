@@ -48,6 +48,12 @@ class Window:
     @classmethod
     def of_requests(cls, requests: Requests, tick_s: float) -> "Window":
         """Round arrival times to the nearest tick, once."""
+        latest = float(requests.arrival_s.max(initial=0.0))
+        if latest / tick_s >= NEVER / 4:
+            raise InputError(
+                f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can be counted; "
+                "ask for fewer requests, a higher rate, or a larger tick_s"
+            )
         columns = (requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32))
         return cls.of(np.rint(requests.arrival_s / tick_s).astype(np.int64), *columns)
 

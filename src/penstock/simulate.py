@@ -116,11 +116,6 @@ def windows(workload: Workload, requests: int | None, stop: int, tick_s: float) 
         left -= part.arrival_s.size
         ticks = np.rint(part.arrival_s / tick_s)
         within = int(np.searchsorted(ticks, stop, side="right"))
-        if within and ticks[within - 1] >= NEVER / 4:
-            raise InputError(
-                f"an arrival {part.arrival_s[within - 1]:g} s after the first is more ticks of {tick_s:g} s than can "
-                "be counted; ask for fewer requests, or raise tick_s"
-            )
         if not within:
             return
         yield Window.of_requests(part.first(within), tick_s)

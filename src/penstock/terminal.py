@@ -29,12 +29,13 @@ COLOUR_OF = {
 }
 
 
-def print_run(scenario: "Scenario", load: "Load", run: "Run", warnings: list[str]) -> None:
+def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", warnings: list[str]) -> None:
     """Print what happened in one run."""
     console = Console()
     _print_heading(console, scenario, scenario.server.policy.name)
-    _print_load(console, load, load.max_rate, scenario.server)
+    _print_load(console, load, max_rate, scenario.server)
     _print_run(console, run)
+    console.print("This is what happened in one finite run, and no verdict; for one ask check.", highlight=False)
     _print_latency(console, run)
     _print_warnings(console, warnings)
 
@@ -65,13 +66,18 @@ def _print_verdicts(console: Console, found: "Answer") -> None:
     """Print what theory and simulation say, and shout where they contradict each other."""
     certificate, stability = found.certificate, found.stability
     by = f" by {certificate.theorem}" if certificate.theorem else " to theory"
-    for word, source, reason in (
+    both = [
         (certificate.verdict, by, certificate.reason),
         (stability.verdict, " by simulation", stability.reason),
-    ):
+    ]
+    for word, source, reason in reversed(both) if certificate.verdict == "unknown" else both:
         console.print(f"{_styled(word.upper())}{source}: {escape(reason)}.", highlight=False)
     if found.disagreement:
-        console.print(f"\n[bold red reverse] CONTRADICTION [/] {escape(found.disagreement)}.", highlight=False)
+        _print_contradiction(console, found.disagreement)
+
+
+def _print_contradiction(console: Console, said: str) -> None:
+    console.print(f"\n[bold red reverse] CONTRADICTION [/] {escape(said)}.", highlight=False)
 
 
 def _facts(rows: list[tuple[str, str, str]]) -> Table:
@@ -244,10 +250,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     _print_latency_of_all(console, found)
     for name, answer in found.items():
         if answer.disagreement:
-            console.print(
-                f"\n[bold red reverse] CONTRADICTION [/] {escape(name)}: {escape(answer.disagreement)}.",
-                highlight=False,
-            )
+            _print_contradiction(console, f"{name}: {answer.disagreement}")
     reasons: dict[str, list[str]] = {}
     for name, answer in found.items():
         reasons.setdefault(answer.certificate.reason, []).append(name)
@@ -268,13 +271,21 @@ def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
     for metric in ("TTFT", "TBT", "E2E"):
         for quantile in ("p50", "p99"):
             table.add_column(f"{metric} {quantile}", justify="right")
+    open_end = False
     for name, answer in found.items():
         if answer.latency_refused:
             table.add_row(escape(name), "refused", "", "", "", "", "")
             continue
-        of = answer.as_dict()["latency"]
-        table.add_row(escape(name), *(_seconds(of[metric][q]) for metric in METRICS for q in ("p50", "p99")))
+        if answer.latency:
+            known = [answer.latency.estimates[metric][q] for metric in METRICS for q in ("p50", "p99")]
+            open_end = open_end or any(e.high is None for e in known)
+            table.add_row(escape(name), *(_seconds(e.value) + ("?" if e.high is None else "") for e in known))
+        else:
+            rows = answer.run.latency().iter_rows(named=True)
+            table.add_row(escape(name), *(_seconds(row[q]) for row in rows for q in ("p50", "p99")))
     console.print(table)
+    if open_end:
+        console.print("[dim]?: the run is too short to bound this from above; check shows intervals.[/dim]")
 
 
 def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
@@ -284,17 +295,23 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     word = "inside" if found.region.contains(found.point) else "outside"
     prefill, decode = found.point
     best = found.optimum
-    binding = " and ".join(best.binding)
-    price = f"one more slot would carry {best.slot_price:,.1f} tokens/s more" if best.slot_price else ""
+    price = ""
+    if best.slot_price:
+        price = f"one more slot lets the best policy carry {best.slot_price:,.1f} tokens/s more; others may carry less"
     rows = [
         ("Load", f"{prefill:,.0f} + {decode:,.0f}", f"prefill + decode tokens/s, {word} the region"),
         ("Margin", f"{found.margin:.3f}", f"no policy is stable above {found.max_rate:,.4g} requests/s"),
-        ("Held by", binding, price),
+        ("Held by", " and ".join(best.binding), price),
     ]
     if found.own_max_rate is not None:
-        said = f"requests/s: {scenario.server.policy.name} at this budget and long prompts (a fluid argument)"
+        said = f"requests/s: {scenario.server.policy.name} at this budget, by a fluid argument"
         rows.append(("Its own", f"{found.own_max_rate:,.4g}", said))
     console.print(_facts(rows), highlight=False)
+    if word == "inside":
+        name = escape(scenario.server.policy.name)
+        console.print(
+            f"\nInside, some policy may be stable; whether {name} is, say check and max-rate.", highlight=False
+        )
     console.print()
     table = Table(title="Corners of the region", title_justify="left", title_style="bold", box=None, pad_edge=False)
     for column in ("Prefill tokens/s", "Decode tokens/s"):
@@ -305,10 +322,10 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     console.print("\n[bold]The most along the load's ray is carried by[/bold]")
     table = Table.grid(padding=(0, 2))
     for use in best.mix:
-        table.add_row(
-            "", f"{use.share:.1%}", f"of the time batches of {use.prefill_tokens:,} prefill tokens of at most "
-            f"{use.prefill_requests:,} requests, and {use.decode_tokens:,} decode tokens",
-        )  # fmt: skip
+        prompts = f"{use.prefill_tokens:,} prefill tokens (prompts: {use.prefill_requests:,} or fewer)"
+        parts = [prompts] if use.prefill_tokens else []
+        parts += [f"{use.decode_tokens:,} decode tokens"] if use.decode_tokens else []
+        table.add_row("", f"{use.share:.1%}", f"of the time batches of {' and '.join(parts)}")
     console.print(table, highlight=False)
 
 
@@ -331,7 +348,10 @@ def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
         )
     console.print(table)
     console.print(
-        "[dim]Requests/s. Found by simulation of the same requests at each rate; above 'any policy' none is stable, up "
-        "to 'certified' a theorem says stable.[/dim]",
+        "[dim]Requests/s. 'Stable up to' and 'not at' were found by simulation of the same requests at each rate; "
+        "above 'any policy' none is stable; up to 'certified to' a theorem says stable.[/dim]",
         highlight=False,
     )
+    for name, each in found.items():
+        if each.disagreement:
+            _print_contradiction(console, f"{name}: {each.disagreement}")

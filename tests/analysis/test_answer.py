@@ -43,7 +43,7 @@ def test_where_no_theorem_speaks_the_test_refuses_latency() -> None:
     found = check(WORKLOAD.with_rate(13.0), ps.Server(TP1, 1024, policy="vllm-vanilla"), requests=2000)
     assert found.certificate.verdict == "unknown"
     assert found.stability.verdict == "unstable"
-    assert found.unstable
+    assert found.verdict == "unstable"
     assert found.latency is None
     assert "grows by" in str(found.latency_refused)
 
@@ -67,6 +67,7 @@ def test_theorem_and_test_in_contradiction_put_what_was_taken_on_trust_in_doubt(
     assert found.certificate.verdict == "stable"
     assert found.stability.verdict == "unstable"
     assert found.disagreement is not None
+    assert found.verdict == "contradiction"
     assert "work-conserving policy" in found.disagreement
     assert found.latency_refused
 
@@ -96,6 +97,21 @@ def test_an_undecided_target_makes_the_run_longer() -> None:
     near = first.latency.estimates["ttft_s"]["mean"].value
     found = check(WORKLOAD, server, requests=1000, targets=[Target.parse(f"ttft_mean<{near}s")])
     assert found.run.arrived > 1000
+
+
+@pytest.mark.parametrize("requests", [1, 5, 39])
+def test_a_handful_of_requests_has_latency_without_intervals(requests: int) -> None:
+    found = check(WORKLOAD, ps.Server(TP1, 1024), requests=requests)
+    assert found.latency is not None
+    assert found.latency.estimates["ttft_s"]["mean"].high is None
+    assert any("too few for intervals" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("targets", ["ttft_p99<2s", [1j], ["ttft<2s"]])
+def test_targets_that_are_none_are_refused_whatever_the_verdict(targets: object) -> None:
+    for rate in (10.0, 20.0):
+        with pytest.raises(ps.InputError, match="target"):
+            check(WORKLOAD.with_rate(rate), ps.Server(TP1, 1024), requests=100, targets=targets)  # type: ignore[arg-type]
 
 
 def test_targets_need_a_number_of_requests() -> None:

@@ -107,7 +107,7 @@ def test_a_run_as_long_as_the_notice_asks_for_is_long_enough() -> None:
     long_enough = math.ceil(1.3 * RELAXATIONS * relaxation_requests(0.8, 2.0))  # the variability is measured
     found = steady_state(ps.simulate(queue(0.8, 0), ONE_BY_ONE, requests=long_enough), rho=0.8)
     assert not found.too_short
-    assert not found.notices
+    assert not any("relaxation" in notice for notice in found.notices)
 
 
 @pytest.mark.parametrize("rho", [0.9, 0.95, 0.99])

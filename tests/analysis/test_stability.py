@@ -1,5 +1,6 @@
 """The sequential test calls stable what is stable and unstable what is not, as often as it promises."""
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,7 @@ from penstock.session import Session, Window
 from penstock.simulate import TICK_S
 from penstock.system.server import Convention
 from penstock.theory.capacity import policy_capacity
+from penstock.workload.arrivals import OnOff
 from penstock.workload.workload import Requests
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
@@ -143,6 +145,50 @@ def test_a_recording_is_judged_as_if_it_went_on_for_ever() -> None:
         found = verdict(recording.with_rate(rate), SERVER)
         assert found.verdict == right
         assert found.deciding.warmup + found.arrivals > 1000
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "slots"), [("sarathi", 2048, 1), ("vllm-vanilla", 2048, 1), ("sarathi", 2048, 8)]
+)
+def test_a_max_batch_size_far_below_the_budget_fools_no_test(policy: str, budget: int, slots: int) -> None:
+    """The best batch of the budget is a hundred times what so few slots carry: it says nothing about the barrier."""
+    server = ps.Server(TP1, budget, slots, policy=policy)
+    bound = ps.certify(ps.Workload.poisson(1.0, 10, 20), server).max_rate
+    for load, right in ((0.9, "stable"), (1.05, "unstable")):
+        workload = ps.Workload.poisson(load * bound, 10, 20)
+        assert {verdict(workload, server, seed=seed).verdict for seed in range(8)} == {right}
+
+
+@pytest.mark.parametrize(("rate", "right"), [(9.5, "stable"), (13.3, "unstable")])
+def test_a_lull_that_empties_the_backlog_is_no_proof_of_stability(rate: float, right: str) -> None:
+    """On and off for as long as 1,000 arrivals take: the server carries 11.1 requests/s."""
+    server = ps.Server(ps.PiecewiseConstant(0.01, 0.02, 8), 64, 8)
+    bursts = OnOff(rate, 1.0, 100 / rate, 1.0, 900 / rate, 1.0, 0.0)
+    workload = dataclasses.replace(ps.Workload.poisson(rate, 20, 10), arrivals=bursts)
+    assert {verdict(workload, server, seed=seed).verdict for seed in range(6)} == {right}
+
+
+def test_a_policy_that_locks_up_when_it_runs_empty_is_unstable() -> None:
+    """With few decodes it leaves no room for prompts, so that few stay few; with many it would do well."""
+
+    @ps.policy
+    def locking(queue, limits, params):  # type: ignore[no-untyped-def]
+        budget = limits.token_budget if queue.decoding >= 6 else limits.token_budget // 4
+        decode = min(queue.decoding, limits.batch_size, budget)
+        return min(queue.prompt_tokens, budget - decode), decode, ps.DECODE_FIRST
+
+    server = ps.Server(ps.PiecewiseConstant(0.05, 0.01, 16), 20, 19, locking, "batch", "paper")
+    rate = 0.5 * ps.certify(ps.Workload.poisson(1.0, 5, 300), server).max_rate
+    workload = ps.Workload.poisson(rate, 5, ps.Geometric(300, max=15_010))
+    found = verdict(workload, server)
+    assert found.verdict == "unstable"
+    assert found.deciding.start == "prefill"
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e5, 1e9])
+def test_extreme_rates_are_answered(rate: float) -> None:
+    found = verdict(ps.Workload.poisson(rate, 129, 112), SERVER)
+    assert found.verdict == ("stable" if rate < 1 else "unstable")
 
 
 def test_requests_without_a_decode_phase_are_judged_from_prefill_alone() -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock import checks
 from penstock.analysis.latency import SteadyState, estimate
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Estimate, Judgement, Target
@@ -65,9 +66,12 @@ class Answer:
     warnings: tuple[str, ...]
 
     @property
-    def unstable(self) -> bool:
-        """Whether theorem or test says so."""
-        return "unstable" in (self.certificate.verdict, self.stability.verdict)
+    def verdict(self) -> str:
+        """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing the test."""
+        if self.disagreement:
+            return "contradiction"
+        said = self.certificate.verdict
+        return self.stability.verdict if said == "unknown" else said
 
     @property
     def missed(self) -> bool:
@@ -77,7 +81,8 @@ class Answer:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``."""
         return {
-            "load": load_as_dict(self.certificate.load) | {"max_rate": self.certificate.max_rate},
+            "verdict": self.verdict,
+            "load": load_as_dict(self.certificate),
             "certificate": self.certificate.as_dict(),
             "stability": self.stability.as_dict(),
             "simulation": run_as_dict(self.run) | {"verdict": self.stability.verdict},
@@ -122,7 +127,7 @@ def check(
     *,
     requests: int | None = None,
     until: float | None = None,
-    targets: Sequence[Target] = (),
+    targets: Sequence[Target | str] = (),
     alpha: float = 0.01,
     resolution: float = 0.01,
     progress: Progress | None = None,
@@ -134,7 +139,7 @@ def check(
     workload, server, requests, until
         As in `penstock.simulate`. A target that is undecided makes the run longer, up to 16 times.
     targets
-        Upper limits of latencies, to be judged.
+        Upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see `Target.parse`.
     alpha, resolution
         As in `penstock.verdict`.
     progress
@@ -145,9 +150,12 @@ def check(
     InputError
         If a value cannot be used.
     """
+    if isinstance(targets, str) or not all(isinstance(target, Target | str) for target in targets):
+        raise InputError(f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']")
+    limits = [Target.parse(target) if isinstance(target, str) else target for target in targets]
     length_of_run(workload, requests, until, TICK_S)  # refuse it before the test, not after
     short = until is None and (requests or workload.rows or 0) <= ROWS_UP_TO
-    if targets and not short:
+    if limits and not short:
         raise InputError(
             f"targets are judged by a run with a row per request, up to {ROWS_UP_TO:,}; give `requests` up to that, "
             "and no `until`"
@@ -168,14 +176,20 @@ def check(
         run = simulate(workload, server, requests=requests, until=until, record=record, progress=report_run)
     else:
         rho = 1 / (1 - min(stability.drift, 0.0))  # under a backlog it carries so many times what arrives
-        run, latency = estimate(workload, server, requests=requests, targets=targets, rho=rho, progress=report_run)
-    warnings = [*workload.notices, *load_warnings(certificate.load, server)]
+        run, latency = estimate(workload, server, requests=requests, targets=limits, rho=rho, progress=report_run)
+    warnings = list(workload.notices)
+    if workload.rows is not None:
+        warnings.append(
+            "the test repeats the recording without end; for requests that are independent, draw them from it with "
+            "arrivals 'poisson'"
+        )
+    warnings += load_warnings(certificate.load, server)
     if stability.verdict == "undecided" and not refused:
-        warnings.append(f"whether it is stable is undecided: {stability.reason}")
+        warnings.append("whether it is stable is undecided, so there may be no steady state whose latency this is")
     if latency:
         warnings += latency.notices
     return Answer(
-        certificate, stability, run, latency, refused, tuple(_judged(target, latency) for target in targets),
+        certificate, stability, run, latency, refused, tuple(_judged(target, latency) for target in limits),
         _disagreement(certificate, stability), tuple(warnings),
     )  # fmt: skip
 
@@ -230,15 +244,16 @@ def load_warnings(load: Load, server: Server) -> list[str]:
     ]
 
 
-def load_as_dict(load: Load) -> dict[str, float]:
+def load_as_dict(certificate: Certificate) -> dict[str, float]:
     """Return the JSON form of a load."""
+    load = certificate.load
     return {
         "rho": load.rho,
         "arrival_rate": load.arrival_rate,
         "tokens_per_request": load.tokens_per_request,
         "offered_tokens_per_s": load.offered_tokens_per_s,
         "capacity_tokens_per_s": load.capacity_tokens_per_s,
-        "max_rate": load.max_rate,
+        "max_rate": certificate.max_rate,
     }
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.analysis import intervals
+from penstock.analysis.stability import verdict
 from penstock.analysis.targets import Estimate, Judgement, Target, share
 from penstock.errors import InputError
 from penstock.kernel.server import NEVER
@@ -37,6 +38,8 @@ GAP_SECTIONS = 2 * BATCHES
 
 MOST_TIMES_LONGER = 16
 """How many times the requests asked for a run may have, to become precise or to decide targets."""
+
+_MOST_DRIFT = 0.999
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -133,8 +136,7 @@ def estimate(
     confidence
         How often the interval of a statistic holds its value, whenever the simulation stops.
     rho
-        Rate over the rate that the server can carry. Default: the load. Give it where a max batch size or
-        a policy that is not work-conserving lowers what can be carried.
+        Rate over the rate that the server can carry under its policy and limits. Default: as `penstock.verdict` finds.
     most_requests
         Budget; default: `MOST_TIMES_LONGER` times ``requests``.
     tick_s
@@ -152,6 +154,12 @@ def estimate(
     InputError
         If a value cannot be used.
     """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"estimate takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
+    tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+    confidence = _confidence(confidence)
     begin = length_of_run(workload, requests, None, tick_s)
     requests = checks.whole("requests", begin, 1, 10**9, "", "each keeps a row in memory")
     if precision is not None:
@@ -161,7 +169,8 @@ def estimate(
     if workload.rows is not None:
         budget = min(budget, max(workload.rows, requests))
     asked = load(workload, server).rho
-    rho = asked if rho is None else rho
+    if rho is None:
+        rho = 1 / (1 - min(verdict(workload, server, seed=workload.seed).drift, _MOST_DRIFT))
     if rho >= 1 or (precision is None and not targets):
         budget = requests
     looks = 1 + math.ceil(math.log2(budget / requests))
@@ -213,9 +222,9 @@ def steady_state(
     InputError
         If the run did not keep its requests, or a number cannot be used.
     """
-    confidence = checks.number(
-        "confidence", confidence, 0.5, 0.99999, "", "it is how often an interval holds its value"
-    )
+    if not isinstance(run, Run):
+        raise InputError(f"steady_state takes a Run, not {checks.shown(run)}; give it what simulate returned")
+    confidence = _confidence(confidence)
     if rho is not None:
         rho = checks.number("rho", rho, 0.0, 1e9, "", "it is the rate over the rate that can be carried")
     if run.rows is None:
@@ -239,7 +248,25 @@ def steady_state(
         metric: {s: batches.estimate(s, confidence, run.tick_s, bool(short)) for s in _statistics(metric, targets)}
         for metric, batches in batched.items()
     }
+    if not short and (unbounded := _unbounded(estimates, bool(gap_sections))):
+        notices.append(
+            f"too few of {used:,} requests lie beyond {', '.join(unbounded)} to bound it from above; simulate more"
+        )
     return SteadyState(estimates, used, removed, confidence, bool(short), (*notices, *short))
+
+
+def _unbounded(estimates: Mapping[str, Mapping[str, Estimate]], gaps_known: bool) -> list[str]:
+    """Name what has no upper end, of what could have one."""
+    return [
+        f"{metric[:-2]} {statistic}"
+        for metric, of in estimates.items()
+        for statistic, found in of.items()
+        if found.value is not None and found.high is None and (gaps_known or metric != "tbt_s")
+    ]
+
+
+def _confidence(value: float) -> float:
+    return checks.number("confidence", value, 0.5, 0.99999, "", "it is how often an interval holds its value")
 
 
 def relaxation_requests(rho: float, variability: float) -> float:
@@ -349,11 +376,13 @@ def _shortness(
         return why
     relaxation = relaxation_requests(rho, _variability(rows, server))
     if relaxation == math.inf:
-        why.append(f"the load is {rho:.3f} of what can be carried: there is no steady state to bound latency by")
+        why.append("as far as can be told, no less arrives than can be carried: there may be no steady state")
     elif requests < RELAXATIONS * relaxation:
+        enough = RELAXATIONS * relaxation
+        would_do = f"{enough:,.0f} would do" if enough < 1e8 else "no run is long enough"
         why.append(
             f"at {rho:.3f} of what can be carried the queue forgets its past over {relaxation:,.0f} requests (its "
-            f"relaxation time), so {requests:,} are too few; {RELAXATIONS * relaxation:,.0f} would do"
+            f"relaxation time), so {requests:,} are too few; {would_do}"
         )
     return why
 
@@ -382,7 +411,8 @@ def _simulated(
 
     sections: list[Distribution] = []
     before = session.gaps()
-    for end in np.unique(np.linspace(0, requests, GAP_SECTIONS + 1).astype(int)[1:]):
+    ends = np.unique(np.linspace(0, requests, GAP_SECTIONS + 1).astype(int))
+    for end in ends[ends > 0]:
         known = Window(*(column[:end] for column in window.columns))  # views: results land in the whole window
         session.run(known, final=end == requests, drain=drain, report=report)
         now = session.gaps()

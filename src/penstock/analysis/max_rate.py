@@ -40,13 +40,27 @@ class MaxRate:
 
     rate: float
     above: float
-    certificate: Certificate
-    trials: tuple[Trial, ...]
+    certificate: Certificate = dataclasses.field(repr=False)
+    trials: tuple[Trial, ...] = dataclasses.field(repr=False)
 
     @property
     def bound(self) -> float:
         """Requests/s above which no policy is stable."""
         return self.certificate.max_rate
+
+    @property
+    def disagreement(self) -> str | None:
+        """What to doubt where a theorem certifies a rate that the test found unstable, or None."""
+        unstable = [trial.rate for trial in self.trials if trial.stability.verdict == "unstable"]
+        certified = self.certificate.certified_rate
+        if certified is None or not unstable or min(unstable) >= certified:
+            return None
+        unchecked = [h.name for h in self.certificate.hypotheses if not h.checked]
+        doubt = f"what was taken on trust: {', '.join(unchecked)}" if unchecked else "the seed, or Penstock itself"
+        return (
+            f"{self.certificate.theorem} says stable up to {certified:,.4g} requests/s, but the test found "
+            f"{min(unstable):,.4g} unstable; in doubt is {doubt}"
+        )
 
     @property
     def share(self) -> float:
@@ -61,6 +75,7 @@ class MaxRate:
             "bound": self.bound,
             "share": self.share,
             "certified_rate": self.certificate.certified_rate,
+            "disagreement": self.disagreement,
             "arrivals": sum(trial.stability.arrivals for trial in self.trials),
             "trials": [
                 {"rate": trial.rate, "verdict": trial.stability.verdict, "drift": trial.stability.drift}

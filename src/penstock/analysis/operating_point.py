@@ -22,7 +22,8 @@ class OperatingPoint:
     optimum
         How the server carries the most in the same proportion, and what binds.
     own
-        The region of the policy itself, where it is another and known (Sarathi under a max batch size), else None.
+        The region of the policy itself, where it is another and known, else None: of Sarathi-Serve under a max batch
+        size, for prompts so long that one of them fills what the decodes leave of a batch.
     arrival_rate
         Requests/s.
     """
@@ -87,12 +88,13 @@ def operating_point(workload: Workload, server: Server) -> OperatingPoint:
     """
     asked = load(workload, server)
     decode = asked.tokens_per_request - workload.mean_prompt
-    limited = server.max_batch_size is not None and server.max_batch_size < server.token_budget
+    budget, slots = server.token_budget, server.max_batch_size
+    long_prompts = slots is not None and slots < budget and workload.mean_prompt >= budget - slots + 1
     direction = (workload.mean_prompt, decode)
     return OperatingPoint(
         region=region(server, prompt=workload.lengths),
         point=(asked.arrival_rate * direction[0], asked.arrival_rate * direction[1]),
         optimum=linear_program(server, direction, prompt=workload.lengths),
-        own=sarathi_region(server) if limited and server.policy.name == "sarathi" else None,
+        own=sarathi_region(server) if long_prompts and server.policy.name == "sarathi" else None,
         arrival_rate=asked.arrival_rate,
     )

@@ -3,20 +3,21 @@
 A slope fitted to a queue that starts empty misleads: near the critical load a stable queue climbs for hours on its way
 to its steady state. Under a large backlog the question is simpler: does the backlog shrink? So the test starts with
 more work than it will watch come or go, lets everything leave that was put there (an unnatural start drains at an
-unnatural rate), and then watches the work V until it has moved by a barrier:
+unnatural rate), and then watches the work V until it has moved by a barrier,
 
-    h = s^2 ln(1/alpha - 1) / (2 eps mu),   s^2 = lambda E[S^2],
+    h = E[S^2] / E[S] ln(1/alpha - 1) / (2 eps),
 
-Wald's sequential probability ratio test of a drift of +eps mu against -eps mu (mu the tokens/s that the best batches
-carry, S the forward tokens of a request, eps the resolution). V counts arriving work at its mean rate instead of as it
-came (a control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
+Wald's sequential probability ratio test of a drift of +eps against -eps, as a share of the work that arrives (S the
+forward tokens of a request, eps the resolution). V counts arriving work at its mean rate instead of as it came (a
+control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
 h does. What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at
 least until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
-segments, does not hold 0.
+segments, does not hold 0. A backlog that leaves altogether counts as served, unless a lull of the arrivals explains it;
+then the test begins anew with a larger one.
 
-It runs from two backlogs, one all in prefill, beside requests at every stage of their decode in the slots of a batch,
-and one all in decode, in step: stable if both shrink, unstable if either grows.
-It needs nothing but arrivals with a rate, so it answers for any policy, limits and lengths. Recordings are repeated.
+It runs from three backlogs: all of it prompts; prompts beside requests at every stage of their decode in the slots of a
+batch; and all of it decodes, in step. Stable if all shrink, unstable if any grows. It needs nothing but arrivals
+with a rate, so it answers for any policy, limits and lengths. Recordings are repeated.
 """
 
 import dataclasses
@@ -36,11 +37,13 @@ from penstock.kernel.server import NEVER
 from penstock.session import Session, Window
 from penstock.simulate import TICK_S
 from penstock.system.server import Server
+from penstock.workload.arrivals import BLOCK
 from penstock.workload.workload import Requests, Workload
 
 Outcome = Literal["stable", "unstable", "undecided"]
-Start = Literal["prefill", "decode"]
+Start = Literal["prefill", "mixed", "decode"]
 
+_NEVER_S = 1e9  # a later arrival comes when every backlog has left, and is a time that can still be counted
 MOST_INITIAL = 2**20
 """Most requests in an initial backlog."""
 
@@ -48,11 +51,16 @@ _CONTROLLED = 0.1  # share of h that is needed with the control variate
 _LEAST_PATIENCE = 20_000  # arrivals
 _GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
 _SLOTS = 2  # initial requests to every slot of a batch
+_MOST_LOAD = 20  # of what the best batches carry; more is as unstable, and takes as many more arrivals to see
+_LARGER = 4  # times the backlog, where one was gone too soon
 _PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep a request for ever
 _LOOKS = 64  # at the path, about, before it is thinned
 _WARMUP_LOOK, _FIRST_LOOK = 64, 2  # batches, or runs of equal ones, from one look to the next
+_LONGEST_LOOK = 2**20
 _FEWEST_LOOKS = 40
 _STARVED = 4  # arrivals to every slot of a batch, after which decoding requests starve
+_BEGUN = {"prefill": " of prompts", "mixed": "", "decode": " of decodes"}
+_FAR = 10**7  # arrivals that nobody will wait for
 _SEGMENTS = 10  # of the path, for the interval of the drift
 
 
@@ -71,7 +79,7 @@ class Watch:
     Attributes
     ----------
     start
-        Phase that the initial backlog was in.
+        What the initial backlog was: prompts, prompts beside decoding requests at every stage, or decodes.
     outcome
         ``stable``: the work fell by the barrier, or everything left. ``unstable``: it rose. ``undecided``: neither.
     initial, warmup, arrivals
@@ -95,7 +103,7 @@ class Watch:
     interval: tuple[float, float]
     barrier: float
     needed: int | None
-    path: Path
+    path: Path = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,8 +117,8 @@ class Stability:
     alpha, resolution
         Probability of a wrong verdict, for loads that are at least the resolution away from the critical one.
     watches
-        The test from each backlog: prefill, decode. The second is left out where the first says unstable, or where no
-        request decodes.
+        The test from each backlog: prefill, mixed, decode. Those after one that says unstable are left out, and all
+        but the first where no request decodes.
     """
 
     verdict: Outcome
@@ -144,15 +152,20 @@ class Stability:
         watch = self.deciding
         low, high = watch.interval
         seen = f"seen over {self.arrivals:,} arrivals" if watch.arrivals else "seen until it was gone"
+        if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
+            seen += f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
+        sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
         match self.verdict:
             case "stable":
-                done = f"{1 - watch.drift:,.3g} times what arrives [{1 - high:,.3g}, {1 - low:,.3g}]"
-                return f"under a large backlog the server does at least {done}, {seen}"
+                done = f"{1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to {1 - low:,.4g})"
+                return f"under a large backlog the server does {done}, {seen}"
             case "unstable":
-                grows = f"{watch.drift:.1%} of what arrives [{low:.1%}, {high:.1%}]"
-                return f"a backlog of requests in {watch.start} grows by {grows}, {seen}"
-        more = f"; about {watch.needed:,} would be needed" if watch.needed else ""
-        moved = f"{watch.drift:+.2%} of what arrives [{low:+.2%}, {high:+.2%}]"
+                grows = f"{watch.drift:.2%} of what arrives ({sure} {low:.2%} to {high:.2%})"
+                return f"a backlog{_BEGUN[watch.start]} grows by {grows}, {seen}"
+        more = ""
+        if watch.needed:
+            more = f"; about {watch.needed:,} would be needed" if watch.needed < _FAR else "; it is at its limit"
+        moved = f"{watch.drift:+.2%} of what arrives ({sure} {low:+.2%} to {high:+.2%})"
         return f"a large backlog changes by {moved}, {seen}: too little to tell at this resolution{more}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -213,7 +226,7 @@ def verdict(
     if most_arrivals is not None:
         most_arrivals = checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
     test = _Test.of(workload.with_seed(seed), server, alpha, resolution, most_arrivals)
-    starts: tuple[Start, ...] = ("prefill", "decode") if test.decodes > 0 else ("prefill",)
+    starts: tuple[Start, ...] = ("prefill", "mixed", "decode") if test.decodes > 0 else ("prefill",)
     watches: list[Watch] = []
     for index, start in enumerate(starts):
 
@@ -231,7 +244,7 @@ def verdict(
 
 @dataclasses.dataclass(frozen=True)
 class _Test:
-    """What both backlogs are tested with.
+    """What all backlogs are tested with.
 
     Tokens/s offered, tokens of a request in all and in decode, the barriers without and with the control variate.
     """
@@ -253,44 +266,51 @@ class _Test:
         sample = next(_endless(workload))
         forward = sample.prompt_tokens + sample.output_tokens - float(server.convention == "engine")
         mean = server.tokens_per_request(workload.mean_prompt, workload.mean_output)
-        rate, capacity = workload.rate, server.batch_time.capacity(server.token_budget)
-        odds = math.log(1 / alpha - 1)
-        square = float(np.mean(forward**2))
-        plain = rate * square * odds / (2 * resolution * capacity)
+        plain = float(np.mean(forward**2)) / mean * math.log(1 / alpha - 1) / (2 * resolution)
         if most_arrivals is None:
-            most_arrivals = max(math.ceil(4 * square / mean**2 * odds / (2 * resolution**2)), _LEAST_PATIENCE)
-        return cls(
-            workload, server, alpha, rate * mean, mean, mean - workload.mean_prompt, plain, _CONTROLLED * plain,
-            most_arrivals,
-        )  # fmt: skip
+            most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
+        most_rate = _MOST_LOAD * server.batch_time.capacity(server.token_budget) / mean
+        if workload.rate > most_rate:
+            workload = workload.with_rate(most_rate)
+        offered, decodes = workload.rate * mean, mean - workload.mean_prompt
+        return cls(workload, server, alpha, offered, mean, decodes, plain, _CONTROLLED * plain, most_arrivals)
 
     @property
     def slots(self) -> int:
         """The most requests in a batch."""
         return min(self.server.token_budget, self.server.max_batch_size or self.server.token_budget)
 
-    def initial(self, start: Start) -> int:
-        """Return the requests to begin with: twice the barrier without a control variate, and to fill every batch."""
-        work = max(2 * self.plain_barrier, _SLOTS * self.slots * self.forward)
-        return min(math.ceil(work / (self.forward if start == "prefill" else self.decodes)), MOST_INITIAL)
-
     def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
-        """Run from one backlog until the work has moved by the barrier."""
-        backlog = _Backlog(self, start)
-        initial = backlog.initial
+        """Run from one backlog; from a larger one where it was gone before the test could tell."""
+        work = max(2 * self.plain_barrier, _SLOTS * self.slots * self.forward)
+        while True:
+            found = self._watch(start, work, report)
+            if found.outcome != "undecided" or found.arrivals >= self.most_arrivals or found.initial >= MOST_INITIAL:
+                return found
+            work *= _LARGER
+
+    def _watch(self, start: Start, work: float, report: Callable[[float], None]) -> Watch:
+        """Run from so many tokens until they have moved by the barrier.
+
+        A backlog that leaves has been served, unless so much less arrived than on average that it explains half of it.
+        """
+        initial = min(math.ceil(work / (self.decodes if start == "decode" else self.forward)), MOST_INITIAL)
+        backlog = _Backlog(self, start, initial)
         for _ in range(_GENERATIONS):
-            backlog.replace(_PATIENCE * self.initial("prefill"))
+            backlog.replace(_PATIENCE * math.ceil(work / self.forward))
         warmup = backlog.arrived - initial
         backlog.begin()
-        outcome: Outcome = "stable" if backlog.emptied else "undecided"
-        while outcome == "undecided" and backlog.arrived - initial - warmup < self.most_arrivals:
+        outcome: Outcome = "undecided"
+        while outcome == "undecided" and not backlog.emptied:
+            if backlog.arrived - initial - warmup >= self.most_arrivals and len(backlog.looks) > _FEWEST_LOOKS:
+                break
             backlog.look()
-            if backlog.emptied:
-                outcome = "stable"
-            elif backlog.seen_enough and abs(backlog.moved) > self.barrier:
+            if backlog.seen_enough and abs(backlog.moved) > self.barrier:
                 _, (low, high) = self._drift(backlog.path())
                 outcome = "unstable" if low > 0 else "stable" if high < 0 else "undecided"
             report((backlog.arrived - initial - warmup) / self.most_arrivals)
+        if backlog.emptied:
+            outcome = "stable" if backlog.served else "undecided"
         path = backlog.path()
         arrivals = backlog.arrived - initial - warmup
         drift, interval = self._drift(path)
@@ -311,7 +331,7 @@ class _Test:
     def _needed(self, backlog: "_Backlog", arrivals: int) -> int | None:
         """Return the arrivals at which this drift reaches the barrier; noise falls behind as their square root."""
         drift, (_, high) = self._drift(backlog.path())
-        if not drift:
+        if not backlog.moved:
             return None
         times = max(self.barrier / abs(backlog.moved), ((high - drift) / drift) ** 2)
         return math.ceil(times * arrivals) if times < 1e6 else None
@@ -320,16 +340,19 @@ class _Test:
 class _Backlog:
     """A server under a backlog, run a few batches at a time, and the path of its work."""
 
-    def __init__(self, test: _Test, start: Start) -> None:
-        self.test, self.initial = test, test.initial(start)
+    def __init__(self, test: _Test, start: Start, initial: int) -> None:
+        self.test, self.initial = test, initial
         self.session = Session(test.server, "summary", TICK_S, True, NEVER)
         self.source = _flooded(test.workload, self.initial)
         self.window = Window.of_requests(next(self.source), TICK_S)
         self.session.fit(self.window)
         if start == "decode":
             self.session.prefilled(self.window, self.initial)
-        else:
+        elif start == "mixed":
             self.session.prefilled(self.window, self._stagger())
+        here = slice(0, self.initial)
+        self.work = int((self.window.prompt[here].astype(np.int64) + self.window.output[here]).sum())
+        self.work -= int(self.session.state[kernel.COMPLETED])
         self.begun = int(self.session.state[kernel.COMPLETED])
         self.emptied = False
         self.steps = _WARMUP_LOOK
@@ -374,11 +397,18 @@ class _Backlog:
             self.window = Window.joined([kept, Window.of_requests(next(self.source), TICK_S)])
             session.fit(self.window)
         state = session.state
+        if state[kernel.BUSY] < state[kernel.NOW]:  # idle for a while: everything had left
+            self.emptied = True
         waiting = int(state[kernel.ARRIVED] - state[kernel.HEAD])
         if waiting + state[kernel.DECODING] <= self.test.slots:
             prompts = self.window.prompt[state[kernel.HEAD] : state[kernel.ARRIVED]]
             tokens = int(prompts.sum(dtype=np.int64)) - int(state[kernel.HEAD_DONE])
-            self.emptied = tokens + int(state[kernel.DECODING]) <= server.token_budget
+            self.emptied |= tokens + int(state[kernel.DECODING]) <= server.token_budget
+
+    @property
+    def served(self) -> bool:
+        """Whether the server did away with half of the initial work by doing more than arrives on average."""
+        return self._point()[1] < -self.work / 2
 
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
@@ -403,7 +433,7 @@ class _Backlog:
         self.looks.append(self._point())
         if len(self.looks) > 2 * _LOOKS:
             self.looks = self.looks[::2]
-            self.steps *= 2
+            self.steps = min(2 * self.steps, _LONGEST_LOOK)
 
     @property
     def moved(self) -> float:
@@ -429,9 +459,9 @@ def _flooded(workload: Workload, initial: int) -> Iterator[Requests]:
         held.append(next(blocks))
     arrival_s, prompt, output = (np.concatenate(columns) for columns in zip(*held, strict=True))
     origin = arrival_s[initial - 1]
-    yield Requests(np.maximum(arrival_s - origin, 0.0), prompt, output)
+    yield Requests(np.clip(arrival_s - origin, 0.0, _NEVER_S), prompt, output)
     for block in blocks:
-        yield block._replace(arrival_s=block.arrival_s - origin)
+        yield block._replace(arrival_s=np.minimum(block.arrival_s - origin, _NEVER_S))
 
 
 def _endless(workload: Workload) -> Iterator[Requests]:
@@ -441,5 +471,8 @@ def _endless(workload: Workload) -> Iterator[Requests]:
         return
     period = workload.rows / workload.rate
     recorded = workload.requests(workload.rows)
+    times = math.ceil(BLOCK / workload.rows)
+    arrival_s = (recorded.arrival_s + period * np.arange(times)[:, None]).ravel()
+    prompt, output = (np.tile(tokens, times) for tokens in (recorded.prompt_tokens, recorded.output_tokens))
     for again in itertools.count():
-        yield recorded._replace(arrival_s=recorded.arrival_s + again * period)
+        yield Requests(arrival_s + again * times * period, prompt, output)

@@ -11,6 +11,8 @@ from penstock.errors import InputError, nearest
 METRICS = ("ttft_s", "tbt_s", "e2e_s")
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
 
+_PERCENTILE = r"p[0-9]+(\.[0-9]+)?"
+
 Judgement = Literal["met", "missed", "undecided"]
 
 
@@ -48,6 +50,17 @@ class Target:
     metric: str
     statistic: str
     limit_s: float
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise InputError(f"a target has the metric {checks.shown(self.metric)}{nearest(str(self.metric), METRICS)}")
+        if not isinstance(self.statistic, str) or not (
+            self.statistic == "mean" or (re.fullmatch(_PERCENTILE, self.statistic) and 0 < share(self.statistic) < 1)
+        ):
+            given = checks.shown(self.statistic)
+            raise InputError(f"a target has the statistic {given}, but must have mean, or a percentile such as p99")
+        limit = checks.number("the limit of a target", self.limit_s, 1e-12, 1e12, "s", "no latency is out of it")
+        object.__setattr__(self, "limit_s", limit)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -99,7 +112,7 @@ def share(statistic: str) -> float:
 def _statistic(name: str, shown: str) -> str:
     if name == "mean":
         return name
-    if not re.fullmatch(r"p\d+(\.\d+)?", name):
+    if not re.fullmatch(_PERCENTILE, name):
         raise InputError(f"{shown} has an unknown statistic {name!r}; take mean, or a percentile such as p99 or p99.9")
     if not 0 < share(name) < 1:
         raise InputError(f"{shown} has the percentile {name!r}, but percentiles lie between p0 and p100; take p99")

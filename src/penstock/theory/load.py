@@ -171,6 +171,8 @@ def multiclass_load(
         raise InputError("all arrival rates are 0, so there is no load; give at least one class arrivals from outside")
     effective = traffic(external, np.zeros((classes, classes)) if routing is None else routing, names=names)
     prompts, outputs = (_mean_tokens(name, given, classes) for name, given in (("prompt", prompt), ("output", output)))
+    if not isinstance(server, Server):
+        raise InputError(f"multiclass_load takes a Server, not {checks.shown(server)}; give one")
     tokens = [server.tokens_per_request(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
     return MulticlassLoad(effective, np.array(tokens), server.batch_time.capacity(server.token_budget))
 

@@ -153,6 +153,10 @@ class Optimum:
     slot_price: float
 
 
+_MANY = 20_000
+"""Batches."""
+
+
 class _Prompt(NamedTuple):
     """Tokens of a prompt: the mean, and the longest."""
 
@@ -197,6 +201,7 @@ def region(server: Server, *, prompt: int | Length | Lengths, output: int | Leng
     >>> region(server, prompt=1_000).vertices.round().tolist()
     [[0.0, 0.0], [1000.0, 0.0], [500.0, 500.0], [0.0, 510.0]]
     """
+    _check_server(server)
     tokens = _prompt(prompt)
     columns = _columns(server, tokens.longest)
     vertices = _outline(_operating_points(columns, tokens.mean))
@@ -221,7 +226,7 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
         If a value cannot be used.
     """
     tokens, wanted = _prompt(prompt), _direction(direction)
-    columns = _columns(server, tokens.longest)
+    columns = _corners(_columns(server, tokens.longest), tokens.mean)
     fastest = server.batch_time.capacity(server.token_budget)
     rates = np.vstack([columns.prefill, columns.decode, columns.requests * tokens.mean]) / columns.seconds / fastest
     towards = wanted[[0, 1, 0]] / wanted.sum()
@@ -356,6 +361,17 @@ def _operating_points(columns: _Columns, mean_prompt: float) -> Floats:
     return np.vstack([single, np.column_stack([pair.ravel() for pair in pairs])])
 
 
+def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
+    """Keep the batches that a best mix may need, where there are so many that the linear program would take long."""
+    if columns.prefill.size <= _MANY:
+        return columns
+    rates = (
+        np.column_stack([columns.prefill, columns.decode, columns.requests * mean_prompt]) / columns.seconds[:, None]
+    )
+    kept = _extreme(rates)
+    return _Columns(columns.prefill[kept], columns.decode[kept], columns.requests[kept], columns.seconds[kept])
+
+
 def _extreme(points: Floats) -> Ints:
     """Return which of the points are corners of their convex hull with the origin and the axes; shape (corners,)."""
     tops = points.max(axis=0)
@@ -410,6 +426,11 @@ def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -
     noise = 1e-10 * now
     binding = tuple(name for name, rate in tighter.items() if rate < now - noise)
     return binding or ("batch time",), gain if gain > noise else 0.0
+
+
+def _check_server(server: Server) -> None:
+    if not isinstance(server, Server):
+        raise InputError(f"a region belongs to a Server, not to {checks.shown(server)}; give one")
 
 
 def _prompt(prompt: int | Length | Lengths) -> _Prompt:
