@@ -213,7 +213,7 @@ def _best_share(by_prefill: Floats, by_decode: Floats) -> float:
         share = (by_decode[falling] - by_decode[rising]) / (slope[rising] - slope[falling])
         drained = by_decode + share * slope
         lowest = int(np.argmin(drained))
-        if drained[lowest] >= drained[rising] * (1 - 1e-12):
+        if lowest in (rising, falling) or drained[lowest] >= drained[rising] * (1 - 1e-12):
             return float(share)
         if slope[lowest] > 0:
             rising = lowest
