@@ -81,7 +81,8 @@ class Watch:
     start
         What the initial backlog was: prompts, prompts beside decoding requests at every stage, or decodes.
     outcome
-        ``stable``: the work fell by the barrier, or everything left. ``unstable``: it rose. ``undecided``: neither.
+        ``stable``: the work fell by the barrier, or everything was served. ``unstable``: it rose. ``undecided``:
+        neither.
     initial, warmup, arrivals
         Requests: in the initial backlog, that arrived until all of it had left, and that arrived under watch.
     drift, interval
@@ -128,8 +129,8 @@ class Stability:
 
     @property
     def deciding(self) -> Watch:
-        """The watch whose backlog shrank least or grew most."""
-        return max(self.watches, key=lambda watch: watch.drift)
+        """Of the watches that gave the verdict, the one whose backlog shrank least or grew most."""
+        return max((watch for watch in self.watches if watch.outcome == self.verdict), key=lambda watch: watch.drift)
 
     @property
     def arrivals(self) -> int:
