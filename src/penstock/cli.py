@@ -75,6 +75,9 @@ def check(
     requests: Requests = None,
     seed: Seed = None,
     targets: Targets = None,
+    precision: Annotated[
+        float | None, typer.Option("--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%.")
+    ] = None,
     alpha: Alpha = 0.01,
     resolution: Resolution = 0.01,
     as_json: Json = False,
@@ -101,7 +104,7 @@ def check(
     with progress.bar(f"Simulating {name}") as show:
         found = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
-            targets=limits, alpha=alpha, resolution=resolution, progress=show,
+            targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
         )  # fmt: skip
     _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
     _write_report(report, chosen, {name: found}, as_json)

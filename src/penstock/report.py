@@ -41,7 +41,6 @@ def report_answers(path: Path, scenario: Scenario, found: Mapping[str, Answer]) 
     runs = {name: answer.run for name, answer in found.items()}
     refused = {name: answer.latency_refused for name, answer in found.items() if answer.latency_refused}
     notes = _gathered({name: answer.warnings for name, answer in found.items()})
-    doubts = _gathered({name: (answer.disagreement,) for name, answer in found.items() if answer.disagreement})
     known = {name: answer.latency or answer.run for name, answer in found.items() if name not in refused}
     latency = latency_figure(runs, refused)
     intervals = {
@@ -60,7 +59,7 @@ def report_answers(path: Path, scenario: Scenario, found: Mapping[str, Answer]) 
             *([Section("Targets", tables=[_targets_table(found)])] if several and first.targets else []),
             _load_section(first.certificate),
             *_hypotheses(found),
-            Section("Simulated", tables=[_runs_table(runs, found)], notes=[*doubts, *notes]),
+            Section("Simulated", tables=[_runs_table(runs, found)], notes=notes),
             Section("Tokens in the system", figures=[token_figure(runs)]),
             Section(
                 "Latency of the steady state",

@@ -99,6 +99,13 @@ def test_an_undecided_target_makes_the_run_longer() -> None:
     assert found.run.arrived > 1000
 
 
+def test_a_precision_makes_the_run_as_long_as_it_takes() -> None:
+    found = check(WORKLOAD, ps.Server(TP1, 1024), requests=500, precision=0.05)
+    assert found.run.arrived > 500
+    assert found.latency is not None
+    assert found.latency.precision <= 0.05
+
+
 @pytest.mark.parametrize("requests", [1, 5, 39])
 def test_a_handful_of_requests_has_latency_without_intervals(requests: int) -> None:
     found = check(WORKLOAD, ps.Server(TP1, 1024), requests=requests)

@@ -128,6 +128,7 @@ def check(
     requests: int | None = None,
     until: float | None = None,
     targets: Sequence[Target | str] = (),
+    precision: float | None = None,
     alpha: float = 0.01,
     resolution: float = 0.01,
     progress: Progress | None = None,
@@ -140,6 +141,9 @@ def check(
         As in `penstock.simulate`. A target that is undecided makes the run longer, up to 16 times.
     targets
         Upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see `Target.parse`.
+    precision
+        Largest half-width of the interval of any mean latency, over its value: 0.05 is 5%. Until then the run becomes
+        longer, up to 16 times. Default: as it comes.
     alpha, resolution
         As in `penstock.verdict`.
     progress
@@ -155,10 +159,10 @@ def check(
     limits = [Target.parse(target) if isinstance(target, str) else target for target in targets]
     length_of_run(workload, requests, until, TICK_S)  # refuse it before the test, not after
     short = until is None and (requests or workload.rows or 0) <= ROWS_UP_TO
-    if limits and not short:
+    if (limits or precision is not None) and not short:
         raise InputError(
-            f"targets are judged by a run with a row per request, up to {ROWS_UP_TO:,}; give `requests` up to that, "
-            "and no `until`"
+            f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; give `requests` up to "
+            "that, and no `until`"
         )
     report = progress or (lambda share: None)
     certificate = certify(workload, server)
@@ -176,7 +180,9 @@ def check(
         run = simulate(workload, server, requests=requests, until=until, record=record, progress=report_run)
     else:
         rho = 1 / (1 - min(stability.drift, 0.0))  # under a backlog it carries so many times what arrives
-        run, latency = estimate(workload, server, requests=requests, targets=limits, rho=rho, progress=report_run)
+        run, latency = estimate(
+            workload, server, requests=requests, precision=precision, targets=limits, rho=rho, progress=report_run
+        )
     warnings = list(workload.notices)
     if workload.rows is not None:
         warnings.append(
