@@ -36,7 +36,6 @@ _LOOK = {
     "axis": {"gridColor": plotting.GRID, "labelFontSize": 12, "titleFontSize": 12},
     "title": {"fontSize": 13, "anchor": "start", "limit": 380},
 }
-_METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from penstock.analysis.latency import SteadyState
 from penstock.analysis.operating_point import OperatingPoint, operating_point
 from penstock.analysis.targets import Estimate, Target
 from penstock.page import Fact, Figure, Section, Table, Verdict
-from penstock.run import QUANTILES, Distribution, Run
+from penstock.run import METRICS, STATISTICS, Distribution, Run
 from penstock.scenario import Scenario
 from penstock.simulate import simulate
 from penstock.theory.certificate import Certificate
@@ -21,8 +21,6 @@ from penstock.theory.region import Region
 
 _CDF_ROWS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 _SERIES_ROWS, _MIX_ROWS = 20, 12
-_METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
-_STATISTICS = ("mean", *QUANTILES)
 _GANTT_REQUESTS = 300
 
 
@@ -274,7 +272,7 @@ def _run_cells(run: Run) -> Cells:
 
 
 def _steady_cells(steady: SteadyState) -> Cells:
-    return {m: [_with_interval(of[name], "\n") for name in _STATISTICS] for m, of in steady.estimates.items()}
+    return {m: [_with_interval(of[name], "\n") for name in STATISTICS] for m, of in steady.estimates.items()}
 
 
 def _with_interval(estimate: Estimate, gap: str = " ") -> str:
@@ -322,7 +320,7 @@ def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figu
         return None
     panels = plotting.latency_panels(kept, runs)
     texts, tables = [], []
-    for name, pick in zip(_METRICS.values(), ("ttft", "gaps", "e2e"), strict=True):
+    for name, pick in zip(METRICS.values(), ("ttft", "gaps", "e2e"), strict=True):
         samples = {policy: getattr(run, pick) for policy, run in kept.items()}
         medians = "; ".join(
             f"{policy} {_quantile(d, 0.5, kept[policy].tick_s)} s at the median, "
@@ -406,10 +404,10 @@ def latency_tables(known: Mapping[str, Run | SteadyState]) -> list[Table]:
     cells = {name: _run_cells(each) if isinstance(each, Run) else _steady_cells(each) for name, each in known.items()}
     if len(cells) == 1:
         (only,) = cells.values()
-        return [Table(("Seconds", *_STATISTICS), [(name, *only[metric]) for metric, name in _METRICS.items()])]
+        return [Table(("Seconds", *STATISTICS), [(name, *only[metric]) for metric, name in METRICS.items()])]
     return [
-        Table(("Policy", *_STATISTICS), [(policy, *of[metric]) for policy, of in cells.items()], f"{name}, seconds")
-        for metric, name in _METRICS.items()
+        Table(("Policy", *STATISTICS), [(policy, *of[metric]) for policy, of in cells.items()], f"{name}, seconds")
+        for metric, name in METRICS.items()
         if cells
     ]
 

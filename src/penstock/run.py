@@ -16,7 +16,9 @@ Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 Record = Literal["summary", "requests", "batches", "allocations"]
 
+METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+STATISTICS = ("mean", *QUANTILES)
 
 
 def exact_sum(samples: Ints) -> int:

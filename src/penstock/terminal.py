@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.run import METRICS, STATISTICS
+
 if TYPE_CHECKING:
     from penstock.analysis.answer import Answer
     from penstock.analysis.latency import SteadyState
@@ -133,10 +135,6 @@ def _print_run(console: Console, run: "Run") -> None:
         f"arrivals the backlog changed by {_signed(run.growth_tokens_per_s)} tokens/s",
         highlight=False,
     )
-
-
-METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
-STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 def _latency_table(title: str) -> Table:

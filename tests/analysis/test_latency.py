@@ -283,7 +283,7 @@ def test_a_target_is_read_as_it_is_written(text: str, target: Target) -> None:
 
 
 @given(
-    st.sampled_from(METRICS),
+    st.sampled_from(list(METRICS)),
     st.one_of(st.just("mean"), st.integers(1, 999).map(lambda tenths: f"p{tenths / 10:g}")),
     st.floats(1e-9, 1e9),
 )

@@ -191,6 +191,19 @@ def test_extreme_rates_are_answered(rate: float) -> None:
     assert found.verdict == ("stable" if rate < 1 else "unstable")
 
 
+@pytest.mark.parametrize("convention", ["paper", "engine"])
+@pytest.mark.parametrize(("prompt", "output"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("rho", [0.3, 0.9, 1.1])
+def test_requests_of_a_token_or_two_are_judged_right(
+    prompt: int, output: int, rho: float, convention: Convention
+) -> None:
+    server = ps.Server(TP1, 64, convention=convention)
+    rate = rho * ps.certify(ps.Workload.poisson(1.0, prompt, output), server).max_rate
+    for seed in range(3):
+        found = verdict(ps.Workload.poisson(rate, prompt, output), server, seed=seed)
+        assert found.verdict == ("stable" if rho < 1 else "unstable")
+
+
 def test_requests_without_a_decode_phase_are_judged_from_prefill_alone() -> None:
     found = verdict(ps.Workload.poisson(10.0, 129, 1), ps.Server(TP1, 512))
     assert [watch.start for watch in found.watches] == ["prefill"]

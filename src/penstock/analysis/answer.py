@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock import checks
@@ -10,7 +10,7 @@ from penstock.analysis.latency import SteadyState, estimate
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
-from penstock.run import QUANTILES, Record, Run
+from penstock.run import STATISTICS, Record, Run
 from penstock.simulate import TICK_S, Progress, length_of_run, simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
@@ -80,14 +80,15 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``."""
+        steady = self.latency.as_dict() if self.latency else {"latency": None, "intervals": None}
         return {
             "verdict": self.verdict,
             "load": load_as_dict(self.certificate),
             "certificate": self.certificate.as_dict(),
             "stability": self.stability.as_dict(),
             "simulation": run_as_dict(self.run) | {"verdict": self.stability.verdict},
-            "latency": None if self.latency_refused else self._latency(),
-            "latency_interval": self._intervals() if self.latency else None,
+            "latency": None if self.latency_refused else steady["latency"] or latency_as_dict(self.run),
+            "latency_interval": steady["intervals"],
             "latency_refused": self.latency_refused,
             "targets": [
                 {
@@ -101,24 +102,6 @@ class Answer:
             "disagreement": self.disagreement,
             "warnings": list(self.warnings),
         }
-
-    def _latency(self) -> dict[str, dict[str, float | None]]:
-        if self.latency is None:
-            return latency_as_dict(self.run)
-        return {metric: {name: of[name].value for name in _STATISTICS} for metric, of in self._estimates().items()}
-
-    def _intervals(self) -> dict[str, dict[str, list[float | None]]]:
-        return {
-            metric: {name: [of[name].low, of[name].high] for name in _STATISTICS}
-            for metric, of in self._estimates().items()
-        }
-
-    def _estimates(self) -> Mapping[str, Mapping[str, Estimate]]:
-        assert self.latency is not None
-        return self.latency.estimates
-
-
-_STATISTICS = ("mean", *QUANTILES)
 
 
 def check(
@@ -280,6 +263,4 @@ def run_as_dict(run: Run) -> dict[str, Any]:
 
 def latency_as_dict(run: Run) -> dict[str, dict[str, float | None]]:
     """Return the JSON form of the latency of a run."""
-    return {
-        row["metric"]: {name: row[name] for name in ("mean", *QUANTILES)} for row in run.latency().iter_rows(named=True)
-    }
+    return {row["metric"]: {name: row[name] for name in STATISTICS} for row in run.latency().iter_rows(named=True)}

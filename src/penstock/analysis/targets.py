@@ -7,8 +7,8 @@ from typing import Literal, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.run import METRICS
 
-METRICS = ("ttft_s", "tbt_s", "e2e_s")
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
 
 _PERCENTILE = r"p[0-9]+(\.[0-9]+)?"

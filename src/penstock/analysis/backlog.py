@@ -1,0 +1,191 @@
+"""A server under a large backlog: how it begins, and the path of its work."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel import server as kernel
+from penstock.kernel.server import NEVER
+from penstock.session import Session, Window
+from penstock.simulate import TICK_S
+from penstock.system.server import Server
+from penstock.workload.arrivals import BLOCK
+from penstock.workload.workload import Requests, Workload
+
+Start = Literal["prefill", "mixed", "decode"]
+
+FEWEST_LOOKS = 40
+"""Looks at a path before it tells anything."""
+
+_NEVER_S = 1e9  # a later arrival comes when every backlog has left, and is a time that can still be counted
+_LOOKS = 64  # at the path, about, before it is thinned
+_WARMUP_LOOK, _FIRST_LOOK = 64, 2  # batches, or runs of equal ones, from one look to the next
+_LONGEST_LOOK = 2**20
+_STARVED = 4  # arrivals to every slot of a batch, after which decoding requests starve
+
+
+class Path(NamedTuple):
+    """The work under watch, at some ends of batches; shape (looks,) each: seconds, tokens, requests arrived."""
+
+    time_s: npt.NDArray[np.float64]
+    work: npt.NDArray[np.float64]
+    arrived: npt.NDArray[np.int64]
+
+
+class Backlog:
+    """A server under a backlog, run a few batches at a time, and the path of its work.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives and what serves.
+    start, initial
+        What it begins with, and how many requests of it.
+    """
+
+    def __init__(self, workload: Workload, server: Server, start: Start, initial: int) -> None:
+        self.server, self.initial, self.slots = server, initial, slots(server)
+        self.offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
+        self.session = Session(server, "summary", TICK_S, True, NEVER)
+        self.source = _flooded(workload, self.initial)
+        self.window = Window.of_requests(next(self.source), TICK_S)
+        self.session.fit(self.window)
+        if start == "decode":
+            self.session.prefilled(self.window, self.initial)
+        elif start == "mixed":
+            self.session.prefilled(self.window, self._stagger(workload.seed))
+        here = slice(0, self.initial)
+        self.work = int((self.window.prompt[here].astype(np.int64) + self.window.output[here]).sum())
+        self.begun = int(self.session.state[kernel.COMPLETED])
+        self.work -= self.begun + self.initial * int(self.session.options[kernel.ENGINE])
+        self.emptied = False
+        self.steps = _WARMUP_LOOK
+        self.looks = [self._point()]
+
+    def _stagger(self, seed: int) -> int:
+        """Shorten the first requests to what a random one of their tokens leaves; return how many.
+
+        They fill the slots of a batch. Requests that all began at once could go on in step for ever.
+        """
+        count = min(self.slots, self.initial)
+        rng = np.random.default_rng(np.random.SeedSequence([seed, count]))
+        left = 1 + rng.random(count) * (self.window.output[:count] - 1)
+        self.window.output[:count] = left.astype(np.int32)
+        return count
+
+    @property
+    def arrived(self) -> int:
+        """Requests, the initial ones included."""
+        return self.session.arrived
+
+    @property
+    def finished(self) -> int:
+        """Requests."""
+        return self.session.finished
+
+    def replace(self, patience: int) -> None:
+        """Run until every request that is here now has left, so many have arrived, or nothing is left."""
+        here, left = max(self.arrived, self.initial), 0
+        while not self.emptied and left < here and self.arrived - here < patience:
+            self.look()
+            dropped = int(self.session.state[kernel.DROPPED])
+            left = max(left, dropped)
+            staying = np.flatnonzero(self.window.finish[left - dropped : max(here - dropped, 0)] < 0)
+            left = left + int(staying[0]) if staying.size else here
+
+    def step(self, steps: int) -> None:
+        """Run so many batches; see whether nothing is left that would not fit into one."""
+        session, server = self.session, self.server
+        if session.step(self.window, steps):
+            kept = session.fold(self.window, everything=False)
+            self.window = Window.joined([kept, Window.of_requests(next(self.source), TICK_S)])
+            session.fit(self.window)
+        state = session.state
+        if state[kernel.BUSY] < state[kernel.NOW]:  # idle for a while: everything had left
+            self.emptied = True
+        waiting = int(state[kernel.ARRIVED] - state[kernel.HEAD])
+        if waiting + state[kernel.DECODING] <= self.slots:
+            prompts = self.window.prompt[state[kernel.HEAD] : state[kernel.ARRIVED]]
+            tokens = int(prompts.sum(dtype=np.int64)) - int(state[kernel.HEAD_DONE])
+            self.emptied |= tokens + int(state[kernel.DECODING]) <= server.token_budget
+
+    @property
+    def served(self) -> bool:
+        """Whether the server did away with half of the initial work by doing more than arrives on average."""
+        return self._point()[1] < -self.work / 2
+
+    def begin(self) -> None:
+        """Begin the watch: forget the path so far, unless it is all there was."""
+        if not self.emptied:
+            self.looks, self.steps = [self._point()], _FIRST_LOOK
+        state = self.session.state
+        self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.slots)
+        self.enough_arrived = self.arrived + _STARVED * self.slots
+
+    @property
+    def seen_enough(self) -> bool:
+        """Whether the requests that were being decoded are replaced: a policy may run through cycles of that length.
+
+        Where none ever finish, because the policy lets them starve, enough arrivals do.
+        """
+        turned_over = self.finished >= self.enough_finished or self.arrived >= self.enough_arrived
+        return turned_over and len(self.looks) >= FEWEST_LOOKS
+
+    def look(self) -> None:
+        """Run some batches and note where the work is; ever more batches, so that the looks stay few."""
+        self.step(self.steps)
+        self.looks.append(self._point())
+        if len(self.looks) > 2 * _LOOKS:
+            self.looks = self.looks[::2]
+            self.steps = min(2 * self.steps, _LONGEST_LOOK)
+
+    @property
+    def moved(self) -> float:
+        """How far the work has moved, tokens."""
+        return self.looks[-1][1] - self.looks[0][1]
+
+    def path(self) -> Path:
+        """Return the looks, with work measured from the first."""
+        time_s, work, arrived = np.array(self.looks).T
+        return Path(time_s, work - work[0], arrived.astype(np.int64))
+
+    def _point(self) -> tuple[float, float, int]:
+        time_s = self.session.now * TICK_S
+        processed = int(self.session.state[kernel.COMPLETED]) - self.begun
+        return time_s, self.offered * time_s - processed, self.arrived
+
+
+def slots(server: Server) -> int:
+    """Return the most requests in a batch."""
+    return min(server.token_budget, server.max_batch_size or server.token_budget)
+
+
+def _flooded(workload: Workload, initial: int) -> Iterator[Requests]:
+    """Yield the workload with its first requests all there at the start; the others come after, as they would."""
+    blocks = endless(workload)
+    held: list[Requests] = []
+    while sum(block.arrival_s.size for block in held) <= initial:
+        held.append(next(blocks))
+    arrival_s, prompt, output = (np.concatenate(columns) for columns in zip(*held, strict=True))
+    origin = arrival_s[initial - 1]
+    yield Requests(np.clip(arrival_s - origin, 0.0, _NEVER_S), prompt, output)
+    for block in blocks:
+        yield block._replace(arrival_s=np.minimum(block.arrival_s - origin, _NEVER_S))
+
+
+def endless(workload: Workload) -> Iterator[Requests]:
+    """Yield blocks of requests for ever; a recording follows itself after a gap of the mean length."""
+    if workload.rows is None:
+        yield from workload.blocks()
+        return
+    period = workload.rows / workload.rate
+    recorded = workload.requests(workload.rows)
+    times = math.ceil(BLOCK / workload.rows)
+    arrival_s = (recorded.arrival_s + period * np.arange(times)[:, None]).ravel()
+    prompt, output = (np.tile(tokens, times) for tokens in (recorded.prompt_tokens, recorded.output_tokens))
+    for again in itertools.count():
+        yield Requests(arrival_s + again * times * period, prompt, output)
