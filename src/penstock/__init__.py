@@ -15,6 +15,8 @@ from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
 from penstock.run import Run
 from penstock.simulate import simulate
 from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
+from penstock.system.engines import ENGINES, engine_defaults
+from penstock.system.memory import Memory
 from penstock.system.policies import POLICIES, Policy, policy
 from penstock.system.presets import HARDWARE, hardware
 from penstock.system.server import Server
@@ -28,6 +30,7 @@ from penstock.workload.workload import Workload, read_trace
 
 __all__ = [
     "DECODE_FIRST",
+    "ENGINES",
     "HARDWARE",
     "POLICIES",
     "PREFILL_FIRST",
@@ -46,6 +49,7 @@ __all__ = [
     "LogNormal",
     "MaxRate",
     "Measured",
+    "Memory",
     "Mixture",
     "MulticlassLoad",
     "PiecewiseConstant",
@@ -61,6 +65,7 @@ __all__ = [
     "audit",
     "certify",
     "check",
+    "engine_defaults",
     "estimate",
     "fluid",
     "hardware",

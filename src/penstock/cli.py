@@ -1,4 +1,4 @@
-"""The command line: ``penstock check | compare | region | max-rate | simulate | traces``."""
+"""The command line: ``penstock check | compare | region | max-rate | recommend | simulate | traces``."""
 
 import dataclasses
 import json
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.analysis.max_rate import MaxRate
     from penstock.run import Run
     from penstock.scenario import Scenario
+    from penstock.system.engines import Engine
     from penstock.system.policies import Policy
     from penstock.system.server import Server
 
@@ -216,6 +217,45 @@ def max_rate(
 
 
 @app.command()
+def recommend(
+    scenario: ScenarioPath,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            help="stable-rate, ttft, tbt or e2e; default: e2e where the load is carried safely, else stable-rate.",
+        ),
+    ] = None,
+    policies: Annotated[
+        str | None, typer.Option("--policies", help="Policies to try, separated by commas, from simple to subtle.")
+    ] = None,
+    requests: Requests = None,
+    precision: Annotated[float, typer.Option("--precision", help="Of the highest stable rates.")] = 0.02,
+    alpha: Alpha = 0.01,
+    seed: Seed = None,
+    as_json: Json = False,
+    strict: Strict = False,
+) -> None:
+    """Say which policy and which token budget to use, why, and what that gains over the current ones."""
+    chosen = _scenario(scenario, None, requests, seed)
+    from penstock.analysis import recommend as study
+
+    names = study.FROM_SIMPLE_TO_SUBTLE
+    tried = [s.policy for s in _servers(chosen, policies, names).values()]
+    with progress.bar("Comparing") as show:
+        found = study.recommend(
+            chosen.workload, chosen.server, objective=objective, policies=tried,  # type: ignore[arg-type]
+            requests=requests or study.enough_of(chosen.requests), precision=precision, alpha=alpha, progress=show,
+        )  # fmt: skip
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        terminal.print_recommend(chosen, found)
+    if strict and found.recommended.answer.verdict != "stable":
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+@app.command()
 def simulate(
     scenario: ScenarioPath,
     policy: PolicyName = None,
@@ -339,7 +379,9 @@ def _check_outputs(scenario: Path, figures: Path | None, report: Path | None) ->
             raise InputError(f"--report {report} is the scenario itself, which would be lost; give another file")
 
 
-def _servers(scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy]") -> "dict[str, Server]":
+def _servers(
+    scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
+) -> "dict[str, Server]":
     """Return the scenario's server under each of the policies named, by their names."""
     from penstock.system.policies import POLICIES, resolve
 

@@ -1,15 +1,17 @@
 """The paper's Markov chain, transcribed literally: the specification of the simulator.
 
 This is the basic LLM queueing model of Section 3 (``sec:markov-chain``) in plain Python, one time slot after another,
-with the four policies of Section 4 (``sec:incumbent``) and the max batch size of Section 6. It is slow on purpose:
-every line should be checkable against the paper. The fast kernel must equal it event for event.
+with the four policies of Section 4 (``sec:incumbent``) and the max batch size of Section 6, and the adaptive policies
+that answer its open question. It is slow on purpose: every line should be checkable against the paper. The fast kernel
+must equal it event for event.
 
 Slots and ticks: slot ``n`` begins at tick ``n`` and ends at tick ``n + 1``. So a batch formed at tick ``n`` that takes
 ``t_b`` slots finishes at tick ``n + t_b``, and an arrival stamped ``T`` is the paper's arrival in slot ``T - 1``: the
 scheduler sees it at tick ``T``. At a tick the order is finish, arrive, schedule.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TypeAlias
@@ -53,6 +55,13 @@ class State:
     token_budget: int  # b_max
     max_batch_size: int | None  # k_max; None: no limit
     scope: str
+    batch_time: Callable[[int], int] = lambda tokens: 1  # t_b
+    arrived: tuple[Request, ...] = ()  # since tick 0, in arrival order; those that departed too
+
+    @property
+    def prompts(self) -> tuple[Request, ...]:
+        """Requests in prefill (p_i > 0), oldest first."""
+        return tuple(request for request in self.requests if request.P > 0)
 
     @property
     def decoding(self) -> tuple[Request, ...]:
@@ -62,14 +71,13 @@ class State:
     @property
     def candidates(self) -> tuple[Request, ...]:
         """Prompts (p_i > 0) that the max batch size lets into this batch, oldest first."""
-        prompts = tuple(request for request in self.requests if request.P > 0)
         if self.max_batch_size is None:
-            return prompts
+            return self.prompts
         if self.scope == "batch":
-            return prompts[: self.max_batch_size]
+            return self.prompts[: self.max_batch_size]
         room = self.max_batch_size - sum(request.admitted for request in self.requests)
-        partial = tuple(request for request in prompts if request.admitted)
-        new = tuple(request for request in prompts if not request.admitted)
+        partial = tuple(request for request in self.prompts if request.admitted)
+        new = tuple(request for request in self.prompts if not request.admitted)
         return partial + new[:room]
 
 
@@ -96,14 +104,95 @@ def sarathi(state: State) -> Allocation:
     return fill(state, state.decoding + state.candidates)
 
 
-def fill(state: State, requests: Iterable[Request]) -> Allocation:
+def maxweight(state: State) -> Allocation:
+    """Serve the batch that is worth most per second, by the requests in each phase (MaxWeight back-pressure)."""
+    return worth_most(state, len(state.prompts), len(state.decoding))
+
+
+def maxweight_tokens(state: State) -> Allocation:
+    """Serve the batch that is worth most per second, by the tokens in each phase, counted in mean requests."""
+    m_p, m_d = mean_tokens(state)
+    return worth_most(
+        state, sum(request.P for request in state.prompts) / m_p, sum(request.D for request in state.decoding) / m_d
+    )
+
+
+def mean_tokens(state: State) -> tuple[float, float]:
+    """Return m_p of the requests that arrived and m_d of those that departed; m_p for both while no decode is known."""
+    departed = [request.decode_tokens for request in state.arrived if request.finish is not None]
+    m_p = sum(request.prompt_tokens for request in state.arrived) / len(state.arrived)
+    return m_p, sum(departed) / len(departed) if sum(departed) > 0 else m_p
+
+
+def worth_most(state: State, Zp: float, Zd: float) -> Allocation:
+    """Serve the batch of the greatest [x (Zp - Zd) / m_p + y Zd / m_d] / t_{x+y}; of equals, the first found.
+
+    Every budget is tried that one more token would give another batch time, and every split of it. Prefill tokens fill
+    a budget from as many prompts as hold them; only where slots run out before the budget does, prompts are counted.
+    """
+    m_p, m_d = mean_tokens(state)
+    prefill_worth, decode_worth = (Zp - Zd) * m_d, Zd * m_p  # m_p m_d times that of a token
+    prompts = state.candidates if prefill_worth > 0 else ()
+    k = len(state.requests) if state.max_batch_size is None else state.max_batch_size
+    best, chosen = -1.0, (0, 0.0, 0)
+    for b in range(1, state.token_budget + 1):
+        if b < state.token_budget and state.batch_time(b) == state.batch_time(b + 1):
+            continue
+        for x, y in splits(prompts, min(len(state.decoding), k), b, k, prefill_first=prefill_worth > decode_worth):
+            load = math.ceil(x + y)
+            worth = (x * prefill_worth + y * decode_worth) / state.batch_time(load) if load > 0 else -1.0
+            if worth > best + 1e-12 * best:  # apart by more than rounding errors
+                best, chosen = worth, (b, x, y)
+    b, x, y = chosen
+    if x < b - y and prefill_worth <= decode_worth:
+        return fill(state, state.decoding[:y] + prompts[: k - y], b)
+    allocation = fill(state, prompts, math.floor(x))
+    return allocation | fill(state, state.decoding, b - math.floor(x), k - len(allocation))
+
+
+def splits(
+    prompts: Sequence[Request], decodes: int, b: int, k: int, prefill_first: bool
+) -> Iterator[tuple[float, int]]:
+    """Yield the prefill and decode tokens that can share b tokens and k slots.
+
+    n prompts hold as many tokens as are left of the oldest, and of the others on average.
+    """
+    oldest = prompts[0].P if prompts else 0
+    others, tokens_of_others = len(prompts) - 1, sum(request.P for request in prompts) - oldest
+    if prefill_first:
+        x, n = min(oldest + tokens_of_others, b), min(len(prompts), 1)
+        while n < len(prompts) and (n - 1) * tokens_of_others < (x - oldest) * others:
+            n += 1
+        yield x, min(decodes, b - x, k - n)
+        return
+    for y in range(min(decodes, b), -1, -1):
+        n = min(len(prompts), k - y)
+        yield min(b - y, oldest + (n - 1) * (tokens_of_others / max(others, 1)) if n > 0 else 0), y
+
+
+def pool_controlled(state: State) -> Allocation:
+    """Serve decodes first, with a budget that falls as more requests decode, where a max batch size binds."""
+    b_max, k, pool = state.token_budget, state.max_batch_size, len(state.decoding)
+    if k is None or k >= b_max or pool < 0.9 * k:
+        return sarathi(state)
+    if pool >= 1.2 * k:
+        return fill(state, state.decoding)
+    slots = k - 1 if state.candidates and k > 1 else k  # a slot for a prompt
+    decoding = state.decoding[: min(slots, b_max)]
+    changes = [b for b in range(1, b_max) if state.batch_time(b) != state.batch_time(b + 1)]
+    return fill(state, decoding + state.candidates, min(b for b in [*changes, b_max] if b >= len(decoding)))
+
+
+def fill(state: State, requests: Iterable[Request], tokens: int | None = None, slots: int | None = None) -> Allocation:
     """Serve the requests in the order given while tokens and slots last; a prompt is cut to fit.
 
-    In scope ``running`` slots never bind: decodes and candidates together are at most the max batch size.
+    So many tokens and slots as given, else as many as a batch may have. In scope ``running`` slots never bind: decodes
+    and candidates together are at most the max batch size.
     """
     allocation: Allocation = {}
-    tokens_left = state.token_budget
+    tokens_left = state.token_budget if tokens is None else tokens
     slots_left = len(state.requests) if state.max_batch_size is None else state.max_batch_size
+    slots_left = slots_left if slots is None else slots
     for request in requests:
         if tokens_left == 0 or slots_left == 0:
             break
@@ -120,6 +209,9 @@ POLICIES: dict[str, Policy] = {
     "vllm-vanilla": vllm_vanilla,
     "orca": orca,
     "sarathi": sarathi,
+    "maxweight": maxweight,
+    "maxweight-tokens": maxweight_tokens,
+    "pool-controlled": pool_controlled,
 }
 
 
@@ -279,7 +371,8 @@ def simulate(
         # 1. Scheduling
         t_b = 0
         if R == 0 and Q:
-            state = State(n, tuple(Q), b_max, k_max, scope)
+            arrived = tuple(request for request in requests if request.arrival <= n)
+            state = State(n, tuple(Q), b_max, k_max, scope, batch_time, arrived)
             pi = choose(state)
             assert_feasible(state, pi)
             served = {i: (delta_p, delta_d) for i, (delta_p, delta_d) in pi.items() if delta_p + delta_d > 0}

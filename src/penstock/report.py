@@ -146,13 +146,10 @@ def report_region(path: Path, scenario: Scenario, found: OperatingPoint) -> None
 
 def _heading(scenario: Scenario, policies: list[str]) -> str:
     workload, server = scenario.workload, scenario.server
-    size = (
-        f"max batch size {server.max_batch_size:,} ({server.scope})" if server.max_batch_size else "no max batch size"
-    )
     return (
         f"{workload.describe()}, {workload.rate:,.4g} requests/s, "
         f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens; "
-        f"{', '.join(policies)}, token budget {server.token_budget:,}, {size}"
+        f"{', '.join(policies)}, {server.limits}"
     )
 
 
@@ -227,14 +224,17 @@ def _hypotheses(found: Mapping[str, Answer]) -> list[Section]:
 def _runs_table(runs: Mapping[str, Run], found: Mapping[str, Answer]) -> Table:
     """Lay out what was simulated: a row per policy, or for one policy a row per figure."""
     rows = []
+    limited = any(run.server.memory for run in runs.values())
     for name, run in runs.items():
         growth = run.growth_tokens_per_s
         backlog = "-" if np.isnan(growth) else f"{round(growth) or 0:+,}"
         numbers = (run.arrived, run.unfinished, run.n_batches, run.tokens_per_s)
         verdicts = (found[name].certificate.verdict, found[name].stability.verdict) if len(found) > 1 else ()
-        rows.append((name, *verdicts, *(f"{n:,.0f}" for n in numbers), f"{run.utilisation:.0%}", backlog))
+        again = (f"{run.preemptions:,}", f"{run.recomputed_tokens:,}") if limited else ()
+        rows.append((name, *verdicts, *(f"{n:,.0f}" for n in numbers), f"{run.utilisation:.0%}", backlog, *again))
     words = ("Theorem", "Test") if len(found) > 1 else ()
     columns = ("Policy", *words, "Requests", "Unfinished", "Batches", "Tokens/s", "Busy", "Backlog, tokens/s")
+    columns += ("Preemptions", "Tokens done again") if limited else ()
     if len(rows) == 1:
         first, *others = zip(columns, rows[0], strict=True)
         return Table(first, others)

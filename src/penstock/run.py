@@ -79,6 +79,8 @@ class Rows:
         Shape (requests,), ticks since the first arrival.
     prompt_tokens, output_tokens
         Shape (requests,), tokens.
+    preemptions
+        Shape (requests,), or None where nothing can be preempted.
     """
 
     arrival: Ints
@@ -86,6 +88,7 @@ class Rows:
     output_tokens: npt.NDArray[np.int32]
     first_token: Ints
     finish: Ints
+    preemptions: Ints | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -117,6 +120,10 @@ class Run:
         Tokens in batches that started.
     gaps
         Times between successive output tokens of a request, stalls included, pooled over requests.
+    preemptions, recomputed_tokens
+        How often a request had to make room, and the tokens that were processed again (they count as tokens too).
+    dropped
+        Requests left out because they could never fit.
     rows, folded
         Either what happened to each request, or (ttft, e2e) of all of them with values rounded to 0.05%.
     """
@@ -138,6 +145,10 @@ class Run:
     folded: tuple[Distribution, Distribution] | None
     batch_rows: Ints | None
     allocation_rows: Ints | None
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    reused_tokens: int = 0
+    dropped: int = 0
 
     @property
     def unfinished(self) -> int:
@@ -153,6 +164,15 @@ class Run:
     def tokens_per_s(self) -> float:
         """Tokens processed per simulated second, prefill and decode together."""
         return self.tokens / self.seconds if self.end else 0.0
+
+    @property
+    def memory_facts(self) -> str:
+        """What KV memory did, in words that end a sentence; nothing where it did nothing."""
+        said = ""
+        if self.preemptions:
+            share = self.recomputed_tokens / self.tokens if self.tokens else 0.0
+            said += f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
+        return said + (f"; {self.dropped:,} requests were dropped, as they never fit" if self.dropped else "")
 
     @property
     def utilisation(self) -> float:
@@ -191,18 +211,20 @@ class Run:
 
     @functools.cached_property
     def requests(self) -> pl.DataFrame:
-        """One row per request: request, arrival_ns, first_token_ns, finish_ns, prompt_tokens, output_tokens."""
+        """One row per request: request, arrival_ns, first_token_ns, finish_ns, prompt_tokens, output_tokens.
+
+        And preemptions, on a server with memory or the scheduler of an engine.
+        """
         rows = self._recorded(self.rows, "requests")
-        return pl.DataFrame(
-            {
-                "request": np.arange(rows.arrival.size),
-                "arrival_ns": self._ns(rows.arrival),
-                "first_token_ns": self._ns(rows.first_token),
-                "finish_ns": self._ns(rows.finish),
-                "prompt_tokens": rows.prompt_tokens,
-                "output_tokens": rows.output_tokens,
-            }
-        )
+        columns = {
+            "request": np.arange(rows.arrival.size),
+            "arrival_ns": self._ns(rows.arrival),
+            "first_token_ns": self._ns(rows.first_token),
+            "finish_ns": self._ns(rows.finish),
+            "prompt_tokens": rows.prompt_tokens,
+            "output_tokens": rows.output_tokens,
+        }
+        return pl.DataFrame(columns if rows.preemptions is None else columns | {"preemptions": rows.preemptions})
 
     @functools.cached_property
     def series(self) -> pl.DataFrame:
@@ -247,7 +269,7 @@ class Run:
         """Use of each batch composition: prefill_tokens, decode_tokens, batches, seconds, share of the busy time."""
         keys, counts = self.mixes
         prefill, decode = keys >> 32, keys & 0xFFFFFFFF
-        duration = np.rint(self.server.batch_time.table(self.server.token_budget) / self.tick_s)
+        duration = np.rint(self.server.batch_time.table(self.server.most_tokens) / self.tick_s)
         seconds = counts * duration[prefill + decode] * self.tick_s
         return pl.DataFrame(
             {

@@ -12,9 +12,11 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
-from penstock.system.policies import resolve
+from penstock.system.engines import Engine, engine_defaults
+from penstock.system.memory import Memory
+from penstock.system.policies import Policy, resolve
 from penstock.system.presets import hardware
-from penstock.system.server import Server
+from penstock.system.server import Server, usual_block_size
 from penstock.workload import catalogue
 from penstock.workload.lengths import Constant, Gamma, Geometric, Length, LogNormal, Mixture, Uniform
 from penstock.workload.workload import Workload, read_trace
@@ -227,15 +229,19 @@ class BatchTimeSection(_Section):
 
 
 def _seconds(name: str, ms: float) -> float:
-    why = "no batch takes negative time, or days; give milliseconds"
-    return checks.number(f"server.batch_time: {name}", ms, 0, _LONGEST_MS, "ms", why) / 1e3
+    why = "nothing takes negative time, or days; give milliseconds"
+    return checks.number(f"server: {name}", ms, 0, _LONGEST_MS, "ms", why) / 1e3
 
 
 ENGINE_NAMES = {
-    "token_budget": ("token_budget", "max_num_batched_tokens", "chunked_prefill_size"),
+    "token_budget": ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
     "max_batch_size": ("max_batch_size", "max_num_seqs", "max_running_requests"),
+    "order": ("order", "scheduling_policy"),
+    "kv_blocks": ("kv_blocks", "num_gpu_blocks", "num_gpu_blocks_override"),
+    "kv_tokens": ("kv_tokens", "max_total_tokens"),
+    "block_size": ("block_size", "page_size"),
 }
-"""What vLLM and SGLang call the limits."""
+"""What vLLM, SGLang and TensorRT-LLM call the limits."""
 
 
 def _alias(*names: str) -> AliasChoices:
@@ -243,31 +249,108 @@ def _alias(*names: str) -> AliasChoices:
     return AliasChoices(*names, *(name.replace("_", "-") for name in names))
 
 
+class MemorySection(_Section):
+    """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``, and the rules of its use; see `Memory`."""
+
+    blocks: Whole | None = None
+    tokens: Whole | None = None
+    block_size: Whole | None = None
+    watermark: float | None = None
+    admission: Literal["input", "completion", "optimistic"] | None = None
+    preemption: Literal["recompute", "swap"] = "recompute"
+    swap_ms_per_block: float = 0.0
+    too_long: Literal["error", "drop"] = "error"
+    prefix_caching: bool = False
+
+
+class GpuSection(_Section):
+    """A GPU, from whose memory engines choose their limits."""
+
+    memory_gib: float
+    a100: bool = False
+    offline: bool = False
+
+
 class ServerSection(_Section):
     """What serves; engine names are accepted for the limits."""
 
     hardware: str | None = None
     batch_time: BatchTimeSection | None = None
-    token_budget: Whole = Field(validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
+    token_budget: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
     max_batch_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"]))
+    gpu: GpuSection | None = None
     policy: str = "sarathi"
-    policy_params: list[float] = []
+    policy_params: list[float] | dict[str, Any] = []
     scope: Literal["batch", "running"] = "running"
     convention: Literal["paper", "engine"] = "engine"
+    order: Literal["fcfs", "priority"] = Field("fcfs", validation_alias=_alias(*ENGINE_NAMES["order"]))
+    kv_blocks: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_blocks"]))
+    kv_tokens: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_tokens"]))
+    block_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["block_size"]))
+    memory: MemorySection | None = None
 
     def build(self, folder: Path) -> Server:
         """Return the server; files are looked for in ``folder``."""
         if (self.hardware is None) == (self.batch_time is None):
             raise InputError("server: give either `hardware` (a preset) or `batch_time`, and not both")
         batch_time = self.batch_time.build(folder) if self.batch_time else hardware(str(self.hardware)).batch_time
+        token_budget, max_batch_size = self._limits()
+        policy = resolve(self.policy, folder=folder)
+        memory = self._memory(policy)
+        if memory is None and self.block_size is not None and self.kv_blocks is None and self.kv_tokens is None:
+            raise InputError(
+                f"server: block_size is {self.block_size}, but KV memory has no limit; give kv_blocks or kv_tokens"
+            )
         return Server(
             batch_time,
-            self.token_budget,
-            self.max_batch_size,
-            resolve(self.policy, folder=folder),
+            token_budget,
+            max_batch_size,
+            policy,
             self.scope,
             self.convention,
             self.policy_params,
+            memory,
+            self.order,
+            kv_blocks=self.kv_blocks,
+            kv_tokens=self.kv_tokens,
+            block_size=self.block_size,
+        )
+
+    def _limits(self) -> tuple[int, int | None]:
+        """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
+        budget, slots = self.token_budget, self.max_batch_size
+        if self.gpu is not None:
+            chosen = engine_defaults(
+                self.policy, self.gpu.memory_gib, a100=self.gpu.a100, offline=self.gpu.offline
+            )
+            budget = chosen.token_budget if budget is None else budget
+            slots = chosen.max_batch_size if slots is None else slots
+        if budget is None:
+            raise InputError(
+                "server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for vllm and sglang "
+                "`gpu: {memory_gib: 80}`, from which they choose it"
+            )
+        return budget, slots
+
+    def _memory(self, policy: Policy | Engine) -> Memory | None:
+        """Return the KV memory that ``memory`` describes."""
+        given = self.memory
+        if given is None:
+            return None
+        if (given.blocks is None) == (given.tokens is None):
+            raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
+        if self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None:
+            raise InputError("server: `memory` and kv_blocks, kv_tokens, block_size say the same; keep `memory`")
+        block_size = given.block_size or usual_block_size(policy)
+        whole = Memory(given.blocks, block_size) if given.blocks else Memory.of_tokens(given.tokens or 0, block_size)
+        return dataclasses.replace(
+            whole,
+            watermark=given.watermark,
+            admission=given.admission,
+            preemption=given.preemption,
+            swap_s=_seconds("swap_ms_per_block", given.swap_ms_per_block),
+            too_long=given.too_long,
+            prefix_caching=given.prefix_caching,
         )
 
 

@@ -13,6 +13,7 @@ from penstock.kernel import counting
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.run import Distribution, Record, Rows, Run, exact_sum
+from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.workload.workload import Requests
 
@@ -36,14 +37,22 @@ class Window:
     arrival: Ints
     prompt: npt.NDArray[np.int32]
     output: npt.NDArray[np.int32]
+    priority: npt.NDArray[np.int32]
     first_token: Ints
     finish: Ints
 
     @classmethod
-    def of(cls, arrival: Ints, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32]) -> "Window":
+    def of(
+        cls,
+        arrival: Ints,
+        prompt: npt.NDArray[np.int32],
+        output: npt.NDArray[np.int32],
+        priority: npt.NDArray[Any] | None = None,
+    ) -> "Window":
         """Take requests of which nothing has happened yet."""
         unknown = np.full(arrival.size, -1, np.int64)
-        return cls(arrival, prompt, output, unknown, unknown.copy())
+        urgent = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
+        return cls(arrival, prompt, output, urgent, unknown, unknown.copy())
 
     @classmethod
     def of_requests(cls, requests: Requests, tick_s: float) -> "Window":
@@ -55,7 +64,7 @@ class Window:
                 "ask for fewer requests, a higher rate, or a larger tick_s"
             )
         columns = (requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32))
-        return cls.of(np.rint(requests.arrival_s / tick_s).astype(np.int64), *columns)
+        return cls.of(np.rint(requests.arrival_s / tick_s).astype(np.int64), *columns, requests.priority)
 
     @classmethod
     def joined(cls, parts: "Sequence[Window]") -> "Window":
@@ -67,7 +76,11 @@ class Window:
     @property
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """All arrays."""
-        return self.arrival, self.prompt, self.output, self.first_token, self.finish
+        return self.arrival, self.prompt, self.output, self.priority, self.first_token, self.finish
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> "Window":
+        """Return some of the requests."""
+        return Window(*(column[mask] for column in self.columns))
 
     def split(self, count: int) -> tuple["Window", "Window"]:
         """Return the first ``count`` requests, and the others."""
@@ -88,11 +101,13 @@ class Session:
         Tick at which to stop, or NEVER.
     """
 
+    sizes: tuple[int, int, int] = (kernel.N_OPTIONS, kernel.N_STATE, kernel.N_SLOT_ROWS)
+
     def __init__(self, server: Server, record: Record, tick_s: float, compress: bool, stop: int) -> None:
         self.server, self.tick_s, self.stop = server, tick_s, stop
-        self.advance = kernel.compiled_advance()
-        self.params = np.array(server.policy_params, np.float64)
-        seconds = server.batch_time.table(server.token_budget)
+        n_options, n_state, n_slot_rows = self.sizes
+        self.params = np.array(server.params, np.float64)
+        seconds = server.batch_time.table(server.most_tokens)
         if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
             load = int(np.argmax(seconds))
             raise InputError(
@@ -106,37 +121,42 @@ class Session:
                 f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; "
                 "lower tick_s"
             )
-        self.options = np.zeros(kernel.N_OPTIONS, np.int64)
+        self.options = np.zeros(n_options, np.int64)
         self.options[kernel.TOKEN_BUDGET] = server.token_budget
         self.options[kernel.BATCH_SIZE] = server.max_batch_size or _NO_LIMIT
         self.options[kernel.RUNNING_SCOPE] = server.scope == "running"
         self.options[kernel.ENGINE] = server.convention == "engine"
         self.options[kernel.COMPRESS] = compress
+        self.options[kernel.SEES] = server.policy.sees
         self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
         self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" else 0
         self.options[kernel.UNTIL] = stop
 
-        self.state = np.zeros(kernel.N_STATE, np.int64)
+        self.state = np.zeros(n_state, np.int64)
         self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
         self.state[kernel.NEXT_DUE] = NEVER
         self.state[kernel.SERIES_STEP] = 1
-        room = min(server.token_budget, server.max_batch_size or server.token_budget)
-        self.slots = np.full((kernel.N_SLOT_ROWS, room), -1, np.int64)
+        room = self.slots_at_first()
+        self.slots = np.full((n_slot_rows, room), -1, np.int64)
         self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
         self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.segments = np.zeros((2, room + 1), np.int64)
-        self.tallies = np.zeros((kernel.N_TALLIES, server.token_budget + 1), np.int64)
-        self.cells = np.zeros(min((server.token_budget + 1) * (room + 1), kernel.MOST_CELLS), np.int64)
+        self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
+        self.cells = np.zeros(min((server.most_tokens + 1) * (room + 1), kernel.MOST_CELLS), np.int64)
         self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
         self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
         level = self.options[kernel.RECORD]
         self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
-        self.allocation_rows = np.empty((max(4 * server.token_budget, 65_536) if level > 1 else 0, 4), np.int64)
+        self.allocation_rows = np.empty((max(4 * server.most_tokens, 65_536) if level > 1 else 0, 4), np.int64)
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
         self.ttft, self.e2e = _Fold(), _Fold()
         self.last_arrival = 0
         self.reported = time.monotonic()
+
+    def slots_at_first(self) -> int:
+        """Return for how many requests in service there is room: the most that a batch serves."""
+        return min(self.server.token_budget, self.server.max_batch_size or self.server.token_budget)
 
     @property
     def now(self) -> int:
@@ -180,6 +200,21 @@ class Session:
             if done:
                 return
 
+    def keep(self, window: Window) -> Window:
+        """Return the requests that can be served at all: all of them."""
+        return window
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests in prefill, and their unprocessed tokens."""
+        state = self.state
+        return int(state[kernel.ARRIVED] - state[kernel.HEAD]), int(state[kernel.WAITING_TOKENS])
+
+    @property
+    def useful(self) -> int:
+        """Tokens in batches that ended, without those that had to be done again."""
+        return int(self.state[kernel.COMPLETED])
+
     def prefilled(self, window: Window, count: int) -> None:
         """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to decode."""
         alone = window.output[:count] == self.options[kernel.ENGINE]  # their only token comes with the end of prefill
@@ -190,6 +225,9 @@ class Session:
         self.state[[kernel.STARTED, kernel.COMPLETED]] = window.prompt[:count].sum(dtype=np.int64)
         self.state[kernel.FINISHED] = alone.sum()
         self.state[kernel.DECODING] = count - alone.sum()
+        self.state[kernel.ARRIVED_TOKENS] = self.state[kernel.STARTED]
+        decodes = window.output[:count].sum(dtype=np.int64) - count * self.options[kernel.ENGINE]
+        self.state[kernel.DECODE_TOKENS] = decodes
 
     def step(self, window: Window, steps: int) -> bool:
         """Call the kernel for so many policy decisions, making room as it asks; return whether the window is used up.
@@ -203,14 +241,15 @@ class Session:
             status = self._advance(window)
             if status == kernel.FULL:
                 self._make_room()
-        if status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
+        if status not in (kernel.DONE, kernel.MORE, kernel.PAUSED):
             self._refuse(status)
         return status in (kernel.DONE, kernel.MORE)
 
     def _advance(self, window: Window) -> int:
         """Call the kernel once."""
+        assert isinstance(self.server.policy, Policy)
         try:
-            return self.advance(
+            return kernel.compiled_advance()(
                 self.server.policy.compiled, self.params, self.options, self.duration,
                 window.arrival, window.prompt, window.output, window.first_token, window.finish,
                 self.state, self.slots, self.heads, self.bits, self.segments,

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from penstock import checks
+from penstock.engine_session import open_session
 from penstock.errors import InputError, nearest
 from penstock.kernel.server import NEVER
 from penstock.run import Record, Run
@@ -73,8 +74,8 @@ def simulate(
         offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
         drain = workload.rows is not None or not offered > server.batch_time.capacity(server.token_budget)
     stop = NEVER if until is None else round(until / tick_s)
-    session = Session(server, record, tick_s, compress, stop)
-    blocks = windows(workload, requests, stop, tick_s)
+    session = open_session(server, record, tick_s, compress, stop, workload.prefixes)
+    blocks = (session.keep(block) for block in windows(workload, requests, stop, tick_s))
 
     def report() -> None:
         if progress is not None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.analysis.latency import SteadyState
     from penstock.analysis.max_rate import MaxRate
     from penstock.analysis.operating_point import OperatingPoint
+    from penstock.analysis.recommend import Recommendation
     from penstock.run import Run
     from penstock.scenario import Scenario
     from penstock.system.server import Server
@@ -44,15 +45,10 @@ def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", w
 
 def _print_heading(console: Console, scenario: "Scenario", policies: str) -> None:
     workload, server = scenario.workload, scenario.server
-    size = (
-        "no max batch size"
-        if server.max_batch_size is None
-        else f"max batch size {server.max_batch_size:,} ({server.scope})"
-    )
     console.print(
         f"[bold]{escape(scenario.name)}[/bold]  {escape(workload.describe())}, {workload.rate:,.4g} requests/s, "
         f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens; "
-        f"{escape(policies)}, token budget {server.token_budget:,}, {size}",
+        f"{escape(policies)}, {server.limits}",
         highlight=False,
     )
     console.print()
@@ -132,7 +128,7 @@ def _print_run(console: Console, run: "Run") -> None:
         f"\n[bold]Simulated[/bold]  {run.arrived:,} requests ({run.unfinished:,} unfinished), "
         f"{run.n_batches:,} batches of {_tokens_per_batch(run):,.0f} tokens on average, {run.seconds:,.0f} s: "
         f"{run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time; over the second half of the "
-        f"arrivals the backlog changed by {_signed(run.growth_tokens_per_s)} tokens/s",
+        f"arrivals the backlog changed by {_signed(run.growth_tokens_per_s)} tokens/s{run.memory_facts}",
         highlight=False,
     )
 
@@ -353,3 +349,86 @@ def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
     for name, each in found.items():
         if each.disagreement:
             _print_contradiction(console, f"{name}: {each.disagreement}")
+
+
+def print_recommend(scenario: "Scenario", found: "Recommendation") -> None:
+    """Print what to use, what that gains, and what else was looked at."""
+    console = Console()
+    server, new = scenario.server, found.recommended.server
+    _print_heading(console, scenario, server.policy.name)
+    if found.change:
+        word, use = "CHANGE", f"policy {new.policy.name}, token budget {new.token_budget:,}"
+    else:
+        word, use = "KEEP", "what you have"
+    console.print(f"[bold blue]{word}[/bold blue]  [bold]{escape(use)}[/bold]", highlight=False)
+    console.print(f"{escape(found.reason[0].upper() + found.reason[1:])}.\n", highlight=False)
+    _print_gains(console, found)
+    _print_candidates(console, found)
+    _print_pruned(console, found)
+    if found.step:
+        more = found.step
+        brings = f"no policy would exceed {more.bound:,.4g} requests/s then ({more.gain:+.1%}), by theory"
+        console.print(
+            f"\n[bold]Max batch size[/bold]  it binds; with {more.max_batch_size:,}, {brings}", highlight=False
+        )
+    _print_warnings(console, found.warnings)
+
+
+def _print_gains(console: Console, found: "Recommendation") -> None:
+    """Print what there is now beside what is recommended."""
+    both = (found.current, found.recommended) if found.change else (found.current,)
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for column in ("", "Now", *(("Recommended", "Gain") if found.change else ())):
+        table.add_column(column, justify="right" if column == "Gain" else "left", no_wrap=True)
+    gains = [found.gains["stable_rate"]] if found.change else []
+    table.add_row(
+        "Stable up to", *(f"{each.stable_rate:,.4g} requests/s" for each in both), *(f"{gain:+.1%}" for gain in gains)
+    )
+    for metric in METRICS:
+        for statistic in ("mean", "p99"):
+            known = [each.answer.latency and each.answer.latency.estimates[metric][statistic] for each in both]
+            shown = [f"{_seconds(e.value)} s ({_seconds(e.low)} to {_seconds(e.high)})" if e else "refused" for e in known]
+            gain = found.gains[metric] if statistic == "mean" else None
+            share = ["" if gain is None else f"{gain:+.1%}"] if found.change else []
+            table.add_row(f"{metric[:-2].upper()} {statistic}", *shown, *share)
+    console.print(table, highlight=False)
+
+
+def _print_candidates(console: Console, found: "Recommendation") -> None:
+    console.print(
+        f"\n[bold]What was simulated[/bold]  stable rate (requests/s), and latency (s) at {found.rate:,.4g} requests/s",
+        highlight=False,
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, column in enumerate(("Policy", "Budget", "Stable", "TTFT", "p99", "TBT", "p99", "E2E", "p99")):
+        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
+    for each in found.candidates:
+        name, budget = each.server.policy.name, f"{each.server.token_budget:,}"
+        latency = each.answer.latency
+        values = [_seconds(latency.estimates[m][s].value) for m in METRICS for s in ("mean", "p99")] if latency else []
+        style = "bold" if each is found.recommended else None
+        table.add_row(escape(name), budget, f"{each.stable_rate:,.4g}", *(values or ["refused"]), style=style)
+    console.print(table)
+    console.print(
+        f"[dim]The same requests for all; the first is the current one. No policy exceeds {found.bound:,.4g} requests/s "
+        "at any of these token budgets. Refused: not stable at this rate.[/dim]",
+        highlight=False,
+    )
+
+
+def _print_pruned(console: Console, found: "Recommendation") -> None:
+    """Print what was ruled out, by its reason."""
+    if not found.pruned:
+        return
+    console.print("\n[bold]What was ruled out[/bold]")
+    by_reason: dict[str, dict[str, list[str]]] = {}
+    for policy, budget, why in found.pruned:
+        by_reason.setdefault(why, {}).setdefault(policy, []).append(f"{budget:,}")
+    table = Table.grid(padding=(0, 2))
+    for why, budgets in by_reason.items():
+        alike: dict[str, list[str]] = {}
+        for policy, at in budgets.items():
+            alike.setdefault(" and ".join(at) if len(at) < 3 else f"{at[0]} to {at[-1]}", []).append(policy)
+        what = "; ".join(f"{', '.join(names)} at {at}" for at, names in alike.items())
+        table.add_row("", escape(what), escape(why))
+    console.print(table, highlight=False)

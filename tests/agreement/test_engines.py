@@ -10,36 +10,97 @@ import pytest
 import penstock as ps
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
+RECORDED = Path(__file__).parent / "schedules"
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+SETTINGS = ("chunked_prefill", "long_prefill_token_threshold")
 
-pytestmark = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden schedules are not beside the repository")
+with_golden_files = pytest.mark.skipif(
+    not GOLDEN.exists(), reason="the golden schedules are not beside the repository"
+)
 
 
-@pytest.mark.parametrize("record", ["requests", "allocations"])
-@pytest.mark.parametrize("name", ["conv_ample", "code_16_seqs"])
-def test_the_real_vllm_scheduler_serves_every_request_at_the_same_nanosecond(name: str, record: str) -> None:
-    """vLLM V1 with ample memory is Sarathi, scope running, convention engine."""
-    configuration = json.loads((GOLDEN / "vllm-0.33.0" / f"{name}.json").read_text())
-    golden = pl.read_csv(GOLDEN / "vllm-0.33.0" / f"{name}.requests.csv")
+def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compress: bool) -> None:
+    """Every request has its first token and finish at the same nanosecond, and is preempted as often."""
     workload = ps.Workload.from_arrays(
-        golden["arrival_ns"].to_numpy() / 1e9, golden["prompt_tokens"].to_numpy(), golden["output_tokens"].to_numpy()
+        rows["arrival_ns"].to_numpy() / 1e9, rows["prompt_tokens"], rows["output_tokens"], rows["priority"]
     )
-    server = ps.Server(TP1, configuration["budget"], configuration["max_seqs"], policy="sarathi")
-    run = ps.simulate(workload, server, record=record)
-    first = golden["arrival_ns"][0]
+    server = ps.Server(
+        TP1,
+        configuration["budget"],
+        configuration["max_seqs"],
+        policy="vllm",
+        policy_params={name: configuration[name] for name in SETTINGS if name in configuration},
+        order=configuration.get("policy", "fcfs"),
+        kv_blocks=configuration["num_blocks"],
+        block_size=configuration.get("block_size", 16),
+    )
+    run = ps.simulate(workload, server, record=record, compress=compress)
+    first = rows["arrival_ns"][0]
     for column in ("arrival_ns", "first_token_ns", "finish_ns"):
-        assert (run.requests[column] + first).to_list() == golden[column].to_list(), column
+        assert (run.requests[column] + first).to_list() == rows[column].to_list(), column
+    assert run.requests["preemptions"].to_list() == rows["preemptions"].to_list()
+    assert run.preemptions == configuration["preemptions"]
     assert run.n_batches == configuration["steps"]
 
 
-@pytest.mark.parametrize("name", ["conv200", "code200", "burst200"])
-def test_vidurs_sarathi_serves_every_request_at_the_same_time(name: str) -> None:
-    """With unlimited memory and a cap that never binds its rules are the same; its times are floats of seconds."""
-    golden = pl.read_csv(GOLDEN / "vidur" / f"{name}_sarathi.csv")
-    workload = ps.Workload.from_arrays(
-        golden["arrived_at"].to_numpy(), golden["prefill"].to_numpy(), golden["decode"].to_numpy()
-    )
-    requests = ps.simulate(workload, ps.Server(TP1, 512, 128)).requests
+@with_golden_files
+@pytest.mark.parametrize("record", ["requests", "allocations"])
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("name", ["conv_ample", "code_16_seqs", "conv_kv_limited", "conv_priority"])
+def test_the_real_vllm_scheduler_serves_every_request_at_the_same_nanosecond(
+    name: str, compress: bool, record: str
+) -> None:
+    folder = GOLDEN / "vllm-0.33.0"
+    configuration = json.loads((folder / f"{name}.json").read_text())
+    assert_vllm_did_this(configuration, pl.read_csv(folder / f"{name}.requests.csv"), record, compress)
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
+def test_recorded_schedules_of_the_real_vllm_are_met_to_the_nanosecond(path: Path) -> None:
+    """Chunking off, long-prefill threshold, priorities, tight memory, several of them at once."""
+    configuration = json.loads(path.read_text())
+    if configuration.get("prefix_caching"):
+        pytest.skip("prefix caching has a test of its own")
+    assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", True)
+
+
+@with_golden_files
+@pytest.mark.parametrize("name", ["conv_ample", "code_16_seqs"])
+def test_with_ample_memory_vllm_is_sarathi(name: str) -> None:
+    """The policy of the paper, in scope running and convention engine, does the same to the nanosecond."""
+    configuration = json.loads((GOLDEN / "vllm-0.33.0" / f"{name}.json").read_text())
+    rows = pl.read_csv(GOLDEN / "vllm-0.33.0" / f"{name}.requests.csv")
+    seconds = rows["arrival_ns"].to_numpy() / 1e9
+    workload = ps.Workload.from_arrays(seconds, rows["prompt_tokens"], rows["output_tokens"])
+    run = ps.simulate(workload, ps.Server(TP1, configuration["budget"], configuration["max_seqs"]))
+    assert (run.requests["finish_ns"] + rows["arrival_ns"][0]).to_list() == rows["finish_ns"].to_list()
+
+
+BLOCKS = {"burst200-mem": 3328, "burst200-blk800": 800}
+BUDGETS = {"vllm": 4096}
+VIDUR = sorted(path.stem for path in (GOLDEN / "vidur").glob("*200*_*.csv") if not path.stem.startswith("workload"))
+
+
+@with_golden_files
+@pytest.mark.parametrize("name", VIDUR)
+def test_vidurs_schedulers_serve_every_request_at_the_same_time(name: str) -> None:
+    """All four, with unlimited memory, with 3,328 blocks, and with 800, where they preempt; its times are floats."""
+    tag, _, scheduler = name.partition("_")
+    golden = pl.read_csv(GOLDEN / "vidur" / f"{name}.csv")
+    workload = ps.Workload.from_arrays(golden["arrived_at"], golden["prefill"], golden["decode"])
+    policy = f"vidur-{scheduler.replace('_', '')}"
+    server = ps.Server(TP1, BUDGETS.get(scheduler, 512), 128, policy=policy, kv_blocks=BLOCKS.get(tag))
+    requests = ps.simulate(workload, server).requests
+    assert requests["preemptions"].to_list() == golden["num_restarts"].to_list()
     for ours, theirs in (("first_token_ns", "first_token_at"), ("finish_ns", "completed_at")):
         seconds = requests[ours].to_numpy() / 1e9 + golden["arrived_at"][0]
         np.testing.assert_allclose(seconds, golden[theirs].to_numpy(), rtol=0, atol=1e-9)
+
+
+@with_golden_files
+@pytest.mark.parametrize("name", ["conv200", "code200", "burst200"])
+def test_with_ample_memory_vidurs_sarathi_is_sarathi(name: str) -> None:
+    golden = pl.read_csv(GOLDEN / "vidur" / f"{name}_sarathi.csv")
+    workload = ps.Workload.from_arrays(golden["arrived_at"], golden["prefill"], golden["decode"])
+    seconds = ps.simulate(workload, ps.Server(TP1, 512, 128)).requests["finish_ns"].to_numpy() / 1e9
+    np.testing.assert_allclose(seconds + golden["arrived_at"][0], golden["completed_at"].to_numpy(), rtol=0, atol=1e-9)

@@ -97,7 +97,20 @@ def requests_in_order(rule, params):
     """Turn a rule ``(queue, limits, params) -> (x, y, first)`` into a choice per request, first come first served."""
 
     def choose(state):
-        queue = Queue(len(state.candidates), sum(request.P for request in state.candidates), len(state.decoding))
+        departed = [request for request in state.arrived if request.finish is not None]
+        queue = Queue(
+            prompts=len(state.candidates),
+            prompt_tokens=sum(request.P for request in state.candidates),
+            decoding=len(state.decoding),
+            waiting=len(state.prompts),
+            waiting_tokens=sum(request.P for request in state.prompts),
+            head_tokens=state.prompts[0].P if state.prompts else 0,
+            decode_tokens=sum(request.D for request in state.decoding),
+            arrived=len(state.arrived),
+            arrived_tokens=sum(request.prompt_tokens for request in state.arrived),
+            finished=len(departed),
+            finished_decodes=sum(request.decode_tokens for request in departed),
+        )
         limits = Limits(state.token_budget, 2**40 if state.max_batch_size is None else state.max_batch_size)
         x, y, first = rule(queue, limits, np.array(params, float))
         prefill = [(request, request.P, "prefill") for request in state.candidates]
@@ -154,7 +167,29 @@ def pooled(queue, limits, params):
     return (0 if decode > 0 else queue.prompt_tokens), decode, DECODE_FIRST
 
 
-ODD = (capped, scattered, greedy, alternating, pooled)
+@policy
+def curious(queue, limits, params):
+    """A mark of all that a policy can see, so that no field can be wrong unnoticed."""
+    mark = int(params[0])
+    for field in queue:
+        mark = (mark * 31 + field) % 1009
+    decode = mark % (queue.decoding + 1)
+    return (queue.prompt_tokens if decode == 0 else mark % (queue.prompt_tokens + 1)), max(decode, 1), mark % 2
+
+
+@policy
+def impatient(queue, limits, params):
+    """Half the decodes while an odd number of prompts waits, also of those that may not be served yet."""
+    return queue.prompt_tokens, max(queue.decoding // (1 + queue.waiting % 2), 1), DECODE_FIRST
+
+
+@policy
+def halving(queue, limits, params):
+    """Half of those that decode, when an odd number of tokens is still to come."""
+    return queue.prompt_tokens, (queue.decoding + 1) // (1 + queue.decode_tokens % 2), DECODE_FIRST
+
+
+ODD = (capped, scattered, greedy, alternating, pooled, curious, impatient, halving)
 
 
 def some_params(rng):
@@ -289,7 +324,8 @@ def test_the_rules_of_the_kernel_say_what_the_paper_says_per_request(name):
     rng = np.random.default_rng(11)
     for i in range(60):
         system = draw(rng, reference.SCOPES[i % 2])
-        translated = system.reference(requests_in_order(POLICIES[name].function, ()))
+        server = Server(Ticks(system.ticks), len(system.ticks), system.max_batch_size, policy=name)
+        translated = system.reference(requests_in_order(POLICIES[name].function, server.params))
         literal = system.reference(name)
         assert translated.requests == literal.requests, system
         assert [b.allocation for b in translated.batches] == [b.allocation for b in literal.batches], system

@@ -1,5 +1,6 @@
 """A policy is named, imported or given, and means the same every way."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queu
 from penstock.system.policies import resolve
 
 LIMITS = Limits(token_budget=512, batch_size=100)
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 
 
 @pytest.mark.parametrize(
@@ -31,11 +33,28 @@ def test_the_four_policies_of_the_paper_compose_batches_as_section_4_says(
     assert ps.POLICIES[name](queue, LIMITS) == expected
 
 
+def random_queues(seed: int, count: int) -> Iterator[Queue]:
+    """Draw what a policy may see in scope ``batch``, everything consistent; at least one request is there."""
+    rng = np.random.default_rng(seed)
+    while count:
+        waiting, decoding, finished = (int(rng.integers(0, rng.choice([1, 3, 100, 300]))) for _ in range(3))
+        if waiting + decoding == 0:
+            continue
+        count -= 1
+        prompts = rng.integers(1, rng.choice([2, 30, 800]), waiting)
+        seen, arrived = prompts[: LIMITS.batch_size], waiting + decoding + finished
+        yield Queue(
+            int(seen.size), int(seen.sum()), decoding, waiting, int(prompts.sum()), int(prompts[:1].sum()),
+            decoding * int(rng.integers(1, 400)), arrived, int(prompts.sum()) + 90 * (decoding + finished),
+            finished, finished * int(rng.integers(0, 300)),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ps.POLICIES)
 def test_the_compiled_policy_is_the_written_one(name: str) -> None:
-    policy, none = ps.POLICIES[name], np.empty(0)
-    for queue in (Queue(p, 7 * p, d) for p in (0, 1, 60, 100) for d in (0, 1, 99, 100, 600) if p + d):
-        assert policy(queue, LIMITS) == policy.compiled(queue, LIMITS, none)
+    policy, params = ps.POLICIES[name], np.array(ps.Server(TP1, 512, 100, policy=name).params)
+    for queue in random_queues(seed=1, count=300):
+        assert policy(queue, LIMITS, params) == policy.compiled(queue, LIMITS, params)
 
 
 def test_names_with_dashes_functions_and_files_all_resolve(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ def test_above_what_the_max_batch_size_can_carry_it_says_unstable_though_the_loa
 
 
 def test_above_what_the_kv_memory_can_carry_it_says_unstable_though_the_load_is_below_1() -> None:
-    small = ps.certify(STABLE_WORKLOAD, STABLE_SERVER, kv_tokens=5_000)
+    small = ps.certify(STABLE_WORKLOAD, ps.Server(TP1, 1024, kv_tokens=5_000))
     assert (small.verdict, small.binding.name) == ("unstable", "KV memory")
     assert small.rho < 1
     assert "KV memory lets no policy carry more than" in small.reason
@@ -216,14 +217,86 @@ def test_above_what_the_kv_memory_can_carry_it_says_unstable_though_the_load_is_
 def test_a_kv_cache_that_may_fill_leaves_stability_open() -> None:
     """The theorems know no memory, so it must hold whatever may run at once."""
     light = STABLE_WORKLOAD.with_rate(5.0)
-    fits = ps.certify(light, LIMITED_SERVER, kv_tokens=100 * 240)
+    fits = ps.certify(light, with_blocks(LIMITED_SERVER, 100 * 15))
     assert fits.verdict == "stable"
     assert fits.certified_rate == ps.certify(light, LIMITED_SERVER).certified_rate
     for server in (LIMITED_SERVER, STABLE_SERVER, dataclasses.replace(LIMITED_SERVER, scope="batch")):
-        may_fill = ps.certify(light, server, kv_tokens=100 * 240 - 1)
+        may_fill = ps.certify(light, with_blocks(server, 100 * 15 - 1))
         assert may_fill.verdict == "unknown"
         assert may_fill.certified_rate is None
         assert "KV memory never binds" in may_fill.reason
+
+
+def with_blocks(server: ps.Server, blocks: int, **rules: Any) -> ps.Server:
+    return dataclasses.replace(server, memory=ps.Memory(blocks, **rules))
+
+
+@pytest.mark.parametrize("admission", [None, "input", "completion", "optimistic"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_memory_that_never_fills_changes_no_certificate(admission: Any, preemption: Any) -> None:
+    light = STABLE_WORKLOAD.with_rate(5.0)
+    ample = with_blocks(LIMITED_SERVER, 1_500, admission=admission, preemption=preemption)
+    assert ps.certify(light, ample).certified_rate == ps.certify(light, LIMITED_SERVER).certified_rate
+    watermark = with_blocks(LIMITED_SERVER, 1_500, admission=admission, preemption=preemption, watermark=0.01)
+    assert ps.certify(light, watermark).verdict == "unknown"
+    assert "beside a watermark of 15" in ps.certify(light, watermark).reason
+
+
+def test_vllm_is_certified_where_its_slots_reach_the_budget_and_its_memory_holds_them_all() -> None:
+    """20 requests of 15 blocks, and the block that vLLM keeps for itself."""
+    light = STABLE_WORKLOAD.with_rate(0.1)
+    for slots in (None, 20):
+        vllm = ps.Server(TP1, 20, slots, "vllm")
+        assert ps.certify(light, vllm).theorem == "Theorem 1(b)"
+        assert ps.certify(light, with_blocks(vllm, 301)).verdict == "stable"
+        assert ps.certify(light, with_blocks(vllm, 300)).verdict == "unknown"
+    cut_off = ps.Server(TP1, 512, 512, "vllm", policy_params={"chunked_prefill": False})
+    assert "work-conserving policy" in ps.certify(light, cut_off).reason
+
+
+@pytest.mark.parametrize("engine", [name for name, found in ps.ENGINES.items() if not found.work_conserving])
+def test_an_engine_that_leaves_room_in_its_batches_is_never_certified(engine: str) -> None:
+    certificate = ps.certify(STABLE_WORKLOAD.with_rate(0.01), ps.Server(TP1, 512, 64, engine, kv_blocks=10**6))
+    assert certificate.verdict == "unknown"
+    assert certificate.certified_rate is None
+    assert "work-conserving policy" in certificate.reason
+
+
+def test_requests_that_are_dropped_do_not_count() -> None:
+    """Of prompts of 100 and of 10,000 tokens only the short ones fit."""
+    mixed = ps.Workload.from_arrays(None, [100, 10_000], [50, 50]).with_rate(10.0, arrivals="poisson")
+    short = ps.Workload.poisson(5.0, 100, 50)
+    server = with_blocks(ps.Server(TP1, 1024, 100), 200, too_long="drop")
+    kept, alone = ps.certify(mixed, server), ps.certify(short, server)
+    assert kept.rho == pytest.approx(alone.rho)
+    assert [bound.max_rate for bound in kept.bounds] == pytest.approx([2 * bound.max_rate for bound in alone.bounds])
+    assert kept.verdict == alone.verdict
+
+
+def test_a_share_of_dropped_requests_that_a_sample_tells_is_told_as_unchecked() -> None:
+    lengths = {"prompt": ps.Geometric(129, max=10_000), "output": ps.Geometric(112, max=10_000)}
+    server = ps.Server(TP1, 16, 16, memory=ps.Memory(800, too_long="drop"))
+    for rate, verdict in ((0.1, "stable"), (1_000.0, "unstable")):
+        certificate = ps.certify(ps.Workload.poisson(rate, **lengths), server)  # type: ignore[arg-type]
+        assert certificate.verdict == verdict
+        unchecked = [h.name for h in certificate.hypotheses if not h.checked]
+        assert unchecked == ["share of the requests that are dropped"]
+    with pytest.raises(ps.InputError, match="every request of workload is too long"):
+        ps.certify(STABLE_WORKLOAD, ps.Server(TP1, 512, memory=ps.Memory(3, too_long="drop")))
+
+
+def test_prompts_that_may_be_in_the_cache_are_counted_as_one_token() -> None:
+    recorded = ps.Workload.from_arrays(np.arange(100) / 50, np.full(100, 2_000), np.full(100, 10))
+    plain, caching = (
+        ps.certify(recorded, ps.Server(TP1, 512, 64, "vllm", memory=ps.Memory(2_000, prefix_caching=on)))
+        for on in (False, True)
+    )
+    assert plain.verdict == "unstable"
+    assert caching.verdict == "unknown"
+    assert [bound.name for bound in caching.bounds] == ["token budget", "max batch size"]
+    one = ps.certify(ps.Workload.poisson(1.0, 1, 10), ps.Server(TP1, 512, 64, "vllm"))
+    assert [bound.max_rate for bound in caching.bounds] == pytest.approx([bound.max_rate for bound in one.bounds])
+    assert caching.rho == plain.rho
 
 
 def test_load_one_is_critical() -> None:
@@ -279,7 +352,7 @@ def _any(rng: np.random.Generator) -> tuple[ps.Workload, ps.Server]:
 
 
 def test_the_json_form_tells_everything_in_plain_values() -> None:
-    certificate = ps.certify(STABLE_WORKLOAD.with_rate(9.0), LIMITED_SERVER, kv_tokens=1_000_000)
+    certificate = ps.certify(STABLE_WORKLOAD.with_rate(9.0), with_blocks(LIMITED_SERVER, 62_500))
     told = certificate.as_dict()
     assert json.loads(json.dumps(told)) == told
     assert list(told) == ["verdict", "theorem", "reason", "margin", "hypotheses", "bounds", "certified_rate"]

@@ -258,6 +258,9 @@ def run_as_dict(run: Run) -> dict[str, Any]:
         "tokens_per_s": run.tokens_per_s,
         "utilisation": run.utilisation,
         "growth_tokens_per_s": None if math.isnan(growth) else growth,
+        "preemptions": run.preemptions,
+        "recomputed_tokens": run.recomputed_tokens,
+        "dropped": run.dropped,
     }
 
 

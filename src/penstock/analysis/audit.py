@@ -1,7 +1,7 @@
 """Audit: what a recorded run did, worked out again from its allocations.
 
-Nothing here comes from the simulator: batches, token times and queues are rebuilt from who got how many tokens in which
-batch, and held against the rules of the paper's Section 3 and against what the run recorded.
+Nothing here comes from the simulator: batches, token times, queues, preemptions and memory are rebuilt from who got how
+many tokens in which batch, and held against the rules of the paper's Section 3 and against what the run recorded.
 """
 
 import dataclasses
@@ -11,8 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.analysis.preemption import holds
+from penstock.analysis.replay import Replay, replay
 from penstock.errors import InputError
 from penstock.run import Rows, Run
+from penstock.system.engines import Engine
+from penstock.system.server import Server
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -30,7 +34,7 @@ class Shortfall(NamedTuple):
 
 
 class Conservation(NamedTuple):
-    """Whether every batch carried what it should (None: prompts out of order under a limit), and which did not."""
+    """Whether every batch carried what it should, and which did not; None where its supply is not defined."""
 
     held: bool | None
     breaches: int
@@ -43,9 +47,13 @@ class Audit:
 
     The supply of a batch is what the requests in the system at its start, after the finishes and arrivals at that tick,
     could put into it. Without a max batch size that is the paper's: p_i for a request with p_i > 0 prompt tokens left,
-    1 for any other. Under a max batch size k it is the most that a policy can take which serves prompts in order of
-    arrival. In scope ``running``: all decodes, and the prompts admitted or the next to be, up to k requests running.
-    In scope ``batch``: the first k prompts, then decodes, up to k requests.
+    1 for any other. A max batch size of k matters where more than k requests are there. In scope ``running`` it leaves
+    what those that run have left, and the next prompts in order of arrival, up to k requests. In scope ``batch`` the
+    first k prompts, then decodes, up to k requests. It is not defined there if requests were admitted (in scope
+    ``batch``: served) out of order of arrival, or if some were preempted, which order the queue as they please.
+
+    Memory takes no part in it, although it makes any policy leave room: audit work conservation where memory is ample.
+    A request that is preempted counts as the prompt that it will do again from the batch that leaves it out.
 
     Attributes
     ----------
@@ -56,12 +64,15 @@ class Audit:
         come in order of arrival, and are served from then on. ``allocation``: each names a batch and a request, once,
         and gives it something. ``finish``: nothing after it. ``eq:prefill-pre-decode``: the whole prompt first.
         ``eq:prefill-unprocess``, ``eq:decode-unprocess``: no more tokens than are left, decode one at a time.
-        ``eq:batch-constraint``: the token budget. ``eq:batch-size-constraint``: the max batch size in its scope.
-        ``batch``: they follow one another, take what the batch-time model says, and equal their rows. ``times``: first
-        tokens and finishes are where the allocations put them. ``totals``: the run's counts are theirs.
+        ``eq:batch-constraint``: the token budget, which some engines apply to batches with prefill only, or not at all.
+        ``eq:batch-size-constraint``: the max batch size in its scope. ``preemption``: what requests do again agrees
+        with how often they were preempted. ``memory``: the blocks that requests surely hold, for the tokens they have
+        processed or what their admission reserves, are there. ``batch``: they follow one another, take what the
+        batch-time model says (and whole blocks swapped), and equal their rows. ``times``: first tokens and finishes
+        are where the allocations put them. ``totals``: the run's counts are theirs.
     paper, strong
         Work conservation as the paper has it (a batch carries b_max tokens whenever the supply is at least that), and
-        strong (it always carries min(supply, b_max)).
+        strong (it always carries min(supply, b_max)). Engines without a token budget may carry more.
     idle_periods, idle_from
         Times without a batch beside a request in the system, and the tick at which the first began. Some request can
         always be served, so a sound policy has none.
@@ -91,28 +102,36 @@ def audit(run: Run) -> Audit:
     Raises
     ------
     InputError
-        If the run did not keep its allocations.
+        If the run did not keep its allocations, left requests out, or reused blocks of others.
     """
     if not isinstance(run, Run):
         raise InputError(f"audit takes a Run, not {type(run).__name__}; give it what simulate returned")
     if run.rows is None or run.batch_rows is None or run.allocation_rows is None:
         raise InputError("an audit needs to know who was served in every batch; simulate with record='allocations'")
+    if run.dropped:
+        raise InputError(
+            f"{run.dropped:,} requests were left out of this run as too long, so its queues cannot be rebuilt; "
+            "simulate and audit a workload without them"
+        )
+    if run.server.memory is not None and run.server.memory.prefix_caching:
+        raise InputError("an audit counts every token of a prompt, but prefix_caching skips some; audit without it")
     found = _Findings()
-    replay = _replay(run.rows, run.batch_rows, run.allocation_rows, run.server.convention == "engine", found)
-    _check_service(replay, found)
-    _check_batches(run, run.batch_rows, replay, found)
-    _check_times(run, run.rows, replay, found)
-    budget, supply = run.server.token_budget, _supply(run, replay)
-    idle = _idle_since(run, replay)
+    r = replay(run, run.rows, run.batch_rows, _real(run.rows, run.batch_rows, run.allocation_rows, found))
+    _check_service(r, found)
+    _check_batches(run, run.batch_rows, r, found)
+    _check_memory(run.server, r, found)
+    _check_times(run, run.rows, r, found)
+    budget, supply = run.server.token_budget, _supply(run, r)
+    idle = _idle_since(run, r)
     return Audit(
         feasible=found.count == 0,
         violations=tuple(found.kept),
         n_violations=found.count,
-        paper=_conservation(replay, supply, lambda s: (s >= budget) & (replay.load != budget)),
-        strong=_conservation(replay, supply, lambda s: replay.load != np.minimum(s, budget)),
+        paper=_conservation(r, supply, lambda s: (s >= budget) & (r.load < budget)),
+        strong=_conservation(r, supply, lambda s: r.load < np.minimum(s, budget)),
         idle_periods=idle.size,
         idle_from=int(idle[0]) if idle.size else None,
-        overtake_k=_overtake_k(replay),
+        overtake_k=_overtake_k(r),
     )
 
 
@@ -132,38 +151,8 @@ class _Findings:
                 self.kept.append(sentence.format(**{name: column[i] for name, column in columns.items()}))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Replay:
-    """The run again, from its allocations.
-
-    Per request: arrival, prompt, decodes (iterations needed), and the batch in which it was admitted, ended its
-    prefill, decoded first, finished (the number of batches: in none). Per batch: start, end, load. Per allocation, by
-    request and then by batch: request, batch, prefill, decode, and what its request had been given before.
-    """
-
-    arrival: Ints
-    prompt: Ints
-    decodes: Ints
-    admitted_in: Ints
-    prefilled_in: Ints
-    decoded_in: Ints
-    finished_in: Ints
-    start: Ints
-    end: Ints
-    load: Ints
-    request: Ints
-    batch: Ints
-    prefill: Ints
-    decode: Ints
-    prefilled: Ints
-    decoded: Ints
-
-    def before(self, happened_in: Ints) -> Ints:
-        """Return, for each batch, how many of these happened in an earlier one."""
-        return np.searchsorted(np.sort(happened_in), np.arange(self.start.size))
-
-
-def _replay(rows: Rows, batch_rows: Ints, allocation_rows: Ints, engine: bool, found: _Findings) -> _Replay:
+def _real(rows: Rows, batch_rows: Ints, allocation_rows: Ints, found: _Findings) -> Ints:
+    """Return the allocations that name a batch and a request that there are."""
     n, m = rows.arrival.size, batch_rows.shape[0]
     early = np.diff(rows.arrival, prepend=0) < 0
     found.note({"i": np.arange(n)}, {"request {i} arrived before the one ahead of it (arrival)": early})
@@ -171,44 +160,19 @@ def _replay(rows: Rows, batch_rows: Ints, allocation_rows: Ints, engine: bool, f
     real = (batch >= 0) & (batch < m) & (request >= 0) & (request < n)
     strange = f"an allocation names batch {{b}} of {m} and request {{i}} of {n} (allocation)"
     found.note({"b": batch, "i": request}, {strange: ~real})
-    kept = allocation_rows[real]
-    batch, request, prefill, decode = kept[np.lexsort((kept[:, 0], kept[:, 1]))].T
-    first = np.searchsorted(request, np.arange(n))
-
-    def given_before(tokens: Ints) -> Ints:
-        total = np.append(0, np.cumsum(tokens))
-        return np.asarray(total[:-1] - total[first[request]], np.int64)
-
-    def batch_of(chosen: Bools) -> Ints:
-        """Return, for each request, the batch of its first chosen allocation."""
-        where = np.full(n, m, np.int64)
-        np.minimum.at(where, request[chosen], batch[chosen])
-        return where
-
-    prompt = rows.prompt_tokens.astype(np.int64)
-    decodes = rows.output_tokens.astype(np.int64) - engine
-    prefilled, decoded = given_before(prefill), given_before(decode)
-    prefilled_in = batch_of(prefilled + prefill >= prompt[request])
-    return _Replay(
-        arrival=rows.arrival, prompt=prompt, decodes=decodes,
-        admitted_in=batch_of(prefill + decode > 0), prefilled_in=prefilled_in, decoded_in=batch_of(decode > 0),
-        finished_in=np.where(decodes == 0, prefilled_in, batch_of(decoded + decode >= decodes[request])),
-        start=batch_rows[:, 0], end=batch_rows[:, 0] + batch_rows[:, 1],
-        load=np.bincount(batch, prefill + decode, m).astype(np.int64),
-        request=request, batch=batch, prefill=prefill, decode=decode, prefilled=prefilled, decoded=decoded,
-    )  # fmt: skip
+    return np.asarray(allocation_rows[real], np.int64)
 
 
-def _check_service(r: _Replay, found: _Findings) -> None:
+def _check_service(r: Replay, found: _Findings) -> None:
     """Check each allocation against what its request had been given before."""
     i, b, x, y = r.request, r.batch, r.prefill, r.decode
-    p, d = np.maximum(r.prompt[i] - r.prefilled, 0), np.maximum(r.decodes[i] - r.decoded, 0)
+    p, d = r.left, np.maximum(r.total[i] - r.target - r.decoded, 0)
     arrival, start = r.arrival[i], r.start[b]
-    again = (np.diff(i, prepend=-1) == 0) & (np.diff(b, prepend=-1) == 0)
+    twice = (np.diff(i, prepend=-1) == 0) & (np.diff(b, prepend=-1) == 0)
     columns = {"b": b, "i": i, "x": x, "y": y, "p": p, "d": d, "start": start, "arrival": arrival}
     who = "batch {b} (tick {start}): request {i} "
     rules = {
-        who + "has two allocations (allocation)": again,
+        who + "has two allocations (allocation)": twice,
         who + "gets {x} prefill and {y} decode tokens (allocation)": (np.minimum(x, y) < 0) | (x + y == 0),
         who + "is served before its arrival at tick {arrival} (arrival)": arrival > start,
         who + "is served after it has finished (finish)": (p == 0) & (d == 0),
@@ -219,28 +183,30 @@ def _check_service(r: _Replay, found: _Findings) -> None:
     found.note(columns, rules)
 
 
-def _check_batches(run: Run, rows: Ints, r: _Replay, found: _Findings) -> None:
+def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
     """Check each batch against the limits, the batch-time model and its row."""
     server, m = run.server, r.start.size
-    budget, limit = server.token_budget, server.max_batch_size
     requests = np.bincount(r.batch, minlength=m)
     counted = requests
-    if server.scope == "running":  # admitted up to this batch, and not finished before it
-        counted = r.before(r.admitted_in - 1) - r.before(r.finished_in)
+    if server.scope == "running":
+        counted = r.over(np.ones(r.request.size, np.int64), r.batch, r.until)
+    sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
+    budget, limit = _token_limits(server, sums["prefill tokens"] > 0), _most_requests(server)
     free = np.append(0, r.end)[:m]
-    ticks = np.rint(server.batch_time.table(budget) / run.tick_s).astype(np.int64)
-    expected = ticks[np.clip(r.load, 0, budget)]
+    ticks = np.rint(server.batch_time.table(server.most_tokens) / run.tick_s).astype(np.int64)
+    expected = ticks[np.clip(r.load, 0, server.most_tokens)]
     columns = {"b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free, "expected": expected}
-    columns |= {"load": r.load, "counted": counted}
+    columns |= {"load": r.load, "counted": counted, "budget": budget}
     which = "batch {b} (tick {start}) "
     over = f"has {{counted}} requests in scope {server.scope}, over the limit of {limit} (eq:batch-size-constraint)"
     rules = {
-        which + f"has {{load}} tokens, over the budget of {budget} (eq:batch-constraint)": r.load > budget,
+        which + "has {load} tokens, over the budget of {budget} (eq:batch-constraint)": r.load > budget,
         which + over: counted > (m + r.request.size if limit is None else limit),
         which + "starts before the one ahead ends at tick {free} (batch)": r.start < free,
-        which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": r.end - r.start != expected,
+        which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": ~_takes(
+            r.end - r.start - expected, server, run.tick_s
+        ),
     }
-    sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
     for column, (name, total) in enumerate((sums | {"requests": requests}).items(), start=2):
         columns |= {f"row{column}": rows[:, column], f"sum{column}": total.astype(np.int64)}
         differs = f"has {{row{column}}} {name} in its row, but {{sum{column}}} by its allocations (batch)"
@@ -248,49 +214,106 @@ def _check_batches(run: Run, rows: Ints, r: _Replay, found: _Findings) -> None:
     found.note(columns, rules)
 
 
-def _check_times(run: Run, rows: Rows, r: _Replay, found: _Findings) -> None:
-    """Check recorded times and totals; a batch in flight when the run stopped completed nothing."""
+def _token_limits(server: Server, prefills: Bools) -> Ints:
+    """Return the most tokens of each batch: the budget, beyond which some engines decode, and some do anything."""
+    has_budget = not isinstance(server.policy, Engine) or server.policy.has_token_budget
+    return np.asarray(np.where(prefills & has_budget, server.token_budget, server.most_tokens), np.int64)
+
+
+def _most_requests(server: Server) -> int | None:
+    """Return the max batch size; engines that are given none run as many requests as a batch has tokens."""
+    if server.max_batch_size is None and isinstance(server.policy, Engine):
+        return server.token_budget
+    return server.max_batch_size
+
+
+def _takes(extra: Ints, server: Server, tick_s: float) -> Bools:
+    """Whether batches took this much longer than their tokens: not at all, or the time of whole blocks swapped."""
+    per_block = round(server.memory.swap_s / tick_s) if server.memory is not None else 0
+    return np.asarray(extra == 0 if per_block == 0 else (extra >= 0) & (extra % per_block == 0), np.bool_)
+
+
+def _check_memory(server: Server, r: Replay, found: _Findings) -> None:
+    """Check the blocks that requests hold in each batch, as far as they are certain."""
+    if server.memory is None or server.usable_blocks is None:
+        return
+    tokens = r.held
+    if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
+        tokens = np.full(tokens.size, int(server.policy.options["max_tokens"]))
+    blocks = r.over(-(-tokens // server.memory.block_size), r.batch, r.until)
+    reserved = ", reserved to completion" if holds(server) == "completion" else ""
+    sentence = f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of {server.usable_blocks} (memory)"
+    columns = {"b": np.arange(r.start.size), "start": r.start, "blocks": blocks}
+    found.note(columns, {sentence: blocks > server.usable_blocks})
+
+
+def _check_times(run: Run, rows: Rows, r: Replay, found: _Findings) -> None:
+    """Check recorded times, preemptions and totals; a batch in flight when the run stopped completed nothing."""
+    n = r.arrival.size
     completed = r.end <= run.end
     ends = np.append(np.where(completed, r.end, -1), -1)
-    first = ends[r.prefilled_in if run.server.convention == "engine" else r.decoded_in]
     last = ends[r.finished_in]
-    for name, was, due in (("first token", rows.first_token, first), ("finish", rows.finish, last)):
+    for name, was, due in (("first token", rows.first_token, ends[r.first_in]), ("finish", rows.finish, last)):
         sentence = f"request {{i}}: {name} at tick {{was}}, by its allocations {{due}}; -1 is never (times)"
-        found.note({"i": np.arange(was.size), "was": was, "due": due}, {sentence: was != due})
+        found.note({"i": np.arange(n), "was": was, "due": due}, {sentence: was != due})
+    times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
+    sentence = "request {i}: its allocations cannot come from the {times} preemptions that it records (preemption)"
+    found.note({"i": np.arange(n), "times": times}, {sentence: r.unexplained})
     counts = {
-        "requests arrived": (run.arrived, r.arrival.size),
+        "requests arrived": (run.arrived, n),
         "requests finished": (run.finished, np.count_nonzero(last >= 0)),
         "batches": (run.n_batches, r.start.size),
         "completed tokens": (run.tokens, int(r.load[completed].sum())),
         "started tokens": (run.started_tokens, int(r.load.sum())),
+        "preemptions": (run.preemptions, int(times.sum())),
     }
+    if (last >= 0).all():  # else some may wait to do theirs again
+        counts["tokens computed again"] = (run.recomputed_tokens, int(r.load.sum() - r.total.sum()))
     for name, (recorded, implied) in counts.items():
         sentence = f"the run counts {recorded} {name}, but its allocations {implied} (totals)"
         found.note({}, {sentence: np.array([recorded != implied])})
 
 
-def _supply(run: Run, r: _Replay) -> Ints | None:
+def _supply(run: Run, r: Replay) -> Ints | None:
     """Return what each batch could have carried (see `Audit`), or None if that is not defined."""
-    limit, m = run.server.max_batch_size, r.start.size
-    arrived = np.searchsorted(r.arrival, r.start, side="right")
+    limit, arrived, everything = run.server.max_batch_size, r.arrived, _tokens_there(r)
+    gone = r.before(r.finished_in)
+    if limit is None or (arrived - gone <= limit).all():
+        return everything
+    if r.again.any():
+        return None
     prompt_ends = np.append(0, np.cumsum(r.prompt))
-    done = np.append(0, np.cumsum(np.bincount(r.batch, r.prefill, m).astype(np.int64)))[:m]
-    decodes = r.decodes > 0
-    decoding = r.before(r.prefilled_in[decodes]) - r.before(r.finished_in[decodes])
-    last, slots = arrived, decoding  # the prompts are those up to `last`
-    if limit is not None:
-        if not _prompts_in_order(r, prompt_ends):
+    if run.server.scope == "running":
+        if (np.diff(r.admitted_in) < 0).any():
             return None
-        head = np.searchsorted(prompt_ends, done, side="right") - 1  # the oldest prompt, perhaps cut
-        if run.server.scope == "running":
-            last = np.clip(head + limit - decoding, head, arrived)
-        else:
-            last = np.minimum(head + limit, arrived)
-            slots = limit - (last - head)
-    return np.asarray(prompt_ends[last] - done + np.minimum(decoding, slots), np.int64)
+        admitted = r.before(r.admitted_in)
+        last = np.clip(gone + limit, admitted, arrived)
+        return np.asarray(everything - (prompt_ends[arrived] - prompt_ends[last]), np.int64)
+    if not _prompts_in_order(r, prompt_ends):
+        return None
+    served = np.append(0, np.cumsum(np.bincount(r.batch, r.prefill, r.start.size).astype(np.int64)))[:-1]
+    head = np.searchsorted(prompt_ends, served, side="right") - 1  # the oldest prompt, perhaps cut
+    last = np.minimum(head + limit, arrived)
+    decoding = everything - (prompt_ends[arrived] - served)
+    return np.asarray(prompt_ends[last] - served + np.minimum(decoding, limit - (last - head)), np.int64)
 
 
-def _prompts_in_order(r: _Replay, prompt_ends: Ints) -> bool:
+def _tokens_there(r: Replay) -> Ints:
+    """Return, for each batch, the tokens that the requests in the system could put into it."""
+    n, m = r.arrival.size, r.start.size
+    came = np.searchsorted(r.start, r.arrival)  # the first batch that starts no earlier
+    first = np.diff(r.request, prepend=-1) != 0
+    since = np.where(first, came[r.request], np.roll(r.batch, 1) + 1)
+    there = r.over(np.where(r.left > 0, r.left, 1), since, r.batch + 1)
+    last = np.searchsorted(r.request, np.arange(n), side="right") - 1  # of each request that was served
+    served = r.admitted_in < m
+    left, since = r.prompt.copy(), came
+    left[served] = np.maximum((r.left - r.prefill)[last[served]], 1)
+    since = np.where(served, np.append(r.batch + 1, 0)[last], came)
+    return there + r.over(np.where(r.finished_in < m, 0, left), since, np.full(n, m))
+
+
+def _prompts_in_order(r: Replay, prompt_ends: Ints) -> bool:
     """Whether prompt tokens were served in order of arrival, each prompt to its end before the next."""
     served = np.flatnonzero(r.prefill > 0)
     served = served[np.lexsort((r.request[served], r.batch[served]))]
@@ -299,7 +322,7 @@ def _prompts_in_order(r: _Replay, prompt_ends: Ints) -> bool:
     return bool(((until - tokens >= prompt_ends[request]) & (until <= prompt_ends[request + 1])).all())
 
 
-def _conservation(r: _Replay, supply: Ints | None, short: Callable[[Ints], Bools]) -> Conservation:
+def _conservation(r: Replay, supply: Ints | None, short: Callable[[Ints], Bools]) -> Conservation:
     breaches = np.flatnonzero(short(supply)) if supply is not None else np.empty(0, np.int64)
     if supply is None or not breaches.size:
         return Conservation(None if supply is None else True, 0, None)
@@ -307,7 +330,7 @@ def _conservation(r: _Replay, supply: Ints | None, short: Callable[[Ints], Bools
     return Conservation(False, breaches.size, Shortfall(b, int(r.start[b]), int(r.load[b]), int(supply[b])))
 
 
-def _idle_since(run: Run, r: _Replay) -> Ints:
+def _idle_since(run: Run, r: Replay) -> Ints:
     """Return the ticks since which a request waited beside a server without a batch, one per idle period."""
     free, taken = np.append(0, r.end), np.append(r.start, run.end)
     gone = np.searchsorted(np.sort(r.finished_in), np.arange(free.size))
@@ -316,7 +339,7 @@ def _idle_since(run: Run, r: _Replay) -> Ints:
     return np.asarray(since[(free < taken) & waiting], np.int64)
 
 
-def _overtake_k(r: _Replay) -> int:
+def _overtake_k(r: Replay) -> int:
     """Return the smallest K of the K-FCFS condition.
 
     Each request passes through its batches in stretches without service; the youngest request that decoded during a

@@ -8,9 +8,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine_session import open_session
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
-from penstock.session import Session, Window
+from penstock.session import Window
 from penstock.simulate import TICK_S
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
@@ -50,9 +51,9 @@ class Backlog:
     def __init__(self, workload: Workload, server: Server, start: Start, initial: int) -> None:
         self.server, self.initial, self.slots = server, initial, slots(server)
         self.offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
-        self.session = Session(server, "summary", TICK_S, True, NEVER)
+        self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
         self.source = _flooded(workload, self.initial)
-        self.window = Window.of_requests(next(self.source), TICK_S)
+        self.window = self.session.keep(Window.of_requests(next(self.source), TICK_S))
         self.session.fit(self.window)
         if start == "decode":
             self.session.prefilled(self.window, self.initial)
@@ -60,7 +61,7 @@ class Backlog:
             self.session.prefilled(self.window, self._stagger(workload.seed))
         here = slice(0, self.initial)
         self.work = int((self.window.prompt[here].astype(np.int64) + self.window.output[here]).sum())
-        self.begun = int(self.session.state[kernel.COMPLETED])
+        self.begun = self.session.useful
         self.work -= self.begun + self.initial * int(self.session.options[kernel.ENGINE])
         self.emptied = False
         self.steps = _WARMUP_LOOK
@@ -102,15 +103,14 @@ class Backlog:
         session, server = self.session, self.server
         if session.step(self.window, steps):
             kept = session.fold(self.window, everything=False)
-            self.window = Window.joined([kept, Window.of_requests(next(self.source), TICK_S)])
+            more = session.keep(Window.of_requests(next(self.source), TICK_S))
+            self.window = Window.joined([kept, more])
             session.fit(self.window)
         state = session.state
         if state[kernel.BUSY] < state[kernel.NOW]:  # idle for a while: everything had left
             self.emptied = True
-        waiting = int(state[kernel.ARRIVED] - state[kernel.HEAD])
+        waiting, tokens = session.waiting
         if waiting + state[kernel.DECODING] <= self.slots:
-            prompts = self.window.prompt[state[kernel.HEAD] : state[kernel.ARRIVED]]
-            tokens = int(prompts.sum(dtype=np.int64)) - int(state[kernel.HEAD_DONE])
             self.emptied |= tokens + int(state[kernel.DECODING]) <= server.token_budget
 
     @property
@@ -155,7 +155,7 @@ class Backlog:
 
     def _point(self) -> tuple[float, float, int]:
         time_s = self.session.now * TICK_S
-        processed = int(self.session.state[kernel.COMPLETED]) - self.begun
+        processed = self.session.useful - self.begun
         return time_s, self.offered * time_s - processed, self.arrived
 
 
@@ -170,9 +170,9 @@ def _flooded(workload: Workload, initial: int) -> Iterator[Requests]:
     held: list[Requests] = []
     while sum(block.arrival_s.size for block in held) <= initial:
         held.append(next(blocks))
-    arrival_s, prompt, output = (np.concatenate(columns) for columns in zip(*held, strict=True))
-    origin = arrival_s[initial - 1]
-    yield Requests(np.clip(arrival_s - origin, 0.0, _NEVER_S), prompt, output)
+    first = Requests.joined(held)
+    origin = first.arrival_s[initial - 1]
+    yield first._replace(arrival_s=np.clip(first.arrival_s - origin, 0.0, _NEVER_S))
     for block in blocks:
         yield block._replace(arrival_s=np.minimum(block.arrival_s - origin, _NEVER_S))
 
@@ -186,6 +186,6 @@ def endless(workload: Workload) -> Iterator[Requests]:
     recorded = workload.requests(workload.rows)
     times = math.ceil(BLOCK / workload.rows)
     arrival_s = (recorded.arrival_s + period * np.arange(times)[:, None]).ravel()
-    prompt, output = (np.tile(tokens, times) for tokens in (recorded.prompt_tokens, recorded.output_tokens))
+    tiled = Requests.joined([recorded] * times)
     for again in itertools.count():
-        yield Requests(arrival_s + again * times * period, prompt, output)
+        yield tiled._replace(arrival_s=arrival_s + again * times * period)

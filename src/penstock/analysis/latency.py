@@ -12,10 +12,11 @@ from penstock import checks
 from penstock.analysis import intervals
 from penstock.analysis.stability import verdict
 from penstock.analysis.targets import Estimate, Judgement, Target, share
+from penstock.engine_session import open_session
 from penstock.errors import InputError
 from penstock.kernel.server import NEVER
 from penstock.run import QUANTILES, Distribution, Rows, Run
-from penstock.session import Session, Window
+from penstock.session import Window
 from penstock.simulate import TICK_S, Progress, length_of_run, windows
 from penstock.system.server import Server
 from penstock.theory.load import load
@@ -402,8 +403,9 @@ def _simulated(
     workload: Workload, server: Server, requests: int, drain: bool, tick_s: float, progress: Progress
 ) -> tuple[Run, list[Distribution]]:
     """Simulate in sections, and count the times between tokens in each; the run is the one `simulate` gives."""
-    window = Window.joined(list(windows(workload, requests, NEVER, tick_s)))
-    session = Session(server, "requests", tick_s, True, NEVER)
+    session = open_session(server, "requests", tick_s, True, NEVER)
+    window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
+    requests = window.arrival.size
     session.fit(window)
 
     def report() -> None:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from numba import njit, types
 
 from penstock.kernel.counting import Multiset, add
-from penstock.kernel.signatures import POLICY, PREFILL_FIRST, Limits, Queue
+from penstock.kernel.signatures import POLICY, PREFILL_FIRST, SEES_BATCH, SEES_DECODES, Limits, Queue
 
 # What `advance` returns:
 DONE = 0  # everything that arrived is finished, or `until` is reached
@@ -45,8 +45,8 @@ NEVER = 2**62
 RECORD_NONE, RECORD_BATCHES, RECORD_ALLOCATIONS = 0, 1, 2
 
 # Options, an int64 array.
-TOKEN_BUDGET, BATCH_SIZE, RUNNING_SCOPE, ENGINE, COMPRESS, RECORD, GAP_BITS, FINAL, UNTIL, STEPS = range(10)
-N_OPTIONS = 10
+TOKEN_BUDGET, BATCH_SIZE, RUNNING_SCOPE, ENGINE, COMPRESS, RECORD, GAP_BITS, FINAL, UNTIL, STEPS, SEES = range(11)
+N_OPTIONS = 11
 
 # State, an int64 array. Requests are named by their place in the workload arrays handed in.
 (
@@ -88,8 +88,12 @@ N_OPTIONS = 10
     MIXES_USED,  # distinct mixes in the multiset
     BATCH_ROWS,
     ALLOCATION_ROWS,
-) = range(38)
-N_STATE = 38
+    WAITING_TOKENS,  # unprocessed prompt tokens of all that wait
+    DECODE_TOKENS,  # decode iterations still to come of those in decode
+    ARRIVED_TOKENS,  # prompt tokens of all that arrived
+    FINISHED_DECODES,  # decode iterations of all that finished
+) = range(42)
+N_STATE = 42
 
 # Slots, one column per linked request.
 SLOT_REQUEST, SLOT_DUE, SLOT_PREV, SLOT_NEXT, SLOT_CHAIN = range(5)
@@ -127,7 +131,7 @@ def _lowest_bit(word: int) -> Any:
 
 
 @njit(cache=True)
-def _next_due(bits: Words, epoch: int) -> Any:
+def next_due_epoch(bits: Words, epoch: int) -> Any:
     """Return the first epoch after ``epoch`` whose bucket is not empty, or NEVER."""
     size = bits.size * 64
     start = (epoch + 1) & (size - 1)
@@ -152,7 +156,7 @@ def chain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
 
 
 @njit(cache=True)
-def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
+def unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
     """Take a slot out of the bucket of its due epoch."""
     place = slots[SLOT_DUE, slot] & (heads.size - 1)
     if heads[place] == slot:
@@ -167,7 +171,7 @@ def _unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
 
 
 @njit(cache=True)
-def _count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) -> None:
+def count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) -> None:
     """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not 0."""
     low = state[STALL_SUM] + (gap & (CARRY - 1)) * count  # in two parts: the product itself could overflow
     state[STALL_SUM] = low & (CARRY - 1)
@@ -242,6 +246,7 @@ def advance(
     final = options[FINAL] != 0
     until = options[UNTIL]
     steps = options[STEPS]
+    sees = options[SEES]
     limits = Limits(budget, batch_size)
     known = arrival.size
     most_slots = slots.shape[1]
@@ -281,10 +286,16 @@ def advance(
     mixes_used = state[MIXES_USED]
     batch_used = state[BATCH_ROWS]
     allocation_used = state[ALLOCATION_ROWS]
+    waiting_tokens = state[WAITING_TOKENS]
+    decode_tokens = state[DECODE_TOKENS]
+    arrived_tokens = state[ARRIVED_TOKENS]
+    finished_decodes = state[FINISHED_DECODES]
 
     while True:
         # -- arrivals up to now
         while arrived < known and arrival[arrived] <= now:
+            waiting_tokens += prompt[arrived]
+            arrived_tokens += prompt[arrived]
             arrived += 1
         if arrived == known and not final:
             status = MORE
@@ -353,7 +364,20 @@ def advance(
             break
 
         # -- the policy's batch, cut to what there is
-        x, y, first = policy(Queue(prompts, visible_tokens, decoding), limits, params)
+        queue = Queue(
+            prompts,
+            visible_tokens,
+            decoding,
+            arrived - head,
+            waiting_tokens,
+            prompt[head] - head_done if head < arrived else 0,
+            decode_tokens,
+            dropped + arrived,
+            arrived_tokens,
+            finished,
+            finished_decodes,
+        )
+        x, y, first = policy(queue, limits, params)
         if x < 0 or y < 0:
             status = BAD_POLICY
             break
@@ -392,6 +416,7 @@ def advance(
                 head_done += take
         x = wanted - left
         visible_tokens -= x
+        waiting_tokens -= x
         if first == PREFILL_FIRST:
             y = min(y, budget - x)
             if not running_scope:
@@ -433,9 +458,9 @@ def advance(
         repeat = 1
         if x == 0 and compress and record < RECORD_ALLOCATIONS:
             repeat = next_due - epoch
-            if y < linked:
+            if y < linked or sees == SEES_DECODES:
                 repeat = 1
-            if arrived < admissible and arrived < known:  # the next arrival would be seen
+            if arrived < known and (arrived < admissible or sees != SEES_BATCH):  # the next arrival would be seen
                 repeat = min(repeat, (arrival[arrived] - now + ticks - 1) // ticks)
             if until < NEVER:
                 repeat = min(repeat, max((until - now) // ticks, 1))
@@ -478,6 +503,7 @@ def advance(
 
         # -- tokens out: a gap for each request that had one before, a first token for the others
         if y > 0:
+            decode_tokens -= y * repeat
             first_end = now + ticks
             slot = first_fresh
             for _ in range(y - already):
@@ -488,7 +514,7 @@ def advance(
                 elif gap == ticks:
                     tallies[TALLY_GAPS, x + y] += 1
                 else:
-                    _count_stall(state, stalls, gap, 1, gap_bits)
+                    count_stall(state, stalls, gap, 1, gap_bits)
                 slot = slots[SLOT_NEXT, slot]
             unserved = already
             while unserved > 0:
@@ -497,7 +523,7 @@ def advance(
                 if gap == ticks:
                     tallies[TALLY_GAPS, x + y] += count
                 else:
-                    _count_stall(state, stalls, gap, count, gap_bits)
+                    count_stall(state, stalls, gap, count, gap_bits)
                 unserved -= count
                 segments[SEGMENT_COUNT, top] -= count
                 if segments[SEGMENT_COUNT, top] == 0:
@@ -510,7 +536,7 @@ def advance(
             elif 2 * y < linked:
                 slot = first_slot
                 for _ in range(y):
-                    _unchain(slots, heads, bits, slot)
+                    unchain(slots, heads, bits, slot)
                     slots[SLOT_DUE, slot] -= 1
                     chain(slots, heads, bits, slot)
                     slot = slots[SLOT_NEXT, slot]
@@ -518,7 +544,7 @@ def advance(
                 epoch += 1
                 slot = last_slot
                 for _ in range(linked - y):
-                    _unchain(slots, heads, bits, slot)
+                    unchain(slots, heads, bits, slot)
                     slots[SLOT_DUE, slot] += 1
                     chain(slots, heads, bits, slot)
                     slot = slots[SLOT_PREV, slot]
@@ -529,7 +555,9 @@ def advance(
             served = y
             while slot >= 0:
                 chained = slots[SLOT_CHAIN, slot]
-                finish[slots[SLOT_REQUEST, slot]] = end
+                request = slots[SLOT_REQUEST, slot]
+                finish[request] = end
+                finished_decodes += output[request] - engine
                 previous = slots[SLOT_PREV, slot]
                 following = slots[SLOT_NEXT, slot]
                 if previous < 0:
@@ -551,7 +579,7 @@ def advance(
                 heads[place] = -1
                 bits[place >> 6] &= ~(_ONE << np.uint64(place & 63))
             if served < y or y < linked + y - served:
-                next_due = _next_due(bits, epoch) if linked > 0 else NEVER
+                next_due = next_due_epoch(bits, epoch) if linked > 0 else NEVER
             if served > 0:
                 top += 1
                 segments[SEGMENT_COUNT, top] = served
@@ -566,6 +594,7 @@ def advance(
                     finished += 1
                     continue
             decoding += 1
+            decode_tokens += output[request] - engine
         now = end
 
     state[NOW] = now
@@ -603,6 +632,10 @@ def advance(
     state[MIXES_USED] = mixes_used
     state[BATCH_ROWS] = batch_used
     state[ALLOCATION_ROWS] = allocation_used
+    state[WAITING_TOKENS] = waiting_tokens
+    state[DECODE_TOKENS] = decode_tokens
+    state[ARRIVED_TOKENS] = arrived_tokens
+    state[FINISHED_DECODES] = finished_decodes
     return status
 
 

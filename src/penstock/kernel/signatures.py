@@ -17,7 +17,7 @@ PREFILL_FIRST = 1
 
 
 class Queue(NamedTuple):
-    """What a policy sees of the requests that wait.
+    """What a policy sees of the requests that wait, and the totals from which it can learn their mean lengths.
 
     Attributes
     ----------
@@ -27,11 +27,53 @@ class Queue(NamedTuple):
         Unprocessed prompt tokens of those requests.
     decoding
         Requests in decode; each can contribute one token to a batch.
+    waiting
+        All requests in prefill, whether or not they may be served in this batch.
+    waiting_tokens
+        Their unprocessed prompt tokens.
+    head_tokens
+        Unprocessed prompt tokens of the oldest of them; 0 if there is none.
+    decode_tokens
+        Decode iterations still to come of the requests in decode. A simulator knows them; to a server they are an
+        estimate.
+    arrived
+        Requests that have arrived since the start.
+    arrived_tokens
+        Their prompt tokens.
+    finished
+        Requests that have finished since the start.
+    finished_decodes
+        The decode iterations that they took.
     """
 
     prompts: int
     prompt_tokens: int
     decoding: int
+    waiting: int = 0
+    waiting_tokens: int = 0
+    head_tokens: int = 0
+    decode_tokens: int = 0
+    arrived: int = 0
+    arrived_tokens: int = 0
+    finished: int = 0
+    finished_decodes: int = 0
+
+
+BATCH_FIELDS = ("prompts", "prompt_tokens", "decoding")
+"""What changes when a request that may be served arrives, moves on or finishes."""
+
+FINISH_FIELDS = ("finished", "finished_decodes")
+"""What changes when a request finishes."""
+
+ARRIVAL_FIELDS = ("waiting", "waiting_tokens", "head_tokens", "arrived", "arrived_tokens")
+"""What changes also when a request arrives that may not be served yet."""
+
+SEES_BATCH, SEES_ARRIVALS, SEES_DECODES = range(3)
+"""What a policy looks at: decides how many equal batches may be one step, by what changes between them.
+
+`SEES_BATCH`: `BATCH_FIELDS` and `FINISH_FIELDS` alone. `SEES_ARRIVALS`: `ARRIVAL_FIELDS` too, so that any arrival ends
+a step. `SEES_DECODES`: ``decode_tokens`` too, so that every batch is a step of its own.
+"""
 
 
 class Limits(NamedTuple):
@@ -49,7 +91,7 @@ class Limits(NamedTuple):
     batch_size: int
 
 
-QUEUE = types.NamedUniTuple(types.int64, 3, Queue)  # type: ignore[no-untyped-call]
+QUEUE = types.NamedUniTuple(types.int64, len(Queue._fields), Queue)  # type: ignore[no-untyped-call]
 LIMITS = types.NamedUniTuple(types.int64, 2, Limits)  # type: ignore[no-untyped-call]
 PARAMS = types.Array(types.float64, 1, "C", readonly=True)
 COMPOSITION = types.UniTuple(types.int64, 3)  # type: ignore[no-untyped-call]

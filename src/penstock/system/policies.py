@@ -13,14 +13,16 @@ The four policies of the paper (Section 4) are two lines each. A policy of your 
 
 import contextlib
 import dataclasses
+import dis
 import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, overload
 
 import numpy as np
@@ -30,7 +32,22 @@ from numba.core.errors import NumbaError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.kernel.signatures import DECODE_FIRST, POLICY_SIGNATURE, PREFILL_FIRST, Limits, Queue
+from penstock.kernel.signatures import (
+    ARRIVAL_FIELDS,
+    BATCH_FIELDS,
+    DECODE_FIRST,
+    FINISH_FIELDS,
+    POLICY_SIGNATURE,
+    PREFILL_FIRST,
+    SEES_ARRIVALS,
+    SEES_BATCH,
+    SEES_DECODES,
+    Limits,
+    Queue,
+)
+from penstock.system import adaptive
+from penstock.system.adaptive import Parameters
+from penstock.system.engines import ENGINES, Engine
 
 Composition = tuple[int, int, int]
 PolicyFunction = Callable[[Queue, Limits, npt.NDArray[np.float64]], Composition]
@@ -49,16 +66,32 @@ class Policy:
     work_conserving
         Whether it fills the token budget whenever what waits allows it, under no max batch size; None: not known.
         Theorem 1(b) needs it. The audit of a run can refute it.
+    parameters
+        ``(batch_time, token_budget, max_batch_size) -> numbers``: the parameters that it gets where a server's
+        ``policy_params`` gives none, or only the first of them. None: it gets those given.
     """
 
     name: str
     function: PolicyFunction
     work_conserving: bool | None = None
+    parameters: Parameters | None = None
 
     def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
         prefill, decode, first = self.function(queue, limits, np.asarray(params, np.float64))
         return int(prefill), int(decode), int(first)
+
+    @functools.cached_property
+    def reads(self) -> frozenset[str]:
+        """The fields of `Queue` that it may look at."""
+        return fields_read(self.function)
+
+    @property
+    def sees(self) -> int:
+        """What it looks at, as the kernel's option: decides how many equal batches may be one step."""
+        if self.reads <= {*BATCH_FIELDS, *FINISH_FIELDS}:
+            return SEES_BATCH
+        return SEES_ARRIVALS if self.reads <= {*BATCH_FIELDS, *FINISH_FIELDS, *ARRIVAL_FIELDS} else SEES_DECODES
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -81,6 +114,29 @@ class Policy:
                 "queue.prompts, queue.prompt_tokens, queue.decoding, limits.token_budget, limits.batch_size and the "
                 "array params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
             ) from error
+
+
+def fields_read(function: PolicyFunction) -> frozenset[str]:
+    """Return the fields of `Queue` that a function reads; all of them, where that cannot be told.
+
+    It can where the function does nothing with its first argument but take attributes of it.
+    """
+    everything = frozenset(Queue._fields)
+    if not isinstance(function, FunctionType) or function.__code__.co_argcount == 0:
+        return everything
+    queue = function.__code__.co_varnames[0]
+    instructions = list(dis.get_instructions(function))
+    read = set()
+    for instruction, following in itertools.pairwise(instructions):
+        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        if queue in names and "FAST" not in instruction.opname:
+            return everything  # an inner function has it
+        if queue in names:
+            alone = names[-1] == queue and names.count(queue) == 1 and following.opname == "LOAD_ATTR"
+            if not alone or following.argval not in everything:
+                return everything
+            read.add(following.argval)
+    return frozenset(read)
 
 
 def _reason(error: Exception) -> str:
@@ -177,29 +233,35 @@ POLICIES: dict[str, Policy] = {
         Policy("vllm-vanilla", vllm_vanilla, work_conserving=False),
         Policy("orca", orca, work_conserving=True),
         Policy("sarathi", sarathi, work_conserving=True),
+        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters),
+        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters),
+        Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters),
     )
 }
-"""The policies that have a name, in the order of the paper's Table 1."""
+"""The policies that have a name: those of the paper's Table 1 in its order, then the adaptive ones."""
 
 
-def resolve(choice: str | Policy | PolicyFunction, *, folder: Path | None = None) -> Policy:
+def resolve(choice: str | Policy | Engine | PolicyFunction, *, folder: Path | None = None) -> Policy | Engine:
     """Return the policy that a name, a ``module:function`` or a function stands for.
 
     Parameters
     ----------
     choice
-        A name in `POLICIES`; ``module:function`` or ``file.py:function``; a `Policy`; or a plain function.
+        A name in `POLICIES` or `ENGINES`; ``module:function`` or ``file.py:function``; a `Policy`; or a plain function.
     folder
         Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
     """
-    if isinstance(choice, Policy):
+    if isinstance(choice, Policy | Engine):
         return choice
     if not isinstance(choice, str):
         return _checked(choice, None, None)
     if choice in POLICIES:
         return POLICIES[choice]
+    if choice in ENGINES:
+        return ENGINES[choice]
     if ":" not in choice:
-        raise InputError(f"unknown policy {choice!r}{nearest(choice, POLICIES)} (or module:function for your own)")
+        names = [*POLICIES, *ENGINES]
+        raise InputError(f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)")
     module_name, _, function_name = choice.rpartition(":")
     module = _module(module_name, folder or Path.cwd())
     found = getattr(module, function_name, None)

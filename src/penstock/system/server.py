@@ -1,16 +1,22 @@
 """A server: one engine, how long its batches take, and how it forms them."""
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
+from penstock.system.engines import Engine
+from penstock.system.memory import Memory
 from penstock.system.policies import Policy, PolicyFunction, resolve
 
 Scope = Literal["batch", "running"]
 Convention = Literal["paper", "engine"]
+Order = Literal["fcfs", "priority"]
+
+_VIDURS_CAP = 128  # requests, where no other max batch size is given
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -26,7 +32,8 @@ class Server:
     max_batch_size
         Most requests (the paper's k_max, vLLM's max_num_seqs); None: no limit.
     policy
-        A name (``sarathi``, ``orca``, ``vllm-vanilla``, ``fastertransformer``), ``module:function``, or a function.
+        A name in `POLICIES` (``sarathi``, ``orca``, ``maxweight`` ...), ``module:function``, a function, or the
+        scheduler of an engine (``vllm``, ``sglang`` ...; a name in `ENGINES`).
     scope
         What the max batch size counts: requests in one ``batch`` (the paper), or ``running`` ones, admitted and
         unfinished, a partial prefill included (engines).
@@ -34,26 +41,40 @@ class Server:
         ``engine``: the end of prefill yields the first output token, output - 1 decode iterations follow.
         ``paper``: output decode iterations, the first of which yields the first token.
     policy_params
-        Numbers handed to the policy.
+        Numbers handed to the policy; those not given follow from batch times and limits, see `params`. The settings of
+        an engine, by name: ``{"long_prefill_threshold": 256}``.
+    memory
+        KV memory; None: no limit. ``kv_blocks`` (with ``block_size``) or ``kv_tokens`` stand for one with the usual
+        rules.
+    order
+        Who is served first: ``fcfs`` (order of arrival) or ``priority`` (smaller numbers first, then arrival).
     """
 
     batch_time: BatchTime
     token_budget: int
     max_batch_size: int | None
-    policy: Policy
+    policy: Policy | Engine
     scope: Scope
     convention: Convention
     policy_params: tuple[float, ...]
+    memory: Memory | None
+    order: Order
 
     def __init__(
         self,
         batch_time: BatchTime,
         token_budget: int,
         max_batch_size: int | None = None,
-        policy: str | Policy | PolicyFunction = "sarathi",
+        policy: str | Policy | Engine | PolicyFunction = "sarathi",
         scope: Scope = "running",
         convention: Convention = "engine",
-        policy_params: Sequence[float] = (),
+        policy_params: Sequence[float] | Mapping[str, Any] = (),
+        memory: Memory | None = None,
+        order: Order = "fcfs",
+        *,
+        kv_blocks: int | None = None,
+        kv_tokens: int | None = None,
+        block_size: int | None = None,
     ) -> None:
         if not isinstance(batch_time, BatchTime):
             raise InputError(
@@ -64,27 +85,143 @@ class Server:
         if max_batch_size is not None:
             serves = "a batch serves at least one request; None means no limit"
             max_batch_size = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves)
-        params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in policy_params]
         for name, value, known in (
             ("scope", scope, ("batch", "running")),
             ("convention", convention, ("paper", "engine")),
+            ("order", order, ("fcfs", "priority")),
         ):
             if value not in known:
                 raise InputError(f"{name} is {value!r}{nearest(str(value), known)}")
-        batch_time.table(token_budget)  # a measured table may not reach so far: say so now
+        chosen = resolve(policy)
+        memory = _memory(memory, kv_blocks, kv_tokens, block_size or usual_block_size(chosen))
+        if isinstance(chosen, Engine):
+            if policy_params:
+                chosen = chosen.with_options(policy_params)  # type: ignore[arg-type]
+            policy_params = ()
+            if not chosen.has_token_budget and max_batch_size is None:
+                max_batch_size = _VIDURS_CAP
+            _refuse_what_it_does_not(chosen, token_budget, max_batch_size, scope, convention, memory, order)
+        elif isinstance(policy_params, Mapping):
+            raise InputError(
+                f"policy_params is {checks.shown(policy_params)}, but {chosen.name} takes numbers; give a list"
+            )
+        params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in policy_params]
         put = object.__setattr__
         put(self, "batch_time", batch_time)
         put(self, "token_budget", token_budget)
         put(self, "max_batch_size", max_batch_size)
-        put(self, "policy", resolve(policy))
+        put(self, "policy", chosen)
         put(self, "scope", scope)
         put(self, "convention", convention)
         put(self, "policy_params", tuple(params))
+        put(self, "memory", memory)
+        put(self, "order", order)
+        batch_time.table(self.most_tokens)  # a measured table may not reach so far: say so now
 
-    def with_policy(self, policy: str | Policy | PolicyFunction) -> "Server":
-        """Return the same server under another policy."""
-        return dataclasses.replace(self, policy=policy)  # type: ignore[arg-type]
+    def with_policy(self, policy: str | Policy | Engine | PolicyFunction) -> "Server":
+        """Return the same server under another policy, with that one's own parameters."""
+        return dataclasses.replace(self, policy=policy, policy_params=())  # type: ignore[arg-type]
+
+    @functools.cached_property
+    def params(self) -> tuple[float, ...]:
+        """The numbers that the policy gets: those given, then what follows for it from batch times and limits."""
+        given = self.policy_params
+        if self.policy.parameters is None:
+            return given
+        return (*given, *self.policy.parameters(self.batch_time, self.token_budget, self.max_batch_size)[len(given) :])
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens in a batch: the token budget, except for engines that go beyond it."""
+        if isinstance(self.policy, Engine):
+            return self.policy.most_tokens(self.token_budget, self.max_batch_size or self.token_budget)
+        return self.token_budget
+
+    @property
+    def limits(self) -> str:
+        """The limits in words."""
+        slots = self.max_batch_size
+        said = [
+            f"token budget {self.token_budget:,}",
+            "no max batch size" if slots is None else f"max batch size {slots:,} ({self.scope})",
+        ]
+        if self.memory is not None:
+            said.append(f"KV memory of {self.memory.blocks:,} blocks of {self.memory.block_size:,}")
+        if self.order != "fcfs":
+            said.append("by priority")
+        return ", ".join(said)
+
+    @property
+    def usable_blocks(self) -> int | None:
+        """Blocks that requests can hold, or None without a limit."""
+        if self.memory is None:
+            return None
+        return self.policy.usable(self.memory) if isinstance(self.policy, Engine) else self.memory.blocks
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that an admission leaves free."""
+        if self.memory is None:
+            return 0
+        share = self.memory.watermark
+        if share is None:
+            share = self.policy.watermark if isinstance(self.policy, Engine) else 0.0
+        return int(share * self.memory.blocks)
 
     def tokens_per_request(self, mean_prompt: float, mean_output: float) -> float:
         """Return the forward tokens that a request costs on average: prompt + output, less one for engines."""
         return mean_prompt + mean_output - (1 if self.convention == "engine" else 0)
+
+
+def usual_block_size(policy: Policy | Engine) -> int:
+    """Return the usual tokens of a block."""
+    return policy.block_size if isinstance(policy, Engine) else 16
+
+
+def _memory(memory: Memory | None, kv_blocks: int | None, kv_tokens: int | None, block_size: int) -> Memory | None:
+    """Return the one memory that was given, in whichever form."""
+    given = [
+        name
+        for name, value in (("memory", memory), ("kv_blocks", kv_blocks), ("kv_tokens", kv_tokens))
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} say the same thing; give one of them")
+    if memory is not None and not isinstance(memory, Memory):
+        raise InputError(f"memory is {checks.shown(memory)}; give a Memory, or kv_blocks and block_size")
+    if kv_blocks is not None:
+        return Memory(kv_blocks, block_size)
+    return Memory.of_tokens(kv_tokens, block_size) if kv_tokens is not None else memory
+
+
+def _refuse_what_it_does_not(
+    engine: Engine,
+    token_budget: int,
+    max_batch_size: int | None,
+    scope: str,
+    convention: str,
+    memory: Memory | None,
+    order: str,
+) -> None:
+    """Refuse what an engine cannot be told."""
+    if scope != "running" or convention != "engine":
+        raise InputError(
+            f"scope {scope!r} and convention {convention!r}: {engine.name} counts running requests, and its prefill "
+            "yields the first token; leave both out"
+        )
+    if order not in engine.orders:
+        raise InputError(f"order is {order!r}, but {engine.name} serves in order of arrival; leave it out")
+    slots = max_batch_size or token_budget
+    if engine.name in ("vllm-v0", "tensorrt-llm") and slots > token_budget:
+        raise InputError(
+            f"max_batch_size is {slots:,}, but {engine.name} decodes all that run in one batch of at most "
+            f"{token_budget:,} tokens (token_budget); lower one or raise the other"
+        )
+    if memory is None:
+        return
+    if memory.admission is not None:
+        raise InputError(f"admission is {memory.admission!r}, but {engine.name} has its own; leave it out")
+    if memory.watermark is not None and not engine.has_watermark:
+        raise InputError(f"watermark is {memory.watermark:g}, but {engine.name} has none; leave it out")
+    if memory.preemption != "recompute":
+        raise InputError(f"preemption is {memory.preemption!r}, but {engine.name} preempts by recompute; leave it out")

@@ -147,6 +147,11 @@ def _work(server: Server, prompt: float, output: float) -> _Work:
             f"the max batch size is {server.max_batch_size:,}, but these capacities are known without one only; "
             "leave it out, or ask `region`"
         )
+    if server.memory is not None:
+        raise InputError(
+            f"the KV memory has {server.usable_blocks:,} blocks, but these capacities are known without a limit only; "
+            "leave it out, or ask `memory_bound_rate`"
+        )
     least = "a request has at least one token"
     prompt = checks.number("the prompt", prompt, 1, LONGEST, "tokens", least)
     output = checks.number("the output", output, 1, LONGEST, "tokens", least)

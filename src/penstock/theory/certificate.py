@@ -9,6 +9,7 @@ from penstock.theory import hypotheses as conditions
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.drift import drift
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.kv_blocks import served
 from penstock.theory.load import Load, load
 from penstock.workload.workload import Workload
 
@@ -85,7 +86,7 @@ class Certificate:
         }
 
 
-def certify(workload: Workload, server: Server, *, kv_tokens: int | None = None) -> Certificate:
+def certify(workload: Workload, server: Server) -> Certificate:
     """Say by theorem whether a workload on a server is stable, where a theorem can.
 
     *Unstable*: the arrival rate exceeds a necessary condition, one for each limit (see `penstock.theory.bounds`). Then
@@ -100,12 +101,12 @@ def certify(workload: Workload, server: Server, *, kv_tokens: int | None = None)
       policy and any limits. It is tried where the policy is not known to be work-conserving or the max batch size can
       bind; else all those batches are full, and it says what Theorem 1(b) says.
 
+    Neither knows KV memory, so on a server with one, both need that all requests that may run at once fit into it.
+
     Parameters
     ----------
     workload, server
         What arrives and what serves.
-    kv_tokens
-        Tokens that the server's KV cache holds; None: memory is not looked at.
 
     Returns
     -------
@@ -115,21 +116,21 @@ def certify(workload: Workload, server: Server, *, kv_tokens: int | None = None)
     Raises
     ------
     InputError
-        If the workload has no arrival rate, or a request can never fit into the KV cache.
+        If the workload has no arrival rate, or a request can never be served.
     """
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         raise InputError(
             f"certify takes a Workload and a Server, not {type(workload).__name__}, {type(server).__name__}"
         )
     asked = load(workload, server)
-    limits = bounds(workload, server, asked, kv_tokens)
-    sufficient, tried, certified_rate = _sufficient(workload, server, asked, kv_tokens)
+    limits = bounds(workload, server, asked)
+    sufficient, tried, certified_rate = _sufficient(workload, server, asked)
     verdict: Verdict
     theorem: str | None
     tightest = _tightest(limits)
     if asked.arrival_rate > tightest.max_rate * (1 + CRITICAL_BAND):
         exceeded = [bound for bound in limits if asked.arrival_rate > bound.max_rate * (1 + CRITICAL_BAND)]
-        verdict, theorem, tried = "unstable", exceeded[0].theorem, _overload(workload, asked, exceeded[0])
+        verdict, theorem, tried = "unstable", exceeded[0].theorem, _overload(workload, server, asked, exceeded[0])
         reason = _why_unstable(asked, exceeded)
     elif asked.arrival_rate >= tightest.max_rate * (1 - CRITICAL_BAND):
         verdict, theorem, tried = "critical", None, ()
@@ -163,26 +164,25 @@ def _tightest(limits: tuple[Bound, ...]) -> Bound:
     return next(bound for bound in limits if bound.max_rate <= least * (1 + CRITICAL_BAND))
 
 
-def _sufficient(
-    workload: Workload, server: Server, asked: Load, kv_tokens: int | None
-) -> tuple[str, tuple[Hypothesis, ...], float | None]:
+def _sufficient(workload: Workload, server: Server, asked: Load) -> tuple[str, tuple[Hypothesis, ...], float | None]:
     """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it certifies up to."""
-    shared = conditions.shared(workload, server, kv_tokens)
+    shared = conditions.shared(workload, server)
     fills = (conditions.work_conserving(server), conditions.batch_size(server))
     full = conditions.full_batches_carry_it(server, asked)
     sound = all(h.held for h in shared)
     if all(h.held for h in fills) or not sound:
         rate = asked.full_batch_tokens_per_s / asked.tokens_per_request if sound else None
         return WORK_CONSERVING, (*shared, *fills, full), rate
-    found = drift(workload.lengths, server)
+    ample = dataclasses.replace(server, memory=None)  # it holds all that may run, so batches are as without a limit
+    found = drift(served(workload, server).lengths, ample)
     drains = conditions.every_batch_drains(asked, found)
     others = () if drains.held else (*fills, full)
     return DRIFT, (*shared, *others, drains), found.certified_rate
 
 
-def _overload(workload: Workload, asked: Load, bound: Bound) -> tuple[Hypothesis, ...]:
+def _overload(workload: Workload, server: Server, asked: Load, bound: Bound) -> tuple[Hypothesis, ...]:
     recorded = workload.rows is not None
-    if bound.name == "token budget":
+    if bound.name == "token budget" and bound.max_rate == asked.max_rate:
         name = "load above 1"
         why = (
             f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch ({asked.best_token_load:,} tokens) "
@@ -195,13 +195,14 @@ def _overload(workload: Workload, asked: Load, bound: Bound) -> tuple[Hypothesis
     return (
         Hypothesis(name, True, why),
         Hypothesis("long-run averages exist", True, average, checked=not recorded),
+        *conditions.dropped(workload, server),
     )
 
 
 def _why_unstable(asked: Load, exceeded: list[Bound]) -> str:
     first, *others = exceeded
     if first.name == "token budget":
-        reason = f"tokens arrive {asked.rho:.3f} times as fast as any policy can process them"
+        reason = f"tokens arrive {asked.arrival_rate / first.max_rate:.3f} times as fast as any policy can process them"
     else:
         reason = (
             f"{asked.arrival_rate:,.4g} requests/s arrive, but the {first.name} lets no policy carry more than "

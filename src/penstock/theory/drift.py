@@ -33,8 +33,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
-from penstock.kernel.signatures import PARAMS, POLICY, PREFILL_FIRST, Limits, Queue
-from penstock.system.policies import POLICIES, Policy
+from penstock.kernel.signatures import BATCH_FIELDS, PARAMS, POLICY, PREFILL_FIRST, Limits, Queue
+from penstock.system import policies
+from penstock.system.engines import Engine
+from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.workload.pairs import Lengths
 
@@ -128,6 +130,10 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
     fewest, most
         Shape (token budget + 1,), tokens; ``most`` is -1 where no batch has that token load.
     """
+    if isinstance(server.policy, Engine):
+        raise _Unknown(f"{server.policy.name} is no function of a few numbers, so its batches cannot all be tried")
+    if server.memory is not None or server.order != "fcfs":
+        raise _Unknown("which batches KV memory or priorities allow cannot all be tried")
     rows = _queues(lengths, server)
     tried = int((rows[:, 3] - rows[:, 2] + 1).sum())
     if tried > MOST_QUEUES:
@@ -140,7 +146,7 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
     )
     stuck = np.zeros(3, np.int64)
     try:
-        params = np.array(server.policy_params, np.float64)
+        params = np.array(server.params, np.float64)
         params.flags.writeable = False
         status = _compiled_form()(policy.compiled, params, options, rows, fewest, most, stuck)
     except Exception as error:  # whatever a user's policy raises
@@ -167,6 +173,10 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
     longest, never_decodes = lengths.max_prompt, lengths.max_output == 1 and server.convention == "engine"
     if longest is None:
         raise _Unknown("prompts have no upper limit")
+    if beyond := sorted(server.policy.reads - set(BATCH_FIELDS)):
+        raise _Unknown(
+            f"{server.policy.name} looks at more than the queues that are tried here differ in: {', '.join(beyond)}"
+        )
     known = _of_the_paper(server.policy)
     if not known and (slots is None or server.scope == "batch"):
         raise _Unknown(
@@ -192,8 +202,9 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
     return rows[rows[:, 1] == 0] if never_decodes else rows
 
 
-def _of_the_paper(policy: Policy) -> bool:
-    return any(policy.function is of_the_paper.function for of_the_paper in POLICIES.values())
+def _of_the_paper(policy: Policy | Engine) -> bool:
+    four = (policies.fastertransformer, policies.vllm_vanilla, policies.orca, policies.sarathi)
+    return isinstance(policy, Policy) and policy.function in four
 
 
 def _best_share(by_prefill: Floats, by_decode: Floats) -> float:
@@ -238,7 +249,7 @@ def _form(
     for row in range(rows.shape[0]):
         prompts, decoding = rows[row, 0], rows[row, 1]
         for tokens in range(rows[row, 2], rows[row, 3] + 1):
-            x, y, first = policy(Queue(prompts, tokens, decoding), limits, params)
+            x, y, first = policy(Queue(prompts, tokens, decoding, 0, 0, 0, 0, 0, 0, 0, 0), limits, params)
             stuck[0], stuck[1], stuck[2] = prompts, tokens, decoding
             if x < 0 or y < 0:
                 return _NEGATIVE

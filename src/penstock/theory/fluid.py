@@ -215,10 +215,15 @@ def full_batch_rate(server: Server) -> float:
     Raises
     ------
     InputError
-        If a max batch size could keep batches from filling, or requests from piling up in decode.
+        If a max batch size or KV memory could keep batches from filling, or requests from piling up in decode.
     """
     if not isinstance(server, Server):
         raise InputError(f"the server is {checks.shown(server)}, which has no batches; give a Server")
+    if server.memory is not None:
+        raise InputError(
+            f"the KV memory of {server.usable_blocks:,} blocks may keep batches from filling, and fluid models know "
+            "none; leave it out, or ask `memory_bound_rate`"
+        )
     limit = server.max_batch_size
     if limit is not None and (server.scope == "running" or limit < server.token_budget):
         why = (

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+from penstock.system.engines import Engine
+from penstock.system.memory import Memory
 from penstock.system.policies import POLICIES, Policy
 from penstock.system.server import Server
-from penstock.theory.bounds import most_kv_tokens
 from penstock.theory.drift import Drift
+from penstock.theory.kv_blocks import SAMPLE, largest, peak_blocks, reuses, served
 from penstock.theory.load import Load
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload
@@ -36,10 +38,12 @@ class Hypothesis:
     checked: bool = True
 
 
-def shared(workload: Workload, server: Server, kv_tokens: int | None) -> tuple[Hypothesis, ...]:
+def shared(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of every sufficient condition."""
     found = (independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload))
-    return found if kv_tokens is None else (*found, kv_memory(workload, server, kv_tokens))
+    if server.memory is None:
+        return found
+    return (*found, *dropped(workload, server), kv_memory(workload, server, server.memory))
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
@@ -70,19 +74,39 @@ def bounded_lengths(workload: Workload) -> Hypothesis:
     return Hypothesis("bounded lengths", workload.bounded, why, checked)
 
 
-def kv_memory(workload: Workload, server: Server, kv_tokens: int) -> Hypothesis:
-    """All requests that may run at once fit into the KV cache, however long they are."""
-    largest, slots = most_kv_tokens(workload.lengths, server), server.max_batch_size
-    held = False
+def dropped(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
+    """How many requests are dropped is what a sample says, where their lengths are drawn."""
+    work = served(workload, server)
+    if not work.sampled:
+        return ()
+    why = f"{1 - work.share:.3%} of {SAMPLE:,} draws"
+    return (Hypothesis("share of the requests that are dropped", True, why, checked=False),)
+
+
+def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
+    """All requests that may run at once fit into the KV memory, however long they are."""
+    name, policy = "KV memory never binds", server.policy
+    slots, usable = server.max_batch_size, server.usable_blocks or 0
+    if isinstance(policy, Engine):
+        slots = slots or server.token_budget
+        if not policy.work_conserving:
+            return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")
+    longest = largest(served(workload, server).lengths)
     if slots is None or server.scope == "batch":
         why = "any number of requests may hold memory; set a max batch size in scope 'running'"
-    elif largest is None:
-        why = "lengths have no upper limit, so no cache is sure to hold them; give their distributions a `max`"
+    elif longest is None:
+        why = "lengths have no upper limit, so no memory is sure to hold them; give their distributions a `max`"
+    elif reuses(workload, server):
+        why = "what requests share by prefix caching is not known"
     else:
-        held = slots * largest <= kv_tokens
-        why = f"{slots:,} requests of up to {largest:,} tokens need {slots * largest:,}, the cache holds {kv_tokens:,}"
-        why += "" if held else f"; a max batch size of {kv_tokens // largest:,} is sure to fit"
-    return Hypothesis("KV memory never binds", held, why)
+        most, spare = int(peak_blocks(*longest, server, memory).max()), server.watermark_blocks
+        held = slots * most + spare <= usable
+        beside = f" beside a watermark of {spare:,}" if spare else ""
+        why = f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV memory has {usable:,}"
+        fitting = (usable - spare) // most
+        why += "" if held or not fitting else f"; a max batch size of {fitting:,} is sure to fit"
+        return Hypothesis(name, held, why)
+    return Hypothesis(name, False, why)
 
 
 def work_conserving(server: Server) -> Hypothesis:
@@ -133,8 +157,10 @@ def every_batch_drains(asked: Load, found: Drift) -> Hypothesis:
     return Hypothesis("every batch under a backlog drains", held, why)
 
 
-def _proved(policy: Policy) -> bool:
-    """Whether the policy is one of the paper, which is work-conserving by its definition."""
+def _proved(policy: Policy | Engine) -> bool:
+    """Whether it is so by definition: of the policies of the paper, and of the rules that Penstock has for engines."""
+    if isinstance(policy, Engine):
+        return True
     return any(policy.function is known.function and known.work_conserving for known in POLICIES.values())
 
 

@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.system.engines import Engine
 from penstock.system.server import Server
+from penstock.theory.kv_blocks import served
 from penstock.workload.lengths import LONGEST
 from penstock.workload.workload import Workload
 
@@ -33,13 +35,14 @@ class Load:
         Requests/s.
     tokens_per_request
         Forward tokens of a request, on average: prompt + output (convention ``paper``), or prompt + output - 1
-        (``engine``: the end of prefill yields the first output token).
+        (``engine``: the end of prefill yields the first output token). Those that are dropped have none.
     capacity_tokens_per_s
-        max over 1 <= b <= token budget of b / t_b: no policy processes more (Theorem 1(a)).
+        max over 1 <= b <= token budget of b / t_b: no policy processes more (Theorem 1(a)). A few engines go beyond
+        the token budget; then over all batches that they form.
     best_token_load
         The b at which that maximum is attained.
     full_batch_tokens_per_s
-        b_max / t_bmax: what batches filled to the token budget process.
+        b_max / t_bmax: what batches filled to the token budget (without one: as large as they come) process.
     """
 
     arrival_rate: float
@@ -70,20 +73,23 @@ def load(workload: Workload, server: Server) -> Load:
     Raises
     ------
     InputError
-        If the workload has no arrival rate.
+        If the workload has no arrival rate, or a request can never be served.
     """
     if not workload.rate > 0:
         raise InputError(
             f"{workload.name} has no arrival rate (its requests span no time, or next to none), so it has no load; "
             "give a rate with arrivals 'poisson'"
         )
-    best, capacity = server.batch_time.best_load(server.token_budget)
+    best, capacity = server.batch_time.best_load(server.most_tokens)
+    endless = isinstance(server.policy, Engine) and not server.policy.has_token_budget
+    full = server.most_tokens if endless else server.token_budget
+    work = served(workload, server)
     return Load(
         arrival_rate=workload.rate,
-        tokens_per_request=server.tokens_per_request(workload.mean_prompt, workload.mean_output),
+        tokens_per_request=server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share,
         capacity_tokens_per_s=capacity,
         best_token_load=best,
-        full_batch_tokens_per_s=server.token_budget / float(server.batch_time(server.token_budget)),
+        full_batch_tokens_per_s=full / float(server.batch_time(full)),
     )
 
 
@@ -174,7 +180,7 @@ def multiclass_load(
     if not isinstance(server, Server):
         raise InputError(f"multiclass_load takes a Server, not {checks.shown(server)}; give one")
     tokens = [server.tokens_per_request(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
-    return MulticlassLoad(effective, np.array(tokens), server.batch_time.capacity(server.token_budget))
+    return MulticlassLoad(effective, np.array(tokens), server.batch_time.capacity(server.most_tokens))
 
 
 def traffic(arrival_rates: npt.ArrayLike, routing: npt.ArrayLike, *, names: Sequence[str] | None = None) -> Floats:

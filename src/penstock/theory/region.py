@@ -227,7 +227,7 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
     """
     tokens, wanted = _prompt(prompt), _direction(direction)
     columns = _corners(_columns(server, tokens.longest), tokens.mean)
-    fastest = server.batch_time.capacity(server.token_budget)
+    fastest = server.batch_time.capacity(server.most_tokens)
     rates = np.vstack([columns.prefill, columns.decode, columns.requests * tokens.mean]) / columns.seconds / fastest
     towards = wanted[[0, 1, 0]] / wanted.sum()
     if tokens.mean == tokens.longest:  # x <= k_p m_p in every batch, so the condition on requests says nothing new
@@ -332,7 +332,7 @@ def _columns(server: Server, longest: int) -> _Columns:
     The most decodes: b where b <= k_max, else the largest y with b - y <= (k_max - y) longest. Token loads above
     k_max longest cannot be formed.
     """
-    budget = server.token_budget
+    budget = server.most_tokens
     k = min(server.max_batch_size or budget, budget)
     load = np.arange(1, min(budget, k * longest) + 1)
     most = np.where(load <= k, load, (k * longest - load) // max(longest - 1, 1))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -28,15 +28,26 @@ class Requests(NamedTuple):
         Shape (requests,), seconds since the first arrival of the workload.
     prompt_tokens, output_tokens
         Shape (requests,), tokens.
+    priority
+        Shape (requests,), smaller numbers first; None: all the same.
     """
 
     arrival_s: npt.NDArray[np.float64]
     prompt_tokens: Tokens
     output_tokens: Tokens
+    priority: Tokens | None = None
 
     def first(self, count: int) -> "Requests":
         """Return the first ``count`` of them."""
-        return Requests(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count])
+        priority = None if self.priority is None else self.priority[:count]
+        return Requests(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count], priority)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Requests"]) -> "Requests":
+        """Put blocks after one another."""
+        arrival_s, prompt, output, priority = zip(*parts, strict=True)
+        urgent = None if priority[0] is None else np.concatenate(priority)
+        return cls(np.concatenate(arrival_s), np.concatenate(prompt), np.concatenate(output), urgent)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,6 +68,8 @@ class Workload:
         For tables and figures.
     notices
         What reading the data brought up.
+    priority
+        Shape (requests,), of recorded requests: smaller numbers are served first by servers that look at it.
     """
 
     arrivals: Arrivals | None
@@ -64,6 +77,7 @@ class Workload:
     seed: int = 0
     name: str = "workload"
     notices: tuple[str, ...] = ()
+    priority: Tokens | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, numbers.Integral) or isinstance(self.seed, bool | np.timedelta64) or self.seed < 0:
@@ -131,6 +145,7 @@ class Workload:
         arrival_s: npt.ArrayLike | None,
         prompt_tokens: npt.ArrayLike,
         output_tokens: npt.ArrayLike,
+        priority: npt.ArrayLike | None = None,
         *,
         seed: int = 0,
         name: str = "arrays",
@@ -143,13 +158,16 @@ class Workload:
             Shape (requests,), seconds, not falling; None if only lengths are known.
         prompt_tokens, output_tokens
             Shape (requests,), tokens, at least 1.
+        priority
+            Shape (requests,), whole numbers: smaller ones are served first where a server's order is ``priority``.
         seed
             For resampling, see `with_rate`.
         name
             For tables and figures.
         """
         replay = None if arrival_s is None else Replay(arrival_s)  # type: ignore[arg-type]
-        return cls(replay, Recorded(prompt_tokens, output_tokens), seed, name)  # type: ignore[arg-type]
+        lengths = Recorded(prompt_tokens, output_tokens)  # type: ignore[arg-type]
+        return cls(replay, lengths, seed, name, priority=_priority(priority, lengths.prompt_tokens.size))
 
     def with_rate(self, rate: float, arrivals: str = "scaled", *, cv: float | None = None) -> Self:
         """Return the same requests at another rate.
@@ -177,6 +195,11 @@ class Workload:
             return dataclasses.replace(self, arrivals=self._arrivals().with_rate(rate))
         lengths = self.lengths
         if isinstance(lengths, Recorded):
+            if self.priority is not None:
+                raise InputError(
+                    f"arrivals {arrivals!r} draw requests at random, but {self.name} has priorities of its own; "
+                    "use arrivals 'scaled'"
+                )
             lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
         process = kinds[arrivals](rate) if cv is None else processes.GammaRenewal(rate, cv)
         return dataclasses.replace(self, arrivals=process, lengths=lengths)
@@ -222,13 +245,15 @@ class Workload:
         done = 0
         for times in self._arrivals().blocks(np.random.default_rng(arrival_seed)):
             origin = float(times[0]) if origin is None else origin
+            priority = None
             if isinstance(self.lengths, Recorded):
                 rows = slice(done, done + times.size)
                 prompt, output = self.lengths.prompt_tokens[rows], self.lengths.output_tokens[rows]
+                priority = None if self.priority is None else self.priority[rows]
             else:
                 prompt, output = self.lengths.sample(rng, times.size)
             done += times.size
-            yield Requests(times - origin, prompt, output)
+            yield Requests(times - origin, prompt, output, priority)
 
     def requests(self, count: int) -> Requests:
         """Return the first ``count`` requests."""
@@ -245,8 +270,7 @@ class Workload:
             missing -= parts[-1].arrival_s.size
             if not missing:
                 break
-        arrival_s, prompt, output = zip(*parts, strict=True)
-        return Requests(np.concatenate(arrival_s), np.concatenate(prompt), np.concatenate(output))
+        return Requests.joined(parts)
 
     def _arrivals(self) -> Arrivals:
         if self.arrivals is None:
@@ -264,6 +288,18 @@ def _lengths(prompt: int | Length | Lengths, output: int | Length | None) -> Len
     if output is None:
         raise InputError("no output length given; give tokens, a distribution, or a joint distribution as `prompt`")
     return Independent(_length("prompt", prompt), _length("output", output))
+
+
+def _priority(given: npt.ArrayLike | None, rows: int) -> Tokens | None:
+    """Return priorities as integers, one per request."""
+    if given is None:
+        return None
+    values = np.asarray(given)
+    if values.shape != (rows,) or values.dtype.kind not in "iu" or np.abs(values).max(initial=0) >= 2**31:
+        raise InputError(
+            f"priority is {checks.shown(given)}, but each of the {rows:,} requests has one, a whole number below 2^31"
+        )
+    return values.astype(np.int32)
 
 
 def _length(name: str, given: int | Length) -> Length:

@@ -1,0 +1,223 @@
+"""Which policies and token budgets are worth simulating on a server, and which theory rules out before."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.system.batch_time import MOST_TOKENS, BatchTime
+from penstock.system.engines import Engine
+from penstock.system.policies import Policy, resolve
+from penstock.system.server import Server
+from penstock.theory.certificate import Certificate, certify
+from penstock.theory.region import sarathi_region
+from penstock.workload.workload import Workload
+
+FROM_SIMPLE_TO_SUBTLE = ("sarathi", "orca", "pool-controlled", "maxweight", "maxweight-tokens")
+"""The policies that are tried beside the current one, in the order in which a tie is settled."""
+
+OWN_BUDGET = ("pool-controlled", "maxweight", "maxweight-tokens")
+"""Policies that choose the budget of each batch, up to the token budget; none comes with an engine."""
+
+SAFE = 0.9
+"""Share of its stable rate at which a server is still said to carry a load safely."""
+
+_TIMES = (0.25, 0.5, 1, 2, 4)  # the current token budget
+_FLUID_ERROR = 0.03  # of the fluid argument for Sarathi-Serve, and then some
+_SAME = 0.01  # bounds that are so close are equal
+
+AnyPolicy = Policy | Engine
+Ints = npt.NDArray[np.int64]
+
+
+class Pruned(NamedTuple):
+    """What was ruled out without simulation, and by what."""
+
+    policy: str
+    token_budget: int
+    why: str
+
+
+class Candidates(NamedTuple):
+    """What is worth simulating (the current server first, then from simple to subtle), and what is not.
+
+    ``bound``: requests/s that no policy exceeds at any of the token budgets looked at.
+    """
+
+    servers: tuple[Server, ...]
+    pruned: tuple[Pruned, ...]
+    bound: float
+
+
+class _Budget(NamedTuple):
+    """What theory says about a token budget, in requests/s.
+
+    ``carried``: what Sarathi-Serve carries by Theorem 1(b) or, for long prompts under a max batch size, by a fluid
+    argument; None: not known. ``proved``: the theorem says that it is as much as any policy could.
+    """
+
+    certificate: Certificate
+    carried: float | None
+    proved: bool
+
+    @property
+    def bound(self) -> float:
+        return self.certificate.max_rate
+
+
+def candidates(
+    workload: Workload,
+    server: Server,
+    policies: Sequence[str | Policy] = FROM_SIMPLE_TO_SUBTLE,
+    *,
+    most_stable: bool = False,
+) -> Candidates:
+    """Return the servers worth simulating: other policies and token budgets, all else as it is.
+
+    Token budgets from a quarter of the current one to four times it, near those that waste nothing, and the one at
+    which Sarathi-Serve carries most. What cannot carry the load safely, or as much as is known to be carried, is ruled
+    out by the necessary conditions (`penstock.theory.bounds`) and, for Sarathi-Serve under a max batch size, by its own
+    region (`penstock.theory.region.sarathi_region`).
+
+    Parameters
+    ----------
+    workload, server
+        What arrives and what serves now.
+    policies
+        Names to try, from simple to subtle.
+    most_stable
+        Whether only the most that can be carried matters, however little arrives.
+    """
+    budgets = _budgets(workload, server)
+    carried = max((b.carried for b in budgets.values() if b.carried), default=0.0)
+    wanted = carried if most_stable else min(workload.rate / SAFE, carried)
+    kept, pruned = [server], []
+    for policy, budget in itertools.product(_policies(server, policies), _nearest_first(budgets, server.token_budget)):
+        if policy is server.policy and budget == server.token_budget:
+            continue
+        only_policy = budget == server.token_budget  # what that alone would bring is worth knowing
+        why = _ruled_out(policy, budget, budgets, server, min(wanted, workload.rate) if only_policy else wanted)
+        try:
+            tried = dataclasses.replace(server if policy is server.policy else server.with_policy(policy))
+            tried = dataclasses.replace(tried, token_budget=budget)
+        except InputError as error:  # an engine may not go with such limits
+            why = why or str(error)
+        if why:
+            pruned.append(Pruned(policy.name, budget, why))
+        else:
+            kept.append(tried)
+    return Candidates(tuple(kept), tuple(pruned), max(b.bound for b in budgets.values()))
+
+
+def _policies(server: Server, names: Sequence[str | Policy]) -> list[AnyPolicy]:
+    """Return the current policy, then the others in the order given."""
+    chosen = [resolve(name) for name in names]
+    return [server.policy, *(policy for policy in chosen if policy.name != server.policy.name)]
+
+
+def _nearest_first(budgets: dict[int, _Budget], current: int) -> list[int]:
+    return sorted(budgets, key=lambda budget: abs(math.log(budget / current)))
+
+
+def _budgets(workload: Workload, server: Server) -> dict[int, _Budget]:
+    """Return the token budgets looked at, and what theory says about each."""
+    current = server.token_budget
+    if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
+        loads = [current]
+    else:
+        most = _most_tokens(server.batch_time, min(int(max(_TIMES) * current), MOST_TOKENS))
+        efficient = _efficient_loads(server.batch_time, most)
+        wanted = [min(max(round(times * current), 1), most) for times in _TIMES]
+        loads = [current, *(_near(load, efficient) for load in wanted if load != current)]
+        if server.max_batch_size is not None and efficient.size:
+            fluid = [_sarathi(workload, server, int(load)) or 0.0 for load in efficient]
+            if max(fluid) > 0:
+                loads.append(int(efficient[int(np.argmax(fluid))]))
+    return {budget: _budget(workload, server, budget) for budget in sorted(set(loads))}
+
+
+def _most_tokens(batch_time: BatchTime, most: int) -> int:
+    """Return the largest batch whose time is known, up to so many tokens: measured tables end somewhere."""
+    known, unknown = 1, most + 1
+    while unknown - known > 1:
+        middle = most if unknown > most else (known + unknown) // 2
+        try:
+            batch_time(middle)
+        except InputError:
+            unknown = middle
+        else:
+            known = middle
+    return known
+
+
+def _efficient_loads(batch_time: BatchTime, most: int) -> Ints:
+    """Return the token loads at which one token more or less lowers b / t_b: multiples of b0 for piecewise constant."""
+    loads = np.arange(1, _most_tokens(batch_time, most + 1) + 1)
+    rates = np.r_[0.0, loads / batch_time(loads), 0.0]
+    peaks = (rates[1:-1] > rates[:-2]) & (rates[1:-1] > rates[2:]) & (loads <= most)
+    found: Ints = loads[peaks]
+    return found
+
+
+def _near(load: int, efficient: Ints) -> int:
+    """Return the efficient load within half an octave that is nearest, else the load itself."""
+    if efficient.size:
+        distance = np.abs(np.log2(efficient / load))
+        nearest = int(np.argmin(distance))
+        if distance[nearest] <= 0.5:
+            return int(efficient[nearest])
+    return load
+
+
+def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
+    """Return what Sarathi-Serve carries at a token budget under a max batch size, by a fluid argument; long prompts."""
+    slots = server.max_batch_size
+    prompt = workload.mean_prompt
+    if slots is None or slots >= budget or server.memory is not None or prompt < budget - slots + 1:
+        return None
+    decode = server.tokens_per_request(prompt, workload.mean_output) - prompt
+    region = sarathi_region(dataclasses.replace(server.with_policy("sarathi"), token_budget=budget))
+    return region.scale((prompt, decode))
+
+
+def _budget(workload: Workload, server: Server, budget: int) -> _Budget:
+    tried = dataclasses.replace(server.with_policy("sarathi"), token_budget=budget)
+    certificate = certify(workload, tried)
+    certified = certificate.certified_rate
+    if certified is not None and certified >= certificate.max_rate * (1 - _SAME):
+        return _Budget(certificate, certified, True)
+    fluid = _sarathi(workload, server, budget)
+    return _Budget(certificate, None if fluid is None else min(fluid, certificate.max_rate), False)
+
+
+def _ruled_out(
+    policy: AnyPolicy, budget: int, budgets: dict[int, _Budget], server: Server, wanted: float
+) -> str | None:
+    """Say by what a policy at a token budget is ruled out, or None."""
+    here = budgets[budget]
+    if here.bound < wanted * (1 - _SAME):
+        return (
+            f"no policy carries more than {here.bound:,.4g} requests/s at this token budget; {wanted:,.4g} are wanted"
+        )
+    if policy.name == "sarathi" and here.carried is not None and here.carried < wanted * (1 - _FLUID_ERROR):
+        carried = f"{here.carried:,.4g} requests/s by a fluid argument"
+        return f"its region at this token budget ends at {carried}; {wanted:,.4g} are wanted"
+    if policy is server.policy:
+        return None
+    if policy.name in OWN_BUDGET and here.proved:
+        return "Theorem 1(b): sarathi carries all that any policy can"
+    current, largest = budgets[server.token_budget], max(budgets)
+    if policy.name in OWN_BUDGET and budget != server.token_budget:
+        if budget < largest:
+            return "it chooses the budget of each batch itself, so only the current and the largest are tried"
+        if here.bound < current.bound * (1 + _SAME):
+            return f"a larger token budget lets no policy carry {_SAME:.0%} more"
+    best = max(budgets, key=lambda b: budgets[b].carried or 0.0)
+    if policy.name == "orca" and budget not in (server.token_budget, best):
+        return "tried at the current token budget and at the one that carries most"
+    return None

@@ -1,0 +1,430 @@
+"""Which policy and which token budget to use on a server, why, and what that gains over the current ones."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.analysis import intervals
+from penstock.analysis.answer import ROWS_UP_TO, Answer, check
+from penstock.analysis.candidates import FROM_SIMPLE_TO_SUBTLE, OWN_BUDGET, SAFE, Pruned, candidates
+from penstock.analysis.latency import BATCHES
+from penstock.analysis.max_rate import MaxRate, max_rate
+from penstock.analysis.operating_point import operating_point
+from penstock.analysis.stability import Outcome, verdict
+from penstock.errors import InputError, nearest
+from penstock.run import METRICS
+from penstock.simulate import Progress
+from penstock.system.engines import Engine
+from penstock.system.policies import Policy
+from penstock.system.server import Server
+from penstock.theory.certificate import certify
+from penstock.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+
+Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
+
+REQUESTS = 20_000
+"""Arrivals simulated for latency, unless told otherwise."""
+
+WORTH = 0.02
+"""Share of a mean latency below which a difference is no reason to change anything."""
+
+_CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
+_SLOTS_STEP = 4  # one more slot for so many
+_WORDS = {"stable_rate": "a stable rate"} | {metric: f"a mean {metric[:-2].upper()}" for metric in METRICS}
+_WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
+
+
+class Step(NamedTuple):
+    """A larger max batch size, the rate above which no policy is stable with it, and what share more that is."""
+
+    max_batch_size: int
+    bound: float
+    gain: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A policy at a token budget, and what was found of it.
+
+    Attributes
+    ----------
+    server
+        The current server but for these two.
+    found
+        Its highest stable rate.
+    answer
+        Verdict and latency at the workload's own rate; the requests are the same for every candidate.
+    shown
+        The workload's rate if the test said stable there, else 0. A policy that keeps long queues on purpose may leave
+        the test undecided at a lower one.
+    """
+
+    server: Server
+    found: MaxRate
+    answer: Answer
+    shown: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Policy and token budget."""
+        return f"{self.server.policy.name} at {self.server.token_budget:,}"
+
+    @property
+    def stable_rate(self) -> float:
+        """Highest rate found stable, or certified by a theorem that the test does not contradict, requests/s."""
+        certified = 0.0 if self.found.disagreement else self.found.certificate.certified_rate
+        return max(self.found.rate, self.shown, certified or 0.0)
+
+    @property
+    def above(self) -> float:
+        """Rate at which, or a little above which, it is no longer stable, requests/s."""
+        return max(self.found.above, self.stable_rate)
+
+    def mean(self, metric: str) -> float | None:
+        """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is none."""
+        return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
+
+    def choice(self) -> dict[str, Any]:
+        """Return what to set: policy, token budget, and the parameters given to the policy."""
+        policy = self.server.policy
+        params = dict(policy.options) if isinstance(policy, Engine) else list(self.server.policy_params)
+        return {"policy": policy.name, "token_budget": self.server.token_budget, "policy_params": params}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        steady = self.answer.latency.as_dict() if self.answer.latency else {"latency": None, "intervals": None}
+        return self.choice() | {
+            "stable_rate": self.stable_rate,
+            "above": self.above,
+            "bound": self.found.bound,
+            "verdict": self.answer.verdict,
+            "latency": steady["latency"],
+            "latency_interval": steady["intervals"],
+            "refused": self.answer.latency_refused,
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recommendation:
+    """What to use, and what it was chosen from.
+
+    Attributes
+    ----------
+    rate
+        Requests/s that arrive.
+    objective
+        What decided: ``stable-rate``, or a mean latency.
+    candidates
+        What was simulated, the current server first, then from simple to subtle.
+    recommended
+        One of them.
+    pruned
+        What theory ruled out before.
+    bound
+        Requests/s that no policy exceeds at any of the token budgets looked at.
+    binding
+        The limits that hold the recommended server back: ``token budget``, ``max batch size``, ``batch time`` (only
+        faster batches help), ``KV memory``.
+    step
+        What a larger max batch size would bring, where it binds.
+    warnings
+        What the user should know besides.
+    """
+
+    rate: float
+    objective: Objective
+    candidates: tuple[Candidate, ...]
+    recommended: Candidate
+    pruned: tuple[Pruned, ...]
+    bound: float
+    binding: tuple[str, ...]
+    step: Step | None
+    warnings: tuple[str, ...]
+
+    @property
+    def current(self) -> Candidate:
+        """What serves now."""
+        return self.candidates[0]
+
+    @property
+    def change(self) -> bool:
+        """Whether there is something to change."""
+        return self.recommended is not self.current
+
+    @property
+    def gains(self) -> dict[str, float | None]:
+        """Share by which the stable rate rises, and by which each mean latency falls; None where one is refused."""
+        new, old = self.recommended, self.current
+        gains: dict[str, float | None] = {"stable_rate": new.stable_rate / old.stable_rate - 1}
+        for metric in METRICS:
+            before, after = old.mean(metric), new.mean(metric)
+            gains[metric] = None if not before or after is None else 1 - after / before
+        return gains
+
+    @property
+    def reason(self) -> str:
+        """One sentence: what decided, the price, and what holds the recommended server back."""
+        new, old = self.recommended, self.current
+        carries = f"{new.stable_rate:,.4g} requests/s, {new.stable_rate / self.bound:.0%} of the bound on any policy"
+        if not self.change:
+            done = "carries more" if self.objective == "stable-rate" else f"has a lower mean {self.objective.upper()}"
+            why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
+        elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
+            share = self.rate / old.stable_rate
+            why = f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
+            why += f"; {new.name} carries {carries}"
+        elif self.objective == "stable-rate":
+            why = f"{old.name} carries {old.stable_rate:,.4g} requests/s, {new.name} {carries}"
+        else:
+            metric = f"{self.objective}_s"
+            change = f"{new.mean(metric):.3g} s instead of {old.mean(metric):.3g} s"
+            why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
+        losses = {name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH}
+        price = [f"{_WORDS[name]} {loss:.0%} {_WORSE[name]}" for name, loss in losses.items()]
+        if price:
+            why += f"; the price is {' and '.join(price)}"
+        return f"{why}; what holds it back is the {' and the '.join(self.binding)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form of ``recommend``."""
+        return {
+            "current": self.current.as_dict(),
+            "recommended": self.recommended.choice(),
+            "change": self.change,
+            "reason": self.reason,
+            "objective": self.objective,
+            "rate": self.rate,
+            "candidates": [candidate.as_dict() for candidate in self.candidates],
+            "pruned": [pruned._asdict() for pruned in self.pruned],
+            "bound": self.bound,
+            "binding": list(self.binding),
+            "gains": self.gains,
+            "larger_max_batch_size": self.step._asdict() if self.step else None,
+            "warnings": list(self.warnings),
+        }
+
+
+def recommend(
+    workload: Workload,
+    server: Server,
+    *,
+    objective: Objective | None = None,
+    policies: Sequence[str | Policy] = FROM_SIMPLE_TO_SUBTLE,
+    requests: int | None = None,
+    precision: float = 0.02,
+    alpha: float = 0.01,
+    progress: Progress | None = None,
+) -> Recommendation:
+    """Say which policy and which token budget to use on a server, all else as it is.
+
+    What theory cannot rule out is simulated: its highest stable rate, and at the workload's own rate its verdict and
+    latency, on the same requests. A candidate carries the load safely at up to `SAFE` of its stable rate. Of those that
+    do, the one with the lowest mean E2E is best; where none does, the one with the highest stable rate, then the lowest
+    mean E2E. Differences within the noise (of latencies: of the differences between the same requests, batch means,
+    99%) or below `WORTH` are ties, which the current server wins, then the current policy, then the simpler one.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives and what serves now.
+    objective
+        ``stable-rate``, or the mean latency to be lowest: ``ttft``, ``tbt`` or ``e2e``. Default: as said.
+    policies
+        To be tried beside the current one, from simple to subtle.
+    requests
+        Arrivals to simulate for latency. Default: `REQUESTS`, or the recording if it is shorter.
+    precision, alpha
+        Of the highest stable rates, as in `max_rate`.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or the current server cannot serve the workload.
+    """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"recommend takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
+    if objective is not None and objective not in get_args(Objective):
+        raise InputError(f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}")
+    if requests is None:
+        requests = min(REQUESTS, workload.rows or REQUESTS)
+    requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
+    tried = candidates(workload, server, policies, most_stable=objective == "stable-rate")
+    report = progress or (lambda share: None)
+    study = _Study(workload, requests, precision, alpha, objective == "stable-rate")
+    found: list[Candidate] = []
+    pruned = list(tried.pruned)
+    for done, each in enumerate(sorted(tried.servers, key=lambda s: s.token_budget != server.token_budget)):
+
+        def part(share: float, done: int = done) -> None:
+            report((done + share) / len(tried.servers))
+
+        try:
+            measured = study.measure(each, found, part)
+        except InputError as error:
+            if not found:
+                raise
+            measured = str(error)
+        if isinstance(measured, Candidate):
+            found.append(measured)
+        else:
+            pruned.append(Pruned(each.policy.name, each.token_budget, measured))
+    found.sort(key=lambda candidate: tried.servers.index(candidate.server))  # from simple to subtle again
+    decided, chosen = _choose(found, workload.rate, objective)
+    binding = study.binding(chosen)
+    step = _step(workload, chosen.server) if "max batch size" in binding else None
+    bound = max(tried.bound, chosen.found.bound)
+    return Recommendation(
+        workload.rate, decided, tuple(found), chosen, tuple(pruned), bound, binding, step,
+        _warnings(workload, found, chosen),
+    )  # fmt: skip
+
+
+class _Study(NamedTuple):
+    """How candidates are measured; ``most_stable``: only the highest stable rate matters."""
+
+    workload: Workload
+    requests: int
+    precision: float
+    alpha: float
+    most_stable: bool
+
+    def measure(self, server: Server, found: Sequence[Candidate], progress: Progress) -> Candidate | str:
+        """Return what was found of a server, or why it is behind the others, as one test shows."""
+        tested = self._wanted(server, found)
+        if tested and self._verdict(tested, server) == "unstable":
+            return f"unstable at {tested:,.4g} requests/s, by simulation; others carry that"
+        answer = check(
+            self.workload, server, requests=self.requests, alpha=self.alpha, progress=lambda share: progress(share / 2)
+        )
+        rates = max_rate(
+            self.workload, server, precision=self.precision, alpha=self.alpha, seed=self.workload.seed,
+            progress=lambda share: progress((1 + share) / 2),
+        )  # fmt: skip
+        shown = self.workload.rate if answer.stability.verdict == "stable" else 0.0
+        return Candidate(server, rates, answer, shown)
+
+    def _wanted(self, server: Server, found: Sequence[Candidate]) -> float:
+        """Return the rate that a candidate must carry to have a chance; 0 for the first, to which others compare."""
+        if not found:
+            return 0.0
+        rate, most = self.workload.rate, max(c.stable_rate for c in found)
+        wanted = most if self.most_stable else min(rate / SAFE, most)
+        if server.token_budget == found[0].server.token_budget:  # what another policy alone brings is worth knowing
+            wanted = min(wanted, rate)
+        return wanted * (1 - WORTH)
+
+    def _verdict(self, rate: float, server: Server) -> Outcome:
+        workload = self.workload.with_rate(rate)
+        return verdict(workload, server, self.alpha, self.precision / 2, self.workload.seed).verdict
+
+    def binding(self, chosen: Candidate) -> tuple[str, ...]:
+        """Return the limits that hold a server back: KV memory, where without that limit it carries more."""
+        server = chosen.server
+        if server.memory is not None:
+            ample = dataclasses.replace(server, memory=None)
+            if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
+                return ("KV memory",)
+        return operating_point(self.workload, server).optimum.binding
+
+
+def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None) -> tuple[Objective, Candidate]:
+    """Return what decides, and the best candidate: the first of those that are as good."""
+    stable = [c for c in found if c.answer.verdict == "stable"] or list(found)
+    safe = [c for c in stable if rate <= SAFE * c.stable_rate and c.answer.latency]
+    decided: Objective = objective or ("e2e" if safe else "stable-rate")
+    if decided == "stable-rate":
+        most = max(c.stable_rate for c in stable)
+        stable = [c for c in stable if c.above >= most]
+    metric = "e2e_s" if decided == "stable-rate" else f"{decided}_s"
+    likely = stable if decided == "stable-rate" or not safe else safe
+    known = [c for c in likely if c.mean(metric) is not None]
+    if not known:
+        return decided, likely[0]
+    best = min(known, key=lambda c: c.mean(metric) or 0.0)
+    current = found[0]
+    for candidate in known:
+        gains = candidate is current or current not in known or _slower(current, candidate, metric)
+        if gains and not _slower(candidate, best, metric):
+            return decided, candidate
+    return decided, best
+
+
+def _slower(one: Candidate, other: Candidate, metric: str) -> bool:
+    """Return whether a mean latency of one is above that of the other, beyond the noise and worth a change."""
+    if one is other:
+        return False
+    mean = other.mean(metric)
+    sums, counts = _differences(one, other, metric)
+    if mean is None or sums.size < BATCHES or not counts.sum():
+        return False
+    low, _ = intervals.ratio_interval(sums, counts, _CONFIDENCE)
+    difference = float(sums.sum() / counts.sum()) * one.answer.run.tick_s
+    return low > 0 and difference > WORTH * mean
+
+
+def _differences(one: Candidate, other: Candidate, metric: str) -> tuple[Floats, Floats]:
+    """Return by how many ticks one took longer than the other for the same samples, and the samples, in batches."""
+    a, b = one.answer.run.rows, other.answer.run.rows
+    assert a is not None
+    assert b is not None
+    warm = max(c.answer.latency.warmup_requests for c in (one, other) if c.answer.latency)
+    both = np.flatnonzero((a.finish >= 0) & (b.finish >= 0))
+    both = both[both >= warm]
+    both = both[both.size % BATCHES :]
+    if metric == "ttft_s":
+        longer = a.first_token[both] - b.first_token[both]
+    elif metric == "e2e_s":
+        longer = a.finish[both] - b.finish[both]
+    else:  # gaps between the tokens of a request add up to the time from its first token to its finish
+        longer = (a.finish - a.first_token)[both] - (b.finish - b.first_token)[both]
+    counts = a.output_tokens[both] - 1 if metric == "tbt_s" else np.ones(both.size)
+    shape = (BATCHES, -1)
+    return longer.reshape(shape).sum(axis=1).astype(float), counts.reshape(shape).sum(axis=1).astype(float)
+
+
+def _step(workload: Workload, server: Server) -> Step | None:
+    """Return what a quarter more slots would bring, by theory."""
+    slots = server.max_batch_size
+    if slots is None or slots >= server.token_budget:
+        return None
+    more = slots + max(slots // _SLOTS_STEP, 1)
+    now, then = (certify(workload, dataclasses.replace(server, max_batch_size=k)).max_rate for k in (slots, more))
+    return Step(more, then, then / now - 1)
+
+
+def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
+    current, rate = found[0], workload.rate
+    warnings = list(workload.notices)
+    if not any(c.answer.verdict == "stable" for c in found):
+        warnings.append(f"nothing that was tried is known to carry {rate:,.4g} requests/s")
+    elif rate > SAFE * chosen.stable_rate:
+        warnings.append(
+            f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} carries: delays are "
+            f"long, and a little more is too much; up to {SAFE * chosen.stable_rate:,.4g} would be safe"
+        )
+    if chosen is not current and chosen.server.policy.name in OWN_BUDGET:
+        warnings.append(
+            f"no engine has {chosen.server.policy.name} by itself; vLLM runs it through penstock.vllm_plugin"
+        )
+    if chosen.server.token_budget > current.server.token_budget:
+        warnings.append(
+            "a larger token budget takes more memory for activations, which is not modelled; see that the engine starts"
+        )
+    for candidate in dict.fromkeys((current, chosen)):
+        if candidate.answer.latency and not candidate.answer.latency_refused:
+            warnings += [f"{candidate.name}: {notice}" for notice in candidate.answer.latency.notices]
+    for candidate in found:
+        for said in (candidate.found.disagreement, candidate.answer.disagreement):
+            if said:
+                warnings.append(f"{candidate.name}: CONTRADICTION: {said}")
+    return tuple(warnings)

@@ -1,0 +1,194 @@
+"""Policies that weigh prefill against decode as the queues stand: for servers whose max batch size binds.
+
+Under a max batch size k no fixed budget reaches the whole stability region (Section 6 of the paper): a large batch is
+the cheapest per token, but spends a whole batch time on k decodes at most. These policies choose the budget anew for
+each batch. Their parameters follow from the batch times and the limits; the first of them can be given.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
+from penstock.system.batch_time import BatchTime
+
+Parameters = Callable[[BatchTime, int, int | None], tuple[float, ...]]
+
+MOST_BUDGETS = 40
+"""So many budgets are weighed for a batch at most."""
+
+_LEARN = 0.0  # in place of a mean length: learn it
+_NEVER = 1e300  # in place of a number of decoding requests
+_TIE = 1e-12  # values closer than this share of them are equal: the batch found first is taken
+
+
+def budgets(batch_time: BatchTime, token_budget: int) -> npt.NDArray[np.int64]:
+    """Return the budgets worth weighing: loads at which one more token changes the batch time, and the largest.
+
+    For `PiecewiseConstant` they are the multiples of b0. More than `MOST_BUDGETS` are thinned to as many, in steps of
+    about equal ratio.
+    """
+    seconds = batch_time.table(token_budget)
+    loads = np.append(np.flatnonzero(np.diff(seconds[1:])) + 1, token_budget)
+    if loads.size > MOST_BUDGETS:
+        wanted = np.geomspace(loads[0], token_budget, MOST_BUDGETS)
+        loads = loads[np.unique(np.searchsorted(loads, wanted - 0.5))]
+    return loads
+
+
+def maxweight_parameters(
+    batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None
+) -> tuple[float, ...]:
+    """Return mean prompt and mean decode tokens (0: learn it), then each budget and 1 / its batch time, 1/s."""
+    loads = budgets(batch_time, token_budget)
+    pairs = np.column_stack([loads, 1 / batch_time(loads)])
+    return (_LEARN, _LEARN, *pairs.ravel().tolist())
+
+
+def pool_parameters(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> tuple[float, ...]:
+    """Return the numbers of decoding requests L = .9 k and U = 1.2 k, then the budgets."""
+    low, high = (_NEVER, _NEVER) if max_batch_size is None else (0.9 * max_batch_size, 1.2 * max_batch_size)
+    return (low, high, *budgets(batch_time, token_budget).astype(float).tolist())
+
+
+def maxweight(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Take the batch that is worth most per second, by the requests in each phase (MaxWeight back-pressure).
+
+    With Zp and Zd requests in prefill and in decode, of m_p and m_d tokens on average, a batch of x prefill and y
+    decode tokens is worth [x (Zp - Zd) / m_p + y Zd / m_d] / t_{x+y}: x / m_p requests go from one queue to the next,
+    y / m_d leave. Decodes may wait although they are ready, so more than k requests may come to be in decode.
+    """
+    prompt, decode = _means(params, queue.arrived, queue.arrived_tokens, queue.finished, queue.finished_decodes)
+    return _worth_most(
+        (queue.waiting - queue.decoding) * decode,
+        queue.decoding * prompt,
+        queue.prompts,
+        queue.prompt_tokens,
+        queue.head_tokens,
+        queue.decoding,
+        limits,
+        params,
+    )
+
+
+def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
+    """MaxWeight by the tokens in each phase: Wp / m_p and Wd / m_d take the place of Zp and Zd.
+
+    Wd counts the decode iterations to come of requests in decode. A request half done weighs half.
+    """
+    prompt, decode = _means(params, queue.arrived, queue.arrived_tokens, queue.finished, queue.finished_decodes)
+    coming, leaving = queue.waiting_tokens / prompt, queue.decode_tokens / decode
+    return _worth_most(
+        (coming - leaving) * decode,
+        leaving * prompt,
+        queue.prompts,
+        queue.prompt_tokens,
+        queue.head_tokens,
+        queue.decoding,
+        limits,
+        params,
+    )
+
+
+@njit(cache=True, boundscheck=True)
+def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type: ignore[no-untyped-def]
+    """Return the mean prompt and decode tokens: as given, or as learnt; equal while nothing is known of decodes."""
+    prompt, decode = params[0], params[1]
+    if prompt <= 0:
+        prompt = arrived_tokens / arrived if arrived > 0 else 1.0
+    if decode <= 0:
+        decode = finished_decodes / finished if finished_decodes > 0 else prompt
+    return prompt, decode
+
+
+@njit(cache=True)
+def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, limits, params):  # type: ignore[no-untyped-def]
+    """Return the batch that maximises (x by_prefill + y by_decode) / t over budgets and numbers of prompts.
+
+    The phase whose token is worth more fills the budget first. Each budget is the smallest that fits its batch.
+    """
+    slots = limits.batch_size
+    if by_prefill <= 0:
+        prompts, prompt_tokens = 0, 0
+    decoding = min(decoding, slots)
+    roomy = prompts + decoding <= slots
+    best, best_x, best_y, best_first = -1.0, 0, decoding, DECODE_FIRST
+    smaller = 0
+    for place in range(2, params.size - 1, 2):
+        budget = int(params[place])
+        if by_prefill > by_decode:
+            x = float(min(prompt_tokens, budget))
+            y = min(decoding, budget - int(x))
+            if not roomy:
+                y = min(y, slots - _prompts_in(x, prompts, prompt_tokens, head))
+        elif roomy:
+            y = min(decoding, budget)
+            x = float(min(prompt_tokens, budget - y))
+        else:
+            x, y = _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller)
+        value = (x * by_prefill + y * by_decode) * params[place + 1]
+        if x + y > smaller and value > best + _TIE * best:
+            best, best_y = value, y
+            if x < budget - y and by_prefill <= by_decode:  # whole prompts: as many as there are slots, however long
+                best_x, best_first = (budget - y if x > 0 else 0), DECODE_FIRST
+            else:  # so many tokens, from as many prompts as hold them
+                best_x, best_y, best_first = int(x), budget - int(x), PREFILL_FIRST
+        if prompt_tokens + decoding <= budget:
+            break
+        smaller = budget
+    return best_x, best_y, best_first
+
+
+@njit(cache=True)
+def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
+    """Return prefill and decode tokens of the best batch within a budget, above a smaller one, where slots are short.
+
+    A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd, b) decodes and
+    x = min(b - y, their tokens, on average). As n rises beyond the slots that are free anyway, x grows by a prompt at a
+    time until the budget is full, then by the token that the decode leaves: the best n is at an end of such a stretch.
+    """
+    fits = min(decoding, budget)
+    free = min(prompts, slots - fits)
+    each = (prompt_tokens - head) / max(prompts - 1, 1)
+    full = free
+    if each > 1:
+        full = max(free, min(prompts, int(np.floor((budget - slots + each - head) / (each - 1)))))
+    best, best_x, best_y = -1.0, 0.0, 0
+    for n in (free, max(free, 1), full, min(prompts, full + 1)):
+        y = min(fits, slots - n)
+        x = min(float(budget - y), head + (n - 1) * each) if n > 0 else 0.0
+        value = x * by_prefill + y * by_decode
+        if x + y > smaller and value > best + _TIE * best:
+            best, best_x, best_y = value, x, y
+    return best_x, best_y
+
+
+@njit(cache=True)
+def _prompts_in(tokens, prompts, prompt_tokens, head):  # type: ignore[no-untyped-def]
+    """Return how many of the oldest prompts hold so many tokens, on average."""
+    if tokens <= head or prompts < 2:
+        return 1
+    return min(prompts, 1 + int(np.ceil((tokens - head) * (prompts - 1) / (prompt_tokens - head))))
+
+
+def pool_controlled(queue, limits, params):  # type: ignore[no-untyped-def]
+    """Decodes first, with a budget by the number of requests in decode, which it keeps bounded.
+
+    Below L the whole token budget; from L to U the smallest budget that fits the decodes, with a slot for a prompt;
+    from U on decodes alone. Where no max batch size below the token budget binds, this is Sarathi-Serve.
+    """
+    decode = min(queue.decoding, limits.batch_size, limits.token_budget)
+    budget = limits.token_budget
+    if limits.batch_size < limits.token_budget and queue.decoding >= params[0]:
+        if queue.decoding >= params[1]:
+            return 0, decode, DECODE_FIRST
+        if queue.prompts > 0 and decode > 1:
+            decode = min(decode, limits.batch_size - 1)
+        for place in range(2, params.size):
+            if params[place] >= decode:
+                budget = int(params[place])
+                break
+    prefill = min(queue.prompt_tokens, budget - decode)
+    return prefill, decode, DECODE_FIRST

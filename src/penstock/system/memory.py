@@ -1,0 +1,99 @@
+"""KV memory: how many tokens the requests that run may hold together, and who waits or leaves when it is short."""
+
+import dataclasses
+from typing import Literal
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+
+Admission = Literal["input", "completion", "optimistic"]
+Preemption = Literal["recompute", "swap"]
+TooLong = Literal["error", "drop"]
+
+MOST_BLOCKS = 2**40
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """KV memory in blocks, and the rules of its use.
+
+    A request holds blocks for the tokens it has processed. A decoding request takes another block when its last one is
+    full; if none is free, the last of the running requests (under ``order="priority"`` the one of lowest priority) is
+    preempted.
+
+    Parameters
+    ----------
+    blocks
+        Blocks in all (vLLM's num_gpu_blocks).
+    block_size
+        Tokens in a block.
+    watermark
+        Share of the blocks that an admission must leave free. Default: what the policy's engine does, else 0.
+    admission
+        What must be free before a request is admitted: its ``input`` (held from then on), all that it needs to
+        ``completion`` (no preemption), or ``optimistic``: the next block. Default: ``input``; engines have their own.
+    preemption
+        A preempted request loses its tokens and does them again (``recompute``), or they are moved out and back
+        (``swap``).
+    swap_s
+        Seconds that moving a block out or in adds to a batch.
+    too_long
+        What to do about a request that can never fit: ``error`` names it; ``drop`` leaves it out and counts it.
+    prefix_caching
+        Reuse blocks of prompts that begin alike, where the workload says which do.
+    """
+
+    blocks: int
+    block_size: int = 16
+    watermark: float | None = None
+    admission: Admission | None = None
+    preemption: Preemption = "recompute"
+    swap_s: float = 0.0
+    too_long: TooLong = "error"
+    prefix_caching: bool = False
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        holds = "it is what the KV cache holds"
+        put(self, "blocks", checks.whole("kv_blocks", self.blocks, 1, MOST_BLOCKS, "blocks", holds))
+        tokens = "it is the tokens of one block"
+        put(self, "block_size", checks.whole("block_size", self.block_size, 1, 2**20, "tokens", tokens))
+        if self.watermark is not None:
+            share = "it is the share of the blocks that stays free"
+            put(self, "watermark", checks.number("watermark", self.watermark, 0.0, 0.9, "", share))
+        put(self, "swap_s", checks.number("swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block"))
+        for name, known in (
+            ("admission", (None, "input", "completion", "optimistic")),
+            ("preemption", ("recompute", "swap")),
+            ("too_long", ("error", "drop")),
+            ("prefix_caching", (True, False)),
+        ):
+            value = getattr(self, name)
+            if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
+                words = [str(word) for word in known if word is not None]
+                raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), words)}")
+        if self.swap_s and self.preemption != "swap":
+            raise InputError(
+                f"swap_s is {self.swap_s:g} s, but requests are preempted by recompute, which moves nothing; "
+                "set preemption to 'swap', or leave swap_s out"
+            )
+
+    @classmethod
+    def of_tokens(cls, tokens: int, block_size: int = 16) -> "Memory":
+        """Return the memory that holds so many tokens, in whole blocks."""
+        tokens = checks.whole("kv_tokens", tokens, 1, MOST_BLOCKS, "tokens", "it is what the KV cache holds")
+        block_size = checks.whole("block_size", block_size, 1, 2**20, "tokens", "it is the tokens of one block")
+        if tokens < block_size:
+            raise InputError(
+                f"kv_tokens is {tokens:,}, less than one block of {block_size:,}, so nothing fits; raise it"
+            )
+        return cls(tokens // block_size, block_size)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the blocks hold."""
+        return self.blocks * self.block_size
+
+    def blocks_of(self, tokens: int) -> int:
+        """Return the blocks that so many tokens of one request need."""
+        return -(-tokens // self.block_size)

@@ -1,0 +1,245 @@
+"""KV blocks that requests hold: the most, the least over all their iterations, and which requests can never fit."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.system.engines import Engine
+from penstock.system.memory import Memory
+from penstock.system.server import Server
+from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
+from penstock.workload.workload import Workload
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+SAMPLE = 2**17
+"""Requests drawn where a mean has no closed form."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """The requests that a server serves.
+
+    Attributes
+    ----------
+    lengths
+        Of the requests that are served.
+    share
+        Share of the requests that is served; the others never fit and are dropped.
+    sampled
+        Whether that is what a sample of the lengths says.
+    """
+
+    lengths: Lengths
+    share: float = 1.0
+    sampled: bool = False
+
+
+def served(workload: Workload, server: Server) -> Served:
+    """Return what a server serves of a workload: all of it, unless its memory drops what never fits.
+
+    Raises
+    ------
+    InputError
+        If a request never fits, and the memory says that this is an error, or all never fit.
+    """
+    lengths, memory = workload.lengths, server.memory
+    if memory is None or memory.too_long == "error":
+        _refuse_what_never_fits(lengths, server)
+        return Served(lengths)
+    if _all_fit(lengths, server):
+        return Served(lengths)
+    prompt, output = drawn(lengths)
+    kept = fits(prompt, output, server)
+    if kept.all():
+        return Served(lengths)
+    if not kept.any():
+        raise InputError(
+            f"every request of {workload.name} is too long for the server, so all are dropped; raise its memory"
+        )
+    kind = Recorded if isinstance(lengths, Recorded) else Empirical
+    return Served(kind(prompt[kept], output[kept]), float(kept.mean()), sampled=not isinstance(lengths, Empirical))
+
+
+def least(workload: Workload, server: Server) -> Served:
+    """Return the least that is asked of a server.
+
+    Where prompts may begin alike (see `reuses`), one token of each is computed whatever the cache holds.
+    """
+    found = served(workload, server)
+    if not reuses(workload, server) or not isinstance(found.lengths, Empirical):
+        return found
+    output = found.lengths.output_tokens
+    return dataclasses.replace(found, lengths=Recorded(np.ones_like(output), output))
+
+
+def reuses(workload: Workload, server: Server) -> bool:
+    """Return whether requests may find parts of their prompts computed: those of a recording, by prefix caching."""
+    return server.memory is not None and server.memory.prefix_caching and workload.rows is not None
+
+
+def drawn(lengths: Lengths) -> tuple[Ints, Ints]:
+    """Return (prompt, output) tokens: the rows of a recording, else a sample; shape (requests,) each."""
+    if isinstance(lengths, Empirical):
+        return lengths.prompt_tokens, lengths.output_tokens
+    return lengths.sample(np.random.default_rng(0), SAMPLE)
+
+
+def reserves(server: Server) -> bool:
+    """Return whether a request has, from its admission on, all the memory that it will ever need."""
+    policy = server.policy
+    if isinstance(policy, Engine):
+        kept = policy.options.get("capacity") in ("guaranteed_no_evict", "static_batch")
+        return kept or not policy.has_token_budget
+    return server.memory is not None and server.memory.admission == "completion"
+
+
+def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Ints:
+    """Return the blocks that requests hold in the end; shape (requests,)."""
+    policy = server.policy
+    tokens = _peak(prompt, output, server)
+    if isinstance(policy, Engine) and not policy.has_token_budget:
+        tokens = np.maximum(tokens, policy.options["max_tokens"])
+    return -(-tokens // memory.block_size)
+
+
+def largest(lengths: Lengths) -> tuple[Ints, Ints] | None:
+    """Return (prompt, output) tokens of requests of which one is largest; None where lengths have no limit."""
+    if isinstance(lengths, Empirical):
+        return lengths.prompt_tokens, lengths.output_tokens
+    if lengths.max_prompt is None or lengths.max_output is None:
+        return None
+    return np.array([lengths.max_prompt]), np.array([lengths.max_output])
+
+
+def fits(prompt: Ints, output: Ints, server: Server) -> npt.NDArray[np.bool_]:
+    """Return which requests can ever be served; shape (requests,)."""
+    policy, memory = server.policy, server.memory
+    engine = policy if isinstance(policy, Engine) else None
+    fitting = np.ones(prompt.size, bool)
+    if engine and not engine.has_token_budget:
+        fitting &= prompt + output <= engine.options["max_tokens"]
+    elif engine and not engine.cuts_prompts:
+        grows = memory is not None and not reserves(server)  # what is preempted comes back longer
+        fitting &= (_peak(prompt, output, server) if grows else prompt) <= server.token_budget
+    if memory is not None and server.usable_blocks is not None:
+        spare = 0 if engine and engine.name == "vllm" else server.watermark_blocks
+        fitting &= peak_blocks(prompt, output, server, memory) + spare <= server.usable_blocks
+    return fitting
+
+
+def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
+    """Return E[g], or a lower bound of it: blocks held by a request, summed over the iterations that serve it.
+
+    A prompt takes at least ceil(prompt / b_max) iterations, and holds least with the short one first: after i
+    iterations fewer than all of them it has prompt - i b_max tokens. The j-th of D decode iterations (output of them
+    in convention ``paper``, output - 1 in ``engine``) holds prompt + j. With blocks of s tokens,
+
+        g = sum over i >= 0 of ceil((prompt - i b_max)+ / s)  +  sum over j = 1 .. D of ceil((prompt + j) / s),
+
+    and where memory is reserved to completion, g = (ceil(prompt / b_max) + D) ceil((prompt + D) / s).
+
+    The mean is exact for recorded rows and for constants, but for rounding in all but the last prefill iteration.
+    Else rounding is left out, g is convex in each length, and the means of the lengths give a lower bound (Jensen);
+    under a negative or unknown dependence the shortest prompt, or output, stands in for one factor of D * prompt.
+
+    Parameters
+    ----------
+    lengths
+        Prompts and outputs.
+    server
+        Token budget and convention.
+    memory
+        Its memory.
+    """
+    size, last, budget = memory.block_size, _last(server), server.most_tokens
+    if isinstance(lengths, Empirical) or (_constant(lengths.min_prompt, lengths.max_prompt) and _constant(
+        lengths.min_output, lengths.max_output
+    )):  # fmt: skip
+        prompts, outputs = drawn(lengths) if isinstance(lengths, Empirical) else _one(lengths)
+        decodes = outputs - last
+        if reserves(server):
+            held: Floats | Ints = (-(-prompts // budget) + decodes) * peak_blocks(prompts, outputs, server, memory)
+        else:
+            later = _prefill_held(np.maximum(prompts - budget, 0.0), budget) / size
+            held = -(-prompts // size) + _decode_blocks(prompts, decodes, size) + later
+        return float(np.mean(held))
+    prompt, decode = lengths.mean_prompt, lengths.mean_output - last
+    product = prompt * decode
+    if not isinstance(lengths, Independent) or lengths.correlation < 0:
+        product = max(lengths.min_prompt * decode, prompt * (lengths.min_output - last))
+    if reserves(server):
+        tokens = product + prompt + decode + decode**2
+    else:
+        tokens = float(_prefill_held(np.array([prompt]), budget)[0]) + product + decode * (decode + 1) / 2
+    return tokens / size
+
+
+def _decode_blocks(prompt: Ints, decodes: Ints, size: int) -> Ints:
+    """Return the sum over j = 1 .. decodes of ceil((prompt + j) / size)."""
+    return _sum_of_blocks(prompt + decodes, size) - _sum_of_blocks(prompt, size)
+
+
+def _sum_of_blocks(tokens: Ints, size: int) -> Ints:
+    """Return the sum over i = 1 .. tokens of ceil(i / size)."""
+    whole, rest = tokens // size, tokens % size
+    return size * whole * (whole + 1) // 2 + rest * (whole + 1)
+
+
+def _prefill_held(prompt: Floats, budget: int) -> Floats:
+    """Return the sum over i >= 0 of (prompt - i budget)+."""
+    iterations: Floats = np.ceil(prompt / budget)
+    return iterations * prompt - budget * iterations * (iterations - 1) / 2
+
+
+def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
+    """Name the largest request if it never fits, and is sure to come."""
+    certain = isinstance(lengths, Empirical) or (isinstance(lengths, Independent) and lengths.correlation > -1)
+    found = largest(lengths)
+    if not certain or found is None:  # else the longest prompt and output may never meet
+        return
+    prompt, output = found
+    fitting = fits(prompt, output, server)
+    if fitting.all():
+        return
+    worst = int(np.flatnonzero(~fitting)[0])
+    p, o = int(prompt[worst]), int(output[worst])
+    raise InputError(
+        f"a request with {p:,} prompt and {o:,} output tokens {_why_not(p, o, server)}, so it never fits and blocks "
+        "the server; raise the limit, cut the lengths with their `max`, or drop such with Memory(too_long='drop')"
+    )
+
+
+def _why_not(prompt: int, output: int, server: Server) -> str:
+    usable, memory = server.usable_blocks, server.memory
+    if usable is not None and memory is not None:
+        needed = int(peak_blocks(np.array([prompt]), np.array([output]), server, memory)[0])
+        if needed + server.watermark_blocks > usable:
+            return f"needs {needed:,} blocks of {memory.block_size:,}, but the KV memory has {usable:,}"
+    return f"is more than {server.policy.name} takes"
+
+
+def _all_fit(lengths: Lengths, server: Server) -> bool:
+    found = largest(lengths)
+    return found is not None and bool(fits(*found, server).all())
+
+
+def _peak(prompt: Ints, output: Ints, server: Server) -> Ints:
+    """Return the tokens that requests hold in their last iteration."""
+    return prompt + output - _last(server)
+
+
+def _last(server: Server) -> int:
+    """Return the outputs that the end of a prefill yields."""
+    return 1 if server.convention == "engine" else 0
+
+
+def _constant(low: int, high: int | None) -> bool:
+    return low == high
+
+
+def _one(lengths: Lengths) -> tuple[Ints, Ints]:
+    return np.array([lengths.min_prompt]), np.array([lengths.min_output])

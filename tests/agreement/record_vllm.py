@@ -1,0 +1,316 @@
+"""Record what the real scheduler of vLLM does, step by step, without a GPU or a model.
+
+Run by hand where vLLM 0.33 is installed; with names, only those recordings are made:
+
+    HF_HUB_OFFLINE=1 python tests/agreement/record_vllm.py [NAME ...]
+
+writes ``schedules/vllm_NAME.csv`` (a row per request) and ``.json`` (configuration, steps, preemptions) beside this
+file. The scheduler is the real class with its real KV-cache manager and a real configuration; only the forward pass
+is missing: a step takes `batch_ns` and yields one token for every request whose known tokens are all computed.
+"""
+
+import csv
+import dataclasses
+import importlib.metadata
+import json
+import sys
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+FOLDER = Path(__file__).parent / "schedules"
+COLUMNS = (
+    "request", "arrival_ns", "prompt_tokens", "output_tokens", "priority", "first_token_ns", "finish_ns", "preemptions"
+)  # fmt: skip
+NO_BLOCK = 10**9  # token ids from here on stand for text that no other request shares
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 64,
+    "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 128, "max_position_embeddings": 2**20,
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class Call:
+    """One request: what arrives, and what became of it."""
+
+    arrival_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    hash_ids: tuple[int, ...] = ()
+    first_token_ns: int = -1
+    finish_ns: int = -1
+    preemptions: int = 0
+
+
+def batch_ns(tokens: int) -> int:
+    """CodeLlama-34B on one A100, nanoseconds."""
+    return 11_280_000 + 35_470_000 * -(-tokens // 128)
+
+
+def make_config(
+    budget: int,
+    max_seqs: int,
+    num_blocks: int,
+    *,
+    block_size: int = 16,
+    policy: str = "fcfs",
+    chunked_prefill: bool = True,
+    long_prefill_token_threshold: int = 0,
+    prefix_caching: bool = False,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+    async_scheduling: bool = False,
+    scheduler_cls: str | None = None,
+) -> VllmConfig:
+    """Return vLLM's configuration. With ``max_num_batched_tokens`` the budget is vLLM's max_num_scheduled_tokens."""
+    if max_model_len is None:  # vLLM refuses one beyond the budget where prompts are not chunked
+        max_model_len = LLAMA["max_position_embeddings"] if chunked_prefill else budget
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(LLAMA))
+        model = ModelConfig(
+            model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=max_model_len, enforce_eager=True
+        )
+    scheduler = SchedulerConfig(
+        max_model_len=max_model_len,
+        is_encoder_decoder=False,
+        max_num_batched_tokens=max_num_batched_tokens or budget,
+        max_num_scheduled_tokens=budget if max_num_batched_tokens else None,
+        max_num_seqs=max_seqs,
+        enable_chunked_prefill=chunked_prefill,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        policy=policy,
+        async_scheduling=async_scheduling,
+        scheduler_cls=scheduler_cls,
+    )
+    cache = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching, num_gpu_blocks_override=num_blocks)
+    cache.num_gpu_blocks = num_blocks
+    return VllmConfig(
+        model_config=model, scheduler_config=scheduler, cache_config=cache, device_config=DeviceConfig("cpu")
+    )
+
+
+def attention(block_size: int) -> FullAttentionSpec:
+    """Return one attention layer, as small as can be: blocks are counted, not filled."""
+    return FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+
+
+def make_scheduler(
+    budget: int, max_seqs: int, num_blocks: int, *, cls: type[Scheduler] = Scheduler, **more: Any
+) -> Scheduler:
+    """Build the real scheduler, configured as `make_config` says."""
+    config = make_config(budget, max_seqs, num_blocks, async_scheduling=issubclass(cls, AsyncScheduler), **more)
+    block_size = config.cache_config.block_size
+    kv = KVCacheConfig(
+        num_blocks=num_blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec(["layer"], attention(block_size))],
+    )
+    return cls(
+        vllm_config=config,
+        kv_cache_config=kv,
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=block_size,
+    )
+
+
+def as_request(index: int, call: Call, block_size: int, prefix_caching: bool) -> Request:
+    """Return vLLM's request; its prompt starts with whole blocks named by hash ids, the rest is its own."""
+    shared = [block for block in call.hash_ids for _ in range(block_size)]
+    own = [NO_BLOCK + index] * (call.prompt_tokens - len(shared))
+    return Request(
+        request_id=str(index),
+        prompt_token_ids=shared + own,
+        sampling_params=SamplingParams(max_tokens=call.output_tokens, ignore_eos=True),
+        pooling_params=None,
+        arrival_time=call.arrival_ns / 1e9,
+        priority=call.priority,
+        block_hasher=get_request_block_hasher(block_size, sha256) if prefix_caching else None,
+    )
+
+
+def serve(scheduler: Scheduler, calls: list[Call], *, depth: int = 1) -> list[dict[str, Any]]:
+    """Serve all calls, fill in what became of them, and return the steps.
+
+    ``depth`` 2 is async scheduling: a step is composed while the one before it still runs.
+    """
+    caching = scheduler.cache_config.enable_prefix_caching
+    if caching:
+        init_none_hash(sha256)
+    requests = [as_request(i, call, scheduler.block_size, caching) for i, call in enumerate(calls)]
+    steps: list[dict[str, Any]] = []
+    flight: deque[tuple[int, Any, list[list[int]]]] = deque()
+    now = free_at = arrived = 0
+    tried_again = False
+    while arrived < len(calls) or flight or scheduler.has_unfinished_requests():
+        while arrived < len(calls) and calls[arrived].arrival_ns <= now:
+            scheduler.add_request(requests[arrived])
+            arrived += 1
+        output = scheduler.schedule()
+        tokens = output.total_num_scheduled_tokens
+        if tokens:
+            start = max(now, free_at)
+            free_at = start + batch_ns(tokens)
+            sampled = [
+                [] if requests[int(r)].is_prefill_chunk else [NO_BLOCK + int(r)] for r in output.num_scheduled_tokens
+            ]
+            flight.append((free_at, output, sampled))
+            preempted = sorted(map(int, output.preempted_req_ids or ()))
+            scheduled = dict(output.num_scheduled_tokens)
+            steps.append({"start_ns": start, "tokens": tokens, "scheduled": scheduled, "preempted": preempted})
+            if len(flight) < depth:
+                continue
+        if not flight:
+            if not tried_again:  # an engine asks again at once
+                tried_again = True
+                continue
+            if arrived == len(calls):
+                raise RuntimeError("nothing can be scheduled and nothing will arrive: a request can never fit")
+            now = calls[arrived].arrival_ns
+            continue
+        tried_again = False
+        now, output, sampled = flight.popleft()
+        names = list(output.num_scheduled_tokens)
+        runner = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+        scheduler.update_from_output(output, runner)
+        for name in names:
+            call, request = calls[int(name)], requests[int(name)]
+            if call.first_token_ns < 0 and request.num_output_tokens:
+                call.first_token_ns = now
+            if call.finish_ns < 0 and request.is_finished():
+                call.finish_ns, call.preemptions = now, request.num_preemptions
+    return steps
+
+
+def lognormal(
+    requests: int,
+    rate: float,
+    seed: int,
+    *,
+    prompt: tuple[int, int],
+    output: tuple[int, int],
+    spread: float = 0.9,
+    priorities: int = 1,
+) -> list[Call]:
+    """Poisson arrivals per second, lognormal lengths given by (median, most), equally likely priorities."""
+    rng = np.random.default_rng(seed)
+    arrival = np.cumsum(rng.exponential(1e9 / rate, requests)).astype(int)
+    lengths = [
+        np.clip(np.rint(median * np.exp(rng.normal(0, spread, requests))), 1, most).astype(int)
+        for median, most in (prompt, output)
+    ]
+    priority = rng.integers(0, priorities, requests)
+    return [Call(*(int(v) for v in row)) for row in zip(arrival, *lengths, priority, strict=True)]
+
+
+def conversations(requests: int, rate: float, seed: int, *, people: int, block_size: int) -> list[Call]:
+    """Poisson arrivals of people who each send their whole history again, behind one of three common openings."""
+    rng = np.random.default_rng(seed)
+    history = [[100 * opening + i for i in range(3 * opening)] for opening in rng.integers(1, 4, people)]
+    calls, fresh, now = [], 400, 0.0
+    for _ in range(requests):
+        now += rng.exponential(1e9 / rate)
+        blocks = history[rng.integers(people)]
+        grown = int(rng.integers(0, 4))
+        blocks += range(fresh, fresh + grown)
+        fresh += grown
+        tail = int(rng.integers(0, block_size))  # 0: the prompt ends with its last whole block
+        calls.append(Call(int(now), len(blocks) * block_size + tail, int(rng.integers(1, 60)), 0, tuple(blocks)))
+    return calls
+
+
+# name: (workload, configuration)
+RECORDINGS: dict[str, tuple[list[Call], dict[str, Any]]] = {
+    "whole_prompts": (
+        lognormal(150, 7.0, 1, prompt=(300, 1400), output=(60, 400)),
+        {"budget": 2048, "max_seqs": 64, "num_blocks": 100_000, "chunked_prefill": False},
+    ),
+    "whole_prompts_tight": (
+        lognormal(150, 7.0, 2, prompt=(300, 1400), output=(60, 400)),
+        {"budget": 2048, "max_seqs": 64, "num_blocks": 240, "chunked_prefill": False},
+    ),
+    "threshold": (
+        lognormal(150, 6.0, 3, prompt=(300, 3000), output=(60, 400)),
+        {"budget": 512, "max_seqs": 32, "num_blocks": 100_000, "long_prefill_token_threshold": 128},
+    ),
+    "threshold_tight": (
+        lognormal(150, 6.0, 4, prompt=(300, 3000), output=(60, 400)),
+        {"budget": 512, "max_seqs": 64, "num_blocks": 300, "long_prefill_token_threshold": 128},
+    ),
+    "priority_tight": (
+        lognormal(150, 8.0, 5, prompt=(40, 2500), output=(60, 400), spread=1.6, priorities=4),
+        {"budget": 512, "max_seqs": 64, "num_blocks": 200, "policy": "priority"},
+    ),
+    "more_running_than_budget": (
+        lognormal(120, 12.0, 6, prompt=(8, 60), output=(60, 300)),
+        {"budget": 24, "max_seqs": 64, "num_blocks": 100_000, "max_num_batched_tokens": 64},
+    ),
+    "large_blocks_very_tight": (
+        lognormal(120, 5.0, 7, prompt=(150, 900), output=(80, 500)),
+        {"budget": 512, "max_seqs": 32, "num_blocks": 46, "block_size": 32},
+    ),
+    "priority_threshold_whole_prompts": (
+        lognormal(150, 7.0, 8, prompt=(300, 1400), output=(60, 400), priorities=3),
+        {
+            "budget": 2048,
+            "max_seqs": 64,
+            "num_blocks": 240,
+            "policy": "priority",
+            "chunked_prefill": False,
+            "long_prefill_token_threshold": 256,
+        },
+    ),
+    "prefix_caching": (
+        conversations(120, 12.0, 9, people=9, block_size=16),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 4_000, "prefix_caching": True},
+    ),
+    "prefix_caching_tight": (
+        conversations(120, 12.0, 10, people=9, block_size=16),
+        {"budget": 128, "max_seqs": 16, "num_blocks": 90, "prefix_caching": True},
+    ),
+}
+
+
+def write(name: str, calls: list[Call], configuration: dict[str, Any]) -> list[dict[str, Any]]:
+    """Record one schedule into two small files."""
+    steps = serve(make_scheduler(**configuration), calls)
+    caching = configuration.get("prefix_caching", False)
+    with (FOLDER / f"vllm_{name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*COLUMNS, "hash_ids"] if caching else COLUMNS)
+        for index, call in enumerate(calls):
+            row = [index, *(getattr(call, column) for column in COLUMNS[1:])]
+            writer.writerow([*row, " ".join(map(str, call.hash_ids))] if caching else row)
+    facts = {
+        "engine": f"vLLM {importlib.metadata.version('vllm')} V1 Scheduler, synchronous",
+        "recorded": "tests/agreement/record_vllm.py; random lengths; one token per request whose tokens are computed",
+        "batch_time_ns": "11280000 + 35470000*ceil(b/128)",
+        "requests": len(calls),
+        "steps": len(steps),
+        "preemptions": sum(call.preemptions for call in calls),
+        "most_preemptions_in_a_step": max(len(step["preempted"]) for step in steps),
+        "most_requests_in_a_step": max(len(step["scheduled"]) for step in steps),
+    }
+    (FOLDER / f"vllm_{name}.json").write_text(json.dumps(facts | configuration, indent=1) + "\n")
+    return steps
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for chosen in sys.argv[1:] or RECORDINGS:
+        write(chosen, *RECORDINGS[chosen])
+        print(chosen, (FOLDER / f"vllm_{chosen}.json").read_text())

@@ -1,0 +1,217 @@
+"""Adaptive policies choose the batch that they say they choose, with parameters that follow from the server."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
+from penstock.system.adaptive import MOST_BUDGETS, budgets, maxweight, maxweight_parameters, maxweight_tokens
+from penstock.system.policies import fields_read
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+SERVER = ps.Server(TP1, 1024, 100, scope="batch", convention="paper")
+LIMITS = Limits(1024, 100)
+SECONDS = TP1.table(1024).tolist()
+
+
+def random_queues(seed: int, count: int, slots: int) -> Iterator[Queue]:
+    """Draw what a policy may see in scope ``batch``; at least one request is there."""
+    rng = np.random.default_rng(seed)
+    while count:
+        waiting, decoding, finished = (int(rng.integers(0, rng.choice([1, 3, 100, 300]))) for _ in range(3))
+        if waiting + decoding == 0:
+            continue
+        count -= 1
+        prompts = rng.integers(1, rng.choice([2, 30, 800]), waiting)
+        seen, arrived = prompts[:slots], waiting + decoding + finished
+        yield Queue(
+            int(seen.size), int(seen.sum()), decoding, waiting, int(prompts.sum()), int(prompts[:1].sum()),
+            decoding * int(rng.integers(1, 400)), arrived, int(prompts.sum()) + 90 * (decoding + finished),
+            finished, finished * int(rng.integers(0, 300)),
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("batch_time", "budget", "expected"),
+    [
+        (TP1, 512, [128, 256, 384, 512]),
+        (TP1, 300, [128, 256, 300]),
+        (TP1, 100, [100]),
+        (ps.Hinge(c=0.01, a=0.001, b0=4), 8, [4, 5, 6, 7, 8]),
+        (ps.Affine(c=0.01, a=0.001), 5, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_budgets_are_the_loads_at_which_one_more_token_takes_longer(
+    batch_time: ps.BatchTime, budget: int, expected: list[int]
+) -> None:
+    assert budgets(batch_time, budget).tolist() == expected
+
+
+@pytest.mark.parametrize("batch_time", [ps.PiecewiseConstant(0.01, 0.001, 1), ps.Affine(0.01, 0.001)])
+@pytest.mark.parametrize("budget", [41, 100, 8192])
+def test_many_budgets_are_thinned_from_the_smallest_to_the_largest(batch_time: ps.BatchTime, budget: int) -> None:
+    found = budgets(batch_time, budget)
+    assert MOST_BUDGETS / 2 < found.size <= MOST_BUDGETS
+    assert (found[0], found[-1]) == (1, budget)
+    assert (np.diff(found) > 0).all()
+    assert (found[1:] / found[:-1])[20:].max() < 1.4
+
+
+def test_parameters_follow_from_the_server_and_those_given_replace_the_first() -> None:
+    pool = SERVER.with_policy("pool-controlled")
+    assert pool.params[:4] == (90.0, 120.0, 128.0, 256.0)
+    assert dataclasses.replace(pool, token_budget=256).params == (90.0, 120.0, 128.0, 256.0)
+    assert dataclasses.replace(pool, policy_params=(80, 130)).params[:3] == (80.0, 130.0, 128.0)
+    assert dataclasses.replace(pool, policy_params=(80,)).params[:2] == (80.0, 120.0)
+    assert SERVER.with_policy("maxweight").params[:4] == (0.0, 0.0, 128.0, 1 / 46.75e-3)
+    assert SERVER.params == ()
+
+
+def test_another_policy_gets_parameters_of_its_own() -> None:
+    given = dataclasses.replace(SERVER.with_policy("pool-controlled"), policy_params=(80, 130))
+    assert given.with_policy("maxweight").params == SERVER.with_policy("maxweight").params
+    assert given.with_policy("pool-controlled").params == SERVER.with_policy("pool-controlled").params
+
+
+# ---------------------------------------------------------------- MaxWeight
+
+
+def worth_of_every_batch(queue: Queue, by_prefill: float, by_decode: float) -> Iterator[float]:
+    """Yield what each number of decodes and budget is worth, with prompts and without, each as long as on average."""
+    others = (queue.prompt_tokens - queue.head_tokens) / max(queue.prompts - 1, 1)
+    for budget in range(128, 1025, 128):
+        for y in range(min(queue.decoding, 100, budget) + 1):
+            n = min(queue.prompts, 100 - y)
+            x = min(budget - y, queue.head_tokens + (n - 1) * others) if n else 0
+            for prefill in (0, x):
+                yield (prefill * by_prefill + y * by_decode) / (SECONDS[math.ceil(prefill + y)] or 1)
+
+
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_no_batch_is_worth_more_than_that_of_maxweight(by_tokens: bool) -> None:
+    """At the size of a real server, by trying all; the means are learnt from the totals."""
+    params = np.array(maxweight_parameters(TP1, 1024, 100))
+    phases = set()
+    for queue in random_queues(7, 300, 100):
+        m_p = queue.arrived_tokens / queue.arrived
+        m_d = queue.finished_decodes / queue.finished if queue.finished_decodes else m_p
+        z_p, z_d = float(queue.waiting), float(queue.decoding)
+        if by_tokens:
+            z_p, z_d = queue.waiting_tokens / m_p, queue.decode_tokens / m_d
+        by_prefill, by_decode = (z_p - z_d) / m_p, z_d / m_d
+        x, y, first = (maxweight_tokens if by_tokens else maxweight)(queue, LIMITS, params)
+        others = (queue.prompt_tokens - queue.head_tokens) / max(queue.prompts - 1, 1)
+        if first == PREFILL_FIRST:
+            n = 1 + max(np.ceil((x - queue.head_tokens) / others - 1e-9), 0) if others and x else min(x, 1)
+            y = min(y, queue.decoding, 100 - int(n))
+        else:
+            n = min(queue.prompts, 100 - y)
+            x = min(x, queue.head_tokens + (n - 1) * others) if n else 0
+        worth = (x * by_prefill + y * by_decode) / SECONDS[math.ceil(x + y - 1e-9)]
+        best = max(worth_of_every_batch(queue, by_prefill, by_decode))
+        assert worth >= best * (1 - 1e-9), queue
+        phases.add((x > 0, y > 0, first))
+    assert len(phases) >= 4, f"these queues are too tame: {phases}"
+
+
+def test_maxweight_lets_prompts_wait_while_more_requests_decode_than_wait() -> None:
+    params = SERVER.with_policy("maxweight").params
+    seen = {"waiting": 40, "waiting_tokens": 8_000, "head_tokens": 200, "arrived": 140, "arrived_tokens": 28_000}
+    balanced = Queue(40, 8_000, 40, **seen)
+    assert ps.POLICIES["maxweight"](balanced, LIMITS, params) == (0, 40, DECODE_FIRST)
+    few = balanced._replace(decoding=39)
+    assert ps.POLICIES["maxweight"](few, LIMITS, params)[0] > 0
+
+
+def test_mean_lengths_that_are_given_are_not_learnt() -> None:
+    queue = next(queue for queue in random_queues(3, 100, 100) if queue.waiting > queue.decoding > 0 < queue.finished)
+    learnt = SERVER.with_policy("maxweight").params
+    m_p, m_d = queue.arrived_tokens / queue.arrived, queue.finished_decodes / queue.finished
+    blind = queue._replace(arrived_tokens=1, finished_decodes=10**9)
+    given = ps.POLICIES["maxweight"](blind, LIMITS, (m_p, m_d, *learnt[2:]))
+    assert given == ps.POLICIES["maxweight"](queue, LIMITS, learnt)
+
+
+# ---------------------------------------------------------------- pool-controlled budget
+
+
+@pytest.mark.parametrize(
+    ("pool", "expected"),
+    [
+        (89, (935, 89, DECODE_FIRST)),  # below L: the whole budget
+        (90, (38, 90, DECODE_FIRST)),  # from L: the smallest budget that fits the decodes
+        (99, (29, 99, DECODE_FIRST)),
+        (119, (29, 99, DECODE_FIRST)),  # one slot is left to a prompt
+        (120, (0, 100, DECODE_FIRST)),  # from U: decodes alone
+    ],
+)
+def test_the_budget_falls_as_the_pool_grows(pool: int, expected: tuple[int, int, int]) -> None:
+    params = SERVER.with_policy("pool-controlled").params
+    assert ps.POLICIES["pool-controlled"](Queue(50, 9_000, pool), LIMITS, params) == expected
+
+
+def test_without_prompts_no_slot_is_left_free() -> None:
+    params = SERVER.with_policy("pool-controlled").params
+    assert ps.POLICIES["pool-controlled"](Queue(0, 0, 110), LIMITS, params) == (0, 100, DECODE_FIRST)
+
+
+@pytest.mark.parametrize("slots", [1024, 2**40])
+def test_where_no_max_batch_size_binds_the_pool_is_not_controlled_whatever_the_parameters(slots: int) -> None:
+    """So it is work-conserving there, as it claims."""
+    for queue in random_queues(5, 200, slots):
+        for params in ((1.0, 2.0, 128.0, 1024.0), SERVER.with_policy("pool-controlled").params):
+            limits = Limits(1024, slots)
+            assert ps.POLICIES["pool-controlled"](queue, limits, params) == ps.POLICIES["sarathi"](queue, limits)
+
+
+# ---------------------------------------------------------------- what a policy looks at
+
+
+def helper(queue):  # type: ignore[no-untyped-def]
+    return queue.decoding
+
+
+def alias(queue, limits, params):  # type: ignore[no-untyped-def]
+    q = queue
+    return q.prompt_tokens, q.decoding, DECODE_FIRST
+
+
+def passed_on(queue, limits, params):  # type: ignore[no-untyped-def]
+    return queue.prompt_tokens, helper(queue), DECODE_FIRST
+
+
+def unpacked(queue, limits, params):  # type: ignore[no-untyped-def]
+    _, tokens, decoding, *_ = queue
+    return tokens, decoding, DECODE_FIRST
+
+
+def by_number(queue, limits, params):  # type: ignore[no-untyped-def]
+    return queue[1], queue[2], DECODE_FIRST
+
+
+def inner(queue, limits, params):  # type: ignore[no-untyped-def]
+    return (lambda: queue.prompt_tokens)(), queue.decoding, DECODE_FIRST
+
+
+def method(queue, limits, params):  # type: ignore[no-untyped-def]
+    return queue.count(3), queue.decoding, DECODE_FIRST
+
+
+@pytest.mark.parametrize("function", [alias, passed_on, unpacked, by_number, inner, method])
+def test_what_cannot_be_told_is_taken_for_everything(function) -> None:  # type: ignore[no-untyped-def]
+    assert fields_read(function) == set(Queue._fields)
+    assert ps.Policy("odd", function).sees == 2
+
+
+def test_a_policy_looks_at_the_fields_that_it_names() -> None:
+    assert ps.POLICIES["sarathi"].reads == {"decoding", "prompt_tokens"}
+    assert fields_read(lambda q, _, p: (q.waiting, q.finished, 0)) == {"waiting", "finished"}
+    sees = {name: policy.sees for name, policy in ps.POLICIES.items()}
+    assert (sees["orca"], sees["maxweight"], sees["maxweight-tokens"], sees["pool-controlled"]) == (0, 1, 2, 0)

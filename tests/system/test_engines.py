@@ -1,0 +1,82 @@
+"""Schedulers of engines: their settings, and what they cannot be told."""
+
+import pytest
+
+import penstock as ps
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+
+
+def server(**changed) -> ps.Server:
+    return ps.Server(**({"batch_time": TP1, "token_budget": 512, "max_batch_size": 128, "policy": "vllm"} | changed))
+
+
+def test_settings_have_the_engines_defaults_and_take_the_engines_names() -> None:
+    assert server().policy.options == {"chunked_prefill": True, "long_prefill_threshold": 0}
+    told = server(policy_params={"enable-chunked-prefill": False, "long_prefill_token_threshold": 64})
+    assert told.policy.options == {"chunked_prefill": False, "long_prefill_threshold": 64}
+
+
+def test_another_policy_of_a_server_has_its_own_settings() -> None:
+    told = server(policy_params={"long_prefill_threshold": 64})
+    assert told.with_policy("vllm").policy.options["long_prefill_threshold"] == 0
+    assert told.with_policy("sarathi").policy.name == "sarathi"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"policy": "vlm"}, "did you mean 'vllm'"),
+        ({"policy_params": {"chunked": False}}, "vllm has no setting 'chunked'; did you mean 'chunked_prefill'"),
+        ({"policy_params": {"chunked_prefill": 1}}, "must be true or false"),
+        ({"policy_params": {"long_prefill_threshold": -1}}, "long_prefill_threshold is -1"),
+        ({"policy_params": [1.0]}, "settings with names"),
+        ({"policy": "sarathi", "policy_params": {"a": 1}}, "sarathi takes numbers"),
+        ({"policy": "tensorrt-llm", "policy_params": {"capacity": "static"}}, "did you mean 'static_batch'"),
+        ({"policy": "sglang", "policy_params": {"new_token_ratio": 2.0}}, "new_token_ratio is 2"),
+        ({"policy_params": {"long_prefill_threshold": 1, "long_prefill_token_threshold": 2}}, "given twice"),
+        ({"scope": "batch"}, "counts running requests"),
+        ({"convention": "paper"}, "prefill yields the first token"),
+        ({"policy": "sglang", "order": "priority"}, "serves in order of arrival"),
+        ({"policy": "vllm-v0", "max_batch_size": 513}, "max_batch_size is 513"),
+        ({"memory": ps.Memory(100, admission="completion")}, "has its own"),
+        ({"memory": ps.Memory(100, preemption="swap")}, "preempts by recompute"),
+        ({"policy": "tensorrt-llm", "memory": ps.Memory(100, watermark=0.1)}, "has none"),
+    ],
+)
+def test_what_an_engine_does_not_know_is_refused_in_one_line(changed, said: str) -> None:
+    with pytest.raises(ps.InputError) as error:
+        server(**changed)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "how", "expected"),
+    [
+        ("vllm", 180, {}, (16384, 1024)),
+        ("vllm", 80, {}, (8192, 1024)),
+        ("vllm", 80, {"offline": True}, (16384, 1024)),
+        ("vllm", 80, {"a100": True}, (2048, 256)),
+        ("vllm", 24, {"offline": True}, (8192, 256)),
+        ("sglang", 16, {}, (2048, None)),
+        ("sglang", 24, {}, (4096, None)),
+        ("sglang", 80, {}, (8192, None)),
+        ("sglang", 180, {}, (16384, None)),
+    ],
+)
+def test_engines_choose_their_limits_by_the_memory_of_the_gpu(name, gib, how, expected) -> None:
+    found = ps.engine_defaults(name, gib, **how)
+    assert (found.token_budget, found.max_batch_size) == expected
+
+
+def test_an_engine_without_known_defaults_says_so() -> None:
+    with pytest.raises(ps.InputError, match="no default limits are known for 'tensorrt-llm'"):
+        ps.engine_defaults("tensorrt-llm", 80)
+
+
+def test_sglang_counts_single_tokens_and_vllm_keeps_a_block_for_itself() -> None:
+    assert server(policy="sglang", kv_tokens=1000).memory == ps.Memory(1000, 1)
+    assert server(kv_blocks=900).usable_blocks == 899
+    assert server(policy="sarathi", kv_blocks=900).usable_blocks == 900
+    assert server(policy="vllm-v0", kv_blocks=900).watermark_blocks == 9

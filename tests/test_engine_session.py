@@ -1,0 +1,90 @@
+"""Servers with memory and engines as users meet them: what never fits, priorities, and laws that no limit breaks."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+MANY = ps.Workload.poisson(rate=3.0, prompt=ps.Geometric(300, max=900), output=ps.Geometric(60, max=200), seed=3)
+
+
+def test_memory_that_never_binds_changes_nothing() -> None:
+    """The loop for engines and the plain one are two programs; where limits do not bind they agree to the tick."""
+    for policy in ("sarathi", "orca", "vllm-vanilla", "fastertransformer", "maxweight", "pool-controlled"):
+        for scope in ("running", "batch"):
+            plain = ps.Server(TP1, 256, 24, policy=policy, scope=scope)
+            ample = ps.Server(TP1, 256, 24, policy=policy, scope=scope, kv_blocks=10**6)
+            runs = [ps.simulate(MANY, server, requests=1500) for server in (plain, ample)]
+            np.testing.assert_array_equal(runs[0].rows.finish, runs[1].rows.finish)
+            assert runs[0].gaps.total == runs[1].gaps.total
+            assert runs[0].series.equals(runs[1].series)
+            assert runs[0].compositions.equals(runs[1].compositions)
+
+
+def test_a_summary_of_a_streamed_run_equals_the_run_with_rows() -> None:
+    server = ps.Server(TP1, 256, 24, policy="vllm", kv_blocks=300)
+    rows, summary = (ps.simulate(MANY, server, requests=40_000, record=r) for r in ("requests", "summary"))
+    assert rows.preemptions == summary.preemptions > 100
+    assert rows.end == summary.end
+    assert rows.e2e.total == summary.e2e.total
+    assert rows.gaps.total == summary.gaps.total
+    assert rows.series.equals(summary.series)
+
+
+def test_a_request_that_never_fits_is_named() -> None:
+    workload = ps.Workload.from_arrays([0.0, 1.0], [100, 2000], [10, 10])
+    with pytest.raises(ps.InputError, match=r"request 1 has 2,000 prompt .* it needs 126 blocks of 16"):
+        ps.simulate(workload, ps.Server(TP1, 256, policy="vllm", kv_blocks=100))
+
+
+def test_or_it_is_dropped_and_counted_when_asked() -> None:
+    workload = ps.Workload.from_arrays([0.0, 1.0, 2.0], [100, 2000, 100], [10, 10, 10])
+    run = ps.simulate(workload, ps.Server(TP1, 256, memory=ps.Memory(100, too_long="drop")))
+    assert (run.dropped, run.arrived, run.finished) == (1, 2, 2)
+    assert run.requests["prompt_tokens"].to_list() == [100, 2000, 100]
+    assert run.requests["finish_ns"].is_null().to_list() == [False, True, False]
+
+
+@pytest.mark.parametrize("policy", ["vllm-v0", "vidur-vllm", "tensorrt-llm"])
+def test_a_prompt_that_cannot_be_cut_must_fit_into_a_batch(policy: str) -> None:
+    workload = ps.Workload.from_arrays([0.0], [300], [10])
+    with pytest.raises(ps.InputError, match="takes a prompt whole"):
+        ps.simulate(workload, ps.Server(TP1, 256, 8, policy=policy))
+
+
+def test_priority_goes_first_without_memory_limits_too() -> None:
+    workload = ps.Workload.from_arrays([0.0] * 4, [100] * 4, [5] * 4, [3, 2, 1, 0])
+    run = ps.simulate(workload, ps.Server(TP1, 128, 1, order="priority"))
+    assert np.argsort(run.rows.finish).tolist() == [3, 2, 1, 0]
+
+
+def test_priorities_cannot_be_drawn_at_random() -> None:
+    workload = ps.Workload.from_arrays([0.0, 1.0], [1, 1], [1, 1], [0, 1])
+    with pytest.raises(ps.InputError, match="has priorities of its own"):
+        workload.with_rate(2.0, arrivals="poisson")
+
+
+def test_swapping_costs_its_time_and_saves_the_work() -> None:
+    swap = ps.Memory(150, preemption="swap", swap_s=1e-3)
+    runs = [ps.simulate(MANY, ps.Server(TP1, 256, 24, memory=m), requests=2000) for m in (ps.Memory(150), swap)]
+    assert min(run.preemptions for run in runs) > 20
+    assert runs[0].recomputed_tokens > 0
+    assert runs[1].recomputed_tokens == 0
+    assert runs[1].tokens == sum(runs[1].rows.prompt_tokens) + sum(runs[1].rows.output_tokens) - 2000
+
+
+def test_tokens_that_were_done_again_count_as_tokens() -> None:
+    run = ps.simulate(MANY, ps.Server(TP1, 256, 24, policy="vllm", kv_blocks=150), requests=2000)
+    once = int(run.rows.prompt_tokens.sum()) + int(run.rows.output_tokens.sum()) - 2000
+    assert run.tokens == once + run.recomputed_tokens
+    assert run.series["uncompleted_tokens"][-1] == 0
+
+
+def test_verdict_and_max_rate_work_under_memory_and_engines() -> None:
+    server = ps.Server(TP1, 512, 64, policy="vllm", kv_blocks=600)
+    found = ps.max_rate(MANY, server, precision=0.05)
+    free = ps.max_rate(MANY, ps.Server(TP1, 512, 64, policy="vllm"), precision=0.05)
+    assert found.above < free.rate
+    assert ps.verdict(MANY.with_rate(found.rate * 0.9), server).verdict == "stable"
+    assert ps.verdict(MANY.with_rate(found.above * 1.1), server).verdict == "unstable"
