@@ -308,7 +308,7 @@ TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_
         ({"engine": "vllm", "admission": "input"}, "'vllm' has its own rule"),
         ({"engine": "tensorrt-llm", "watermark": 0.1}, "watermark 0.1 has no effect"),
         ({"admission": "inputs"}, "no admission 'inputs'"),
-        ({"hash_ids": [[], []]}, "'sarathi' caches no prefixes"),
+        ({"engine": "sglang", "hash_ids": [[], []]}, "'sglang' caches no prefixes here"),
         ({"engine": "vllm", "hash_ids": [[], []]}, "kv_blocks is not, so nothing says what the cache holds"),
         ({"token_budget": 0}, "token_budget is 0"),
         ({"priority": [0]}, "1 priorities and 2 rows of hash_ids do not pair"),

@@ -239,13 +239,14 @@ def recommend(
     """Say which policy and which token budget to use, why, and what that gains over the current ones."""
     chosen = _scenario(scenario, None, requests, seed)
     from penstock.analysis import recommend as study
+    from penstock.analysis.candidates import FROM_SIMPLE_TO_SUBTLE
 
-    names = study.FROM_SIMPLE_TO_SUBTLE
-    tried = [s.policy for s in _servers(chosen, policies, names).values()]
+    whole_trace = requests is None and chosen.workload.rows is not None  # more than a comparison needs
     with progress.bar("Comparing") as show:
         found = study.recommend(
-            chosen.workload, chosen.server, objective=objective, policies=tried,  # type: ignore[arg-type]
-            requests=requests or study.enough_of(chosen.requests), precision=precision, alpha=alpha, progress=show,
+            chosen.workload, chosen.server, objective=objective,  # type: ignore[arg-type]
+            policies=_policies(chosen, policies, FROM_SIMPLE_TO_SUBTLE),
+            requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha, progress=show,
         )  # fmt: skip
     if as_json:
         _print_json(found.as_dict())
@@ -383,17 +384,24 @@ def _servers(
     scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
 ) -> "dict[str, Server]":
     """Return the scenario's server under each of the policies named, by their names."""
+    chosen = _policies(scenario, policies, default)
+    return {policy.name: scenario.server.with_policy(policy) for policy in chosen}
+
+
+def _policies(
+    scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
+) -> "list[Policy | Engine]":
+    """Return the policies named."""
     from penstock.system.policies import POLICIES, resolve
 
     names = [name.strip() for name in policies.split(",") if name.strip()] if policies is not None else default
     if not names:
         raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
     chosen = [resolve(name, folder=scenario.folder) for name in names]
-    servers = {policy.name: scenario.server.with_policy(policy) for policy in chosen}
-    if len(servers) < len(names):
+    if len({policy.name for policy in chosen}) < len(chosen):
         called = ", ".join(policy.name for policy in chosen)
         raise InputError(f"--policies: two of {called} have one name; leave one out, or give it another name")
-    return servers
+    return chosen
 
 
 def _part(show: Callable[[float], None], index: int, count: int) -> Callable[[float], None]:

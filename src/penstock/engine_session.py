@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
-from penstock.kernel import blocks
+from penstock.kernel import blocks, running
 from penstock.kernel import engines as loop
-from penstock.kernel import running
 from penstock.kernel import server as kernel
 from penstock.run import Record, Rows, Run
 from penstock.session import Session, Window
@@ -23,6 +22,7 @@ _CAPACITIES = {
     "max_utilization": running.INPUT,
     "static_batch": running.STATIC,
 }
+_REMEDY = "raise the limit, shorten the requests, or drop them with Memory(too_long='drop')"
 _FIRST_SLOTS = 256  # where nothing bounds how many requests run
 
 MOST_CACHED_BLOCKS = 2**24
@@ -47,7 +47,7 @@ class EngineSession(Session):
     ----------
     prefixes
         What recorded prompts have in common, for a server that caches prefixes.
-    """  # noqa: D400
+    """
 
     sizes = (running.N_OPTIONS, running.N_STATE, running.N_SLOT_ROWS)
 
@@ -97,13 +97,14 @@ class EngineSession(Session):
             ids, bounds = (prefixes.ids, prefixes.bounds) if prefixes else (self.rows, self.rows)
             if prefixes and prefixes.block_size != memory.block_size:
                 raise InputError(
-                    f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is {memory.block_size:,}, so "
-                    f"no block of one is a block of the other; set block_size to {prefixes.block_size:,}"
+                    f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is "
+                    f"{memory.block_size:,}, so no block of one is a block of the other; set block_size to "
+                    f"{prefixes.block_size:,}"
                 )
             if usable > MOST_CACHED_BLOCKS:
                 raise InputError(
-                    f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and {MOST_CACHED_BLOCKS:,} "
-                    "fit here; lower it, or leave prefix_caching out"
+                    f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "
+                    f"{MOST_CACHED_BLOCKS:,} fit here; lower it, or leave prefix_caching out"
                 )
             self.cache = blocks.new_cache(usable, self.slots.shape[1], ids, bounds)
         self.growth = np.zeros(self.block_size, np.int64)
@@ -127,52 +128,51 @@ class EngineSession(Session):
 
     def keep(self, window: Window) -> Window:
         """Return the requests that can ever be served; name the first that cannot, or leave them out if told so."""
-        fits, why = self._fits(window)
+        found = self._too_long(window)
+        fits = ~np.any([mask for mask, _ in found], axis=0) if found else np.ones(window.arrival.size, bool)
         places = np.flatnonzero(~fits)
         if places.size:
             i = int(places[0])
             if self.server.memory is None or self.server.memory.too_long == "error":
                 lengths = f"{window.prompt[i]:,} prompt and {window.output[i]:,} output tokens"
-                raise InputError(f"request {self.offered + i} has {lengths}: {why}")
+                why = next(why for mask, why in found if mask[i])
+                raise InputError(f"request {self.offered + i} has {lengths}: {why}; {_REMEDY}")
             self.left_out.append((self.offered + places, window.where(~fits)))
         if self.recorded:
             self.rows = np.concatenate([self.rows, (self.offered + np.flatnonzero(fits)) % self.recorded])
         self.offered += window.arrival.size
         return window.where(fits) if places.size else window
 
-    def _fits(self, window: Window) -> tuple[npt.NDArray[np.bool_], str]:
-        """Return which requests can be served, and what stops the others."""
+    def _too_long(self, window: Window) -> list[tuple[npt.NDArray[np.bool_], str]]:
+        """Return which requests can never be served, for each reason."""
         server, policy = self.server, self.server.policy
         engine = policy if isinstance(policy, Engine) else None
-        peak = window.prompt.astype(np.int64) + window.output - self.options[kernel.ENGINE]
-        fits = np.ones(peak.size, bool)
-        remedy = "raise the limit, shorten the requests, or drop them with Memory(too_long='drop')"
+        whole = window.prompt.astype(np.int64) + window.output
+        peak = whole - self.options[kernel.ENGINE]
+        found = []
         if engine and not engine.has_token_budget:
             most = int(engine.options["max_tokens"])
-            fits &= window.prompt.astype(np.int64) + window.output <= most
-            if not fits.all():
-                return fits, f"more than the {most:,} (max_tokens) that {engine.name} reserves, so it cannot fit; {remedy}"
+            found.append((whole > most, f"more than the {most:,} (max_tokens) that {engine.name} reserves"))
         usable = server.usable_blocks
-        if usable is not None and server.memory is not None:
+        if usable is not None:
             needed = np.maximum(-(-peak // self.block_size), self.options[running.RESERVED])
             spare = 0 if engine and engine.name == "vllm" else server.watermark_blocks
-            fits = needed + spare <= usable
-            if not fits.all():
-                beside = f" beside a watermark of {spare:,}" if spare else ""
-                worst = int(needed[~fits][0])
-                return fits, (
-                    f"it needs {worst:,} blocks of {self.block_size:,}{beside}, but the KV memory has {usable:,}, so "
-                    f"it never fits and blocks the server; {remedy}"
-                )
+            over = needed + spare > usable
+            beside = f" beside a watermark of {spare:,}" if spare else ""
+            worst = int(needed[over][0]) if over.any() else 0
+            why = (
+                f"it needs {worst:,} blocks of {self.block_size:,}{beside}, but the KV memory has {usable:,}, so it "
+                "never fits and blocks the server"
+            )
+            found.append((over, why))
         if engine and engine.has_token_budget and not engine.cuts_prompts:
             again = server.memory is not None and self.options[running.GROWS] > 0  # what is preempted comes back longer
-            fits = (peak if again else window.prompt) <= server.token_budget
-            if not fits.all():
-                return fits, (
-                    f"{engine.name} takes a prompt whole, with outputs that it lost, but a batch holds "
-                    f"{server.token_budget:,} tokens, so it never fits and blocks the server; {remedy}"
-                )
-        return fits, ""
+            why = (
+                f"{engine.name} takes a prompt whole, with outputs that it lost, but a batch holds "
+                f"{server.token_budget:,} tokens, so it never fits and blocks the server"
+            )
+            found.append(((peak if again else window.prompt) > server.token_budget, why))
+        return found
 
     def fit(self, window: Window) -> None:
         """Make the ring of due epochs larger than the longest output, and room for what preempted requests leave."""
@@ -223,8 +223,8 @@ class EngineSession(Session):
             prompt, output = int(window.prompt[request]), int(window.output[request])
             reserved = max(int(options[running.RESERVED]), 0)
             tokens = prompt + output - engine if options[running.GROWS] == 0 else prompt + 1
-            blocks = reserved or -(-tokens // self.block_size)
-            if blocks + options[running.WATERMARK] > state[running.FREE]:
+            needed = reserved or -(-tokens // self.block_size)
+            if needed + options[running.WATERMARK] > state[running.FREE]:
                 break
             state[kernel.HEAD] = request + 1
             state[[kernel.STARTED, kernel.COMPLETED]] += prompt
@@ -235,7 +235,7 @@ class EngineSession(Session):
                 window.finish[request] = 0
                 state[kernel.FINISHED] += 1
                 continue
-            held = -(-prompt // self.block_size) if options[running.GROWS] else blocks
+            held = -(-prompt // self.block_size) if options[running.GROWS] else needed
             slot = running.admit(
                 state, options, self.slots, self.resume, window.prompt, window.output, request, held, self.cache
             )
@@ -247,9 +247,7 @@ class EngineSession(Session):
                 self.slots[running.SLOT_LAST, slot] = running.IN_STEP
             else:
                 state[running.OWN] += 1
-            running.begin_decode(
-                state, options, self.slots, self.heads, self.bits, self.growth, slot, output - engine
-            )
+            running.begin_decode(state, options, self.slots, self.heads, self.bits, self.growth, slot, output - engine)
         state[[kernel.ARRIVED, running.QUEUED]] = state[kernel.HEAD]
 
     def _advance(self, window: Window) -> int:
@@ -299,7 +297,9 @@ class EngineSession(Session):
         places = np.concatenate([found for found, _ in self.left_out])
         part = Window.joined([left for _, left in self.left_out])
         never = np.full(places.size, -1, np.int64)
-        filling = Rows(part.arrival, part.prompt, part.output, never, never, np.zeros(places.size, np.int64))
+        times = np.zeros(places.size, np.int64)
+        filling = Rows(part.arrival, part.prompt, part.output, never, never, times, np.ones(places.size, bool))
+        rows = dataclasses.replace(rows, dropped=np.zeros(rows.finish.size, bool))
         before = places - np.arange(places.size)  # np.insert counts in what is there
         return Rows(
             *(
@@ -363,4 +363,3 @@ class EngineSession(Session):
             f"{self.server.policy.name} can serve nobody at {self.now * self.tick_s:g} s, although "
             f"{self.waiting[0]:,} requests wait; raise the KV memory or the token budget"
         )
-

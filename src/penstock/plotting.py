@@ -63,7 +63,7 @@ def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
     """Return the panels of `tokens_over_time`."""
     parts = []
     for name, series in series_while_arriving(runs).items():
-        series = series.gather_every(max(1, series.height // _SERIES_POINTS))
+        series = series.gather_every(-(-series.height // _SERIES_POINTS))
         parts.append(series.select("time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name)))
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.5)
     panels = []

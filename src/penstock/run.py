@@ -81,6 +81,8 @@ class Rows:
         Shape (requests,), tokens.
     preemptions
         Shape (requests,), or None where nothing can be preempted.
+    dropped
+        Shape (requests,): those that could never fit; None where all could.
     """
 
     arrival: Ints
@@ -89,6 +91,12 @@ class Rows:
     first_token: Ints
     finish: Ints
     preemptions: Ints | None = None
+    dropped: npt.NDArray[np.bool_] | None = None
+
+    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> "Rows":
+        """Return some of the requests."""
+        columns = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return Rows(*(None if column is None else column[chosen] for column in columns))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,6 +130,10 @@ class Run:
         Times between successive output tokens of a request, stalls included, pooled over requests.
     preemptions, recomputed_tokens
         How often a request had to make room, and the tokens that were processed again (they count as tokens too).
+    reused_tokens
+        Tokens that requests found computed when they were admitted (they count as no tokens of any batch). With prefix
+        caching what is processed again may be found too, so ``tokens`` are those of the finished requests, plus
+        ``recomputed_tokens``, less ``reused_tokens``.
     dropped
         Requests left out because they could never fit.
     rows, folded

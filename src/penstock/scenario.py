@@ -320,9 +320,7 @@ class ServerSection(_Section):
         """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
         budget, slots = self.token_budget, self.max_batch_size
         if self.gpu is not None:
-            chosen = engine_defaults(
-                self.policy, self.gpu.memory_gib, a100=self.gpu.a100, offline=self.gpu.offline
-            )
+            chosen = engine_defaults(self.policy, self.gpu.memory_gib, a100=self.gpu.a100, offline=self.gpu.offline)
             budget = chosen.token_budget if budget is None else budget
             slots = chosen.max_batch_size if slots is None else slots
         if budget is None:

@@ -187,7 +187,7 @@ class Session:
 
     def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
         """Call the kernel until the window is used up; a final one is run to its end, or to its last arrival."""
-        last = int(window.arrival[-1])
+        last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival  # all may be dropped
         self.last_arrival = last if self.stop == NEVER else self.stop
         stops_at_last = final and not drain and self.stop == NEVER
         self.options[kernel.FINAL] = final

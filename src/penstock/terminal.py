@@ -387,10 +387,10 @@ def _print_gains(console: Console, found: "Recommendation") -> None:
     for metric in METRICS:
         for statistic in ("mean", "p99"):
             known = [each.answer.latency and each.answer.latency.estimates[metric][statistic] for each in both]
-            shown = [f"{_seconds(e.value)} s ({_seconds(e.low)} to {_seconds(e.high)})" if e else "refused" for e in known]
+            ends = [e and f"{_seconds(e.value)} s ({_seconds(e.low)} to {_seconds(e.high)})" for e in known]
             gain = found.gains[metric] if statistic == "mean" else None
             share = ["" if gain is None else f"{gain:+.1%}"] if found.change else []
-            table.add_row(f"{metric[:-2].upper()} {statistic}", *shown, *share)
+            table.add_row(f"{metric[:-2].upper()} {statistic}", *(shown or "refused" for shown in ends), *share)
     console.print(table, highlight=False)
 
 
@@ -400,18 +400,20 @@ def _print_candidates(console: Console, found: "Recommendation") -> None:
         highlight=False,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for index, column in enumerate(("Policy", "Budget", "Stable", "TTFT", "p99", "TBT", "p99", "E2E", "p99")):
+    for index, column in enumerate(("  Policy", "Budget", "Stable", "TTFT", "p99", "TBT", "p99", "E2E", "p99")):
         table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index > 0)
     for each in found.candidates:
         name, budget = each.server.policy.name, f"{each.server.token_budget:,}"
         latency = each.answer.latency
         values = [_seconds(latency.estimates[m][s].value) for m in METRICS for s in ("mean", "p99")] if latency else []
-        style = "bold" if each is found.recommended else None
-        table.add_row(escape(name), budget, f"{each.stable_rate:,.4g}", *(values or ["refused"]), style=style)
+        best = each is found.recommended
+        name = f"> {name}" if best else f"  {name}"
+        row = (escape(name), budget, f"{each.stable_rate:,.4g}", *(values or ["refused"]))
+        table.add_row(*row, style="bold" if best else None)
     console.print(table)
     console.print(
-        f"[dim]The same requests for all; the first is the current one. No policy exceeds {found.bound:,.4g} requests/s "
-        "at any of these token budgets. Refused: not stable at this rate.[/dim]",
+        "[dim]The same requests for all; the first is the current one. No policy exceeds "
+        f"{found.bound:,.4g} requests/s at any of these token budgets. Refused: not stable at this rate.[/dim]",
         highlight=False,
     )
 
@@ -421,14 +423,14 @@ def _print_pruned(console: Console, found: "Recommendation") -> None:
     if not found.pruned:
         return
     console.print("\n[bold]What was ruled out[/bold]")
-    by_reason: dict[str, dict[str, list[str]]] = {}
+    by_reason: dict[str, dict[str, list[int]]] = {}
     for policy, budget, why in found.pruned:
-        by_reason.setdefault(why, {}).setdefault(policy, []).append(f"{budget:,}")
+        by_reason.setdefault(why, {}).setdefault(policy, []).append(budget)
     table = Table.grid(padding=(0, 2))
     for why, budgets in by_reason.items():
         alike: dict[str, list[str]] = {}
         for policy, at in budgets.items():
-            alike.setdefault(" and ".join(at) if len(at) < 3 else f"{at[0]} to {at[-1]}", []).append(policy)
+            alike.setdefault(" and ".join(f"{budget:,}" for budget in sorted(at)), []).append(policy)
         what = "; ".join(f"{', '.join(names)} at {at}" for at, names in alike.items())
         table.add_row("", escape(what), escape(why))
     console.print(table, highlight=False)

@@ -14,9 +14,7 @@ RECORDED = Path(__file__).parent / "schedules"
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SETTINGS = ("chunked_prefill", "long_prefill_token_threshold")
 
-with_golden_files = pytest.mark.skipif(
-    not GOLDEN.exists(), reason="the golden schedules are not beside the repository"
-)
+with_golden_files = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden schedules are not beside the repository")
 
 
 def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compress: bool) -> None:

@@ -15,7 +15,7 @@ from penstock import reference
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
 from penstock.simulate import simulate
 from penstock.system.batch_time import BatchTime
-from penstock.system.policies import POLICIES, Policy, policy
+from penstock.system.policies import POLICIES, Policy, policy, resolve
 from penstock.system.server import Server
 from penstock.workload import arrivals
 from penstock.workload.workload import Workload
@@ -53,7 +53,7 @@ class System:
             policy=rule,
             scope=self.scope,
             convention=self.convention,
-            policy_params=self.params,
+            policy_params=() if resolve(rule).parameters else self.params,  # some have their own
         )
         workload = Workload.from_arrays(self.arrival, self.prompt, self.output)
         return simulate(workload, server, until=self.until, record=record, tick_s=1.0, **how)

@@ -275,8 +275,8 @@ def test_requests_that_are_dropped_do_not_count() -> None:
 
 def test_a_share_of_dropped_requests_that_a_sample_tells_is_told_as_unchecked() -> None:
     lengths = {"prompt": ps.Geometric(129, max=10_000), "output": ps.Geometric(112, max=10_000)}
-    server = ps.Server(TP1, 16, 16, memory=ps.Memory(800, too_long="drop"))
-    for rate, verdict in ((0.1, "stable"), (1_000.0, "unstable")):
+    server = ps.Server(TP1, 1, 1, memory=ps.Memory(30, too_long="drop"))
+    for rate, verdict in ((0.01, "stable"), (1_000.0, "unstable")):
         certificate = ps.certify(ps.Workload.poisson(rate, **lengths), server)  # type: ignore[arg-type]
         assert certificate.verdict == verdict
         unchecked = [h.name for h in certificate.hypotheses if not h.checked]
@@ -318,15 +318,16 @@ def test_margin_load_and_largest_rate_are_one_fact(rate: float, budget: int, pro
 def test_no_server_is_certified_for_more_than_it_can_carry() -> None:
     """1,000 servers of every kind; nor is one certified at a rate of which another is certified to be unstable."""
     rng = np.random.default_rng(0)
-    certified = 0
+    certified = {name: [] for name in ps.POLICIES}
     for _ in range(1_000):
-        certificate = ps.certify(*_any(rng))
+        workload, server = _any(rng)
+        certificate = ps.certify(workload, server)
         most = certificate.certified_rate
+        certified[server.policy.name].append(most is not None)
         if most is not None:
-            certified += 1
             assert most <= certificate.max_rate * (1 + 1e-9)
             assert (certificate.verdict == "stable") == (certificate.load.arrival_rate < most * (1 - 1e-9))
-    assert certified > 900
+    assert all(np.mean(certified[name]) > 0.9 for name in ("fastertransformer", "vllm-vanilla", "orca", "sarathi"))
 
 
 def _any(rng: np.random.Generator) -> tuple[ps.Workload, ps.Server]:

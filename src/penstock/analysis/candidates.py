@@ -73,7 +73,7 @@ class _Budget(NamedTuple):
 def candidates(
     workload: Workload,
     server: Server,
-    policies: Sequence[str | Policy] = FROM_SIMPLE_TO_SUBTLE,
+    policies: Sequence[str | AnyPolicy] = FROM_SIMPLE_TO_SUBTLE,
     *,
     most_stable: bool = False,
 ) -> Candidates:
@@ -114,7 +114,7 @@ def candidates(
     return Candidates(tuple(kept), tuple(pruned), max(b.bound for b in budgets.values()))
 
 
-def _policies(server: Server, names: Sequence[str | Policy]) -> list[AnyPolicy]:
+def _policies(server: Server, names: Sequence[str | AnyPolicy]) -> list[AnyPolicy]:
     """Return the current policy, then the others in the order given."""
     chosen = [resolve(name) for name in names]
     return [server.policy, *(policy for policy in chosen if policy.name != server.policy.name)]

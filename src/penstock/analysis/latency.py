@@ -333,7 +333,9 @@ class _Batches(NamedTuple):
 
 
 def _finished(rows: Rows) -> tuple[Rows, list[str]]:
-    """Return the requests before the first unfinished one."""
+    """Return the requests before the first unfinished one, those that were dropped left out."""
+    if rows.dropped is not None:
+        rows = rows.where(~rows.dropped)
     unfinished = np.flatnonzero(rows.finish < 0)
     if not unfinished.size:
         return rows, []
@@ -344,7 +346,7 @@ def _finished(rows: Rows) -> tuple[Rows, list[str]]:
             f"request {count:,} of {arrived:,} is unfinished, and those behind it are left out; "
             "simulate until all have finished"
         )
-    return Rows(*(getattr(rows, field.name)[:count] for field in dataclasses.fields(rows))), notices
+    return rows.where(slice(count)), notices
 
 
 def _gap_batches(gaps: Distribution, rows: Rows, removed: int, sections: Sequence[Distribution]) -> _Batches:
@@ -403,7 +405,7 @@ def _simulated(
     workload: Workload, server: Server, requests: int, drain: bool, tick_s: float, progress: Progress
 ) -> tuple[Run, list[Distribution]]:
     """Simulate in sections, and count the times between tokens in each; the run is the one `simulate` gives."""
-    session = open_session(server, "requests", tick_s, True, NEVER)
+    session = open_session(server, "requests", tick_s, True, NEVER, workload.prefixes)
     window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
     requests = window.arrival.size
     session.fit(window)

@@ -10,7 +10,14 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.analysis import intervals
 from penstock.analysis.answer import ROWS_UP_TO, Answer, check
-from penstock.analysis.candidates import FROM_SIMPLE_TO_SUBTLE, OWN_BUDGET, SAFE, Pruned, candidates
+from penstock.analysis.candidates import (
+    FROM_SIMPLE_TO_SUBTLE,
+    OWN_BUDGET,
+    SAFE,
+    AnyPolicy,
+    Pruned,
+    candidates,
+)
 from penstock.analysis.latency import BATCHES
 from penstock.analysis.max_rate import MaxRate, max_rate
 from penstock.analysis.operating_point import operating_point
@@ -19,7 +26,6 @@ from penstock.errors import InputError, nearest
 from penstock.run import METRICS
 from penstock.simulate import Progress
 from penstock.system.engines import Engine
-from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
@@ -215,7 +221,7 @@ def recommend(
     server: Server,
     *,
     objective: Objective | None = None,
-    policies: Sequence[str | Policy] = FROM_SIMPLE_TO_SUBTLE,
+    policies: Sequence[str | AnyPolicy] = FROM_SIMPLE_TO_SUBTLE,
     requests: int | None = None,
     precision: float = 0.02,
     alpha: float = 0.01,

@@ -247,9 +247,7 @@ def occupy(state: Ints, cache: Cache, request: int, row: int, slot: int, hits: i
 
 
 @njit(cache=True)
-def give_back(
-    state: Ints, cache: Cache, request: int, row: int, slot: int, listed: int, held: int, full: int
-) -> None:
+def give_back(state: Ints, cache: Cache, request: int, row: int, slot: int, listed: int, held: int, full: int) -> None:
     """Let a request that leaves give back its blocks, the last first; the full ones keep what they hold."""
     for place in range(listed, held):
         state[PILED] -= 1

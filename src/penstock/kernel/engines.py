@@ -176,9 +176,7 @@ def _note_series(state: Ints, arrival: Ints, prompt: Tokens, output: Tokens, eng
 
 
 @njit(cache=True)
-def _put_off(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, marked: bool
-) -> None:
+def _put_off(state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, marked: bool) -> None:
     """Put off the due epochs of decoding requests that this batch leaves out: all but the first, or those unmarked."""
     served = 0
     slot = state[FIRST_SLOT]
@@ -215,9 +213,7 @@ def _grow_first(state: Ints, options: Ints, slots: Ints, cache: Cache | None) ->
 
 
 @njit(cache=True)
-def _give_back_of_finished(
-    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, epoch: int
-) -> None:
+def _give_back_of_finished(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, epoch: int) -> None:
     """Give back the blocks of requests that finish when this batch ends, at that epoch, in the order of the list."""
     slot = state[FIRST_SLOT]
     while slot >= 0:
@@ -486,9 +482,7 @@ def advance(
                 status = IDLE_POLICY
                 break
             requests = min(requests, prompts)
-            x = rules.fill(
-                state, options, slots, growth, served, resume, ring, prompt, output, wanted, requests, cache
-            )
+            x = rules.fill(state, options, slots, growth, served, resume, ring, prompt, output, wanted, requests, cache)
             if order == PREFILL_FIRST:
                 y = min(y, budget - x)
                 if not running_scope:
@@ -512,9 +506,7 @@ def advance(
                     state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, params, ratio
                 )
             elif rule == VIDUR_FASTERTRANSFORMER:
-                rules.static_batch(
-                    state, options, slots, heads, bits, growth, served, resume, ring, prompt, output
-                )
+                rules.static_batch(state, options, slots, heads, bits, growth, served, resume, ring, prompt, output)
             else:
                 rules.decodes_then_prompts(
                     state, options, slots, heads, bits, growth, served, resume, ring, prompt, output
@@ -691,7 +683,7 @@ def advance(
 
 _I64 = types.int64[::1]
 _I64_2 = types.int64[:, ::1]
-_CACHE = types.NamedTuple((_I64_2, _I64_2, types.int32[:, ::1], _I64, _I64, _I64), Cache)
+_CACHE = types.NamedTuple((_I64_2, _I64_2, types.int32[:, ::1], _I64, _I64, _I64), Cache)  # type: ignore[no-untyped-call]
 
 
 def _signature(cache: Any) -> Any:

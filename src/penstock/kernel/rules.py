@@ -198,9 +198,7 @@ def _found(state: Ints, options: Ints, resume: Ints, cache: Cache, request: int,
 
 
 @njit(cache=True, forceinline=True)
-def _name(
-    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, slot: int, take: int
-) -> None:
+def _name(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, slot: int, take: int) -> None:
     """Name the blocks that so many tokens of a prompt fill."""
     request, done = slots[SLOT_REQUEST, slot], done_by(state, slots, slot)
     first, end = done // options[BLOCK_SIZE], (done + take) // options[BLOCK_SIZE]
@@ -208,9 +206,7 @@ def _name(
 
 
 @njit(cache=True, forceinline=True)
-def _hold_for(
-    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache | None, slot: int, take: int
-) -> None:
+def _hold_for(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache | None, slot: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
     after = blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE])
     take_for_prompt(state, cache, slot, slots[SLOT_HELD, slot], after)

@@ -379,9 +379,7 @@ def begin_decode(
 
 
 @njit(cache=True, forceinline=True)
-def end_decode(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, slot: int
-) -> None:
+def end_decode(state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, slot: int) -> None:
     """Take a request that decodes out of the calendar."""
     unchain(slots, heads, bits, slot)
     count_growth(options, slots, growth, slot, -1)

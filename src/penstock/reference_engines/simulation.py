@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.reference_engines.prefix_cache import PrefixCachingVllmV1
+from penstock.reference_engines.prefix_cache import PrefixCache, PrefixCachingSeamServer, PrefixCachingVllmV1
 from penstock.reference_engines.seam import POLICIES, Policy, SeamServer
 from penstock.reference_engines.server import Allocation, Batch, Limits, Request, Server, at_least, token_load
 from penstock.reference_engines.sglang import Sglang
@@ -30,11 +30,15 @@ ENGINES: dict[str, type[Server]] = {
 
 @dataclass(frozen=True)
 class History:
-    """What happened up to tick ``end``: every request that arrived by then, every batch formed before."""
+    """What happened up to tick ``end``: every request that arrived by then, every batch formed before.
+
+    And the tokens that prefix caching spared.
+    """
 
     requests: list[Request]
     batches: list[Batch]
     end: int
+    reused: int = 0
 
 
 def simulate(
@@ -91,8 +95,8 @@ def simulate(
     options
         Settings that only this engine has, by name; ``params`` of a seam policy.
     hash_ids
-        Of ``vllm``: cache prefixes. One sequence per request: an id for each full block of its prompt, equal to that of
-        another request where both prompts are equal up to the end of that block.
+        Of ``vllm`` and seam policies: cache prefixes. One sequence per request: an id for each full block of its
+        prompt, equal to that of another request where both prompts are equal up to the end of that block.
     until
         Stop at this tick, after its finishes and arrivals; None: when every request has departed.
 
@@ -154,7 +158,8 @@ def simulate(
         else:
             break
     now = now if end is None else end
-    return History([request for request in requests if request.arrival <= now], batches, now)
+    reused = server.reused if isinstance(server, PrefixCache) else 0
+    return History([request for request in requests if request.arrival <= now], batches, now, reused)
 
 
 def next_batch(server: Server) -> tuple[Allocation, list[Request]]:
@@ -177,19 +182,18 @@ def next_batch(server: Server) -> tuple[Allocation, list[Request]]:
 
 def make_server(engine: str | Policy, limits: Limits, options: Mapping[str, object], *, prefix_caching: bool) -> Server:
     """Return the engine of that name, or a server under a seam policy."""
-    if prefix_caching:
-        if engine != "vllm":
-            raise InputError(
-                f"hash_ids are given, but {engine!r} caches no prefixes here; leave them out, or take vllm"
-            )
-        return PrefixCachingVllmV1(engine, limits, options)
+    seam = PrefixCachingSeamServer if prefix_caching else SeamServer
     if not isinstance(engine, str):
-        return SeamServer(getattr(engine, "name", "policy"), limits, options, engine)
+        return seam(getattr(engine, "name", "policy"), limits, options, engine)
     if engine in POLICIES:
-        return SeamServer(engine, limits, options, POLICIES[engine])
+        return seam(engine, limits, options, POLICIES[engine])
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}{nearest(engine, [*ENGINES, *POLICIES])}")
-    return ENGINES[engine](engine, limits, options)
+    if prefix_caching and engine != "vllm":
+        raise InputError(
+            f"hash_ids are given, but {engine!r} caches no prefixes here; leave them out, or take vllm or a policy"
+        )
+    return (PrefixCachingVllmV1 if prefix_caching else ENGINES[engine])(engine, limits, options)
 
 
 def arrivals(

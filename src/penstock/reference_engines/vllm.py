@@ -75,7 +75,6 @@ class VllmV1(Server):
             if self.blocks(request.target) - cached + unused + watermark > self.free:  # all of it must fit ...
                 break
             self.admit(request, cached)
-            request.computed = cached * self.block_size
             self.grow(request, tokens)  # ... and a part is taken
             batch[request] = tokens
 

@@ -105,6 +105,8 @@ class Server:
             raise InputError(
                 f"policy_params is {checks.shown(policy_params)}, but {chosen.name} takes numbers; give a list"
             )
+        if memory is not None and memory.prefix_caching:
+            _refuse_prefix_caching(chosen, memory)
         params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in policy_params]
         put = object.__setattr__
         put(self, "batch_time", batch_time)
@@ -225,3 +227,20 @@ def _refuse_what_it_does_not(
         raise InputError(f"watermark is {memory.watermark:g}, but {engine.name} has none; leave it out")
     if memory.preemption != "recompute":
         raise InputError(f"preemption is {memory.preemption!r}, but {engine.name} preempts by recompute; leave it out")
+
+
+def _refuse_prefix_caching(policy: Policy | Engine, memory: Memory) -> None:
+    """Refuse to cache prefixes where it is not said how."""
+    if isinstance(policy, Engine) and policy.name != "vllm":
+        raise InputError(
+            f"prefix_caching is on, but {policy.name} has no prefix cache here; take vllm, or a policy such as "
+            "sarathi, or leave it out"
+        )
+    for name, value, usual in (
+        ("admission", memory.admission, "input"),
+        ("preemption", memory.preemption, "recompute"),
+    ):
+        if value not in (None, usual):
+            raise InputError(
+                f"{name} is {value!r} beside prefix_caching, which is known for {name} {usual!r} only; leave one out"
+            )

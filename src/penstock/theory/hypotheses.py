@@ -99,7 +99,8 @@ def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
     elif reuses(workload, server):
         why = "what requests share by prefix caching is not known"
     else:
-        most, spare = int(peak_blocks(*longest, server, memory).max()), server.watermark_blocks
+        spare = server.watermark_blocks
+        most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)  # longer ones are not served
         held = slots * most + spare <= usable
         beside = f" beside a watermark of {spare:,}" if spare else ""
         why = f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV memory has {usable:,}"

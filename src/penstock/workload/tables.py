@@ -320,6 +320,8 @@ class _Parquet:
         if isinstance(dtype, pl.Datetime):
             utc = column.dt.convert_time_zone("UTC") if dtype.time_zone else column
             return utc.dt.strftime("%Y-%m-%d %H:%M:%S%.9f")
+        if isinstance(dtype, pl.List):
+            return pl.format("[{}]", column.cast(pl.List(pl.String)).list.join(",")).alias(name)
         return column.cast(pl.String)
 
     def explain(self, row: int) -> tuple[str, str | None]:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
 from penstock.workload.lengths import LONGEST
+from penstock.workload.prefixes import Prefixes
 from penstock.workload.tables import Source, Table, open_table
 
-Unit = Literal["tokens", "date", "s", "ms", "ns"]
+Unit = Literal["tokens", "date", "s", "ms", "ns", "ids"]
 _DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "ns": 0}  # from the unit down to nanoseconds
 
 
@@ -41,6 +42,8 @@ class Format:
     """Further columns by which the format is told from one with the same names."""
     zero_output_failed: bool = False
     """Whether 0 output tokens mark a failed request, to be dropped."""
+    hash_block: int = 0
+    """Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no such column."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -66,13 +69,17 @@ FORMATS = (
     ),
     Format(
         "qwen", "Qwen-Bailian (JSON Lines, seconds).",
-        "input_length", "output_length", "timestamp", marks=("chat_id",),
+        "input_length", "output_length", "timestamp", marks=("chat_id",), hash_block=16,
     ),
-    Format("mooncake", "Mooncake (JSON Lines, milliseconds).", "input_length", "output_length", "timestamp", "ms"),
+    Format(
+        "mooncake", "Mooncake (JSON Lines, milliseconds).",
+        "input_length", "output_length", "timestamp", "ms", hash_block=512,
+    ),
 )  # fmt: skip
 """The known formats, the more specific first."""
 
 _PLAIN = "plain"
+_HASHES = "hash_ids"
 _OWN_NAMES = {"prompt_tokens": ("prompt_tokens", "prompt"), "output_tokens": ("output_tokens", "output")}
 _ARRIVAL_UNITS: dict[str, Unit] = {"arrival_s": "s", "arrival_ms": "ms", "arrival_ns": "ns"}
 _LIKE_TIMES = (
@@ -104,6 +111,8 @@ class Trace:
     """File name, for messages."""
     notices: tuple[str, ...]
     """What the user must know: rows sorted, failures dropped and counted."""
+    prefixes: Prefixes | None = None
+    """What the prompts have in common, where the file says so."""
 
 
 def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, str] | None = None) -> Trace:
@@ -137,13 +146,16 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
     source = Source.at(path)
     table = open_table(source)
     chosen = _choose(source, table.header, format, columns)
-    text = table.read(tuple(dict.fromkeys(chosen.columns)))
+    hashes = (_HASHES,) if chosen.hash_block and _HASHES in table.header else ()
+    text = table.read(tuple(dict.fromkeys((*chosen.columns, *hashes))))
     if text.is_empty():
         raise source.fault("has no rows, so nothing arrives. Check that the file was written completely")
     reads: dict[str, tuple[str, Unit]] = {}
     if chosen.arrival:
         reads["arrival"] = chosen.arrival, _unit(chosen, text[chosen.arrival])
     reads |= {"prompt": (chosen.prompt, "tokens"), "output": (chosen.output, "tokens")}
+    if hashes:
+        reads["ids"] = _HASHES, "ids"
     rows = pl.DataFrame({role: _cast(text[column], unit) for role, (column, unit) in reads.items()})
     rows = rows.with_row_index("row")
 
@@ -173,7 +185,11 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
         nanoseconds = rows["arrival"].to_numpy()
         arrival_s = (nanoseconds - nanoseconds[0]) / 1e9
     prompt, output = (rows[role].to_numpy(writable=True) for role in ("prompt", "output"))
-    return Trace(arrival_s, prompt, output, chosen.name, source.name, tuple(notices))
+    prefixes = None
+    if hashes:
+        ids = rows["ids"].explode().drop_nulls().to_numpy()
+        prefixes = Prefixes.of(ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block)
+    return Trace(arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes)
 
 
 # Casting: null means "cannot be used".
@@ -181,7 +197,7 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
 
 def _cast(text: pl.Series, unit: Unit) -> pl.Series:
     """Cast a million rows at a time: the intermediate columns of 27 million would take gigabytes."""
-    casts: dict[Unit, Callable[[pl.Series], pl.Series]] = {"tokens": _tokens, "date": _dates}
+    casts: dict[Unit, Callable[[pl.Series], pl.Series]] = {"tokens": _tokens, "date": _dates, "ids": _ids}
     cast = casts.get(unit, partial(_numbers, unit=unit))
     return pl.concat(cast(text.slice(start, 1_000_000)) for start in range(0, len(text), 1_000_000))
 
@@ -195,6 +211,18 @@ def _tokens(text: pl.Series) -> pl.Series:
         whole = (number == number.floor()) & number.is_between(0, LONGEST)
         tokens = pl.select(pl.when(whole).then(number).cast(pl.Int64)).to_series()
     return pl.select(pl.when(tokens.is_between(0, LONGEST)).then(tokens)).to_series()
+
+
+def _ids(text: pl.Series) -> pl.Series:
+    """Lists of whole numbers; a request without one has nothing in common with others."""
+    text = text.fill_null("[]").str.strip_chars()
+    inside = text.str.strip_prefix("[").str.strip_suffix("]").str.strip_chars()
+    ids = inside.str.split(",").list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
+    empty = pl.lit([], dtype=pl.List(pl.Int64))
+    listed = (
+        text.str.starts_with("[") & text.str.ends_with("]") & (ids.list.eval(pl.element().null_count()).list.sum() == 0)
+    )
+    return pl.select(pl.when(listed).then(ids).when(text.str.contains(r"^\[\s*\]$")).then(empty)).to_series()
 
 
 def _numbers(text: pl.Series, unit: Unit) -> pl.Series:
@@ -274,6 +302,7 @@ _WANTED: dict[Unit, str] = {
     "s": "an arrival is a number of seconds from 0 to 9.2e9",
     "ms": "an arrival is a number of milliseconds from 0 to 9.2e12",
     "ns": "an arrival is a number of nanoseconds from 0 to 9.2e18",
+    "ids": "hash ids are a list of whole numbers below 2^63",
 }
 
 
@@ -301,6 +330,8 @@ def _why(text: str | None, unit: Unit) -> str:
         return "is missing"
     if unit == "date":
         return "is not such a date"
+    if unit == "ids":
+        return "is not such a list"
     try:
         number = float(text)
     except ValueError:

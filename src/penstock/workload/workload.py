@@ -17,6 +17,7 @@ from penstock.workload.arrivals import Arrivals, Replay
 from penstock.workload.lengths import LONGEST, Constant, Length, Tokens
 from penstock.workload.lookalikes import lookalike
 from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
+from penstock.workload.prefixes import Prefixes, checked_prefixes
 
 
 class Requests(NamedTuple):
@@ -70,6 +71,8 @@ class Workload:
         What reading the data brought up.
     priority
         Shape (requests,), of recorded requests: smaller numbers are served first by servers that look at it.
+    prefixes
+        What recorded prompts have in common, for servers that cache prefixes.
     """
 
     arrivals: Arrivals | None
@@ -78,11 +81,18 @@ class Workload:
     name: str = "workload"
     notices: tuple[str, ...] = ()
     priority: Tokens | None = None
+    prefixes: Prefixes | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.seed, numbers.Integral) or isinstance(self.seed, bool | np.timedelta64) or self.seed < 0:
             raise InputError(
                 f"the seed is {checks.shown(self.seed)}, but must be a whole number of at least 0; take any"
+            )
+        rows = self.lengths.prompt_tokens.size if isinstance(self.lengths, Recorded) else 0
+        if self.prefixes is not None and self.prefixes.rows != rows:
+            raise InputError(
+                f"{self.name} has hash ids of {self.prefixes.rows:,} recorded requests, but {rows:,} of those; every "
+                "recorded request has a list of ids, and no others have"
             )
         if not isinstance(self.lengths, Recorded):
             return
@@ -147,6 +157,8 @@ class Workload:
         output_tokens: npt.ArrayLike,
         priority: npt.ArrayLike | None = None,
         *,
+        hash_ids: Sequence[Sequence[int]] | None = None,
+        hash_block: int | None = None,
         seed: int = 0,
         name: str = "arrays",
     ) -> Self:
@@ -160,6 +172,9 @@ class Workload:
             Shape (requests,), tokens, at least 1.
         priority
             Shape (requests,), whole numbers: smaller ones are served first where a server's order is ``priority``.
+        hash_ids, hash_block
+            One list per request with an id for each block of so many tokens of its prompt, for servers that cache
+            prefixes. Two requests with the same id at the same place have equal prompts up to the end of that block.
         seed
             For resampling, see `with_rate`.
         name
@@ -167,7 +182,9 @@ class Workload:
         """
         replay = None if arrival_s is None else Replay(arrival_s)  # type: ignore[arg-type]
         lengths = Recorded(prompt_tokens, output_tokens)  # type: ignore[arg-type]
-        return cls(replay, lengths, seed, name, priority=_priority(priority, lengths.prompt_tokens.size))
+        urgent = _priority(priority, lengths.prompt_tokens.size)
+        prefixes = checked_prefixes(hash_ids, hash_block, lengths.prompt_tokens)
+        return cls(replay, lengths, seed, name, priority=urgent, prefixes=prefixes)
 
     def with_rate(self, rate: float, arrivals: str = "scaled", *, cv: float | None = None) -> Self:
         """Return the same requests at another rate.
@@ -178,7 +195,8 @@ class Workload:
             Requests per second.
         arrivals
             ``scaled``: the present pattern, stretched. ``poisson``, ``deterministic`` or ``gamma`` (with ``cv``): such
-            a process instead; recorded requests are then drawn at random from the rows, as many as asked for.
+            a process instead; recorded requests are then drawn at random from the rows, as many as asked for, and
+            their prompts have nothing in common.
         cv
             Coefficient of variation of gamma gaps.
         """
@@ -202,7 +220,11 @@ class Workload:
                 )
             lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
         process = kinds[arrivals](rate) if cv is None else processes.GammaRenewal(rate, cv)
-        return dataclasses.replace(self, arrivals=process, lengths=lengths)
+        notices = self.notices
+        if self.prefixes is not None:
+            left_out = "hash ids are left out: requests drawn at random do not go on with each other's prompts"
+            notices = (*notices, left_out)
+        return dataclasses.replace(self, arrivals=process, lengths=lengths, prefixes=None, notices=notices)
 
     def with_seed(self, seed: int) -> Self:
         """Return the same workload drawn from another seed."""
@@ -334,4 +356,4 @@ def read_trace(
     workload = Workload.from_arrays(
         trace.arrival_s, trace.prompt_tokens, trace.output_tokens, seed=seed, name=Path(path).name.split(".")[0]
     )
-    return dataclasses.replace(workload, notices=trace.notices)
+    return dataclasses.replace(workload, notices=trace.notices, prefixes=trace.prefixes)

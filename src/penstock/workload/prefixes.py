@@ -1,0 +1,96 @@
+"""What recorded prompts have in common: hash ids of their blocks, as traces have them."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError
+
+Ints = npt.NDArray[np.int64]
+
+LARGEST_BLOCK = 2**20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prefixes:
+    """Hash ids of the full blocks of recorded prompts.
+
+    Two prompts with the same id at the same place are equal up to the end of that block.
+
+    Attributes
+    ----------
+    ids
+        Shape (ids,), numbered from 0.
+    bounds
+        Shape (requests + 1,): the ids of request r are ``ids[bounds[r] : bounds[r + 1]]``.
+    block_size
+        Tokens in a block.
+    """
+
+    ids: Ints
+    bounds: Ints
+    block_size: int
+
+    @property
+    def rows(self) -> int:
+        """Number of recorded requests."""
+        return self.bounds.size - 1
+
+    @classmethod
+    def of(cls, ids: Ints, counts: Ints, prompt_tokens: Ints, block_size: int) -> "Prefixes":
+        """Keep the ids of full blocks: traces name a last one that is not full, too.
+
+        Parameters
+        ----------
+        ids
+            Shape (ids,), any whole numbers, those of one request after another.
+        counts, prompt_tokens
+            Shape (requests,): how many ids each has, and its prompt.
+        block_size
+            Tokens in a block.
+        """
+        full = np.minimum(counts, prompt_tokens // block_size)
+        places = np.arange(ids.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        _, numbered = np.unique(ids[places < np.repeat(full, counts)], return_inverse=True)
+        bounds = np.concatenate([[0], np.cumsum(full)]).astype(np.int64)
+        return cls(numbered.astype(np.int64), bounds, block_size)
+
+
+def checked_prefixes(
+    hash_ids: Sequence[Sequence[int]] | None, hash_block: int | None, prompt_tokens: Ints
+) -> Prefixes | None:
+    """Return what was given for each request, once it is sound; None for nothing."""
+    if hash_ids is None and hash_block is None:
+        return None
+    if hash_ids is None or hash_block is None:
+        raise InputError(
+            f"hash_ids is {checks.shown(hash_ids)} and hash_block is {checks.shown(hash_block)}: ids name blocks of so "
+            "many tokens; give both or none"
+        )
+    block = checks.whole("hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block")
+    if not isinstance(hash_ids, Sequence) or len(hash_ids) != prompt_tokens.size:
+        raise InputError(
+            f"hash_ids is {checks.shown(hash_ids)}, but each of the {prompt_tokens.size:,} requests has a list of its "
+            "own; give as many, empty ones too"
+        )
+    rows = [_whole_numbers(request, given) for request, given in enumerate(hash_ids)]
+    counts = np.array([row.size for row in rows], np.int64)
+    return Prefixes.of(np.concatenate(rows), counts, prompt_tokens, block)
+
+
+def _whole_numbers(request: int, given: Sequence[int]) -> Ints:
+    try:
+        row = np.asarray(given)
+    except (ValueError, OverflowError):
+        row = np.array(None)
+    if row.size == 0 and row.ndim == 1:
+        return np.empty(0, np.int64)
+    if row.ndim != 1 or row.dtype.kind != "i":
+        raise InputError(
+            f"hash_ids[{request}] is {checks.shown(given)}, but the blocks of a prompt are named by whole numbers "
+            "below 2^63; give a list of them"
+        )
+    return row.astype(np.int64)
