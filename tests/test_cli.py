@@ -71,6 +71,25 @@ def test_check_answers_in_json_as_agreed() -> None:
     assert found["simulation"]["requests"] == 20_000  # type: ignore[index]
 
 
+def test_recommend_answers_in_json_as_agreed() -> None:
+    found = answer("recommend", EXAMPLE, "--requests", 2000, "--policies", "sarathi,orca")
+    assert list(found) == [
+        "current", "recommended", "change", "reason", "objective", "rate", "candidates", "pruned", "bound", "binding",
+        "gains", "larger_max_batch_size", "warnings",
+    ]  # fmt: skip
+    assert found["current"] == found["candidates"][0]  # type: ignore[index]
+    assert list(found["recommended"]) == ["policy", "token_budget", "policy_params"]  # type: ignore[call-overload]
+    assert list(found["gains"]) == ["stable_rate", "ttft_s", "tbt_s", "e2e_s"]  # type: ignore[call-overload]
+
+
+def test_recommend_says_what_to_change_and_why() -> None:
+    said = penstock("recommend", EXAMPLE, "--requests", 2000, "--policies", "sarathi", "--objective", "ttft")
+    assert said.returncode == 0
+    assert all(len(line) <= 80 for line in said.stdout.splitlines())
+    for words in ("CHANGE  policy sarathi, token budget 2,048", "what holds it back", "What was simulated"):
+        assert words in said.stdout
+
+
 def test_compare_answers_for_each_policy() -> None:
     found = answer("compare", EXAMPLE, "--requests", 2000)["policies"]
     assert isinstance(found, dict)

@@ -8,6 +8,7 @@ from penstock.analysis.answer import Answer, check
 from penstock.analysis.audit import Audit, audit
 from penstock.analysis.latency import SteadyState, estimate, steady_state
 from penstock.analysis.max_rate import MaxRate, max_rate
+from penstock.analysis.recommend import Recommendation, recommend
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Target
 from penstock.errors import InputError
@@ -54,6 +55,7 @@ __all__ = [
     "MulticlassLoad",
     "PiecewiseConstant",
     "Policy",
+    "Recommendation",
     "Region",
     "Run",
     "Server",
@@ -73,6 +75,7 @@ __all__ = [
     "multiclass_load",
     "policy",
     "read_trace",
+    "recommend",
     "region",
     "simulate",
     "steady_state",

@@ -430,7 +430,8 @@ def _print_pruned(console: Console, found: "Recommendation") -> None:
     for why, budgets in by_reason.items():
         alike: dict[str, list[str]] = {}
         for policy, at in budgets.items():
-            alike.setdefault(" and ".join(f"{budget:,}" for budget in sorted(at)), []).append(policy)
+            *most, last = (f"{budget:,}" for budget in sorted(at))
+            alike.setdefault(f"{', '.join(most)} and {last}" if most else last, []).append(policy)
         what = "; ".join(f"{', '.join(names)} at {at}" for at, names in alike.items())
         table.add_row("", escape(what), escape(why))
     console.print(table, highlight=False)

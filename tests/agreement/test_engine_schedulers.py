@@ -52,6 +52,7 @@ class System:
     convention: str = "engine"
     settings: tuple[tuple[str, object], ...] = ()
     until: int | None = None
+    hash_ids: tuple[tuple[int, ...], ...] | None = None
 
     def kernel(self, record="requests", compress=True):
         memory = None
@@ -63,6 +64,7 @@ class System:
                 self.admission,
                 self.preemption,
                 float(self.swap_ticks),
+                prefix_caching=self.hash_ids is not None,
             )
         server = ps.Server(
             Ticks(self.ticks),
@@ -75,7 +77,14 @@ class System:
             memory=memory,
             order=self.order,
         )
-        workload = ps.Workload.from_arrays(self.arrival, self.prompt, self.output, self.priority)
+        workload = ps.Workload.from_arrays(
+            self.arrival,
+            self.prompt,
+            self.output,
+            self.priority,
+            hash_ids=self.hash_ids,
+            hash_block=None if self.hash_ids is None else self.block_size,
+        )
         return simulate(workload, server, until=self.until, record=record, tick_s=1.0, compress=compress)
 
     def reference(self):
@@ -99,6 +108,7 @@ class System:
             convention=self.convention,
             options=dict(self.settings),
             until=self.until,
+            hash_ids=self.hash_ids,
         )
 
 
@@ -177,6 +187,17 @@ def draw(rng, policy):
     )
 
 
+def with_shared_prefixes(rng, system):
+    """Cache the prefixes of prompts that go on from each other, as turns of few conversations; some have no ids."""
+    told = [tuple(100 * c + i for i in range(40)) for c in range(int(rng.integers(1, 4)))]
+    ids = []
+    for index, prompt in enumerate(system.prompt):
+        shared = int(rng.integers(0, 41))
+        whole = (*told[int(rng.integers(len(told)))][:shared], *range(10_000 * (index + 1), 10_000 * (index + 1) + 40))
+        ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
+    return dataclasses.replace(system, admission=None, preemption="recompute", swap_ticks=0, hash_ids=tuple(ids))
+
+
 def assert_same(system, record="requests", compress=True):
     """The run of the kernel equals the history of the reference."""
     run, history = system.kernel(record, compress), system.reference()
@@ -210,3 +231,22 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str) -> None
         assert_same(system, record=("requests", "batches", "allocations")[i % 3], compress=bool(i % 4))
         preemptions += system.kernel().preemptions
     assert preemptions or policy in ("vidur-orca", "vidur-fastertransformer")  # these reserve what they will need
+
+
+@pytest.mark.parametrize("policy", ["vllm", *OF_THE_PAPER])
+def test_with_prefix_caching_the_kernel_equals_the_plain_python_event_for_event(policy: str) -> None:
+    """Shared blocks, evicted ones, and a preempted request that finds its own again."""
+    rng = np.random.default_rng([5, sorted([*ENGINES, *OF_THE_PAPER]).index(policy)])
+    preemptions = reused = 0
+    for i in range(200):
+        system = draw(rng, policy)
+        if system.blocks is None:
+            continue
+        system = with_shared_prefixes(rng, system)
+        assert_same(system, record=("requests", "batches", "allocations")[i % 3], compress=bool(i % 4))
+        run = system.kernel()
+        preemptions, reused = preemptions + run.preemptions, reused + run.reused_tokens
+        if system.until is None:
+            once = sum(system.prompt) + sum(system.output) - (system.convention == "engine") * len(system.prompt)
+            assert run.tokens == once + run.recomputed_tokens - run.reused_tokens, system
+    assert min(preemptions, reused) > 0

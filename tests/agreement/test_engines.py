@@ -19,9 +19,12 @@ with_golden_files = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden s
 
 def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compress: bool) -> None:
     """Every request has its first token and finish at the same nanosecond, and is preempted as often."""
+    block_size, caching = configuration.get("block_size", 16), configuration.get("prefix_caching", False)
+    hash_ids = [[int(i) for i in (ids or "").split()] for ids in rows["hash_ids"]] if caching else None
     workload = ps.Workload.from_arrays(
-        rows["arrival_ns"].to_numpy() / 1e9, rows["prompt_tokens"], rows["output_tokens"], rows["priority"]
-    )
+        rows["arrival_ns"].to_numpy() / 1e9, rows["prompt_tokens"], rows["output_tokens"], rows["priority"],
+        hash_ids=hash_ids, hash_block=block_size if caching else None,
+    )  # fmt: skip
     server = ps.Server(
         TP1,
         configuration["budget"],
@@ -29,8 +32,7 @@ def assert_vllm_did_this(configuration, rows: pl.DataFrame, record: str, compres
         policy="vllm",
         policy_params={name: configuration[name] for name in SETTINGS if name in configuration},
         order=configuration.get("policy", "fcfs"),
-        kv_blocks=configuration["num_blocks"],
-        block_size=configuration.get("block_size", 16),
+        memory=ps.Memory(configuration["num_blocks"], block_size, prefix_caching=caching),
     )
     run = ps.simulate(workload, server, record=record, compress=compress)
     first = rows["arrival_ns"][0]
@@ -54,12 +56,11 @@ def test_the_real_vllm_scheduler_serves_every_request_at_the_same_nanosecond(
 
 
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda path: path.stem)
-def test_recorded_schedules_of_the_real_vllm_are_met_to_the_nanosecond(path: Path) -> None:
-    """Chunking off, long-prefill threshold, priorities, tight memory, several of them at once."""
+@pytest.mark.parametrize("compress", [True, False])
+def test_recorded_schedules_of_the_real_vllm_are_met_to_the_nanosecond(path: Path, compress: bool) -> None:
+    """Chunking off, long-prefill threshold, priorities, tight memory, prefix caching, several of them at once."""
     configuration = json.loads(path.read_text())
-    if configuration.get("prefix_caching"):
-        pytest.skip("prefix caching has a test of its own")
-    assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", True)
+    assert_vllm_did_this(configuration, pl.read_csv(path.with_suffix(".csv")), "requests", compress)
 
 
 @with_golden_files

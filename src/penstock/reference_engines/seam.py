@@ -52,8 +52,8 @@ def vllm_vanilla(queue: Queue, limits: PolicyLimits, params: object) -> tuple[in
 
 
 def orca(queue: Queue, limits: PolicyLimits, params: object) -> tuple[int, int, int]:
-    """Prompts first, then decodes."""
-    return queue.prompt_tokens, queue.decoding, PREFILL_FIRST
+    """Prompts first, then as many decodes as fit beside the prompts that are seen."""
+    return queue.prompt_tokens, max(limits.token_budget - queue.prompt_tokens, 0), PREFILL_FIRST
 
 
 def sarathi(queue: Queue, limits: PolicyLimits, params: object) -> tuple[int, int, int]:
