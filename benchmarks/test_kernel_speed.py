@@ -57,6 +57,34 @@ def test_requests_per_second_at_load_090(benchmark, record: Record, policy: str)
     record("speed", REQUESTS / benchmark.stats["median"], "requests/s")
 
 
+@pytest.mark.parametrize("blocks", [20_000, 4_000])
+@pytest.mark.parametrize("load", [0.7, 0.9])
+def test_requests_per_second_of_vllm_with_kv_memory(benchmark, record: Record, load: float, blocks: int) -> None:  # type: ignore[no-untyped-def]
+    """Blocks of 16 tokens: so many that none is ever lacking, and so few that requests preempt each other."""
+    workload = conversation(load * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS)
+    engine = ps.Server(TP1, 512, 128, policy="vllm", kv_blocks=blocks)
+    ps.simulate(workload, engine, requests=1000)
+    run = benchmark.pedantic(lambda: ps.simulate(workload, engine), rounds=ROUNDS)
+    assert run.unfinished == 0
+    record("speed", REQUESTS / benchmark.stats["median"], "requests/s")
+    record("preemptions", run.preemptions / REQUESTS, "per request")
+
+
+@pytest.mark.parametrize("policy", ["maxweight", "maxweight-tokens", "pool-controlled"])
+def test_an_adaptive_policy_takes_at_most_three_times_as_long(benchmark, record: Record, policy: str) -> None:  # type: ignore[no-untyped-def]
+    workload = conversation(0.9 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS)
+    for name in (policy, "sarathi"):
+        ps.simulate(workload, server(name), requests=1000)
+
+    def ratio() -> float:
+        return seconds(lambda: ps.simulate(workload, server(policy))) / seconds(
+            lambda: ps.simulate(workload, server("sarathi"))
+        )
+
+    ratios = benchmark.pedantic(lambda: sorted(ratio() for _ in range(2 * ROUNDS + 1)), rounds=1)
+    record("time", ratios[ROUNDS], "x that of Sarathi-Serve")
+
+
 @pytest.mark.parametrize("policy", ["orca", "sarathi"])
 def test_overload_costs_at_most_twice_as_much(benchmark, record: Record, policy: str) -> None:  # type: ignore[no-untyped-def]
     """rho 1.2 for so long that (at full size) a million requests are queued in the end."""

@@ -32,7 +32,7 @@ def test_the_python_examples_run_in_order_and_the_first_has_nine_lines(
 
 
 def test_the_scenarios_are_valid(tmp_path: Path) -> None:
-    (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n1,200,30\n")
+    (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,100,20,0\n1,200,30,1\n")
     for scenario in blocks("yaml"):
         assert build(yaml.safe_load(scenario), tmp_path).server.max_batch_size == 128
 

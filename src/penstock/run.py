@@ -184,6 +184,8 @@ class Run:
         if self.preemptions:
             share = self.recomputed_tokens / self.tokens if self.tokens else 0.0
             said += f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
+        if self.reused_tokens:
+            said += f"; {self.reused_tokens:,} tokens were found in the prefix cache"
         return said + (f"; {self.dropped:,} requests were dropped, as they never fit" if self.dropped else "")
 
     @property

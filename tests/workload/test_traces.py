@@ -475,3 +475,12 @@ def test_a_key_that_stands_twice_is_refused_on_any_line_of_json(write):
     assert "line 3 has the key 'prompt' twice" in refusal(write(row * 2 + twice, "t.jsonl"))
     inner = '{"arrival_s": 1, "prompt": 1, "output": 2, "more": {"prompt": 9}}\n'
     assert load(write(row * 2 + inner, "t.jsonl")).prompt_tokens.tolist() == [1, 1, 1]
+
+
+def test_a_column_of_priorities_is_read_with_its_rows_where_it_is_named(write):
+    path = write("arrival_s,prompt,output,priority\n2,1,10,-1\n1,2,20,3\n")
+    assert load(path).priority is None
+    assert load(path, columns={"priority": "priority"}).priority.tolist() == [3, -1]
+    bad = write("arrival_s,prompt,output,class\n2,1,10,high\n")
+    with pytest.raises(InputError, match="column 'class': 'high' cannot be used, but a priority is a whole number"):
+        load(bad, columns={"priority": "class"})

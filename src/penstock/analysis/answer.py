@@ -260,6 +260,7 @@ def run_as_dict(run: Run) -> dict[str, Any]:
         "growth_tokens_per_s": None if math.isnan(growth) else growth,
         "preemptions": run.preemptions,
         "recomputed_tokens": run.recomputed_tokens,
+        "reused_tokens": run.reused_tokens,
         "dropped": run.dropped,
     }
 

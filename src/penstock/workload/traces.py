@@ -21,7 +21,7 @@ from penstock.workload.lengths import LONGEST
 from penstock.workload.prefixes import Prefixes
 from penstock.workload.tables import Source, Table, open_table
 
-Unit = Literal["tokens", "date", "s", "ms", "ns", "ids"]
+Unit = Literal["tokens", "date", "s", "ms", "ns", "ids", "rank"]
 _DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "ns": 0}  # from the unit down to nanoseconds
 
 
@@ -44,6 +44,8 @@ class Format:
     """Whether 0 output tokens mark a failed request, to be dropped."""
     hash_block: int = 0
     """Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no such column."""
+    priority: str | None = None
+    """Column of priorities: smaller ones are served first."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -113,6 +115,8 @@ class Trace:
     """What the user must know: rows sorted, failures dropped and counted."""
     prefixes: Prefixes | None = None
     """What the prompts have in common, where the file says so."""
+    priority: NDArray[np.int64] | None = None
+    """Shape (requests,), where the file has them."""
 
 
 def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, str] | None = None) -> Trace:
@@ -128,7 +132,8 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
         One of `FORMATS` by name, or ``"plain"``; by default it is recognised by the columns.
     columns
         For any other table: which column holds ``prompt_tokens``, ``output_tokens`` and, optionally, the arrival as
-        ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or dates such as 2023-11-16 18:17:03.97996).
+        ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or dates such as 2023-11-16 18:17:03.97996), and
+        ``priority``, whole numbers.
 
     Raises
     ------
@@ -147,7 +152,8 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
     table = open_table(source)
     chosen = _choose(source, table.header, format, columns)
     hashes = (_HASHES,) if chosen.hash_block and _HASHES in table.header else ()
-    text = table.read(tuple(dict.fromkeys((*chosen.columns, *hashes))))
+    ranks = (chosen.priority,) if chosen.priority else ()
+    text = table.read(tuple(dict.fromkeys((*chosen.columns, *hashes, *ranks))))
     if text.is_empty():
         raise source.fault("has no rows, so nothing arrives. Check that the file was written completely")
     reads: dict[str, tuple[str, Unit]] = {}
@@ -156,6 +162,8 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
     reads |= {"prompt": (chosen.prompt, "tokens"), "output": (chosen.output, "tokens")}
     if hashes:
         reads["ids"] = _HASHES, "ids"
+    if chosen.priority:
+        reads["priority"] = chosen.priority, "rank"
     rows = pl.DataFrame({role: _cast(text[column], unit) for role, (column, unit) in reads.items()})
     rows = rows.with_row_index("row")
 
@@ -189,7 +197,8 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
     if hashes:
         ids = rows["ids"].explode().drop_nulls().to_numpy()
         prefixes = Prefixes.of(ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block)
-    return Trace(arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes)
+    priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
+    return Trace(arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority)
 
 
 # Casting: null means "cannot be used".
@@ -197,7 +206,12 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
 
 def _cast(text: pl.Series, unit: Unit) -> pl.Series:
     """Cast a million rows at a time: the intermediate columns of 27 million would take gigabytes."""
-    casts: dict[Unit, Callable[[pl.Series], pl.Series]] = {"tokens": _tokens, "date": _dates, "ids": _ids}
+    casts: dict[Unit, Callable[[pl.Series], pl.Series]] = {
+        "tokens": _tokens,
+        "date": _dates,
+        "ids": _ids,
+        "rank": _ranks,
+    }
     cast = casts.get(unit, partial(_numbers, unit=unit))
     return pl.concat(cast(text.slice(start, 1_000_000)) for start in range(0, len(text), 1_000_000))
 
@@ -211,6 +225,11 @@ def _tokens(text: pl.Series) -> pl.Series:
         whole = (number == number.floor()) & number.is_between(0, LONGEST)
         tokens = pl.select(pl.when(whole).then(number).cast(pl.Int64)).to_series()
     return pl.select(pl.when(tokens.is_between(0, LONGEST)).then(tokens)).to_series()
+
+
+def _ranks(text: pl.Series) -> pl.Series:
+    ranks = text.str.strip_chars().cast(pl.Int64, strict=False)
+    return pl.select(pl.when(ranks.abs() < 2**31).then(ranks)).to_series()
 
 
 def _ids(text: pl.Series) -> pl.Series:
@@ -303,6 +322,7 @@ _WANTED: dict[Unit, str] = {
     "ms": "an arrival is a number of milliseconds from 0 to 9.2e12",
     "ns": "an arrival is a number of nanoseconds from 0 to 9.2e18",
     "ids": "hash ids are a list of whole numbers below 2^63",
+    "rank": "a priority is a whole number between -2^31 and 2^31, smaller ones first",
 }
 
 
@@ -330,8 +350,8 @@ def _why(text: str | None, unit: Unit) -> str:
         return "is missing"
     if unit == "date":
         return "is not such a date"
-    if unit == "ids":
-        return "is not such a list"
+    if unit in ("ids", "rank"):
+        return "cannot be used"
     try:
         number = float(text)
     except ValueError:
@@ -387,6 +407,8 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
     """Describe a table whose columns the user names, or that bears Penstock's own names."""
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
+    owns = dict(roles)
+    roles["priority"] = "priority"  # only where it is asked for: many tables have such a column, of words too
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
         if key not in roles:
@@ -397,7 +419,7 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
             raise InputError(f"columns= names {roles[key]} twice, as {named[roles[key]][0]!r} and {key!r}; keep one")
         named[roles[key]] = key, column
     by_user = set(named)
-    for own, role in roles.items():
+    for own, role in owns.items():
         if own not in seen or role in by_user:
             continue
         if role in named:
@@ -417,4 +439,6 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
         )
     key, arrival = named.get("arrival", ("arrival_s", None))
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
-    return Format(_PLAIN, "Columns named by the user.", prompt, output, arrival, _ARRIVAL_UNITS[key])
+    priority = named.get("priority", ("priority", None))[1]
+    unit = _ARRIVAL_UNITS[key]
+    return Format(_PLAIN, "Columns named by the user.", prompt, output, arrival, unit, priority=priority)

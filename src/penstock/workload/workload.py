@@ -343,7 +343,7 @@ def read_trace(
     format
         Its name; None: detected from the header.
     columns
-        For plain files: which columns are ``arrival_s``, ``prompt_tokens`` and ``output_tokens``.
+        For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens`` and ``priority``.
     seed
         For resampling, see `Workload.with_rate`.
 
@@ -354,6 +354,7 @@ def read_trace(
     """
     trace = traces.load(path, format=format, columns=columns)
     workload = Workload.from_arrays(
-        trace.arrival_s, trace.prompt_tokens, trace.output_tokens, seed=seed, name=Path(path).name.split(".")[0]
-    )
+        trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority, seed=seed,
+        name=Path(path).name.split(".")[0],
+    )  # fmt: skip
     return dataclasses.replace(workload, notices=trace.notices, prefixes=trace.prefixes)

@@ -1,0 +1,118 @@
+"""What recorded prompts have in common is read, kept with their rows, and dropped where rows are drawn at random."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.workload.prefixes import Prefixes
+from penstock.workload.traces import load
+
+TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
+ROWS = [(0, 20, 2, [7, 9]), (5, 40, 3, [7, 9, 8]), (9, 15, 1, [])]
+
+
+def rows_of(prefixes: Prefixes) -> list[list[int]]:
+    return [prefixes.ids[a:b].tolist() for a, b in zip(prefixes.bounds, prefixes.bounds[1:], strict=False)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.lists(st.integers(-9, 9), max_size=9)), min_size=1, max_size=9))
+def test_ids_of_full_blocks_are_kept_and_equal_ids_stay_equal(requests: list[tuple[int, list[int]]]) -> None:
+    prompt = np.array([tokens for tokens, _ in requests])
+    counts = np.array([len(ids) for _, ids in requests])
+    flat = np.array([i for _, ids in requests for i in ids], np.int64)
+    found = rows_of(Prefixes.of(flat, counts, prompt, 8))
+    expected = [ids[: tokens // 8] for tokens, ids in requests]
+    assert [len(row) for row in found] == [len(row) for row in expected]
+    old, new = (list(itertools.chain(*lists)) for lists in (expected, found))
+    renamed = dict(zip(old, new, strict=True))
+    assert [[renamed[i] for i in row] for row in expected] == found
+    assert sorted(set(new)) == list(range(len(renamed)))
+
+
+def test_a_trace_with_hash_ids_brings_them(tmp_path: Path) -> None:
+    """Mooncake's blocks have 512 tokens; a last id may stand for a part of one."""
+    path = tmp_path / "mine.jsonl"
+    rows = [(0, 1024, 5, [1, 2]), (1000, 1500, 7, [1, 2, 3]), (2000, 600, 9, [])]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    found = ps.read_trace(path)
+    assert found.prefixes is not None
+    assert found.prefixes.block_size == 512
+    assert rows_of(found.prefixes) == [[0, 1], [0, 1], []]
+    scaled = found.with_rate(3.0)
+    assert scaled.prefixes is found.prefixes
+    drawn = found.with_rate(3.0, "poisson")
+    assert drawn.prefixes is None
+    assert any("hash ids are left out" in notice for notice in drawn.notices)
+
+
+@pytest.mark.parametrize("bad", ['"1,2"', "[1, null]", "[1.5]", "[[1]]", "{}"])
+def test_ids_that_are_no_list_of_whole_numbers_are_named_with_their_row(bad: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    good = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1]}\n'
+    path.write_text(good + good.replace("[1]", bad))
+    with pytest.raises(ps.InputError, match="hash_ids"):
+        ps.read_trace(path)
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="the traces are not beside the repository")
+def test_the_mooncake_trace_shares_what_its_ids_say() -> None:
+    trace = load(TRACES / "mooncake_fast25_conversation_trace.jsonl.gz")
+    assert trace.prefixes is not None
+    assert trace.prefixes.rows == 12_031
+    full = trace.prompt_tokens // 512
+    assert (np.diff(trace.prefixes.bounds) <= full).all()
+    assert (np.bincount(trace.prefixes.ids) > 1).sum() > 10_000
+
+
+def test_requests_find_the_blocks_of_those_before_them() -> None:
+    """The second prompt finds two full blocks of 8; the last token of a prompt is always computed."""
+    arrival, prompt, output, ids = zip(*ROWS, strict=True)
+    workload = ps.Workload.from_arrays(arrival, prompt, output, hash_ids=ids, hash_block=8)
+    memory = ps.Memory(20, 8, prefix_caching=True)
+    run = ps.simulate(workload, ps.Server(ps.Affine(0.0, 0.01), 64, policy="vllm", max_batch_size=4, memory=memory))
+    assert run.reused_tokens == 16
+    assert run.tokens == sum(prompt) + sum(output) - 3 - 16
+    assert "16 tokens were found in the prefix cache" in run.memory_facts
+    again = ps.Workload.from_arrays(arrival, (16, 16, 15), output, hash_ids=ids, hash_block=8)
+    found = ps.simulate(again, ps.Server(ps.Affine(0.0, 0.01), 64, policy="vllm", max_batch_size=4, memory=memory))
+    assert found.reused_tokens == 8
+
+
+def test_verdicts_of_a_recording_with_prefixes_use_the_cache() -> None:
+    """Every prompt begins alike: computed once, the load is a tenth."""
+    count = 500
+    alike = [list(range(10)) for _ in range(count)]
+    workload = ps.Workload.from_arrays(np.arange(count) / 10, [161] * count, [4] * count, hash_ids=alike, hash_block=16)
+    per_token = ps.Affine(0.0, 1 / 1000)
+    plain, caching = (
+        ps.verdict(workload, ps.Server(per_token, 256, 32, memory=ps.Memory(800, prefix_caching=on)))
+        for on in (False, True)
+    )
+    assert (plain.verdict, caching.verdict) == ("unstable", "stable")
+
+
+@pytest.mark.parametrize(
+    ("more", "server", "said"),
+    [
+        ({"hash_ids": [[1]]}, {}, "give both or none"),
+        ({"hash_ids": [[1]], "hash_block": 0}, {}, "hash_block is 0"),
+        ({"hash_ids": [[1], [2]], "hash_block": 16}, {}, "each of the 1 requests"),
+        ({"hash_ids": [["a"]], "hash_block": 16}, {}, r"hash_ids\[0\]"),
+        ({"hash_ids": [[1]], "hash_block": 32}, {}, "set block_size to 32"),
+        ({"hash_ids": [[1]], "hash_block": 16}, {"policy": "sglang"}, "sglang has no prefix cache here"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(more: dict[str, object], server: dict[str, str], said: str) -> None:
+    with pytest.raises(ps.InputError, match=said) as caught:
+        ps.simulate(
+            ps.Workload.from_arrays([0.0], [64], [2], **more),  # type: ignore[arg-type]
+            ps.Server(ps.Affine(0.0, 1.0), 64, 4, memory=ps.Memory(20, prefix_caching=True), **server),  # type: ignore[arg-type]
+        )
+    assert "\n" not in str(caught.value)
