@@ -288,8 +288,12 @@ def _grown(state: Ints, options: Ints, growth: Ints, repeat: int) -> Any:
     size = options[BLOCK_SIZE]
     cycles = (repeat - 1) // size
     blocks = cycles * state[DECODING]
-    for later in range(1 + cycles * size, repeat):
-        blocks += growth[(state[EPOCH] + later) % size]
+    place = state[EPOCH] % size
+    for _ in range(1 + cycles * size, repeat):
+        place += 1
+        if place == size:
+            place = 0
+        blocks += growth[place]
     return blocks
 
 
@@ -300,15 +304,22 @@ def _repeats(state: Ints, options: Ints, growth: Ints, bits: Words, most: int, s
     if options[GROWS] == 0:
         return most
     size = options[BLOCK_SIZE]
-    free = state[FREE]
+    free = state[FREE] - spare
+    cycles = (most - 1) // size  # in each, every request takes one block
+    if (cycles + 1) * state[DECODING] <= free:
+        return most
     repeat = 1
-    cycles = min((most - 1) // size, (free - spare) // state[DECODING] - 1)
+    cycles = min(cycles, free // state[DECODING] - 1)
     if cycles > 0:
         repeat += cycles * size
         free -= cycles * state[DECODING]
+    place = state[EPOCH] % size
     while repeat < most:
-        free -= growth[(state[EPOCH] + repeat) % size]
-        if free < spare:
+        place += 1
+        if place == size:
+            place = 0
+        free -= growth[place]
+        if free < 0:
             break
         repeat += 1
     return repeat
