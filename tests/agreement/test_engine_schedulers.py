@@ -250,3 +250,24 @@ def test_with_prefix_caching_the_kernel_equals_the_plain_python_event_for_event(
             once = sum(system.prompt) + sum(system.output) - (system.convention == "engine") * len(system.prompt)
             assert run.tokens == once + run.recomputed_tokens - run.reused_tokens, system
     assert min(preemptions, reused) > 0
+
+
+def test_a_decode_that_takes_the_elder_of_two_equal_blocks_lets_a_waiting_request_in() -> None:
+    """Two blocks hold one prefix, the elder unused; once that is taken the younger counts, which costs no block."""
+    system = System(
+        policy="sarathi",
+        arrival=(0, 2, 5, 11, 19, 29, 34, 34, 34, 36, 45, 53, 58),
+        prompt=(3, 3, 3, 1, 3, 3, 2, 1, 1, 3, 1, 2, 3),
+        output=(2, 2, 1, 1, 1, 2, 1, 2, 1, 1, 1, 2, 2),
+        priority=(0,) * 13,
+        ticks=(3, 3),
+        budget=2,
+        max_batch_size=None,
+        blocks=3,
+        block_size=2,
+        watermark=0.0,
+        convention="paper",
+        hash_ids=((), (0, 1), (0, 1), (), (0, 1), (0, 1), (0, 1), (0,), (), (0,), (), (0,), (0,)),
+    )
+    for compress in (True, False):
+        assert_same(system, "batches", compress)

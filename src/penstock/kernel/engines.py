@@ -543,6 +543,8 @@ def advance(
         everyone = y == state[DECODING]
         repeat = 1
         equal = x == 0 and everyone and steady and compress and state[PREEMPTED] == 0 and not moved
+        if cache is not None and waiting(state) > 0:  # a block that a decode takes may have been one's prefix
+            equal = False
         if equal and record < RECORD_ALLOCATIONS and (rule != SEAM or sees != SEES_DECODES):
             most = NEVER
             if arrived < known and (arrival_seen or by_priority or (rule == SEAM and sees != SEES_BATCH)):
