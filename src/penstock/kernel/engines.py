@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
-from penstock.kernel import rules
+from penstock.kernel import rules, seam
 from penstock.kernel.blocks import Cache, blocks_of, give_back, take
 from penstock.kernel.counting import Multiset, add
 from penstock.kernel.running import (
@@ -454,7 +454,7 @@ def advance(
         arrival_seen = True
         steady = True  # what the policy sees stays as it is while nobody comes or goes
         if rule == SEAM:
-            prompts, tokens, arrival_seen = rules.see(
+            prompts, tokens, arrival_seen = seam.see(
                 state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, cache
             )
             decoding = state[DECODING]
@@ -493,7 +493,7 @@ def advance(
                 status = IDLE_POLICY
                 break
             requests = min(requests, prompts)
-            x = rules.fill(state, options, slots, growth, served, resume, ring, prompt, output, wanted, requests, cache)
+            x = seam.fill(state, options, slots, growth, served, resume, ring, prompt, output, wanted, requests, cache)
             if order == PREFILL_FIRST:
                 y = min(y, budget - x)
                 if not running_scope:

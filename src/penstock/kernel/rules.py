@@ -18,7 +18,6 @@ from penstock.kernel.blocks import Cache, blocks_of, found, name_prompt, take_fo
 from penstock.kernel.blocks import take as take_blocks
 from penstock.kernel.running import (
     ADMISSION,
-    ARRIVED,
     BLOCK_SIZE,
     BY_PRIORITY,
     CHUNKED,
@@ -27,25 +26,17 @@ from penstock.kernel.running import (
     DECODING,
     FIRST_SLOT,
     FREE,
-    HEAP_SIZE,
-    INPUT,
     IS_FULL,
     LONG_PREFILL,
     MIXED,
     MOST_PREFILL,
-    MOVED,
-    OPTIMISTIC,
-    OWN,
     PREEMPTED,
     PREFILLING,
     RATIO_STEPS,
     RESERVED,
-    RESUME_DONE,
     RESUME_ROW,
     RESUME_TIMES,
     RETRACT_STEPS,
-    RING_SIZE,
-    RING_START,
     RULE,
     RUNNING,
     SERVED,
@@ -56,7 +47,6 @@ from penstock.kernel.running import (
     SLOT_TAKE,
     SLOT_TARGET,
     STATIC,
-    SWAP_TICKS,
     TENSORRT,
     VIDUR_ORCA,
     VIDUR_SARATHI,
@@ -67,7 +57,6 @@ from penstock.kernel.running import (
     Words,
     admit,
     append,
-    begin_decode,
     done_by,
     first_waiting,
     growth_at,
@@ -89,11 +78,8 @@ from penstock.kernel.running import (
 from penstock.kernel.server import (
     BATCH_SIZE,
     DROPPED,
-    ENGINE,
     EPOCH,
-    HEAD,
     LAST_SLOT,
-    RUNNING_SCOPE,
     SLOT_DUE,
     SLOT_NEXT,
     SLOT_PREV,
@@ -173,7 +159,7 @@ def vllm(
         if cache is not None:
             if spare >= state[FREE]:  # its last token needs a block
                 break
-            hits, unused = _found(state, options, resume, cache, request, target)
+            hits, unused = found_in_cache(state, options, resume, cache, request, target)
         take = min(target - hits * size, most)
         if options[CHUNKED] == 0 and take > left:
             break
@@ -184,21 +170,21 @@ def vllm(
         blocks = hits + blocks_of(take, size)
         slot = admit(state, options, slots, resume, prompt, output, request, blocks, cache, hits)
         if cache is not None:
-            _name(state, options, slots, resume, cache, slot, take)
+            name_blocks(state, options, slots, resume, cache, slot, take)
         serve_prefill(state, slots, served, slot, take)
         left -= take
     return not at_once
 
 
 @njit(cache=True, forceinline=True)
-def _found(state: Ints, options: Ints, resume: Ints, cache: Cache, request: int, target: int) -> Any:
+def found_in_cache(state: Ints, options: Ints, resume: Ints, cache: Cache, request: int, target: int) -> Any:
     """Return how many blocks hold the beginning of a waiting request's prefill, and how many of them nobody uses."""
     again = resume[request, RESUME_TIMES] > 0
     return found(options, cache, state[DROPPED] + request, resume[request, RESUME_ROW], target, again)
 
 
 @njit(cache=True, forceinline=True)
-def _name(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, slot: int, take: int) -> None:
+def name_blocks(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, slot: int, take: int) -> None:
     """Name the blocks that so many tokens of a prompt fill."""
     request, done = slots[SLOT_REQUEST, slot], done_by(state, slots, slot)
     first, end = done // options[BLOCK_SIZE], (done + take) // options[BLOCK_SIZE]
@@ -212,7 +198,7 @@ def _hold_for(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cach
     take_for_prompt(state, cache, slot, slots[SLOT_HELD, slot], after)
     slots[SLOT_HELD, slot] = after
     if cache is not None:
-        _name(state, options, slots, resume, cache, slot, take)
+        name_blocks(state, options, slots, resume, cache, slot, take)
 
 
 @njit(cache=True)
@@ -538,202 +524,3 @@ def static_batch(
         pop_waiting(state, options, ring, resume)
         slot = admit(state, options, slots, resume, prompt, output, request, options[RESERVED])
         serve_prefill(state, slots, served, slot, slots[SLOT_TARGET, slot])
-
-
-@njit(cache=True)
-def _come_back(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, resume: Ints, ring: Ints,
-    prompt: Tokens, output: Tokens,
-) -> None:  # fmt: skip
-    """Let requests that were swapped out run again while memory has room for them and their next token."""
-    size = options[BLOCK_SIZE]
-    while state[RUNNING] < options[BATCH_SIZE] or options[RUNNING_SCOPE] == 0:
-        request = first_waiting(state, options, ring)
-        if request < 0 or resume[request, RESUME_TIMES] == 0 or resume[request, RESUME_DONE] == 0:
-            break
-        done = resume[request, RESUME_DONE]
-        target = target_of(resume, prompt, request)
-        decodes = done == target
-        tokens = target if options[ADMISSION] == INPUT else done
-        blocks = blocks_of(tokens, size)
-        wanted = blocks_of(done + 1, size) if decodes else blocks
-        if wanted + options[WATERMARK] > state[FREE] - growth_at(options, growth, state[EPOCH]):
-            break
-        pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, blocks)
-        slots[SLOT_LEFT, slot] = target - done
-        state[MOVED] += blocks
-        if decodes:
-            state[PREFILLING] -= 1
-            state[OWN] += 1
-            iterations = slots[SLOT_OUTPUTS, slot] - options[ENGINE]
-            begin_decode(state, options, slots, heads, bits, growth, slot, iterations)
-
-
-@njit(cache=True)
-def see(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens, cache: Cache | None,
-) -> Any:  # fmt: skip
-    """Make room for the decoding requests; return what a policy of the seam may serve besides.
-
-    Prompts, their tokens, and whether the next arrival could be served too.
-    """
-    while growth_at(options, growth, state[EPOCH]) > state[FREE]:
-        victim = victim_of(state, options, slots, resume)
-        request = preempt(state, options, slots, heads, bits, growth, served, resume, victim, cache)
-        wait_first(state, options, ring, resume, request)
-    if options[SWAP_TICKS] >= 0 and state[PREEMPTED] == 0:
-        _come_back(state, options, slots, heads, bits, growth, resume, ring, prompt, output)
-    prompts, tokens, free = _begun(state, options, slots, growth)
-    while prompts == 0 and state[DECODING] == 0 and state[RUNNING] > 0:  # each holds what the others lack
-        victim = victim_of(state, options, slots, resume)
-        request = preempt(state, options, slots, heads, bits, growth, served, resume, victim, cache)
-        wait_first(state, options, ring, resume, request)
-        prompts, tokens, free = _begun(state, options, slots, growth)
-    if state[PREEMPTED] > 0:
-        return prompts, tokens, False
-    limit = options[BATCH_SIZE] - (state[RUNNING] if options[RUNNING_SCOPE] != 0 else prompts)
-    fresh, place, popped, blocked = state[HEAD], 0, 0, False
-    while limit > 0:
-        if options[BY_PRIORITY] != 0:
-            if state[HEAP_SIZE] == 0:
-                break
-            request = pop_waiting(state, options, ring, resume)
-            ring[2, popped] = request
-            popped += 1
-        elif place < state[RING_SIZE]:
-            request = ring[0, (state[RING_START] + place) & (ring.shape[1] - 1)]
-            place += 1
-        elif fresh < state[ARRIVED]:
-            request = fresh
-            fresh += 1
-        else:
-            break
-        may, blocks, _ = _admissible(state, options, resume, prompt, output, request, free, cache)
-        if may == 0:
-            blocked = True
-            break
-        free -= blocks
-        prompts += 1
-        tokens += may
-        limit -= 1
-        if options[ADMISSION] == OPTIMISTIC and may < target_of(resume, prompt, request):
-            blocked = True
-            break
-    while popped > 0:
-        popped -= 1
-        wait_first(state, options, ring, resume, ring[2, popped])
-    return prompts, tokens, limit > 0 and not blocked
-
-
-@njit(cache=True)
-def _begun(state: Ints, options: Ints, slots: Ints, growth: Ints) -> Any:
-    """Return how many requests in mid-prefill may be served, the tokens they may be given, and the blocks then left."""
-    free = state[FREE] - growth_at(options, growth, state[EPOCH])
-    prompts = tokens = 0
-    if state[PREFILLING] > 0:
-        slot = state[LAST_SLOT] if state[PREFILLING] == 1 else state[FIRST_SLOT]
-        step = SLOT_PREV if state[PREFILLING] == 1 else SLOT_NEXT  # a single one is near the end
-        found = 0
-        while found < state[PREFILLING] and (options[RUNNING_SCOPE] != 0 or prompts < options[BATCH_SIZE]):
-            if slots[SLOT_LEFT, slot] > 0:
-                found += 1
-                may = _may_take(state, options, slots, slot, free)
-                if may > 0:
-                    free -= _blocks_for(state, options, slots, slot, may)
-                    prompts += 1
-                    tokens += may
-            slot = slots[step, slot]
-    return prompts, tokens, free
-
-
-@njit(cache=True)
-def _may_take(state: Ints, options: Ints, slots: Ints, slot: int, free: int) -> Any:
-    """Return the most tokens that a request in mid-prefill may be given."""
-    room = (slots[SLOT_HELD, slot] + free) * options[BLOCK_SIZE] - done_by(state, slots, slot)
-    return min(slots[SLOT_LEFT, slot], room)
-
-
-@njit(cache=True)
-def _blocks_for(state: Ints, options: Ints, slots: Ints, slot: int, take: int) -> Any:
-    """Return the blocks that so many more tokens of a prompt need."""
-    return max(blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE]) - slots[SLOT_HELD, slot], 0)
-
-
-@njit(cache=True)
-def _admissible(
-    state: Ints, options: Ints, resume: Ints, prompt: Tokens, output: Tokens, request: int, free: int,
-    cache: Cache | None,
-) -> Any:  # fmt: skip
-    """Return the most tokens that a waiting request may be given, 0 if none, and the blocks that it takes.
-
-    And how many blocks hold the beginning of its prefill.
-    """
-    if resume[request, RESUME_TIMES] > 0 and resume[request, RESUME_DONE] > 0:
-        return 0, 0, 0  # swapped out: it comes back as it was, or not at all
-    size = options[BLOCK_SIZE]
-    target = target_of(resume, prompt, request)
-    spare = free - options[WATERMARK]
-    if options[ADMISSION] == OPTIMISTIC:
-        may = min(target, spare * size)
-        return (may, blocks_of(may, size), 0) if may > 0 else (0, 0, 0)
-    whole = peak_of(options, resume, prompt, output, request) if options[ADMISSION] == COMPLETION else target
-    blocks = blocks_of(whole, size)
-    hits = unused = 0
-    if cache is not None and spare > 0:
-        hits, unused = _found(state, options, resume, cache, request, target)
-    taken = blocks - hits + unused
-    return (target - hits * size, taken, hits) if taken <= spare else (0, 0, 0)
-
-
-@njit(cache=True)
-def fill(
-    state: Ints, options: Ints, slots: Ints, growth: Ints, served: Ints, resume: Ints, ring: Ints, prompt: Tokens,
-    output: Tokens, wanted: int, requests: int, cache: Cache | None,
-) -> Any:  # fmt: skip
-    """Serve so many prompt tokens of at most so many requests, those that run first; return the tokens served."""
-    size = options[BLOCK_SIZE]
-    grow = growth_at(options, growth, state[EPOCH])
-    free = state[FREE] - grow
-    left = wanted
-    if state[PREFILLING] > 0 and left > 0 and requests > 0:
-        slot = state[LAST_SLOT] if state[PREFILLING] == 1 else state[FIRST_SLOT]
-        step = SLOT_PREV if state[PREFILLING] == 1 else SLOT_NEXT
-        begun, found = state[PREFILLING], 0
-        while found < begun and left > 0 and requests > 0:
-            if slots[SLOT_LEFT, slot] > 0:
-                found += 1
-                take = min(_may_take(state, options, slots, slot, free), left)
-                if take > 0:
-                    blocks = _blocks_for(state, options, slots, slot, take)
-                    slots[SLOT_HELD, slot] += blocks
-                    state[FREE] -= blocks  # none where blocks are cached: its prompt has all of them
-                    free -= blocks
-                    if cache is not None:
-                        _name(state, options, slots, resume, cache, slot, take)
-                    serve_prefill(state, slots, served, slot, take)
-                    left -= take
-                    requests -= 1
-            slot = slots[step, slot]
-    while left > 0 and requests > 0:
-        request = first_waiting(state, options, ring)
-        if request < 0:
-            break
-        may, blocks, hits = _admissible(state, options, resume, prompt, output, request, free, cache)
-        take = min(may, left)
-        if take == 0:
-            break
-        if options[ADMISSION] == OPTIMISTIC:
-            blocks = blocks_of(take, size)
-        if cache is not None:
-            blocks = blocks_of(target_of(resume, prompt, request), size)
-        pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, blocks, cache, hits)
-        free = state[FREE] - grow
-        if cache is not None:
-            _name(state, options, slots, resume, cache, slot, take)
-        serve_prefill(state, slots, served, slot, take)
-        left -= take
-        requests -= 1
-    return wanted - left
