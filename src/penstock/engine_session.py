@@ -218,6 +218,8 @@ class EngineSession(Session):
         """
         state, options, engine = self.state, self.options, int(self.options[kernel.ENGINE])
         most = min(int(options[kernel.BATCH_SIZE]), self.slots.shape[1], count)
+        if isinstance(self.server.policy, Engine):
+            most = min(most, self.server.most_tokens)  # no run of an engine leads to more decodes than fill a batch
         while state[running.RUNNING] < most and state[kernel.HEAD] < count:
             request = int(state[kernel.HEAD])
             prompt, output = int(window.prompt[request]), int(window.output[request])

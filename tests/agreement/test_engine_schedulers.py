@@ -150,7 +150,8 @@ def draw(rng, policy):
     cuts = settings.get("chunked_prefill", True) and settings.get("chunked_context", policy != "tensorrt-llm")
     if policy in ("vllm-v0", "vidur-vllm") or not cuts:
         budget += longest
-    slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, budget) + 1))
+    within = budget if policy in ("vllm-v0", "tensorrt-llm") else 6  # the others may have more slots than budget
+    slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
     block_size = int(rng.choice([1, 2, 4, 16]))
     if policy == "sglang":
         budget = max(budget, block_size)

@@ -23,6 +23,8 @@ Bools = npt.NDArray[np.bool_]
 
 MOST_KEPT = 20  # violations that are put into words; the others are counted
 
+_BEYOND_THE_BUDGET = ("sglang", "vidur-vllm")  # engines that decode for all who run, however many
+
 
 class Shortfall(NamedTuple):
     """A batch that carried less than it should: its index, its start (tick), its tokens, what they could have been."""
@@ -216,7 +218,10 @@ def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
 
 def _token_limits(server: Server, prefills: Bools) -> Ints:
     """Return the most tokens of each batch: the budget, beyond which some engines decode, and some do anything."""
-    has_budget = not isinstance(server.policy, Engine) or server.policy.has_token_budget
+    policy = server.policy
+    if not isinstance(policy, Engine) or policy.name not in _BEYOND_THE_BUDGET:
+        prefills = np.ones_like(prefills)
+    has_budget = not isinstance(policy, Engine) or policy.has_token_budget
     return np.asarray(np.where(prefills & has_budget, server.token_budget, server.most_tokens), np.int64)
 
 

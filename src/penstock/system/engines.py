@@ -61,8 +61,13 @@ class Engine:
 
     @property
     def work_conserving(self) -> bool | None:
-        """Whether it fills the token budget whenever what waits allows it, with ample memory and slots."""
+        """Whether batches carry what waits up to the token budget and no more, with ample memory and slots.
+
+        SGLang's mixed chunks do, except beside a prompt of about ``max_prefill_tokens``. Vidur's Orca knows no budget.
+        """
         match self.name:
+            case "vidur-sarathi":
+                return True
             case "vllm":
                 return bool(self.options["chunked_prefill"]) and self.options["long_prefill_threshold"] == 0
             case "tensorrt-llm":
@@ -90,7 +95,8 @@ class Engine:
         """Return the most tokens that a batch may come to."""
         if not self.has_token_budget:
             return max_batch_size * int(self.options["max_tokens"])
-        return max(token_budget, max_batch_size)
+        decodes_beyond = self.rule in (running.SGLANG, running.VIDUR_VLLM)
+        return max(token_budget, max_batch_size) if decodes_beyond else token_budget
 
     @property
     def block_size(self) -> int:

@@ -101,10 +101,11 @@ def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
     else:
         spare = server.watermark_blocks
         most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)  # longer ones are not served
-        held = slots * most + spare <= usable
+        kept = max(spare, 1) if policy.name == "vidur-sarathi" else spare  # a block for decodes that need none, too
+        held = slots * most + kept <= usable
         beside = f" beside a watermark of {spare:,}" if spare else ""
         why = f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV memory has {usable:,}"
-        fitting = (usable - spare) // most
+        fitting = (usable - kept) // most
         why += "" if held or not fitting else f"; a max batch size of {fitting:,} is sure to fit"
         return Hypothesis(name, held, why)
     return Hypothesis(name, False, why)
