@@ -24,6 +24,7 @@ from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.fluid import FluidPath, fluid
 from penstock.theory.load import MulticlassLoad, multiclass_load, traffic
+from penstock.theory.memory import MemoryEstimate, memory_estimate
 from penstock.theory.region import Region, region
 from penstock.workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from penstock.workload.pairs import Empirical
@@ -51,6 +52,7 @@ __all__ = [
     "MaxRate",
     "Measured",
     "Memory",
+    "MemoryEstimate",
     "Mixture",
     "MulticlassLoad",
     "PiecewiseConstant",
@@ -72,6 +74,7 @@ __all__ = [
     "fluid",
     "hardware",
     "max_rate",
+    "memory_estimate",
     "multiclass_load",
     "policy",
     "read_trace",

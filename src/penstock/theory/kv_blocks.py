@@ -165,7 +165,7 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
             held: Floats | Ints = (-(-prompts // budget) + decodes) * peak_blocks(prompts, outputs, server, memory)
         else:
             later = _prefill_held(np.maximum(prompts - budget, 0.0), budget) / size
-            held = -(-prompts // size) + _decode_blocks(prompts, decodes, size) + later
+            held = -(-prompts // size) + decode_blocks(prompts, decodes, size) + later
         return float(np.mean(held))
     prompt, decode = lengths.mean_prompt, lengths.mean_output - last
     product = prompt * decode
@@ -178,7 +178,7 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
     return tokens / size
 
 
-def _decode_blocks(prompt: Ints, decodes: Ints, size: int) -> Ints:
+def decode_blocks(prompt: Ints, decodes: Ints, size: int) -> Ints:
     """Return the sum over j = 1 .. decodes of ceil((prompt + j) / size)."""
     return _sum_of_blocks(prompt + decodes, size) - _sum_of_blocks(prompt, size)
 
