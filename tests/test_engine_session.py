@@ -91,3 +91,23 @@ def test_verdict_and_max_rate_work_under_memory_and_engines() -> None:
     assert found.above < free.rate
     assert ps.verdict(MANY.with_rate(found.rate * 0.9), server).verdict == "stable"
     assert ps.verdict(MANY.with_rate(found.above * 1.1), server).verdict == "unstable"
+
+
+def test_allocations_name_requests_as_the_rows_do_where_some_were_dropped() -> None:
+    workload = ps.Workload.from_arrays([0, 1, 2], [100, 5, 6], [1, 1, 1])
+    server = ps.Server(TP1, 512, memory=ps.Memory(2, 16, too_long="drop"))
+    run = ps.simulate(workload, server, record="allocations")
+    assert run.allocations["request"].to_list() == [1, 2]
+    assert run.requests["finish_ns"].is_null().to_list() == [True, False, False]
+
+
+@pytest.mark.parametrize("more", [{}, {"order": "priority"}, {"kv_blocks": 100}])
+def test_a_policy_sees_the_same_parameters_and_is_told_the_same_whatever_else_there_is(more: dict[str, object]) -> None:
+    @ps.policy
+    def idle_if_given(queue, limits, params):  # type: ignore[no-untyped-def]
+        return (queue.prompt_tokens if params.size == 0 else 0), queue.decoding, ps.DECODE_FIRST
+
+    workload = ps.Workload.from_arrays([0.0, 1.0], [20, 20], [2, 2])
+    assert ps.simulate(workload, ps.Server(TP1, 512, 64, idle_if_given, **more)).unfinished == 0  # type: ignore[arg-type]
+    with pytest.raises(ps.InputError, match=r"empty batch at 0 s with 1 prompts \(20 tokens\) and 0 decoding"):
+        ps.simulate(workload, ps.Server(TP1, 512, 64, idle_if_given, policy_params=[1.0], **more))  # type: ignore[arg-type]

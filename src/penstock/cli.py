@@ -384,8 +384,11 @@ def _servers(
     scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
 ) -> "dict[str, Server]":
     """Return the scenario's server under each of the policies named, by their names."""
-    chosen = _policies(scenario, policies, default)
-    return {policy.name: scenario.server.with_policy(policy) for policy in chosen}
+    own = scenario.server.policy
+    return {
+        policy.name: scenario.server if policy.name == own.name else scenario.server.with_policy(policy)
+        for policy in _policies(scenario, policies, default)
+    }
 
 
 def _policies(

@@ -22,7 +22,8 @@ _CAPACITIES = {
     "max_utilization": running.INPUT,
     "static_batch": running.STATIC,
 }
-_REMEDY = "raise the limit, shorten the requests, or drop them with Memory(too_long='drop')"
+_REMEDY = "raise the limit or shorten the requests"
+_OR_DROP = ", or drop them with Memory(too_long='drop')"
 _FIRST_SLOTS = 256  # where nothing bounds how many requests run
 
 MOST_CACHED_BLOCKS = 2**24
@@ -114,7 +115,7 @@ class EngineSession(Session):
             high, low = settings["new_token_ratio"], settings["min_new_token_ratio"]
             self.params = np.array([high, low, (high - low) / settings["decay_steps"]])
             self.ratio[0] = high
-        if not isinstance(self.params, np.ndarray) or self.params.size == 0:
+        elif engine:
             self.params = np.zeros(1)
 
     def slots_at_first(self) -> int:
@@ -136,7 +137,8 @@ class EngineSession(Session):
             if self.server.memory is None or self.server.memory.too_long == "error":
                 lengths = f"{window.prompt[i]:,} prompt and {window.output[i]:,} output tokens"
                 why = next(why for mask, why in found if mask[i])
-                raise InputError(f"request {self.offered + i} has {lengths}: {why}; {_REMEDY}")
+                drop = _OR_DROP if self.server.memory is not None else ""
+                raise InputError(f"request {self.offered + i} has {lengths}: {why}; {_REMEDY}{drop}")
             self.left_out.append((self.offered + places, window.where(~fits)))
         if self.recorded:
             self.rows = np.concatenate([self.rows, (self.offered + np.flatnonzero(fits)) % self.recorded])
@@ -167,8 +169,9 @@ class EngineSession(Session):
             found.append((over, why))
         if engine and engine.has_token_budget and not engine.cuts_prompts:
             again = server.memory is not None and self.options[running.GROWS] > 0  # what is preempted comes back longer
+            lost = ", with outputs that it lost" if again else ""
             why = (
-                f"{engine.name} takes a prompt whole, with outputs that it lost, but a batch holds "
+                f"{engine.name} takes a prompt whole{lost}, but a batch holds "
                 f"{server.token_budget:,} tokens, so it never fits and blocks the server"
             )
             found.append(((peak if again else window.prompt) > server.token_budget, why))
@@ -285,9 +288,13 @@ class EngineSession(Session):
         run = super().finish(window)
         times = self.resume[:, running.RESUME_TIMES].copy()
         rows = dataclasses.replace(run.rows, preemptions=times) if run.rows else None
+        if rows and self.left_out:
+            rows = self._with_left_out(rows)
+            if run.allocation_rows is not None and rows.dropped is not None:
+                run.allocation_rows[:, 1] = np.flatnonzero(~rows.dropped)[run.allocation_rows[:, 1]]
         return dataclasses.replace(
             run,
-            rows=self._with_left_out(rows) if rows and self.left_out else rows,
+            rows=rows,
             preemptions=int(self.state[running.PREEMPTIONS]),
             recomputed_tokens=int(self.state[running.LOST]),
             reused_tokens=int(self.state[running.REUSED]),

@@ -106,32 +106,29 @@ def sarathi(state: State) -> Allocation:
 
 def maxweight(state: State) -> Allocation:
     """Serve the batch that is worth most per second, by the requests in each phase (MaxWeight back-pressure)."""
-    return worth_most(state, len(state.prompts), len(state.decoding))
+    m_p, m_d = mean_tokens(state)
+    Zp, Zd = len(state.prompts), len(state.decoding)
+    return worth_most(state, (Zp - Zd) * m_d, Zd * m_p)  # m_p m_d times that of a token
 
 
 def maxweight_tokens(state: State) -> Allocation:
-    """Serve the batch that is worth most per second, by the tokens in each phase, counted in mean requests."""
-    m_p, m_d = mean_tokens(state)
-    return worth_most(
-        state, sum(request.P for request in state.prompts) / m_p, sum(request.D for request in state.decoding) / m_d
-    )
+    """Serve the batch that is worth most per second, by the tokens in each phase."""
+    return worth_most(state, sum(request.P for request in state.prompts), sum(request.D for request in state.decoding))
 
 
 def mean_tokens(state: State) -> tuple[float, float]:
-    """Return m_p of the requests that arrived and m_d of those that departed; m_p for both while no decode is known."""
+    """Return m_p of the requests that arrived and m_d of those that departed, 1 while no decode is known."""
     departed = [request.decode_tokens for request in state.arrived if request.finish is not None]
     m_p = sum(request.prompt_tokens for request in state.arrived) / len(state.arrived)
-    return m_p, sum(departed) / len(departed) if sum(departed) > 0 else m_p
+    return m_p, sum(departed) / len(departed) if sum(departed) > 0 else 1.0
 
 
-def worth_most(state: State, Zp: float, Zd: float) -> Allocation:
-    """Serve the batch of the greatest [x (Zp - Zd) / m_p + y Zd / m_d] / t_{x+y}; of equals, the first found.
+def worth_most(state: State, prefill_worth: float, decode_worth: float) -> Allocation:
+    """Serve the batch of the greatest (x prefill_worth + y decode_worth) / t_{x+y}; of equals, the first found.
 
     Every budget is tried that one more token would give another batch time, and every split of it. Prefill tokens fill
     a budget from as many prompts as hold them; only where slots run out before the budget does, prompts are counted.
     """
-    m_p, m_d = mean_tokens(state)
-    prefill_worth, decode_worth = (Zp - Zd) * m_d, Zd * m_p  # m_p m_d times that of a token
     prompts = state.candidates if prefill_worth > 0 else ()
     k = len(state.requests) if state.max_batch_size is None else state.max_batch_size
     best, chosen = -1.0, (0, 0.0, 0)

@@ -109,7 +109,7 @@ def report_region(path: Path, scenario: Scenario, found: OperatingPoint) -> None
         If the file cannot be written.
     """
     best, point, policy = found.optimum, found.point, scenario.server.policy.name
-    side = "inside" if found.region.contains(point) else "outside"
+    side = "inside" if found.inside else "outside"
     reason = (
         f"{found.arrival_rate:,.4g} requests/s arrive, and no policy is stable above {found.max_rate:,.4g}: "
         f"the margin is {found.margin:.3f}. Inside, some policy may be stable; whether {policy} is, check says."
@@ -117,7 +117,7 @@ def report_region(path: Path, scenario: Scenario, found: OperatingPoint) -> None
     facts = [
         Fact("Offered", f"{sum(point):,.0f}", f"tokens/s: {point[0]:,.0f} of prefill, {point[1]:,.0f} of decode"),
         Fact("Most", f"{found.max_rate:,.4g}", "requests/s: above it no policy is stable"),
-        Fact("Bound by", " and ".join(best.binding), "without its last token or slot the server carries less"),
+        Fact("Bound by", " and ".join(found.binding), "with a little less of it the server carries less"),
         Fact("Prefill token", f"{best.seconds_per_prefill_token * 1e3:.4g} ms", "of server time is what it costs"),
         Fact("Decode token", f"{best.seconds_per_decode_token * 1e3:.4g} ms", "of server time is what it costs"),
         Fact("One more slot", f"{best.slot_price:,.4g}", "tokens/s more for the best policy; others may carry less"),

@@ -280,7 +280,7 @@ class ServerSection(_Section):
     max_batch_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"]))
     gpu: GpuSection | None = None
     policy: str = "sarathi"
-    policy_params: list[float] | dict[str, Any] = []
+    policy_params: Any = ()
     scope: Literal["batch", "running"] = "running"
     convention: Literal["paper", "engine"] = "engine"
     order: Literal["fcfs", "priority"] = Field("fcfs", validation_alias=_alias(*ENGINE_NAMES["order"]))
@@ -339,8 +339,9 @@ class ServerSection(_Section):
             raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
         if self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None:
             raise InputError("server: `memory` and kv_blocks, kv_tokens, block_size say the same; keep `memory`")
-        block_size = given.block_size or usual_block_size(policy)
-        whole = Memory(given.blocks, block_size) if given.blocks else Memory.of_tokens(given.tokens or 0, block_size)
+        block_size = usual_block_size(policy) if given.block_size is None else given.block_size
+        by_tokens = given.tokens is not None
+        whole = Memory.of_tokens(given.tokens, block_size) if by_tokens else Memory(given.blocks, block_size)  # type: ignore[arg-type]
         return dataclasses.replace(
             whole,
             watermark=given.watermark,
@@ -483,6 +484,9 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
         raise InputError(_one_line(error)) from None
     except RecursionError:
         raise InputError(f"{name} nests values too deeply to be read; a scenario needs four levels") from None
+    if server.order == "priority" and workload.priority is None:
+        said = "no request has a priority (a trace has them with `columns: {priority: NAME}`): first come, first served"
+        workload = dataclasses.replace(workload, notices=(*workload.notices, said))
     requests = simulate.requests
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS

@@ -343,10 +343,8 @@ class Session:
 
     def _refuse(self, status: int) -> None:
         name, when = self.server.policy.name, self.now * self.tick_s
-        state = (
-            f"{self.state[kernel.VISIBLE] - self.state[kernel.HEAD]} prompts "
-            f"({self.state[kernel.VISIBLE_TOKENS]} tokens) and {self.state[kernel.DECODING]} decoding requests"
-        )
+        prompts, tokens = self.waiting
+        state = f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding requests"
         if status == kernel.IDLE_POLICY:
             raise InputError(
                 f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "

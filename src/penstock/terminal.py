@@ -290,18 +290,22 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     prefill, decode = found.point
     best = found.optimum
     price = ""
-    if best.slot_price:
+    if found.bound.name == "KV memory":
+        price = found.bound.why
+    elif best.slot_price:
         price = f"one more slot lets the best policy carry {best.slot_price:,.1f} tokens/s more; others may carry less"
     rows = [
         ("Load", f"{prefill:,.0f} + {decode:,.0f}", f"prefill + decode tokens/s, {word} the region"),
         ("Margin", f"{found.margin:.3f}", f"no policy is stable above {found.max_rate:,.4g} requests/s"),
-        ("Held by", " and ".join(best.binding), price),
+        ("Held by", " and ".join(found.binding), price),
     ]
     if found.own_max_rate is not None:
         said = f"requests/s: {scenario.server.policy.name} at this budget, by a fluid argument"
         rows.append(("Its own", f"{found.own_max_rate:,.4g}", said))
     console.print(_facts(rows), highlight=False)
-    if word == "inside":
+    for note in found.notes:
+        console.print(f"\n[bold]Note[/bold]  {escape(note)}", highlight=False)
+    if found.inside:
         name = escape(scenario.server.policy.name)
         console.print(
             f"\nInside, some policy may be stable; whether {name} is, say check and max-rate.", highlight=False

@@ -53,7 +53,7 @@ class System:
             policy=rule,
             scope=self.scope,
             convention=self.convention,
-            policy_params=() if resolve(rule).parameters else self.params,  # some have their own
+            policy_params=self.params if resolve(rule).takes is None else (),
         )
         workload = Workload.from_arrays(self.arrival, self.prompt, self.output)
         return simulate(workload, server, until=self.until, record=record, tick_s=1.0, **how)

@@ -238,3 +238,33 @@ def test_values_out_of_range_are_refused(options: dict[str, float]) -> None:
 def test_other_things_than_a_workload_and_a_server_are_refused() -> None:
     with pytest.raises(ps.InputError, match="takes a Workload and a Server"):
         verdict(SERVER, at_load(0.5))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 8])
+def test_requests_that_are_dropped_are_no_load(blocks: int) -> None:
+    """A server that drops most of what arrives is hardly busy with the rest."""
+    workload = ps.Workload.poisson(2, ps.Geometric(200, max=2000), ps.Geometric(50, max=500))
+    server = ps.Server(TP1, 2048, policy="vllm", memory=ps.Memory(blocks, too_long="drop"))
+    found = ps.verdict(workload, server)
+    assert found.verdict == "stable"
+    assert all(watch.warmup >= 0 for watch in found.watches)
+
+
+@pytest.mark.parametrize("precision", [0.1, 0.02])
+def test_a_policy_that_keeps_a_long_queue_is_given_a_longer_backlog(precision: float) -> None:
+    """MaxWeight lets hundreds wait; a test that began with fewer would watch them come."""
+    workload = ps.Workload.poisson(2, ps.Geometric(200, max=2000), ps.Geometric(50, max=500))
+    found = ps.max_rate(workload, ps.Server(TP1, 512, 64, "maxweight"), precision=precision)
+    assert found.rate == pytest.approx(10.7, rel=0.05)
+
+
+@pytest.mark.parametrize("precision", [0.1, 0.01])
+def test_a_prefix_cache_that_makes_short_work_of_prompts_is_seen(precision: float) -> None:
+    count = 2_000
+    alike = [[0, 1, 2, 3]] * count
+    workload = ps.Workload.from_arrays(
+        np.arange(count) / 4, [2058] * count, [20] * count, hash_ids=alike, hash_block=512
+    )
+    server = ps.Server(TP1, 1024, 64, "vllm", memory=ps.Memory(1000, 512, prefix_caching=True))
+    found = ps.max_rate(workload, server, precision=precision)
+    assert found.rate > 0.8 * found.bound

@@ -101,11 +101,11 @@ def test_no_batch_is_worth_more_than_that_of_maxweight(by_tokens: bool) -> None:
     phases = set()
     for queue in random_queues(7, 300, 100):
         m_p = queue.arrived_tokens / queue.arrived
-        m_d = queue.finished_decodes / queue.finished if queue.finished_decodes else m_p
+        m_d = queue.finished_decodes / queue.finished if queue.finished_decodes else 1.0
         z_p, z_d = float(queue.waiting), float(queue.decoding)
-        if by_tokens:
-            z_p, z_d = queue.waiting_tokens / m_p, queue.decode_tokens / m_d
         by_prefill, by_decode = (z_p - z_d) / m_p, z_d / m_d
+        if by_tokens:
+            by_prefill, by_decode = float(queue.waiting_tokens), float(queue.decode_tokens)
         x, y, first = (maxweight_tokens if by_tokens else maxweight)(queue, LIMITS, params)
         others = (queue.prompt_tokens - queue.head_tokens) / max(queue.prompts - 1, 1)
         if first == PREFILL_FIRST:
@@ -137,6 +137,17 @@ def test_mean_lengths_that_are_given_are_not_learnt() -> None:
     blind = queue._replace(arrived_tokens=1, finished_decodes=10**9)
     given = ps.POLICIES["maxweight"](blind, LIMITS, (m_p, m_d, *learnt[2:]))
     assert given == ps.POLICIES["maxweight"](queue, LIMITS, learnt)
+
+
+@pytest.mark.parametrize("policy", ["maxweight", "maxweight-tokens"])
+def test_a_backlog_of_long_prompts_does_not_keep_maxweight_from_learning_how_short_outputs_are(policy: str) -> None:
+    """It learns from what finishes; were decodes taken to be as long as prompts until then, nothing would."""
+    server = ps.Server(ps.PiecewiseConstant(c=6.4e-3, a=12.5e-3, b0=16), 64, 4, policy, "batch", "paper")
+    workload = ps.Workload.from_arrays(np.zeros(2_000), np.full(2_000, 2_718), np.full(2_000, 12))
+    run = ps.simulate(workload, server, until=60.0)  # 1,061 batches of 60 to 64 prompt tokens: 24 prompts
+    assert run.finished >= 10
+    misled = dataclasses.replace(server, policy_params=(2_718.0, 2_718.0))
+    assert ps.simulate(workload, misled, until=60.0).finished == 0
 
 
 # ---------------------------------------------------------------- pool-controlled budget

@@ -1,5 +1,6 @@
 """KV memory: what it holds, and values that cannot be used."""
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -45,3 +46,25 @@ def test_memory_said_twice_is_refused() -> None:
 def test_less_than_a_block_holds_nothing() -> None:
     with pytest.raises(ps.InputError, match="less than one block"):
         ps.Server(TP1, 512, kv_tokens=15)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kv_blocks": 100, "block_size": 0}, "block_size is 0"),
+        ({"block_size": 32}, "block_size is 32 without kv_blocks"),
+        ({"policy": "maxweight", "policy_params": [200, 50, 300]}, "maxweight takes mean prompt tokens and"),
+        ({"policy_params": [1, 2]}, "sarathi takes no parameters"),
+        ({"policy": "pool-controlled", "policy_params": [80, 20]}, "not falling"),
+        ({"policy_params": None}, "policy_params is None"),
+        ({"policy": "vllm", "policy_params": np.array([3.0, 5.0])}, "give a mapping"),
+        ({"order": np.array(["fcfs"])}, "order is"),
+        ({"policy": "sglang", "kv_blocks": 100, "block_size": 4096}, "so no prompt is ever served"),
+        ({"policy": "vidur-orca", "max_batch_size": 300}, r"300 requests \(max_batch_size\) of up to 4,096"),
+        ({"policy": "sglang", "policy_params": {"new_token_ratio": 0.1, "min_new_token_ratio": 0.9}}, "falls to it"),
+    ],
+)
+def test_what_a_server_cannot_do_is_said_in_one_line(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ps.InputError, match=said) as caught:
+        ps.Server(ps.PiecewiseConstant(0.01, 0.03, 128), 512, **({"max_batch_size": 64} | given))  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)

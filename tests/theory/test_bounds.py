@@ -95,6 +95,7 @@ def test_no_server_with_memory_does_more_than_the_bounds_say(
     engine = policy in ps.ENGINES
     rules = {} if engine else {"admission": admission, "preemption": preemption}
     memory = ps.Memory(blocks, size, too_long="drop", **rules)
+    budget = max(budget, size)  # sglang's chunks are whole blocks
     server = ps.Server(TP1, budget, min(slots, budget), policy, memory=memory)
     lengths = (ps.Geometric(prompt, max=300), ps.Geometric(output, max=60)) if spread else (prompt, output)
     requests = ps.Workload.poisson(1.0, *lengths, seed=seed).requests(150)

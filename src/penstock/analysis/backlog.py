@@ -11,7 +11,7 @@ import numpy.typing as npt
 from penstock.engine_session import open_session
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
-from penstock.session import Window
+from penstock.session import Session, Window
 from penstock.simulate import TICK_S
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
@@ -46,14 +46,15 @@ class Backlog:
         What arrives and what serves.
     start, initial
         What it begins with, and how many requests of it.
+    offered
+        Tokens/s that arrive, without those of requests that are dropped.
     """
 
-    def __init__(self, workload: Workload, server: Server, start: Start, initial: int) -> None:
-        self.server, self.initial, self.slots = server, initial, slots(server)
-        self.offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
+    def __init__(self, workload: Workload, server: Server, start: Start, initial: int, offered: float) -> None:
+        self.server, self.initial, self.slots, self.offered = server, initial, slots(server), offered
         self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
-        self.source = _flooded(workload, self.initial)
-        self.window = self.session.keep(Window.of_requests(next(self.source), TICK_S))
+        self.source = _flooded(_kept(endless(workload), self.session), self.initial)
+        self.window = Window.of_requests(next(self.source), TICK_S)
         self.session.fit(self.window)
         if start == "decode":
             self.session.prefilled(self.window, self.initial)
@@ -103,7 +104,7 @@ class Backlog:
         session, server = self.session, self.server
         if session.step(self.window, steps):
             kept = session.fold(self.window, everything=False)
-            more = session.keep(Window.of_requests(next(self.source), TICK_S))
+            more = Window.of_requests(next(self.source), TICK_S)
             self.window = Window.joined([kept, more])
             session.fit(self.window)
         state = session.state
@@ -111,7 +112,8 @@ class Backlog:
             self.emptied = True
         waiting, tokens = session.waiting
         if waiting + state[kernel.DECODING] <= self.slots:
-            self.emptied |= tokens + int(state[kernel.DECODING]) <= server.token_budget
+            cached = server.memory is not None and server.memory.prefix_caching  # what is left to compute is not known
+            self.emptied |= cached or tokens + int(state[kernel.DECODING]) <= server.token_budget
 
     @property
     def served(self) -> bool:
@@ -164,9 +166,20 @@ def slots(server: Server) -> int:
     return min(server.token_budget, server.max_batch_size or server.token_budget)
 
 
-def _flooded(workload: Workload, initial: int) -> Iterator[Requests]:
-    """Yield the workload with its first requests all there at the start; the others come after, as they would."""
-    blocks = endless(workload)
+def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:
+    """Yield the requests that are not dropped."""
+    for block in blocks:
+        places = np.arange(block.arrival_s.size)
+        lengths = (block.prompt_tokens.astype(np.int32), block.output_tokens.astype(np.int32))
+        kept = session.keep(Window.of(places, *lengths)).arrival
+        if kept.size == places.size:
+            yield block
+        elif kept.size:
+            yield block.where(kept)
+
+
+def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:
+    """Yield requests of which the first are all there at the start; the others come after, as they would."""
     held: list[Requests] = []
     while sum(block.arrival_s.size for block in held) <= initial:
         held.append(next(blocks))

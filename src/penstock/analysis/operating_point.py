@@ -4,6 +4,8 @@ import dataclasses
 from typing import Any
 
 from penstock.system.server import Server
+from penstock.theory.bounds import Bound, bounds
+from penstock.theory.kv_blocks import least, reuses
 from penstock.theory.load import load
 from penstock.theory.region import Optimum, Region, linear_program, region, sarathi_region
 from penstock.workload.workload import Workload
@@ -26,6 +28,10 @@ class OperatingPoint:
         size, for prompts so long that one of them fills what the decodes leave of a batch.
     arrival_rate
         Requests/s.
+    bound
+        The least of what each limit can carry, KV memory too, which the region does not know.
+    notes
+        How the load is to be read.
     """
 
     region: Region
@@ -33,16 +39,28 @@ class OperatingPoint:
     optimum: Optimum
     own: Region | None
     arrival_rate: float
-
-    @property
-    def margin(self) -> float:
-        """What is left before the boundary, as a share of it; negative outside."""
-        return self.region.margin(self.point)
+    bound: Bound
+    notes: tuple[str, ...] = ()
 
     @property
     def max_rate(self) -> float:
-        """Requests/s at the boundary: above it no policy is stable."""
-        return self.arrival_rate / (1 - self.margin)
+        """Requests/s above which no policy is stable."""
+        return self.bound.max_rate
+
+    @property
+    def margin(self) -> float:
+        """What is left before that rate, as a share of it; negative where no policy is stable."""
+        return 1 - self.arrival_rate / self.max_rate
+
+    @property
+    def inside(self) -> bool:
+        """Whether some policy may be stable."""
+        return self.margin > 0
+
+    @property
+    def binding(self) -> tuple[str, ...]:
+        """Return the limits that hold the server back."""
+        return ("KV memory",) if self.bound.name == "KV memory" else self.optimum.binding
 
     @property
     def own_max_rate(self) -> float | None:
@@ -56,10 +74,10 @@ class OperatingPoint:
             "vertices": self.region.vertices.tolist(),
             "point": {"prefill_tokens_per_s": self.point[0], "decode_tokens_per_s": self.point[1]},
             "arrival_rate": self.arrival_rate,
-            "inside": self.region.contains(self.point),
+            "inside": self.inside,
             "margin": self.margin,
             "max_rate": self.max_rate,
-            "binding": list(best.binding),
+            "binding": list(self.binding),
             "prices": {
                 "seconds_per_prefill_token": best.seconds_per_prefill_token,
                 "seconds_per_decode_token": best.seconds_per_decode_token,
@@ -70,6 +88,7 @@ class OperatingPoint:
             "own": None
             if self.own is None
             else {"vertices": self.own.vertices.tolist(), "max_rate": self.own_max_rate},
+            "notes": list(self.notes),
         }
 
 
@@ -86,15 +105,23 @@ def operating_point(workload: Workload, server: Server) -> OperatingPoint:
     InputError
         If the workload has no arrival rate.
     """
-    asked = load(workload, server)
-    decode = asked.tokens_per_request - workload.mean_prompt
+    asked, work = load(workload, server), least(workload, server)
+    lengths, rate = work.lengths, asked.arrival_rate * work.share
+    prompt = lengths.mean_prompt
+    decode = max(server.tokens_per_request(prompt, lengths.mean_output) - prompt, 0.0)
     budget, slots = server.token_budget, server.max_batch_size
-    long_prompts = slots is not None and slots < budget and workload.mean_prompt >= budget - slots + 1
-    direction = (workload.mean_prompt, decode)
+    long_prompts = slots is not None and slots < budget and prompt >= budget - slots + 1
+    notes = []
+    if work.share < 1:
+        notes.append(f"{1 - work.share:.2%} of the requests are dropped, as they never fit, and count as nothing")
+    if reuses(workload, server):
+        notes.append("prompts may be found in the prefix cache, so each counts as one prefill token")
     return OperatingPoint(
-        region=region(server, prompt=workload.lengths),
-        point=(asked.arrival_rate * direction[0], asked.arrival_rate * direction[1]),
-        optimum=linear_program(server, direction, prompt=workload.lengths),
+        region=region(server, prompt=lengths),
+        point=(rate * prompt, rate * decode),
+        optimum=linear_program(server, (prompt, decode), prompt=lengths),
         own=sarathi_region(server) if long_prompts and server.policy.name == "sarathi" else None,
         arrival_rate=asked.arrival_rate,
+        bound=min(bounds(workload, server, asked), key=lambda bound: bound.max_rate),
+        notes=tuple(notes),
     )

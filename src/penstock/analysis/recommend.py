@@ -40,6 +40,7 @@ REQUESTS = 20_000
 WORTH = 0.02
 """Share of a mean latency below which a difference is no reason to change anything."""
 
+_ROOM = 0.05  # of the stable rate: candidates that are as fast and carry less are no ties
 _CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
 _SLOTS_STEP = 4  # one more slot for so many
 _WORDS = {"stable_rate": "a stable rate"} | {metric: f"a mean {metric[:-2].upper()}" for metric in METRICS}
@@ -233,7 +234,8 @@ def recommend(
     latency, on the same requests. A candidate carries the load safely at up to `SAFE` of its stable rate. Of those that
     do, the one with the lowest mean E2E is best; where none does, the one with the highest stable rate, then the lowest
     mean E2E. Differences within the noise (of latencies: of the differences between the same requests, batch means,
-    99%) or below `WORTH` are ties, which the current server wins, then the current policy, then the simpler one.
+    99%) or below `WORTH` are ties, which the current server wins, then what carries clearly more, then the current
+    policy, then the simpler one.
 
     Parameters
     ----------
@@ -340,7 +342,7 @@ class _Study(NamedTuple):
             ample = dataclasses.replace(server, memory=None)
             if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
                 return ("KV memory",)
-        return operating_point(self.workload, server).optimum.binding
+        return operating_point(self.workload, server).binding
 
 
 def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None) -> tuple[Objective, Candidate]:
@@ -358,11 +360,13 @@ def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None
         return decided, likely[0]
     best = min(known, key=lambda c: c.mean(metric) or 0.0)
     current = found[0]
-    for candidate in known:
-        gains = candidate is current or current not in known or _slower(current, candidate, metric)
-        if gains and not _slower(candidate, best, metric):
-            return decided, candidate
-    return decided, best
+    alike = [c for c in known if not _slower(c, best, metric)]
+    if current in alike:
+        return decided, current
+    if current in known:
+        alike = [c for c in alike if _slower(current, c, metric)] or [best]
+    most = max(c.stable_rate for c in alike)
+    return decided, next(c for c in alike if c.stable_rate >= (1 - _ROOM) * most)
 
 
 def _slower(one: Candidate, other: Candidate, metric: str) -> bool:

@@ -31,7 +31,10 @@ from scipy import stats
 from penstock import checks
 from penstock.analysis.backlog import FEWEST_LOOKS, Backlog, Path, Start, endless, slots
 from penstock.errors import InputError
+from penstock.kernel.signatures import BATCH_FIELDS, FINISH_FIELDS
+from penstock.system.policies import Policy
 from penstock.system.server import Server
+from penstock.theory.kv_blocks import fits, served
 from penstock.workload.workload import Workload
 
 Outcome = Literal["stable", "unstable", "undecided"]
@@ -43,7 +46,9 @@ _CONTROLLED = 0.1  # share of h that is needed with the control variate
 _LEAST_PATIENCE = 20_000  # arrivals
 _GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
 _SLOTS = 2  # initial requests to every slot of a batch
+_SLOTS_WHERE_LONG = 32  # the same, where long queues may be normal
 _MOST_LOAD = 20  # of what the best batches carry; more is as unstable, and takes as many more arrivals to see
+_LEAST_SHARE = 1e-3  # of requests that are not dropped
 _LARGER = 4  # times the backlog, where one was gone too soon
 _PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep a request for ever
 _BEGUN = {"prefill": " of prompts", "mixed": "", "decode": " of decodes"}
@@ -243,21 +248,30 @@ class _Test:
     def of(
         cls, workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None
     ) -> "_Test":
+        work = served(workload, server)  # those that are dropped are no load
+        if work.share < _LEAST_SHARE:
+            raise InputError(
+                f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves too few to judge; raise "
+                "the KV memory"
+            )
         sample = next(endless(workload))
-        forward = sample.prompt_tokens + sample.output_tokens - float(server.convention == "engine")
-        mean = server.tokens_per_request(workload.mean_prompt, workload.mean_output)
+        fitting = fits(sample.prompt_tokens, sample.output_tokens, server)
+        forward = (sample.prompt_tokens + sample.output_tokens - float(server.convention == "engine"))[fitting]
+        prompt = work.lengths.mean_prompt
+        mean = server.tokens_per_request(prompt, work.lengths.mean_output)
         plain = float(np.mean(forward**2)) / mean * math.log(1 / alpha - 1) / (2 * resolution)
         if most_arrivals is None:
             most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
-        most_rate = _MOST_LOAD * server.batch_time.capacity(server.token_budget) / mean
+        most_rate = _MOST_LOAD * server.batch_time.capacity(server.token_budget) / mean / work.share
         if workload.rate > most_rate:
             workload = workload.with_rate(most_rate)
-        offered, decodes = workload.rate * mean, mean - workload.mean_prompt
+        offered, decodes = workload.rate * work.share * mean, mean - prompt
         return cls(workload, server, alpha, offered, mean, decodes, plain, _CONTROLLED * plain, most_arrivals)
 
     def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
         """Run from one backlog; from a larger one where it was gone before the test could tell."""
-        work = max(2 * self.plain_barrier, _SLOTS * slots(self.server) * self.forward)
+        each = _SLOTS_WHERE_LONG if _keeps_long_queues(self.server) else _SLOTS
+        work = max(2 * self.plain_barrier, each * slots(self.server) * self.forward)
         while True:
             found = self._watch(start, work, report)
             if found.outcome != "undecided" or found.arrivals >= self.most_arrivals or found.initial >= MOST_INITIAL:
@@ -270,7 +284,7 @@ class _Test:
         A backlog that leaves has been served, unless so much less arrived than on average that it explains half of it.
         """
         initial = min(math.ceil(work / (self.decodes if start == "decode" else self.forward)), MOST_INITIAL)
-        backlog = Backlog(self.workload, self.server, start, initial)
+        backlog = Backlog(self.workload, self.server, start, initial, self.offered)
         for _ in range(_GENERATIONS):
             backlog.replace(_PATIENCE * math.ceil(work / self.forward))
         warmup = backlog.arrived - initial
@@ -310,3 +324,10 @@ class _Test:
             return None
         times = max(self.barrier / abs(backlog.moved), ((high - drift) / drift) ** 2)
         return math.ceil(times * arrivals) if times < 1e6 else None
+
+
+def _keeps_long_queues(server: Server) -> bool:
+    """Whether long queues may be normal: a policy that looks at them may keep them, a cache is quick about them."""
+    if server.memory is not None and server.memory.prefix_caching:
+        return True
+    return isinstance(server.policy, Policy) and not server.policy.reads <= {*BATCH_FIELDS, *FINISH_FIELDS}

@@ -74,15 +74,13 @@ def maxweight(queue, limits, params):  # type: ignore[no-untyped-def]
 
 
 def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
-    """MaxWeight by the tokens in each phase: Wp / m_p and Wd / m_d take the place of Zp and Zd.
+    """MaxWeight by the tokens in each phase: x prefill and y decode tokens are worth [x Wp + y Wd] / t_{x+y}.
 
-    Wd counts the decode iterations to come of requests in decode. A request half done weighs half.
+    Wp counts the prompt tokens that wait, Wd the decode iterations to come of requests in decode.
     """
-    prompt, decode = _means(params, queue.arrived, queue.arrived_tokens, queue.finished, queue.finished_decodes)
-    coming, leaving = queue.waiting_tokens / prompt, queue.decode_tokens / decode
     return _worth_most(
-        (coming - leaving) * decode,
-        leaving * prompt,
+        float(queue.waiting_tokens),
+        float(queue.decode_tokens),
         queue.prompts,
         queue.prompt_tokens,
         queue.head_tokens,
@@ -92,18 +90,21 @@ def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
     )
 
 
-@njit(cache=True, boundscheck=True)
+@njit(cache=True, boundscheck=True, inline="always")
 def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type: ignore[no-untyped-def]
-    """Return the mean prompt and decode tokens: as given, or as learnt; equal while nothing is known of decodes."""
+    """Return the mean prompt and decode tokens: as given, or as learnt.
+
+    Until a request finishes a decode token counts as a whole request: to learn how long decodes are, serve some.
+    """
     prompt, decode = params[0], params[1]
     if prompt <= 0:
         prompt = arrived_tokens / arrived if arrived > 0 else 1.0
     if decode <= 0:
-        decode = finished_decodes / finished if finished_decodes > 0 else prompt
+        decode = finished_decodes / finished if finished_decodes > 0 else 1.0
     return prompt, decode
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, limits, params):  # type: ignore[no-untyped-def]
     """Return the batch that maximises (x by_prefill + y by_decode) / t over budgets and numbers of prompts.
 
@@ -114,34 +115,33 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
         prompts, prompt_tokens = 0, 0
     decoding = min(decoding, slots)
     roomy = prompts + decoding <= slots
-    best, best_x, best_y, best_first = -1.0, 0, decoding, DECODE_FIRST
-    smaller = 0
+    prefill_first = by_prefill > by_decode
+    tokens, decodes = float(prompt_tokens), float(decoding)
+    bar, best_x, best_y, best_budget, smaller = -1.0, 0.0, decodes, decodes, 0.0
     for place in range(2, params.size - 1, 2):
-        budget = int(params[place])
-        if by_prefill > by_decode:
-            x = float(min(prompt_tokens, budget))
-            y = min(decoding, budget - int(x))
+        budget = params[place]
+        if prefill_first:
+            x = min(tokens, budget)
+            y = min(decodes, budget - x)
             if not roomy:
-                y = min(y, slots - _prompts_in(x, prompts, prompt_tokens, head))
+                y = min(y, float(slots - _prompts_in(x, prompts, prompt_tokens, head)))
         elif roomy:
-            y = min(decoding, budget)
-            x = float(min(prompt_tokens, budget - y))
+            y = min(decodes, budget)
+            x = min(tokens, budget - y)
         else:
             x, y = _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller)
         value = (x * by_prefill + y * by_decode) * params[place + 1]
-        if x + y > smaller and value > best + _TIE * best:
-            best, best_y = value, y
-            if x < budget - y and by_prefill <= by_decode:  # whole prompts: as many as there are slots, however long
-                best_x, best_first = (budget - y if x > 0 else 0), DECODE_FIRST
-            else:  # so many tokens, from as many prompts as hold them
-                best_x, best_y, best_first = int(x), budget - int(x), PREFILL_FIRST
-        if prompt_tokens + decoding <= budget:
+        if value > bar and x + y > smaller:
+            bar, best_x, best_y, best_budget = value * (1 + _TIE), x, y, budget
+        if tokens + decodes <= budget:
             break
         smaller = budget
-    return best_x, best_y, best_first
+    if best_x < best_budget - best_y and not prefill_first:  # whole prompts: as many as there are slots, however long
+        return int(best_budget - best_y) if best_x > 0 else 0, int(best_y), DECODE_FIRST
+    return int(best_x), int(best_budget) - int(best_x), PREFILL_FIRST  # so many tokens, from as many as hold them
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
     """Return prefill and decode tokens of the best batch within a budget, above a smaller one, where slots are short.
 
@@ -165,7 +165,7 @@ def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, 
     return best_x, best_y
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _prompts_in(tokens, prompts, prompt_tokens, head):  # type: ignore[no-untyped-def]
     """Return how many of the oldest prompts hold so many tokens, on average."""
     if tokens <= head or prompts < 2:

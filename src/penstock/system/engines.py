@@ -44,7 +44,8 @@ class Engine:
 
     def __init__(self, name: str, rule: int, known: Mapping[str, Option], given: Options | None = None) -> None:
         self.name, self.rule, self.known = name, rule, known
-        self.options = {key: option.default for key, option in known.items()} | _checked(name, known, given or {})
+        defaults = {key: option.default for key, option in known.items()}
+        self.options = defaults if given is None else defaults | _checked(name, known, given)
 
     def __repr__(self) -> str:
         changed = {k: v for k, v in self.options.items() if v != self.known[k].default}
@@ -141,7 +142,7 @@ def _checked(name: str, known: Mapping[str, Option], given: Options) -> dict[str
             raise InputError(f"{name}: {key} is given twice; give it once")
         option = known[key]
         if option.known is not None:
-            if value not in option.known:
+            if not isinstance(value, str) or value not in option.known:
                 raise InputError(f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}")
             found[key] = value
         elif isinstance(option.default, bool):
@@ -153,6 +154,14 @@ def _checked(name: str, known: Mapping[str, Option], given: Options) -> dict[str
         else:
             low, high = int(option.low), int(option.high)
             found[key] = checks.whole(f"{name}: {key}", value, low, high, "", "it is a whole number")
+    start, least = (
+        found.get(key, known[key].default) if key in known else 0.0
+        for key in ("new_token_ratio", "min_new_token_ratio")
+    )
+    if least > start:
+        raise InputError(
+            f"{name}: min_new_token_ratio is {least:g}, above new_token_ratio, {start:g}, which falls to it; lower it"
+        )
     return found
 
 

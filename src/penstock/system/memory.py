@@ -69,7 +69,7 @@ class Memory:
             ("prefix_caching", (True, False)),
         ):
             value = getattr(self, name)
-            if value not in known or (isinstance(value, int) and not isinstance(value, bool)):
+            if not isinstance(value, str | bool | None) or value not in known:
                 words = [str(word) for word in known if word is not None]
                 raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), words)}")
         if self.swap_s and self.preemption != "swap":

@@ -69,12 +69,15 @@ class Policy:
     parameters
         ``(batch_time, token_budget, max_batch_size) -> numbers``: the parameters that it gets where a server's
         ``policy_params`` gives none, or only the first of them. None: it gets those given.
+    takes
+        What ``policy_params`` may give, in order; None: anything.
     """
 
     name: str
     function: PolicyFunction
     work_conserving: bool | None = None
     parameters: Parameters | None = None
+    takes: tuple[str, ...] | None = None
 
     def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
@@ -226,16 +229,19 @@ def sarathi(queue, limits, params):  # type: ignore[no-untyped-def]
     return prefill, decode, DECODE_FIRST
 
 
+_MEANS = ("mean prompt tokens", "mean decode tokens")
+_POOL = ("L (requests in decode from which on batches shrink)", "U (from which on none is let in)")
+
 POLICIES: dict[str, Policy] = {
     p.name: p
     for p in (
-        Policy("fastertransformer", fastertransformer, work_conserving=False),
-        Policy("vllm-vanilla", vllm_vanilla, work_conserving=False),
-        Policy("orca", orca, work_conserving=True),
-        Policy("sarathi", sarathi, work_conserving=True),
-        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters),
-        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters),
-        Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters),
+        Policy("fastertransformer", fastertransformer, work_conserving=False, takes=()),
+        Policy("vllm-vanilla", vllm_vanilla, work_conserving=False, takes=()),
+        Policy("orca", orca, work_conserving=True, takes=()),
+        Policy("sarathi", sarathi, work_conserving=True, takes=()),
+        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters, _MEANS),
+        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters, ()),
+        Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters, _POOL),
     )
 }
 """The policies that have a name: those of the paper's Table 1 in its order, then the adaptive ones."""

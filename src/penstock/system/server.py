@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from penstock import checks
@@ -90,24 +90,26 @@ class Server:
             ("convention", convention, ("paper", "engine")),
             ("order", order, ("fcfs", "priority")),
         ):
-            if value not in known:
-                raise InputError(f"{name} is {value!r}{nearest(str(value), known)}")
+            if not isinstance(value, str) or value not in known:
+                raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), known)}")
         chosen = resolve(policy)
-        memory = _memory(memory, kv_blocks, kv_tokens, block_size or usual_block_size(chosen))
+        memory = _memory(memory, kv_blocks, kv_tokens, block_size, usual_block_size(chosen))
         if isinstance(chosen, Engine):
-            if policy_params:
+            if not isinstance(policy_params, Sequence) or len(policy_params):
                 chosen = chosen.with_options(policy_params)  # type: ignore[arg-type]
             policy_params = ()
             if not chosen.has_token_budget and max_batch_size is None:
                 max_batch_size = _VIDURS_CAP
             _refuse_what_it_does_not(chosen, token_budget, max_batch_size, scope, convention, memory, order)
-        elif isinstance(policy_params, Mapping):
+        elif isinstance(policy_params, str | Mapping) or not isinstance(policy_params, Iterable):
             raise InputError(
                 f"policy_params is {checks.shown(policy_params)}, but {chosen.name} takes numbers; give a list"
             )
         if memory is not None and memory.prefix_caching:
             _refuse_prefix_caching(chosen, memory)
         params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in policy_params]
+        if isinstance(chosen, Policy) and chosen.takes is not None:
+            _refuse_params(chosen, chosen.takes, params)
         put = object.__setattr__
         put(self, "batch_time", batch_time)
         put(self, "token_budget", token_budget)
@@ -118,6 +120,11 @@ class Server:
         put(self, "policy_params", tuple(params))
         put(self, "memory", memory)
         put(self, "order", order)
+        if self.most_tokens > MOST_TOKENS:
+            raise InputError(
+                f"{max_batch_size:,} requests (max_batch_size) of up to {chosen.options['max_tokens']:,} tokens "  # type: ignore[union-attr]
+                f"(max_tokens) make batches of {self.most_tokens:,}, above {MOST_TOKENS:,}; lower one of them"
+            )
         batch_time.table(self.most_tokens)  # a measured table may not reach so far: say so now
 
     def with_policy(self, policy: str | Policy | Engine | PolicyFunction) -> "Server":
@@ -180,8 +187,16 @@ def usual_block_size(policy: Policy | Engine) -> int:
     return policy.block_size if isinstance(policy, Engine) else 16
 
 
-def _memory(memory: Memory | None, kv_blocks: int | None, kv_tokens: int | None, block_size: int) -> Memory | None:
+def _memory(
+    memory: Memory | None, kv_blocks: int | None, kv_tokens: int | None, block_size: int | None, usual: int
+) -> Memory | None:
     """Return the one memory that was given, in whichever form."""
+    if block_size is not None and kv_blocks is None and kv_tokens is None:
+        raise InputError(
+            f"block_size is {checks.shown(block_size)} without kv_blocks or kv_tokens, so it divides nothing; give one "
+            "of them, or the block_size in memory"
+        )
+    block_size = usual if block_size is None else block_size
     given = [
         name
         for name, value in (("memory", memory), ("kv_blocks", kv_blocks), ("kv_tokens", kv_tokens))
@@ -221,12 +236,30 @@ def _refuse_what_it_does_not(
         )
     if memory is None:
         return
+    if engine.name == "sglang" and memory.block_size > token_budget:
+        raise InputError(
+            f"block_size is {memory.block_size:,}, but a chunk of sglang is whole blocks within the token budget of "
+            f"{token_budget:,}, so no prompt is ever served; lower the one or raise the other"
+        )
     if memory.admission is not None:
         raise InputError(f"admission is {memory.admission!r}, but {engine.name} has its own; leave it out")
     if memory.watermark is not None and not engine.has_watermark:
         raise InputError(f"watermark is {memory.watermark:g}, but {engine.name} has none; leave it out")
     if memory.preemption != "recompute":
         raise InputError(f"preemption is {memory.preemption!r}, but {engine.name} preempts by recompute; leave it out")
+
+
+def _refuse_params(policy: Policy, takes: tuple[str, ...], params: list[float]) -> None:
+    """Refuse parameters that a policy of Penstock's would ignore or misread."""
+    wanted = " and ".join(takes) or "no parameters"
+    if len(params) > len(takes):
+        raise InputError(
+            f"policy_params has {len(params)} numbers, but {policy.name} takes {wanted}; leave out the rest"
+        )
+    if min(params, default=0.0) < 0:
+        raise InputError(f"policy_params has {min(params):g}, but {policy.name} takes {wanted}; none is below 0")
+    if policy.name == "pool-controlled" and (0 in params or params != sorted(params)):
+        raise InputError(f"policy_params is {params}, but must be {wanted}, above 0 and not falling; mend them")
 
 
 def _refuse_prefix_caching(policy: Policy | Engine, memory: Memory) -> None:

@@ -207,9 +207,10 @@ def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
         return
     worst = int(np.flatnonzero(~fitting)[0])
     p, o = int(prompt[worst]), int(output[worst])
+    drop = ", or drop such with Memory(too_long='drop')" if server.memory is not None else ""
     raise InputError(
         f"a request with {p:,} prompt and {o:,} output tokens {_why_not(p, o, server)}, so it never fits and blocks "
-        "the server; raise the limit, cut the lengths with their `max`, or drop such with Memory(too_long='drop')"
+        f"the server; raise the limit or cut the lengths with their `max`{drop}"
     )
 
 
@@ -217,9 +218,15 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
     usable, memory = server.usable_blocks, server.memory
     if usable is not None and memory is not None:
         needed = int(peak_blocks(np.array([prompt]), np.array([output]), server, memory)[0])
-        if needed + server.watermark_blocks > usable:
-            return f"needs {needed:,} blocks of {memory.block_size:,}, but the KV memory has {usable:,}"
-    return f"is more than {server.policy.name} takes"
+        spare = 0 if server.policy.name == "vllm" else server.watermark_blocks
+        if needed + spare > usable:
+            beside = f" beside a watermark of {spare:,}" if spare else ""
+            return f"needs {needed:,} blocks of {memory.block_size:,}{beside}, but the KV memory has {usable:,}"
+    policy = server.policy
+    if isinstance(policy, Engine) and not policy.has_token_budget:
+        return f"is more than the {policy.options['max_tokens']:,} (max_tokens) that {policy.name} reserves"
+    whole = "prompts whole, with outputs that were lost" if memory is not None else "prompts whole"
+    return f"is more than {policy.name} takes: {whole}, in batches of {server.token_budget:,} tokens"
 
 
 def _all_fit(lengths: Lengths, server: Server) -> bool:

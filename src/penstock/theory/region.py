@@ -452,7 +452,7 @@ def _request(
         return None
     else:
         mean_output = _length("output", output).mean
-    return mean_prompt, server.tokens_per_request(mean_prompt, mean_output) - mean_prompt
+    return mean_prompt, max(server.tokens_per_request(mean_prompt, mean_output) - mean_prompt, 0.0)
 
 
 def _length(name: str, given: int | Length) -> Length:

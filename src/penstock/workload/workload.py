@@ -40,8 +40,12 @@ class Requests(NamedTuple):
 
     def first(self, count: int) -> "Requests":
         """Return the first ``count`` of them."""
-        priority = None if self.priority is None else self.priority[:count]
-        return Requests(self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count], priority)
+        return self.where(slice(count))
+
+    def where(self, chosen: slice | Tokens) -> "Requests":
+        """Return some of them, by their places."""
+        priority = None if self.priority is None else self.priority[chosen]
+        return Requests(self.arrival_s[chosen], self.prompt_tokens[chosen], self.output_tokens[chosen], priority)
 
     @classmethod
     def joined(cls, parts: Sequence["Requests"]) -> "Requests":
@@ -316,8 +320,12 @@ def _priority(given: npt.ArrayLike | None, rows: int) -> Tokens | None:
     """Return priorities as integers, one per request."""
     if given is None:
         return None
-    values = np.asarray(given)
-    if values.shape != (rows,) or values.dtype.kind not in "iu" or np.abs(values).max(initial=0) >= 2**31:
+    try:
+        values = np.asarray(given)
+    except ValueError:  # lists of unequal lengths
+        values = np.array(None)
+    whole = values.shape == (rows,) and values.dtype.kind in "iu"
+    if not whole or values.max(initial=0) >= 2**31 or values.min(initial=0) <= -(2**31):
         raise InputError(
             f"priority is {checks.shown(given)}, but each of the {rows:,} requests has one, a whole number below 2^31"
         )
