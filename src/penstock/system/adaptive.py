@@ -147,16 +147,18 @@ def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, 
 
     A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd, b) decodes and
     x = min(b - y, their tokens, on average). As n rises beyond the slots that are free anyway, x grows by a prompt at a
-    time until the budget is full, then by the token that the decode leaves: the best n is at an end of such a stretch.
+    time until the budget is full, then by the token that the decode leaves: the best n is at an end of such a stretch,
+    or the least that fills more than the smaller budget.
     """
     fits = min(decoding, budget)
     free = min(prompts, slots - fits)
     each = (prompt_tokens - head) / max(prompts - 1, 1)
-    full = free
+    least = full = free
     if each > 1:
+        least = max(free, min(prompts, int(np.floor((smaller - slots + each - head) / (each - 1))) + 1))
         full = max(free, min(prompts, int(np.floor((budget - slots + each - head) / (each - 1)))))
     best, best_x, best_y = -1.0, 0.0, 0
-    for n in (free, max(free, 1), full, min(prompts, full + 1)):
+    for n in (free, max(free, 1), least, full, min(prompts, full + 1)):
         y = min(fits, slots - n)
         x = min(float(budget - y), head + (n - 1) * each) if n > 0 else 0.0
         value = x * by_prefill + y * by_decode
