@@ -121,7 +121,11 @@ def check(
 def compare(
     scenario: ScenarioPath,
     policies: Annotated[
-        str | None, typer.Option("--policies", help="Policies, separated by commas; default: all four of the paper.")
+        str | None,
+        typer.Option(
+            "--policies",
+            help="Policies, separated by commas; default: the scenario's own, the paper's and the adaptive ones.",
+        ),
     ] = None,
     requests: Requests = None,
     seed: Seed = None,
@@ -139,7 +143,8 @@ def compare(
     from penstock.system.policies import POLICIES
 
     found: dict[str, Answer] = {}
-    servers = _servers(chosen, policies, list(POLICIES))
+    own = chosen.server.policy
+    servers = _servers(chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES])
     with progress.bar("Simulating") as show:
         for index, (name, server) in enumerate(servers.items()):
             found[name] = answer.check(

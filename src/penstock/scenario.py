@@ -12,7 +12,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
-from penstock.system.engines import Engine, engine_defaults
+from penstock.system.engines import ENGINES, Engine, engine_defaults
 from penstock.system.memory import Memory
 from penstock.system.policies import Policy, resolve
 from penstock.system.presets import hardware
@@ -264,10 +264,10 @@ class MemorySection(_Section):
 
 
 class GpuSection(_Section):
-    """A GPU, from whose memory engines choose their limits."""
+    """A GPU, from whose memory engines choose their limits; whether it is an A100 the hardware preset says too."""
 
     memory_gib: float
-    a100: bool = False
+    a100: bool | None = None
     offline: bool = False
 
 
@@ -320,7 +320,8 @@ class ServerSection(_Section):
         """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
         budget, slots = self.token_budget, self.max_batch_size
         if self.gpu is not None:
-            chosen = engine_defaults(self.policy, self.gpu.memory_gib, a100=self.gpu.a100, offline=self.gpu.offline)
+            a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
+            chosen = engine_defaults(self.policy, self.gpu.memory_gib, a100=a100, offline=self.gpu.offline)
             budget = chosen.token_budget if budget is None else budget
             slots = chosen.max_batch_size if slots is None else slots
         if budget is None:
@@ -335,10 +336,13 @@ class ServerSection(_Section):
         given = self.memory
         if given is None:
             return None
+        if self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None:
+            raise InputError(
+                "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, max_total_tokens, "
+                "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
+            )
         if (given.blocks is None) == (given.tokens is None):
             raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
-        if self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None:
-            raise InputError("server: `memory` and kv_blocks, kv_tokens, block_size say the same; keep `memory`")
         block_size = usual_block_size(policy) if given.block_size is None else given.block_size
         by_tokens = given.tokens is not None
         whole = Memory.of_tokens(given.tokens, block_size) if by_tokens else Memory(given.blocks, block_size)  # type: ignore[arg-type]
@@ -493,6 +497,15 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder)
 
 
+def _belongs(key: str) -> str | None:
+    """Say where a setting of an engine, or of its memory, is given."""
+    settings = {n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n}
+    if key in settings:
+        return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
+    key = {"enable_prefix_caching": "prefix_caching"}.get(key, key)
+    return f"it is given in `memory: {{{key}: ...}}`" if key in MemorySection.model_fields else None
+
+
 def _one_line(error: ValidationError) -> str:
     """Say the first thing that is wrong, and where."""
     problems = error.errors()
@@ -508,7 +521,11 @@ def _one_line(error: ValidationError) -> str:
             section, key = problem["loc"][:-1], str(problem["loc"][-1])
             if section == ("server",) and any(key.replace("-", "_") in names for names in ENGINE_NAMES.values()):
                 return f"{where} says again what another key of {section[-1]} says; give one of them"
+            if section == ("server",) and (hint := _belongs(key.replace("-", "_"))):
+                return f"{where} is not a key of a server; {hint}"
             known = _keys(section)
+            if section == ("server",):
+                known = [*known, *(name for names in ENGINE_NAMES.values() for name in names)]
             return f"{where} is not a key of a scenario{nearest(key, known) if known else '; leave it out'}"
         case "missing":
             return f"{where} is missing; add it"

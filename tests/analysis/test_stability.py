@@ -255,7 +255,7 @@ def test_a_policy_that_keeps_a_long_queue_is_given_a_longer_backlog(precision: f
     """MaxWeight lets hundreds wait; a test that began with fewer would watch them come."""
     workload = ps.Workload.poisson(2, ps.Geometric(200, max=2000), ps.Geometric(50, max=500))
     found = ps.max_rate(workload, ps.Server(TP1, 512, 64, "maxweight"), precision=precision)
-    assert found.rate == pytest.approx(10.7, rel=0.05)
+    assert found.rate / 1.01 < 10.72 < found.above * 1.01  # found to 1%: 10.70, and not at 10.76
 
 
 @pytest.mark.parametrize("precision", [0.1, 0.01])

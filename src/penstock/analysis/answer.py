@@ -14,13 +14,16 @@ from penstock.run import STATISTICS, Record, Run
 from penstock.simulate import TICK_S, Progress, length_of_run, simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
+from penstock.theory.kv_blocks import reuses, served
 from penstock.theory.load import Load
+from penstock.theory.memory import memory_estimate
 from penstock.workload.workload import Workload
 
 ROWS_UP_TO = 1_000_000
 """Longer runs keep a summary instead of a row per request, and latency has no intervals."""
 
 _LOSS_WORTH_A_WARNING = 0.01
+_SOME = 0.01  # preemptions of a request
 _TEST_SHARE = 0.2  # of the work, for the progress bar
 
 
@@ -114,6 +117,7 @@ def check(
     precision: float | None = None,
     alpha: float = 0.01,
     resolution: float = 0.01,
+    estimate_memory: bool = True,
     progress: Progress | None = None,
 ) -> Answer:
     """Certify a workload on a server, test it, simulate it, and refuse the latency of a steady state it has not.
@@ -129,6 +133,8 @@ def check(
         longer, up to 16 times. Default: as it comes.
     alpha, resolution
         As in `penstock.verdict`.
+    estimate_memory
+        Whether to note what is carried once KV memory is full, where there is an estimate (it may take a second).
     progress
         Called now and then with the share that is done.
 
@@ -173,6 +179,7 @@ def check(
             "arrivals 'poisson'"
         )
     warnings += load_warnings(certificate.load, server)
+    warnings += memory_warnings(workload, server, estimate_memory)
     if stability.verdict == "undecided" and not refused:
         warnings.append("whether it is stable is undecided, so there may be no steady state whose latency this is")
     if latency:
@@ -220,6 +227,35 @@ def _disagreement(certificate: Certificate, stability: Stability) -> str | None:
 def record_for(requests: int | None, until: float | None) -> Record:
     """Return what a run of that length keeps: a row per request where that is no burden."""
     return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"
+
+
+def memory_warnings(workload: Workload, server: Server, estimated: bool = True) -> list[str]:
+    """Return what KV memory does to a workload that neither load nor bounds say."""
+    if server.memory is None:
+        return []
+    warnings = []
+    kept = served(workload, server).share
+    if kept < 1:
+        warnings.append(f"{1 - kept:.2%} of the requests never fit and are dropped; nothing here counts them")
+    if reuses(workload, server):
+        warnings.append(
+            "prompts may be found in the prefix cache: the load counts all of their tokens, bounds only one of each; "
+            "the test repeats the recording, and finds in the cache what it holds of the repetition before"
+        )
+    if not estimated:
+        return warnings
+    try:
+        full = memory_estimate(workload, server)
+    except InputError:  # no estimate for such a policy or workload
+        return warnings
+    if full.limit == "KV memory":
+        again = f", each preempted {full.preemptions:.2g} times" if full.preemptions > _SOME else ""
+        remedy = "; fewer running requests or a watermark may carry more" if again else ""
+        warnings.append(
+            f"once its KV memory is full the server carries about {full.rate:,.4g} requests/s (an estimate), with "
+            f"{full.running:,.0f} running{again}{remedy}"
+        )
+    return warnings
 
 
 def load_warnings(load: Load, server: Server) -> list[str]:

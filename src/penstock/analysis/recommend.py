@@ -28,6 +28,8 @@ from penstock.simulate import Progress
 from penstock.system.engines import Engine
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
+from penstock.theory.kv_blocks import served
+from penstock.theory.memory import memory_estimate
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -41,6 +43,9 @@ WORTH = 0.02
 """Share of a mean latency below which a difference is no reason to change anything."""
 
 _ROOM = 0.05  # of the stable rate: candidates that are as fast and carry less are no ties
+_SAME_SHARE = 0.001  # of the requests that are served
+_AMPLE_BLOCKS = 2**24
+_SLOTS_FEWER = (0.75, 0.5, 0.35, 0.25, 0.18, 0.125)  # of those that may run
 _CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
 _SLOTS_STEP = 4  # one more slot for so many
 _WORDS = {"stable_rate": "a stable rate"} | {metric: f"a mean {metric[:-2].upper()}" for metric in METRICS}
@@ -291,9 +296,11 @@ def recommend(
     binding = study.binding(chosen)
     step = _step(workload, chosen.server) if "max batch size" in binding else None
     bound = max(tried.bound, chosen.found.bound)
+    warnings = _warnings(workload, found, chosen)
+    if "KV memory" in binding:
+        warnings = (*_fewer_at_once(workload, chosen), *warnings)
     return Recommendation(
-        workload.rate, decided, tuple(found), chosen, tuple(pruned), bound, binding, step,
-        _warnings(workload, found, chosen),
+        workload.rate, decided, tuple(found), chosen, tuple(pruned), bound, binding, step, warnings
     )  # fmt: skip
 
 
@@ -311,9 +318,13 @@ class _Study(NamedTuple):
         tested = self._wanted(server, found)
         if tested and self._verdict(tested, server) == "unstable":
             return f"unstable at {tested:,.4g} requests/s, by simulation; others carry that"
+        kept = served(self.workload, server).share
+        if found and kept < served(self.workload, found[0].server).share * (1 - _SAME_SHARE):
+            return f"it drops {1 - kept:.1%} of the requests, which never fit; more than now"
         answer = check(
-            self.workload, server, requests=self.requests, alpha=self.alpha, progress=lambda share: progress(share / 2)
-        )
+            self.workload, server, requests=self.requests, alpha=self.alpha, estimate_memory=False,
+            progress=lambda share: progress(share / 2),
+        )  # fmt: skip
         rates = max_rate(
             self.workload, server, precision=self.precision, alpha=self.alpha, seed=self.workload.seed,
             progress=lambda share: progress((1 + share) / 2),
@@ -339,7 +350,7 @@ class _Study(NamedTuple):
         """Return the limits that hold a server back: KV memory, where without that limit it carries more."""
         server = chosen.server
         if server.memory is not None:
-            ample = dataclasses.replace(server, memory=None)
+            ample = dataclasses.replace(server, memory=dataclasses.replace(server.memory, blocks=_AMPLE_BLOCKS))
             if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
                 return ("KV memory",)
         return operating_point(self.workload, server).binding
@@ -410,6 +421,26 @@ def _step(workload: Workload, server: Server) -> Step | None:
     more = slots + max(slots // _SLOTS_STEP, 1)
     now, then = (certify(workload, dataclasses.replace(server, max_batch_size=k)).max_rate for k in (slots, more))
     return Step(more, then, then / now - 1)
+
+
+def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
+    """Say what a smaller max batch size would carry, by the estimate, where preemption wastes work."""
+    server = chosen.server
+    slots = min(server.max_batch_size or server.token_budget, 4096)
+    best = 0.0, 0
+    for share in _SLOTS_FEWER:
+        fewer = max(int(slots * share), 1)
+        try:
+            best = max(best, (memory_estimate(workload, dataclasses.replace(server, max_batch_size=fewer)).rate, fewer))
+        except InputError:
+            return []
+    rate, fewer = best
+    if rate < (1 + _ROOM) * chosen.stable_rate:
+        return []
+    return [
+        f"with a max batch size of {fewer:,} in place of {slots:,} it would carry about {rate:,.4g} requests/s (an "
+        "estimate): fewer requests at once preempt each other less; try it with max-rate"
+    ]
 
 
 def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:

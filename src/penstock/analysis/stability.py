@@ -47,6 +47,7 @@ _LEAST_PATIENCE = 20_000  # arrivals
 _GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
 _SLOTS = 2  # initial requests to every slot of a batch
 _SLOTS_WHERE_LONG = 32  # the same, where long queues may be normal
+_LEAST_LOAD = 0.1
 _MOST_LOAD = 20  # of what the best batches carry; more is as unstable, and takes as many more arrivals to see
 _LEAST_SHARE = 1e-3  # of requests that are not dropped
 _LARGER = 4  # times the backlog, where one was gone too soon
@@ -270,7 +271,11 @@ class _Test:
 
     def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
         """Run from one backlog; from a larger one where it was gone before the test could tell."""
-        each = _SLOTS_WHERE_LONG if _keeps_long_queues(self.server) else _SLOTS
+        each: float = _SLOTS
+        if _keeps_long_queues(self.server):
+            # Each generation of the warm-up leaves a share rho of the one before.
+            rho = self.offered / self.server.batch_time.capacity(self.server.token_budget)
+            each = _SLOTS_WHERE_LONG / min(max(rho, _LEAST_LOAD), 1) ** _GENERATIONS
         work = max(2 * self.plain_barrier, each * slots(self.server) * self.forward)
         while True:
             found = self._watch(start, work, report)

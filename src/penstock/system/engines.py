@@ -142,9 +142,10 @@ def _checked(name: str, known: Mapping[str, Option], given: Options) -> dict[str
             raise InputError(f"{name}: {key} is given twice; give it once")
         option = known[key]
         if option.known is not None:
-            if not isinstance(value, str) or value not in option.known:
+            word = value.lower() if isinstance(value, str) else ""  # TensorRT-LLM writes them in capitals
+            if word not in option.known:
                 raise InputError(f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}")
-            found[key] = value
+            found[key] = word
         elif isinstance(option.default, bool):
             if not isinstance(value, bool):
                 raise InputError(f"{name}: {key} is {checks.shown(value)}, but must be true or false")
@@ -153,7 +154,9 @@ def _checked(name: str, known: Mapping[str, Option], given: Options) -> dict[str
             found[key] = checks.number(f"{name}: {key}", value, option.low, option.high, "", "it is a share")
         else:
             low, high = int(option.low), int(option.high)
-            found[key] = checks.whole(f"{name}: {key}", value, low, high, "", "it is a whole number")
+            found[key] = checks.whole(
+                f"{name}: {key}", value, low, high, "", "it is a number of tokens, requests or steps"
+            )
     start, least = (
         found.get(key, known[key].default) if key in known else 0.0
         for key in ("new_token_ratio", "min_new_token_ratio")

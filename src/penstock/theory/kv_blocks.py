@@ -225,8 +225,10 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
     policy = server.policy
     if isinstance(policy, Engine) and not policy.has_token_budget:
         return f"is more than the {policy.options['max_tokens']:,} (max_tokens) that {policy.name} reserves"
-    whole = "prompts whole, with outputs that were lost" if memory is not None else "prompts whole"
-    return f"is more than {policy.name} takes: {whole}, in batches of {server.token_budget:,} tokens"
+    whole = "prompts whole, with outputs lost by preemption," if memory is not None else "prompts whole,"
+    chunks = {"vllm": "chunked_prefill", "tensorrt-llm": "chunked_context"}.get(policy.name)
+    cut = f" ({chunks}: true would cut them)" if chunks else ""
+    return f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} tokens{cut}"
 
 
 def _all_fit(lengths: Lengths, server: Server) -> bool:
