@@ -92,22 +92,10 @@ class EngineSession(Session):
         options[running.GROWS] = memory is not None and not reserves
         usable = server.usable_blocks
         self.state[running.FREE] = running.PLENTY if usable is None else usable
-        self.cache: blocks.Cache | None = None
         self.rows, self.recorded = np.empty(0, np.int64), prefixes.rows if prefixes else 0
+        self.cache: blocks.Cache | None = None
         if memory and memory.prefix_caching and usable is not None:
-            ids, bounds = (prefixes.ids, prefixes.bounds) if prefixes else (self.rows, self.rows)
-            if prefixes and prefixes.block_size != memory.block_size:
-                raise InputError(
-                    f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is "
-                    f"{memory.block_size:,}, so no block of one is a block of the other; set block_size to "
-                    f"{prefixes.block_size:,}"
-                )
-            if usable > MOST_CACHED_BLOCKS:
-                raise InputError(
-                    f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "
-                    f"{MOST_CACHED_BLOCKS:,} fit here; lower it, or leave prefix_caching out"
-                )
-            self.cache = blocks.new_cache(usable, self.slots.shape[1], ids, bounds)
+            self.cache = self._open_cache(usable, prefixes)
         self.growth = np.zeros(self.block_size, np.int64)
         self.ring = np.zeros((3, 1 << (4 * self.slots.shape[1]).bit_length()), np.int64)
         self.ratio = np.zeros(1)
@@ -117,6 +105,22 @@ class EngineSession(Session):
             self.ratio[0] = high
         elif engine:
             self.params = np.zeros(1)
+
+    def _open_cache(self, usable: int, prefixes: Prefixes | None) -> blocks.Cache:
+        """Return a cache of blocks that hold nothing."""
+        nothing = np.empty(0, np.int64)
+        ids, bounds = (prefixes.ids, prefixes.bounds) if prefixes else (nothing, nothing)
+        if prefixes and prefixes.block_size != self.block_size:
+            raise InputError(
+                f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is {self.block_size:,}, so no "
+                f"block of one is a block of the other; set block_size to {prefixes.block_size:,}"
+            )
+        if usable > MOST_CACHED_BLOCKS:
+            raise InputError(
+                f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "
+                f"{MOST_CACHED_BLOCKS:,} fit here; lower it, or leave prefix_caching out"
+            )
+        return blocks.new_cache(usable, self.slots.shape[1], ids, bounds)
 
     def slots_at_first(self) -> int:
         """Return for how many running requests there is room; more is made where nothing bounds them."""
@@ -259,19 +263,13 @@ class EngineSession(Session):
         """Call the kernel once."""
         policy = self.server.policy
         compiled = policy.compiled if isinstance(policy, Policy) else POLICIES["sarathi"].compiled
-        try:
-            return loop.compiled_advance(self.cache is not None)(
-                compiled, self.params, self.options, self.duration,
-                window.arrival, window.prompt, window.output, window.first_token, window.finish, self.resume,
-                self.state, self.slots, self.heads, self.bits, self.growth, self.segments[0], self.ring, self.ratio,
-                self.cache,
-                self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
-            )  # fmt: skip
-        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
-            raise InputError(
-                f"policy {policy.name!r} failed: {type(error).__name__}: {error}; it must answer for every "
-                f"queue, with the {self.params.size} policy_params it was given"
-            ) from error
+        return loop.compiled_advance(self.cache is not None)(
+            compiled, self.params, self.options, self.duration,
+            window.arrival, window.prompt, window.output, window.first_token, window.finish, self.resume,
+            self.state, self.slots, self.heads, self.bits, self.growth, self.segments[0], self.ring, self.ratio,
+            self.cache,
+            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
+        )  # fmt: skip
 
     def fold(self, window: Window, everything: bool) -> Window:
         """Add the finished requests at the front of the window to the summary and drop them."""

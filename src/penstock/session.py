@@ -238,7 +238,13 @@ class Session:
         status = kernel.FULL
         while status == kernel.FULL:
             self.options[kernel.STEPS] = steps
-            status = self._advance(window)
+            try:
+                status = self._advance(window)
+            except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
+                raise InputError(
+                    f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; it must answer for "
+                    f"every queue, with the {self.params.size} policy_params it was given"
+                ) from error
             if status == kernel.FULL:
                 self._make_room()
         if status not in (kernel.DONE, kernel.MORE, kernel.PAUSED):
@@ -248,18 +254,12 @@ class Session:
     def _advance(self, window: Window) -> int:
         """Call the kernel once."""
         assert isinstance(self.server.policy, Policy)
-        try:
-            return kernel.compiled_advance()(
-                self.server.policy.compiled, self.params, self.options, self.duration,
-                window.arrival, window.prompt, window.output, window.first_token, window.finish,
-                self.state, self.slots, self.heads, self.bits, self.segments,
-                self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
-            )  # fmt: skip
-        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
-            raise InputError(
-                f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; it must answer for every "
-                f"queue, with the {self.params.size} policy_params it was given"
-            ) from error
+        return kernel.compiled_advance()(
+            self.server.policy.compiled, self.params, self.options, self.duration,
+            window.arrival, window.prompt, window.output, window.first_token, window.finish,
+            self.state, self.slots, self.heads, self.bits, self.segments,
+            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
+        )  # fmt: skip
 
     def fold(self, window: Window, everything: bool) -> Window:
         """Add the finished requests at the front of the window to the summary and drop them."""

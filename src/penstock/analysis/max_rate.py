@@ -12,8 +12,6 @@ from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.workload.workload import Workload
 
-_FINER = 4  # times, where a backlog was too small
-_FINEST = 0.03  # share of the precision
 _HALVINGS = 40
 
 
@@ -124,16 +122,10 @@ def max_rate(
     expected = math.ceil(math.log2(math.log(2) / math.log1p(precision))) + 2
 
     def outcome(rate: float) -> Outcome:
-        resolution = precision / 2
-        while True:
-            found = verdict(
-                workload.with_rate(rate), server, alpha, resolution, seed,
-                progress=lambda share: report(min((len(trials) + share) / expected, 1.0)),
-            )  # fmt: skip
-            far = found.verdict == "undecided" and abs(found.drift) > 2 * precision
-            if not far or resolution < _FINEST * precision:
-                break
-            resolution /= _FINER  # far from the limit and not told: the backlog was gone too soon
+        found = verdict(
+            workload.with_rate(rate), server, alpha, precision / 2, seed,
+            progress=lambda share: report(min((len(trials) + share) / expected, 1.0)),
+        )  # fmt: skip
         trials.append(Trial(rate, found))
         return found.verdict
 

@@ -44,7 +44,7 @@ WORTH = 0.02
 
 _ROOM = 0.05  # of the stable rate: candidates that are as fast and carry less are no ties
 _SAME_SHARE = 0.001  # of the requests that are served
-_AMPLE_BLOCKS = 2**24
+_AMPLE = 16  # times the memory
 _SLOTS_FEWER = (0.75, 0.5, 0.35, 0.25, 0.18, 0.125)  # of those that may run
 _CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
 _SLOTS_STEP = 4  # one more slot for so many
@@ -350,7 +350,9 @@ class _Study(NamedTuple):
         """Return the limits that hold a server back: KV memory, where without that limit it carries more."""
         server = chosen.server
         if server.memory is not None:
-            ample = dataclasses.replace(server, memory=dataclasses.replace(server.memory, blocks=_AMPLE_BLOCKS))
+            ample = dataclasses.replace(
+                server, memory=dataclasses.replace(server.memory, blocks=_AMPLE * server.memory.blocks)
+            )
             if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
                 return ("KV memory",)
         return operating_point(self.workload, server).binding

@@ -97,19 +97,12 @@ class Server:
         if isinstance(chosen, Engine):
             if not isinstance(policy_params, Sequence) or len(policy_params):
                 chosen = chosen.with_options(policy_params)  # type: ignore[arg-type]
-            policy_params = ()
             if not chosen.has_token_budget and max_batch_size is None:
                 max_batch_size = _VIDURS_CAP
             _refuse_what_it_does_not(chosen, token_budget, max_batch_size, scope, convention, memory, order)
-        elif isinstance(policy_params, str | Mapping) or not isinstance(policy_params, Iterable):
-            raise InputError(
-                f"policy_params is {checks.shown(policy_params)}, but {chosen.name} takes numbers; give a list"
-            )
         if memory is not None and memory.prefix_caching:
             _refuse_prefix_caching(chosen, memory)
-        params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in policy_params]
-        if isinstance(chosen, Policy) and chosen.takes is not None:
-            _refuse_params(chosen, chosen.takes, params)
+        params = _params(chosen, policy_params) if isinstance(chosen, Policy) else []
         put = object.__setattr__
         put(self, "batch_time", batch_time)
         put(self, "token_budget", token_budget)
@@ -249,10 +242,15 @@ def _refuse_what_it_does_not(
         raise InputError(f"preemption is {memory.preemption!r}, but {engine.name} preempts by recompute; leave it out")
 
 
-def _refuse_params(policy: Policy, takes: tuple[str, ...], params: list[float]) -> None:
-    """Refuse parameters that a policy of Penstock's would ignore or misread."""
-    wanted = " and ".join(takes) or "no parameters"
-    if len(params) > len(takes):
+def _params(policy: Policy, given: object) -> list[float]:
+    """Return the parameters that a policy was given; refuse those that one of Penstock's would ignore or misread."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise InputError(f"policy_params is {checks.shown(given)}, but {policy.name} takes numbers; give a list")
+    params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in given]
+    if policy.takes is None:
+        return params
+    wanted = " and ".join(policy.takes) or "no parameters"
+    if len(params) > len(policy.takes):
         raise InputError(
             f"policy_params has {len(params)} numbers, but {policy.name} takes {wanted}; leave out the rest"
         )
@@ -260,6 +258,7 @@ def _refuse_params(policy: Policy, takes: tuple[str, ...], params: list[float]) 
         raise InputError(f"policy_params has {min(params):g}, but {policy.name} takes {wanted}; none is below 0")
     if policy.name == "pool-controlled" and (0 in params or params != sorted(params)):
         raise InputError(f"policy_params is {params}, but must be {wanted}, above 0 and not falling; mend them")
+    return params
 
 
 def _refuse_prefix_caching(policy: Policy | Engine, memory: Memory) -> None:
