@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -15,6 +16,12 @@ from penstock.system.server import Server
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 Record = Literal["summary", "requests", "batches", "allocations"]
+
+TICK_S = 1e-9
+"""Seconds per tick, unless told otherwise."""
+
+Progress = Callable[[float], None]
+"""Called now and then with the share of the work that is done."""
 
 METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

@@ -1,15 +1,14 @@
 """A scenario: one YAML file that says what arrives, what serves, and how long to look."""
 
 import dataclasses
-import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from penstock import checks
+from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
 from penstock.system.engines import ENGINES, Engine, engine_defaults
@@ -23,27 +22,10 @@ from penstock.workload.workload import Workload, read_trace
 
 DEFAULT_REQUESTS = 20_000
 
-_MOST_VALUES = 100_000
-"""In a scenario, its aliases written out: nine lines of them can stand for billions."""
-
 _LONGEST_MS = 1e9
 
 
-def _whole(value: Any) -> Any:
-    """Let 1e3 be a whole number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-
-
-class _Section(BaseModel):
-    """A mapping that refuses keys it does not know, and text or true where a number belongs."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
-
-
-class _Mean(_Section):
+class _Mean(Section):
     mean: float
     max: Whole | None = None
 
@@ -52,7 +34,7 @@ class _Spread(_Mean):
     cv: float
 
 
-class _Part(_Section):
+class _Part(Section):
     weight: float
     length: Any
 
@@ -67,7 +49,7 @@ def _one_key(value: Mapping[str, Any], known: Mapping[str, Any], what: str) -> s
     return chosen[0]
 
 
-def _length(value: Any) -> Length:
+def length(value: Any) -> Length:
     """Turn ``112``, ``{geometric: 112}``, ``{lognormal: {mean: 200, cv: 1.5, max: 4096}}`` ... into a distribution."""
     if isinstance(value, Length):
         return value
@@ -97,25 +79,25 @@ def _length(value: Any) -> Length:
                 f"a mixture is {checks.shown(given)}, but must be a list of parts {{weight: 1, length: 9}}"
             )
         parts = [_Part.model_validate(part) for part in given]
-        return Mixture([_length(part.length) for part in parts], [part.weight for part in parts])
+        return Mixture([length(part.length) for part in parts], [part.weight for part in parts])
     spread = _Spread.model_validate(given)
     return (LogNormal if kind == "lognormal" else Gamma)(spread.mean, spread.cv, spread.max)
 
 
-Lengthy = Annotated[Length, BeforeValidator(_length)]
+Lengthy = Annotated[Length, BeforeValidator(length)]
 
 
 _CV = "gamma arrivals need `cv`, the standard deviation of a gap over its mean, and no others take it"
 
 
-class _Generated(_Section):
+class _Generated(Section):
     rate: float
     prompt: Lengthy
     output: Lengthy
     cv: float | None = None
 
 
-class WorkloadSection(_Section):
+class WorkloadSection(Section):
     """What arrives: a ``trace``, a ``preset`` look-alike, or a generated process; one of them.
 
     ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``, ``deterministic``
@@ -183,7 +165,7 @@ class WorkloadSection(_Section):
         return make(given.rate, given.prompt, given.output, seed=seed)
 
 
-class _PerToken(_Section):
+class _PerToken(Section):
     c_ms: float
     a_ms_per_token: float
 
@@ -192,7 +174,7 @@ class _Bend(_PerToken):
     b0: float
 
 
-class BatchTimeSection(_Section):
+class BatchTimeSection(Section):
     """Seconds of a batch: ``{c_ms, a_ms, b0}`` steps, or one of ``affine``, ``hinge``, ``table``."""
 
     c_ms: float | None = None
@@ -249,7 +231,7 @@ def _alias(*names: str) -> AliasChoices:
     return AliasChoices(*names, *(name.replace("_", "-") for name in names))
 
 
-class MemorySection(_Section):
+class MemorySection(Section):
     """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``, and the rules of its use; see `Memory`."""
 
     blocks: Whole | None = None
@@ -263,7 +245,7 @@ class MemorySection(_Section):
     prefix_caching: bool = False
 
 
-class GpuSection(_Section):
+class GpuSection(Section):
     """A GPU, from whose memory engines choose their limits; whether it is an A100 the hardware preset says too."""
 
     memory_gib: float
@@ -271,7 +253,7 @@ class GpuSection(_Section):
     offline: bool = False
 
 
-class ServerSection(_Section):
+class ServerSection(Section):
     """What serves; engine names are accepted for the limits."""
 
     hardware: str | None = None
@@ -288,6 +270,20 @@ class ServerSection(_Section):
     kv_tokens: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_tokens"]))
     block_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["block_size"]))
     memory: MemorySection | None = None
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Return its keys, engine names among them."""
+        return [*super().known_keys(), *(name for names in ENGINE_NAMES.values() for name in names)]
+
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say where a key belongs that a server does not have."""
+        where, name = f"{section}.{short(key)}", key.replace("-", "_")
+        if any(name in names for names in ENGINE_NAMES.values()):
+            return f"{where} says again what another key of {section} says; give one of them"
+        hint = _belongs(name)
+        return f"{where} is not a key of a server; {hint}" if hint else super().unknown(section, key)
 
     def build(self, folder: Path) -> Server:
         """Return the server; files are looked for in ``folder``."""
@@ -357,7 +353,16 @@ class ServerSection(_Section):
         )
 
 
-class SimulateSection(_Section):
+def _belongs(key: str) -> str | None:
+    """Say where a setting of an engine, or of its memory, is given."""
+    settings = {n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n}
+    if key in settings:
+        return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
+    key = {"enable_prefix_caching": "prefix_caching"}.get(key, key)
+    return f"it is given in `memory: {{{key}: ...}}`" if key in MemorySection.model_fields else None
+
+
+class SimulateSection(Section):
     """How much to simulate: so many ``requests``, or ``until`` so many simulated seconds."""
 
     requests: Whole | None = None
@@ -365,7 +370,7 @@ class SimulateSection(_Section):
     seed: Whole = 0
 
 
-class _Document(_Section):
+class _Document(Section):
     workload: WorkloadSection
     server: ServerSection
     simulate: SimulateSection = SimulateSection()
@@ -404,90 +409,15 @@ def read_scenario(path: str | Path) -> Scenario:
         In one line, if the file is missing, no YAML, of the wrong shape, or names something unknown.
     """
     path = checks.path("the name of a scenario", path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(
-            f"there is no scenario file {path}; `penstock check --help` shows what one looks like"
-        ) from None
-    except (OSError, ValueError) as error:  # a name that is too long or holds a zero; no UTF-8
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(
-            f"cannot read {checks.shown(str(path))} as text: {reason}; a scenario is a YAML file"
-        ) from None
-    try:
-        document = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path} is no YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
-    except RecursionError:
-        raise InputError(f"{path} nests values too deeply to be read; a scenario needs four levels") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # 2020-99-99, !!int ''
-        reason = str(error).split("; ")[0]
-        raise InputError(f"{path} holds a value that cannot be read ({reason}); mend it, or quote text") from None
-    return build(document, path.parent, path.name)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which no key of a mapping stands twice, and 1e3 is a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            name = key.value if isinstance(key, yaml.ScalarNode) else None
-            if key.tag == "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    problem="merge keys (<<) are not read; write the keys out", problem_mark=key.start_mark
-                )
-            if name is not None and name in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {checks.shown(name)} stands twice, so which value counts is unclear; drop one",
-                    problem_mark=key.start_mark,
-                )
-            seen.add(name)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(  # as in YAML 1.2; 1.1 wants 1.0e+3
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def _refuse_endless(document: Any, name: str) -> None:
-    """Refuse a document that contains itself, or a value so often that it could not be gone through."""
-    left, count = [document], 0
-    while left:
-        value = left.pop()
-        count += 1
-        if count + len(left) > _MOST_VALUES:
-            raise InputError(
-                f"{name} holds more than {_MOST_VALUES:,} values with its aliases (*) written out, or one within "
-                "itself, so reading would not end; write the values themselves"
-            )
-        if isinstance(value, Mapping):
-            left.extend(value.values())
-        elif isinstance(value, list | tuple):
-            left.extend(value)
+    return build(read_document(path), path.parent, path.name)
 
 
 def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     """Return the scenario that a parsed YAML document describes."""
-    _refuse_endless(document, name)
-    if not isinstance(document, Mapping):
-        raise InputError(
-            f"{name} holds {'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
-            "but a scenario is a mapping with `workload` and `server`"
-        )
-    try:
-        parsed = _Document.model_validate(document)
-        simulate = parsed.simulate
-        workload = parsed.workload.build(folder, simulate.seed)
-        server = parsed.server.build(folder)
-    except ValidationError as error:
-        raise InputError(_one_line(error)) from None
-    except RecursionError:
-        raise InputError(f"{name} nests values too deeply to be read; a scenario needs four levels") from None
+    given = parsed(document, _Document, name, "`workload` and `server`")
+    simulate = given.simulate
+    workload = given.workload.build(folder, simulate.seed)
+    server = given.server.build(folder)
     if server.order == "priority" and workload.priority is None:
         said = "no request has a priority (a trace has them with `columns: {priority: NAME}`): first come, first served"
         workload = dataclasses.replace(workload, notices=(*workload.notices, said))
@@ -495,79 +425,3 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
     return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder)
-
-
-def _belongs(key: str) -> str | None:
-    """Say where a setting of an engine, or of its memory, is given."""
-    settings = {n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n}
-    if key in settings:
-        return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
-    key = {"enable_prefix_caching": "prefix_caching"}.get(key, key)
-    return f"it is given in `memory: {{{key}: ...}}`" if key in MemorySection.model_fields else None
-
-
-def _one_line(error: ValidationError) -> str:
-    """Say the first thing that is wrong, and where."""
-    problems = error.errors()
-    # An unknown key is the cause where the key it was meant to be is missing too.
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    where = ".".join(_short(part) for part in problem["loc"]) or "the scenario"
-    value = problem.get("input")
-    shown = f", not {checks.shown(value)}"
-    quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+.0-9][-+.0-9_eE]*\s*", value[:100])
-    bare = "; write it without quotes" if quoted else "; give one"
-    match problem["type"]:
-        case "extra_forbidden":
-            section, key = problem["loc"][:-1], str(problem["loc"][-1])
-            if section == ("server",) and any(key.replace("-", "_") in names for names in ENGINE_NAMES.values()):
-                return f"{where} says again what another key of {section[-1]} says; give one of them"
-            if section == ("server",) and (hint := _belongs(key.replace("-", "_"))):
-                return f"{where} is not a key of a server; {hint}"
-            known = _keys(section)
-            if section == ("server",):
-                known = [*known, *(name for names in ENGINE_NAMES.values() for name in names)]
-            return f"{where} is not a key of a scenario{nearest(key, known) if known else '; leave it out'}"
-        case "missing":
-            return f"{where} is missing; add it"
-        case "value_error" | "assertion_error":
-            return f"{where}: {problem['ctx']['error']}" if "ctx" in problem else f"{where}: {problem['msg']}"
-        case "model_type" | "dict_type" | "model_attributes_type":
-            return f"{where} must be a mapping of keys{shown}"
-        case "int_type" | "int_from_float":
-            return f"{where} must be a whole number{shown}{bare}"
-        case "float_type":
-            return f"{where} must be a number{shown}{bare}"
-        case "string_type":
-            return f"{where} must be text{shown}; if it is meant as text, put it in quotes"
-        case "list_type":
-            return f"{where} must be a list such as [1, 2]{shown}"
-        case "literal_error":
-            return f"{where} must be {problem['ctx']['expected']}{shown}"
-        case _:
-            return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
-
-
-def _short(part: object) -> str:
-    """Put a key on one line; a known one as it is."""
-    text = str(part)
-    return text if text.isidentifier() and len(text) <= 40 else checks.shown(part)
-
-
-def _keys(section: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that a section of a scenario may have."""
-    model: Any = _Document
-    for part in section:
-        field = model.model_fields.get(part)
-        models = (
-            [a for a in _arguments(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
-            if field
-            else []
-        )
-        if not models:
-            return []
-        model = models[0]
-    return list(model.model_fields)
-
-
-def _arguments(annotation: Any) -> tuple[Any, ...]:
-    return getattr(annotation, "__args__", None) or (annotation,)

@@ -88,6 +88,30 @@ class Window:
         return gone, Window(*(column[count:].copy() for column in self.columns))
 
 
+def ticks_of_batches(server: Server, tick_s: float) -> Ints:
+    """Return the ticks of a batch by its tokens, each rounded once.
+
+    Raises
+    ------
+    InputError
+        If one takes less than half a tick, or too many to be counted.
+    """
+    seconds = server.batch_time.table(server.most_tokens)
+    if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
+        load = int(np.argmax(seconds))
+        raise InputError(
+            f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than can be counted; "
+            "raise tick_s"
+        )
+    duration: Ints = np.rint(seconds / tick_s).astype(np.int64)
+    if duration[1:].min() < 1:
+        load = int(np.argmin(duration[1:])) + 1
+        raise InputError(
+            f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; lower tick_s"
+        )
+    return duration
+
+
 class Session:
     """The kernel's arrays, and the calls that run it.
 
@@ -107,20 +131,7 @@ class Session:
         self.server, self.tick_s, self.stop = server, tick_s, stop
         n_options, n_state, n_slot_rows = self.sizes
         self.params = np.array(server.params, np.float64)
-        seconds = server.batch_time.table(server.most_tokens)
-        if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
-            load = int(np.argmax(seconds))
-            raise InputError(
-                f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than can be counted; "
-                "raise tick_s"
-            )
-        self.duration = np.rint(seconds / tick_s).astype(np.int64)
-        if self.duration[1:].min() < 1:
-            load = int(np.argmin(self.duration[1:])) + 1
-            raise InputError(
-                f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; "
-                "lower tick_s"
-            )
+        self.duration = ticks_of_batches(server, tick_s)
         self.options = np.zeros(n_options, np.int64)
         self.options[kernel.TOKEN_BUDGET] = server.token_budget
         self.options[kernel.BATCH_SIZE] = server.max_batch_size or _NO_LIMIT

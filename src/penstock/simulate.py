@@ -8,16 +8,10 @@ from penstock import checks
 from penstock.engine_session import open_session
 from penstock.errors import InputError, nearest
 from penstock.kernel.server import NEVER
-from penstock.run import Record, Run
+from penstock.run import TICK_S, Progress, Record, Run
 from penstock.session import RECORDS, Session, Window
 from penstock.system.server import Server
 from penstock.workload.workload import Requests, Workload
-
-TICK_S = 1e-9
-"""Seconds per tick, unless told otherwise."""
-
-Progress = Callable[[float], None]
-"""Called now and then with the share of the run that is done."""
 
 _Report = Callable[[], None]
 

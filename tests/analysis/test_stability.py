@@ -9,8 +9,8 @@ import pytest
 import penstock as ps
 from penstock.analysis.stability import Stability, verdict
 from penstock.kernel.server import NEVER
+from penstock.run import TICK_S
 from penstock.session import Session, Window
-from penstock.simulate import TICK_S
 from penstock.system.server import Convention
 from penstock.theory.capacity import policy_capacity
 from penstock.workload.arrivals import OnOff

@@ -10,8 +10,8 @@ from penstock.analysis.latency import SteadyState, estimate
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
-from penstock.run import STATISTICS, Record, Run
-from penstock.simulate import TICK_S, Progress, length_of_run, simulate
+from penstock.run import STATISTICS, TICK_S, Progress, Record, Run
+from penstock.simulate import length_of_run, simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import reuses, served

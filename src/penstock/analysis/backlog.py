@@ -11,8 +11,8 @@ import numpy.typing as npt
 from penstock.engine_session import open_session
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
+from penstock.run import TICK_S
 from penstock.session import Session, Window
-from penstock.simulate import TICK_S
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.workload import Requests, Workload

@@ -15,9 +15,9 @@ from penstock.analysis.targets import Estimate, Judgement, Target, share
 from penstock.engine_session import open_session
 from penstock.errors import InputError
 from penstock.kernel.server import NEVER
-from penstock.run import QUANTILES, Distribution, Rows, Run
+from penstock.run import QUANTILES, TICK_S, Distribution, Progress, Rows, Run
 from penstock.session import Window
-from penstock.simulate import TICK_S, Progress, length_of_run, windows
+from penstock.simulate import length_of_run, windows
 from penstock.system.server import Server
 from penstock.theory.load import load
 from penstock.workload.workload import Workload

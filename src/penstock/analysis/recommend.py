@@ -23,8 +23,7 @@ from penstock.analysis.max_rate import MaxRate, max_rate
 from penstock.analysis.operating_point import operating_point
 from penstock.analysis.stability import Outcome, verdict
 from penstock.errors import InputError, nearest
-from penstock.run import METRICS
-from penstock.simulate import Progress
+from penstock.run import METRICS, Progress
 from penstock.system.engines import Engine
 from penstock.system.server import Server
 from penstock.theory.certificate import certify

@@ -99,3 +99,32 @@ POLICY_SIGNATURE = COMPOSITION(QUEUE, LIMITS, PARAMS)
 """``policy(queue, limits, params) -> (prefill_tokens, decode_tokens, which phase is filled first)``."""
 
 POLICY = types.FunctionType(POLICY_SIGNATURE)
+
+LINE_PROMPTS, LINE_PROMPT_TOKENS, LINE_DECODING, LINE_PREFILL_MEAN, LINE_DECODE_MEAN = range(5)
+LINE_NEXT, LINE_NEXT_PROMPTS, LINE_BATCHES = range(5, 8)
+"""What an order sees of each line of a replica, as columns of ``lines``.
+
+Requests in prefill, their unprocessed prompt tokens and requests in decode, at this replica; mean prefill and mean
+decode tokens of the stage; requests of the stages that come next, in both phases and in prefill only, by the mean
+number of them that a finished request releases, for each replica of their pool; batches that this replica has formed.
+"""
+
+LINE_FIELDS = 8
+
+BY_LINE = 0
+"""Lines by falling ``weights[:, 0]``; each is offered what is left, and the pool's policy chooses its tokens."""
+
+BY_PHASE = 1
+"""Prefill and decode of each line by falling ``weights[line, phase]``; each takes what it has of what is left."""
+
+SPLIT = 2
+"""The budget in proportion to ``weights[:, 0]``, the policy choosing within each share; then what is left is filled."""
+
+LINES = types.Array(types.float64, 2, "C")
+ORDER_SIGNATURE = types.int64(LINES, PARAMS, LINES)
+"""``order(lines, params, weights) -> mode``: fills ``weights``, shape (lines, 2); ``lines`` is (lines, 8)."""
+
+ORDER = types.FunctionType(ORDER_SIGNATURE)
+
+ROUTE_RANDOM, ROUTE_ROUND_ROBIN, ROUTE_REQUESTS, ROUTE_TOKENS, ROUTE_WORK, ROUTE_POWER_OF_TWO = range(6)
+"""How a router chooses a replica; the codes that a kernel gets."""

@@ -17,6 +17,7 @@ from penstock.system.engines import Engine
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import served
 from penstock.workload.lengths import LONGEST
+from penstock.workload.routes import closed_loop
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -234,17 +235,12 @@ def traffic(arrival_rates: npt.ArrayLike, routing: npt.ArrayLike, *, names: Sequ
 
 def _refuse_closed_loop(chances: Floats, total: Floats, names: list[str]) -> None:
     """Raise if there are classes from which no path leads out of the system; I - P is invertible if there are none."""
-    leaves = total < 1 - _ROUNDING
-    for _ in range(leaves.size):
-        leaves = leaves | (chances[:, leaves] > 0).any(axis=1)
-    if leaves.all():
+    loop = closed_loop(chances, total < 1 - _ROUNDING)
+    if not loop:
         return
-    path = [int(np.argmin(leaves))]
-    while path[-1] not in path[:-1]:
-        path.append(int(np.argmax(chances[path[-1]])))
-    loop = " -> ".join(names[i] for i in path[path.index(path[-1]) :])
+    path = " -> ".join(names[place] for place in loop)
     raise InputError(
-        f"requests never leave the loop {loop}, so their number grows for ever; lower one of its routing probabilities"
+        f"requests never leave the loop {path}, so their number grows for ever; lower one of its routing probabilities"
     )
 
 

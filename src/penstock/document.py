@@ -1,0 +1,221 @@
+"""A scenario's YAML: read, checked against what its sections may hold, and refused in one line."""
+
+import re
+import typing
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+
+_MOST_VALUES = 100_000
+"""In a scenario, its aliases written out: nine lines of them can stand for billions."""
+
+_TOO_DEEP = "nests values too deeply to be read; a scenario needs few levels"
+
+
+def _whole(value: Any) -> Any:
+    """Let 1e3 be a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class Section(BaseModel):
+    """A mapping that refuses keys it does not know, and text or true where a number belongs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True)
+
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say that a section of that name has no such key, and which is near."""
+        where = ".".join(part for part in (section, short(key)) if part)
+        return f"{where} is not a key of a scenario{nearest(key, cls.known_keys())}"
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Return the keys that it may have."""
+        return list(cls.model_fields)
+
+
+Sections = TypeVar("Sections", bound=Section)
+
+
+def read_document(path: Path) -> Any:
+    """Return what a YAML file holds.
+
+    Raises
+    ------
+    InputError
+        In one line, if the file is missing, no text or no YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(
+            f"there is no scenario file {path}; `penstock check --help` shows what one looks like"
+        ) from None
+    except (OSError, ValueError) as error:  # a name that is too long or holds a zero; no UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"cannot read {checks.shown(str(path))} as text: {reason}; a scenario is a YAML file"
+        ) from None
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path} is no YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    except RecursionError:
+        raise InputError(f"{path} {_TOO_DEEP}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # 2020-99-99, !!int ''
+        reason = str(error).split("; ")[0]
+        raise InputError(f"{path} holds a value that cannot be read ({reason}); mend it, or quote text") from None
+
+
+def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Sections:
+    """Return a document as the sections that it should have.
+
+    Parameters
+    ----------
+    document
+        What `read_document` returned.
+    model
+        Its sections.
+    name, needs
+        What messages call it, and what it needs in words.
+
+    Raises
+    ------
+    InputError
+        In one line that names the key.
+    """
+    _refuse_endless(document, name)
+    if not isinstance(document, Mapping):
+        raise InputError(
+            f"{name} holds {'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
+            f"but a scenario is a mapping with {needs}"
+        )
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise InputError(one_line(error, model)) from None
+    except RecursionError:
+        raise InputError(f"{name} {_TOO_DEEP}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key of a mapping stands twice, and 1e3 is a number."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    problem="merge keys (<<) are not read; write the keys out", problem_mark=key.start_mark
+                )
+            if name is not None and name in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {checks.shown(name)} stands twice, so which value counts is unclear; drop one",
+                    problem_mark=key.start_mark,
+                )
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(  # as in YAML 1.2; 1.1 wants 1.0e+3
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _refuse_endless(document: Any, name: str) -> None:
+    """Refuse a document that contains itself, or a value so often that it could not be gone through."""
+    left, count = [document], 0
+    while left:
+        value = left.pop()
+        count += 1
+        if count + len(left) > _MOST_VALUES:
+            raise InputError(
+                f"{name} holds more than {_MOST_VALUES:,} values with its aliases (*) written out, or one within "
+                "itself, so reading would not end; write the values themselves"
+            )
+        if isinstance(value, Mapping):
+            left.extend(value.values())
+        elif isinstance(value, list | tuple):
+            left.extend(value)
+
+
+def one_line(error: ValidationError, model: type[Section]) -> str:
+    """Say the first thing that is wrong in a document of such sections, and where."""
+    problems = error.errors()
+    # An unknown key is the cause where the key it was meant to be is missing too.
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    where = _path(problem["loc"]) or "the scenario"
+    value = problem.get("input")
+    shown = f", not {checks.shown(value)}"
+    quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+.0-9][-+.0-9_eE]*\s*", value[:100])
+    bare = "; write it without quotes" if quoted else "; give one"
+    if problem["loc"][-1:] == ("[key]",):
+        return f"{_path(problem['loc'][:-2])} has the name {checks.shown(value)}, but a name is text; put it in quotes"
+    match problem["type"]:
+        case "extra_forbidden":
+            *places, key = problem["loc"]
+            found = _section_at(model, places)
+            return (
+                found.unknown(_path(places), str(key)) if found else f"{where} is not a key of a scenario; leave it out"
+            )
+        case "missing":
+            return f"{where} is missing; add it"
+        case "value_error" | "assertion_error":
+            return f"{where}: {problem['ctx']['error']}" if "ctx" in problem else f"{where}: {problem['msg']}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"{where} must be a mapping of keys{shown}"
+        case "int_type" | "int_from_float":
+            return f"{where} must be a whole number{shown}{bare}"
+        case "float_type":
+            return f"{where} must be a number{shown}{bare}"
+        case "string_type":
+            return f"{where} must be text{shown}; if it is meant as text, put it in quotes"
+        case "list_type":
+            return f"{where} must be a list such as [1, 2]{shown}"
+        case "literal_error":
+            return f"{where} must be {problem['ctx']['expected']}{shown}"
+        case _:
+            return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
+
+
+def _path(places: Sequence[object]) -> str:
+    return ".".join(short(place) for place in places)
+
+
+def short(part: object) -> str:
+    """Put a key on one line; a known one as it is."""
+    text = str(part)
+    return text if text.isidentifier() and len(text) <= 40 else checks.shown(part)
+
+
+def _section_at(model: type[Section], places: Sequence[int | str]) -> type[Section] | None:
+    """Return the section of a document at some place, or None where it has none there."""
+    found: Any = model
+    for place in places:
+        if typing.get_origin(found) is dict:
+            found = typing.get_args(found)[1]
+        elif place in found.model_fields:
+            found = found.model_fields[place].annotation
+        else:
+            return None
+        choices = (found, *typing.get_args(found))  # a section, or one or None
+        found = next((c for c in choices if typing.get_origin(c) is dict or _is_section(c)), None)
+        if found is None:
+            return None
+    return found if _is_section(found) else None
+
+
+def _is_section(choice: Any) -> bool:
+    return isinstance(choice, type) and issubclass(choice, Section)

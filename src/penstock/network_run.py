@@ -1,0 +1,269 @@
+"""What happened in a network: jobs, requests, joins, replicas, and how queues went."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from penstock.errors import InputError
+from penstock.run import QUANTILES
+from penstock.system.network import Network
+from penstock.workload.jobs import Jobs
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RequestRows:
+    """What became of each request; ticks, -1 for what did not happen. Shape (requests,) each.
+
+    Attributes
+    ----------
+    jobs
+        The jobs as drawn.
+    replica
+        At its pool, from 0.
+    ready, first_token, finish
+        When it arrived at its replica, had its first token, and its last.
+    cached
+        Prompt tokens that the replica had from an earlier request.
+    """
+
+    jobs: Jobs
+    replica: Ints
+    ready: Ints
+    first_token: Ints
+    finish: Ints
+    cached: npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkRun:
+    """A run of a network.
+
+    Attributes
+    ----------
+    network
+        What served.
+    tick_s
+        Seconds per tick.
+    end
+        Tick at which the run ended.
+    last_arrival
+        Tick of the last job, or at which the run was to stop.
+    workflow, arrival, finish
+        Shape (jobs,): place of its workflow; ticks, -1 for jobs that did not end.
+    replica_pool, batches, busy, tokens
+        Shape (replicas,): pool; batches that ended, ticks, tokens in them.
+    series_rows
+        At most 2,000 instants as the kernel writes them, see `series`.
+    rows
+        Of the requests, if they were kept.
+    """
+
+    network: Network
+    tick_s: float
+    end: int
+    last_arrival: int
+    workflow: npt.NDArray[np.int32]
+    arrival: Ints
+    finish: Ints
+    replica_pool: Ints
+    batches: Ints
+    busy: Ints
+    tokens: Ints
+    series_rows: Ints
+    rows: RequestRows | None
+
+    @property
+    def arrived(self) -> int:
+        """Jobs that arrived."""
+        return self.arrival.size
+
+    @property
+    def finished(self) -> int:
+        """Jobs that ended."""
+        return int((self.finish >= 0).sum())
+
+    @property
+    def seconds(self) -> float:
+        """Simulated time."""
+        return self.end * self.tick_s
+
+    @functools.cached_property
+    def jobs(self) -> pl.DataFrame:
+        """One row per job: job, workflow, arrival_ns, finish_ns."""
+        return pl.DataFrame(
+            {
+                "job": np.arange(self.arrived),
+                "workflow": self._named([w.name for w in self.network.workflows], self.workflow),
+                "arrival_ns": self._ns(self.arrival),
+                "finish_ns": self._ns(self.finish),
+            }
+        )
+
+    @functools.cached_property
+    def requests(self) -> pl.DataFrame:
+        """One row per request: who, where, when, how long.
+
+        Columns: request, job, stage, pool, replica, ready_ns (arrival at the replica), first_token_ns, finish_ns,
+        prompt_tokens, cached_tokens, output_tokens.
+        """
+        rows, network = self._rows(), self.network
+        stage = rows.jobs.stage
+        arrived = rows.ready >= 0
+        replica = pl.Series(rows.replica).set(pl.Series(~arrived), None)
+        return pl.DataFrame(
+            {
+                "request": np.arange(stage.size),
+                "job": rows.jobs.job,
+                "stage": self._named(network.stages, stage),
+                "pool": self._named(tuple(network.pools), network.stage_pool[stage]),
+                "replica": replica,
+                "ready_ns": self._ns(rows.ready),
+                "first_token_ns": self._ns(rows.first_token),
+                "finish_ns": self._ns(rows.finish),
+                "prompt_tokens": rows.jobs.prompt,
+                "cached_tokens": rows.cached,
+                "output_tokens": rows.jobs.output,
+            }
+        )
+
+    def workflows(self) -> pl.DataFrame:
+        """E2E of the jobs of each workflow that ended, s: workflow, jobs, unfinished, mean, p50, p90, p95, p99."""
+        rows = []
+        for place, workflow in enumerate(self.network.workflows):
+            mine = self.workflow == place
+            done = mine & (self.finish >= 0)
+            e2e = (self.finish - self.arrival)[done]
+            rows.append(
+                {"workflow": workflow.name, "jobs": int(mine.sum()), "unfinished": int(mine.sum() - done.sum())}
+                | self._spread(e2e)
+            )
+        return pl.DataFrame(rows, schema_overrides=_FLOATS)
+
+    def stages(self) -> pl.DataFrame:
+        """Latency at each stage, from arrival at a replica: stage, pool, metric, requests, mean, p50, p90, p95, p99.
+
+        Metrics: ``ttft_s`` to the first token, ``e2e_s`` to the last, ``tpot_s`` from the first to the last over the
+        tokens after the first, and at joins ``join_wait_s``: what a branch that is done waits for the others.
+        """
+        rows, network = self._rows(), self.network
+        after_first = rows.jobs.output - 1
+        table = []
+        for place, stage in enumerate(network.stages):
+            here = rows.jobs.stage == place
+            started, done = here & (rows.first_token >= 0), here & (rows.finish >= 0)
+            several = done & (rows.first_token >= 0) & (after_first > 0)
+            samples = {
+                "ttft_s": (rows.first_token - rows.ready)[started],
+                "e2e_s": (rows.finish - rows.ready)[done],
+                "tpot_s": ((rows.finish - rows.first_token) / np.maximum(after_first, 1))[several],
+            }
+            if (rows.jobs.pending[here] > 1).any():
+                samples["join_wait_s"] = self._join_waits(place)
+            pool = tuple(network.pools)[network.stage_pool[place]]
+            for metric, values in samples.items():
+                row = {"stage": stage, "pool": pool, "metric": metric, "requests": values.size}
+                table.append(row | self._spread(values))
+        return pl.DataFrame(table, schema_overrides=_FLOATS)
+
+    def _join_waits(self, stage: int) -> Floats:
+        """Return how long each branch waited for the others at a join, ticks."""
+        rows = self._rows()
+        jobs = rows.jobs
+        ended = np.flatnonzero((jobs.child > 0) & (rows.finish >= 0))
+        join = ended + jobs.child[ended]
+        here = (jobs.stage[join] == stage) & (jobs.pending[join] > 1) & (rows.ready[join] >= 0)
+        delay = np.rint(jobs.delay_s[join[here]] / self.tick_s)
+        waits: Floats = rows.ready[join[here]] - delay - rows.finish[ended[here]]
+        return waits
+
+    def replicas(self) -> pl.DataFrame:
+        """One row per replica: pool, replica, batches, busy (share of the time), tokens_per_s, load.
+
+        ``load`` is the tokens that it processed over what it could have: at most 1.
+        """
+        network, seconds = self.network, max(self.seconds, self.tick_s)
+        pools = list(network.pools.values())
+        capacity = np.array([pool.server.batch_time.capacity(pool.server.token_budget) for pool in pools])
+        first = np.cumsum(network.replicas) - network.replicas
+        return pl.DataFrame(
+            {
+                "pool": self._named(tuple(network.pools), self.replica_pool),
+                "replica": np.arange(self.replica_pool.size) - first[self.replica_pool],
+                "batches": self.batches,
+                "busy": self.busy * self.tick_s / seconds,
+                "tokens_per_s": self.tokens / seconds,
+                "load": self.tokens / seconds / capacity[self.replica_pool],
+            }
+        )
+
+    @functools.cached_property
+    def series(self) -> pl.DataFrame:
+        """At most 2,000 equally spaced instants, in long form: time_s, what, name, value.
+
+        Exact values after finishes and arrivals at that instant and before a batch formed then. ``what`` is
+        ``prefill`` or ``decode`` (requests of a stage in that phase), ``unprocessed_tokens`` (of a replica, called
+        ``pool/0``), or ``job_tokens``: all that the jobs in the network still need, requests to come included.
+        """
+        network, columns = self.network, [("job_tokens", "network", self.series_rows[:, -1])]
+        for place, stage in enumerate(network.stages):
+            columns += [("prefill", stage, self.series_rows[:, 1 + 2 * place])]
+            columns += [("decode", stage, self.series_rows[:, 2 + 2 * place])]
+        first, names = 1 + 2 * len(network.stages), tuple(network.pools)
+        starts = np.cumsum(network.replicas) - network.replicas
+        for server, pool in enumerate(self.replica_pool):
+            name = f"{names[pool]}/{server - starts[pool]}"
+            columns += [("unprocessed_tokens", name, self.series_rows[:, first + server])]
+        time = self.series_rows[:, 0] * self.tick_s
+        return pl.concat(
+            pl.DataFrame({"time_s": time, "value": values}).select(
+                "time_s", pl.lit(what).alias("what"), pl.lit(name).alias("name"), "value"
+            )
+            for what, name, values in columns
+        )
+
+    @functools.cached_property
+    def growth_tokens_per_s(self) -> float:
+        """Slope of all that the jobs in the network still need, over the second half of the arrivals, tokens/s.
+
+        A fact about this run, no verdict. NaN for a run too short to have a slope.
+        """
+        time, tokens = self.series_rows[:, 0], self.series_rows[:, -1]
+        half = (2 * time >= self.last_arrival) & (time <= self.last_arrival)
+        if half.sum() < 3:
+            return float("nan")
+        x = (time[half] - time[half].mean()) * self.tick_s
+        return float(x @ (tokens[half] - tokens[half].mean()) / (x @ x))
+
+    def _spread(self, ticks: npt.NDArray[np.integer] | Floats) -> dict[str, float | None]:
+        """Return mean and quantiles in seconds."""
+        if not ticks.size:
+            return {"mean": None, **dict.fromkeys(QUANTILES)}
+        levels = np.quantile(ticks, list(QUANTILES.values()), method="inverted_cdf")
+        named = {name: float(level) * self.tick_s for name, level in zip(QUANTILES, levels, strict=True)}
+        return {"mean": float(ticks.mean()) * self.tick_s, **named}
+
+    def _ns(self, ticks: Ints) -> pl.Series:
+        per_tick = self.tick_s * 1e9
+        if ticks.size and ticks.max() * per_tick >= 2.0**63:
+            raise InputError(
+                f"{ticks.max() * self.tick_s:g} s is more ns than 64 bits hold; read the run's `rows`, in ticks"
+            )
+        ns = ticks * round(per_tick) if per_tick >= 1 and per_tick == round(per_tick) else np.rint(ticks * per_tick)
+        return pl.Series(ns.astype(np.int64)).set(pl.Series(ticks < 0), None)
+
+    def _named(self, names: tuple[str, ...] | list[str], places: npt.NDArray[np.integer]) -> pl.Series:
+        return pl.Series(names)[places] if places.size else pl.Series([], dtype=pl.String)
+
+    def _rows(self) -> RequestRows:
+        if self.rows is None:
+            raise InputError("this run did not keep its requests; simulate with record='requests'")
+        return self.rows
+
+
+_FLOATS = dict.fromkeys(("mean", *QUANTILES), pl.Float64)

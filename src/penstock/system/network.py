@@ -1,0 +1,385 @@
+"""A network: pools of identical replicas, and the workflows whose requests go through them."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.kernel.signatures import ROUTE_WORK
+from penstock.system.network_model import NetworkModel
+from penstock.system.pool import Pool as Pool
+from penstock.system.reuse import mean_reused
+from penstock.system.routing import Router
+from penstock.system.server import Server
+from penstock.workload.jobs import Jobs, first_jobs, merged
+from penstock.workload.means import Means
+from penstock.workload.sessions import Sessions
+from penstock.workload.workflow import Workflow
+from penstock.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_LONGEST_S = 1e9
+_WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Network:
+    """Pools and the workflows that visit them.
+
+    Parameters
+    ----------
+    pools
+        Pools by name.
+    workflows
+        What visits them: `Workflow` and `Sessions`, each with a name of its own.
+    retention_s
+        How long a replica keeps what it computed for a finished request, for those that go on with its context; None:
+        always. Only where contexts are reused.
+    """
+
+    pools: Mapping[str, Pool]
+    workflows: Sequence[Workflow | Sessions]
+    retention_s: float | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "pools", _checked_pools(self.pools))
+        put(self, "workflows", _checked_workflows(self.workflows))
+        self._check_stages()
+        if self.retention_s is not None:
+            why = "a replica keeps nothing for less than no time; give seconds, or leave it out to keep it always"
+            put(self, "retention_s", checks.number("retention_s", self.retention_s, 0, _LONGEST_S, "s", why))
+            if not any(_reuses(workflow) for workflow in self.workflows):
+                raise InputError(
+                    f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so nothing is kept; "
+                    "leave it out, or give a workflow context 'reuse'"
+                )
+        _ = self.order_params
+
+    def _check_stages(self) -> None:
+        for name, pool in zip(self.stages, self._pool_names, strict=True):
+            if pool not in self.pools:
+                raise InputError(
+                    f"stage {name!r} is served by pool {checks.shown(pool)}, which there is not"
+                    f"{nearest(str(pool), self.pools)}"
+                )
+        for pool in self.pools:
+            if pool not in self._pool_names:
+                raise InputError(f"pool {pool!r} serves no stage, so it would stand idle; send it a stage or drop it")
+
+    @classmethod
+    def single(cls, workload: Workload, server: Server, replicas: int = 1, router: str | Router = "jsq") -> "Network":
+        """Return one pool, called ``pool``, whose requests each are a job of their own."""
+        return cls({"pool": Pool(server, replicas, router)}, [Workflow.single(workload, "pool")])
+
+    @functools.cached_property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the stages of all workflows, ``workflow.stage``, in order of workflows."""
+        return tuple(f"{workflow.name}.{stage}" for workflow in self.workflows for stage in workflow.stages)
+
+    @functools.cached_property
+    def _pool_names(self) -> tuple[str, ...]:
+        return tuple(stage.pool for workflow in self.workflows for stage in workflow.stages.values())
+
+    @functools.cached_property
+    def stage_pool(self) -> Ints:
+        """Shape (stages,), the pool that serves each stage, in order of `pools`."""
+        places = {name: place for place, name in enumerate(self.pools)}
+        return np.array([places[name] for name in self._pool_names], np.int64)
+
+    @functools.cached_property
+    def first_stage(self) -> Ints:
+        """Shape (workflows + 1,): the stages of workflow w are ``first_stage[w]:first_stage[w + 1]``."""
+        return np.cumsum([0, *(len(workflow.stages) for workflow in self.workflows)])
+
+    @functools.cached_property
+    def replicas(self) -> Ints:
+        """Shape (pools,)."""
+        return np.array([pool.replicas for pool in self.pools.values()], np.int64)
+
+    @functools.cached_property
+    def stage_line(self) -> Ints:
+        """Shape (stages,), the line of each stage at a replica of its pool: 0 for all in a single line."""
+        line = np.zeros(len(self.stages), np.int64)
+        for place, pool in enumerate(self.pools.values()):
+            if not pool.order.single_line:
+                here = np.flatnonzero(self.stage_pool == place)
+                line[here] = np.arange(here.size)
+        return line
+
+    @functools.cached_property
+    def pool_lines(self) -> Ints:
+        """Shape (pools,), lines at each replica."""
+        return np.array([self.stage_line[self.stage_pool == p].max() + 1 for p in range(len(self.pools))], np.int64)
+
+    @functools.cached_property
+    def router_codes(self) -> Ints:
+        """Shape (pools,), what the kernel calls each pool's router."""
+        return np.array([pool.router.code for pool in self.pools.values()], np.int64)
+
+    @functools.cached_property
+    def router_weights(self) -> Ints:
+        """Shape (stages, 2): what a request in prefill, and in decode, counts for routers that weigh; 0 for others."""
+        expected = _WEIGHT * np.column_stack([self.prefill_means + self.decode_means, self.decode_means])
+        weights = np.zeros_like(expected)
+        for stage, name in enumerate(self._pool_names):
+            router = self.pools[name].router
+            if router.code == ROUTE_WORK:
+                given = router.prefill_weight is not None
+                weights[stage] = (
+                    _WEIGHT * np.array([router.prefill_weight, router.decode_weight]) if given else expected[stage]
+                )
+        # what is above 0 stays so: a measure vanishes at empty replicas only
+        return np.maximum(np.rint(weights), weights > 0).astype(np.int64)
+
+    @functools.cached_property
+    def order_params(self) -> tuple[Floats, ...]:
+        """The parameters of each pool's order; for ``priority`` its lines, most urgent first."""
+        return tuple(self._order_params(place, name) for place, name in enumerate(self.pools))
+
+    def _order_params(self, place: int, name: str) -> Floats:
+        order = self.pools[name].order
+        if order.name != "priority":
+            return np.array(order.params, np.float64)
+        ranking = self.priorities[place]
+        assert ranking is not None
+        params: Floats = self.stage_line[list(ranking)].astype(np.float64)
+        return params
+
+    @functools.cached_property
+    def priorities(self) -> tuple[tuple[int, ...] | None, ...]:
+        """The stages of each pool under ``priority``, most urgent first, by their numbers; None for other orders."""
+        return tuple(
+            self._ranking(place, name) if pool.order.name == "priority" else None
+            for place, (name, pool) in enumerate(self.pools.items())
+        )
+
+    def _ranking(self, place: int, name: str) -> tuple[int, ...]:
+        here = [stage for stage, pool in enumerate(self.stage_pool) if pool == place]
+        names = [self.stages[stage] for stage in here]
+        given = self.pools[name].order.stages
+        if not given:
+            raise InputError(
+                f"the order of pool {name!r} is priority without stages, so which goes first is unclear; give "
+                f"Order.priority({names}), most urgent first, in YAML {{priority: [{', '.join(names)}]}}"
+            )
+        ranking = tuple(here[self._place(stage, names, f"the priority order of pool {name!r}")] for stage in given)
+        for stage in ranking:
+            if ranking.count(stage) > 1:
+                raise InputError(
+                    f"the priority order of pool {name!r} has {self.stages[stage]!r} twice, so its rank is unclear; "
+                    "drop one"
+                )
+        left_out = [self.stages[stage] for stage in here if stage not in ranking]
+        if left_out:
+            raise InputError(
+                f"the priority order of pool {name!r} leaves out {left_out[0]!r}, so its rank is unclear; add it, last "
+                "if it may always wait"
+            )
+        return ranking
+
+    def _place(self, given: str, names: Sequence[str], where: str) -> int:
+        """Return which of the full names is meant; a stage's own name will do where only one has it."""
+        if given in names:
+            return names.index(given)
+        short = [place for place, name in enumerate(names) if name in self.stages and name.endswith(f".{given}")]
+        if len(short) == 1:
+            return short[0]
+        if short:
+            raise InputError(
+                f"{where} names {given!r}, which several workflows have; say which, such as {names[short[0]]!r}"
+            )
+        if given in self.stages:
+            pool = self._pool_names[self.stages.index(given)]
+            raise InputError(f"{where} names {given!r}, which pool {pool!r} serves; leave it out")
+        raise InputError(f"{where} names {checks.shown(given)}, which is no stage{nearest(given, names)}")
+
+    def stage_number(self, stage: str) -> int:
+        """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one is called so."""
+        if not isinstance(stage, str):
+            raise InputError(f"a stage is {checks.shown(stage)}; give its name, one of {', '.join(self.stages)}")
+        return self._place(stage, self.stages, "the network")
+
+    def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
+        """Yield jobs in order of arrival, a block at a time, for ever or until all recordings end.
+
+        Parameters
+        ----------
+        seed
+            For all workflows; None: their own. Of workflows with the same seed only the first draws what it would draw
+            alone: two that are described alike are not to repeat each other.
+        """
+        seeds = [_seed(workflow) if seed is None else seed for workflow in self.workflows]
+        streams = zip(self.workflows, _apart(seeds), self.first_stage.tolist(), strict=False)
+        return merged([_numbered(w.blocks(own), place, first) for place, (w, own, first) in enumerate(streams)])
+
+    def jobs(self, count: int, seed: int | None = None) -> Jobs:
+        """Return the first ``count`` jobs."""
+        return first_jobs(self.blocks(seed), count, "the network")
+
+    def flooded(self, stage: str, count: int, seed: int = 0) -> Jobs:
+        """Return ``count`` jobs that are all there at time 0 and begin at a stage."""
+        number = self.stage_number(stage)
+        place = int(np.searchsorted(self.first_stage, number, "right")) - 1
+        workflow, first = self.workflows[place], int(self.first_stage[place])
+        return workflow.flooded(list(workflow.stages)[number - first], count, seed).numbered(place, first)
+
+    def with_load(self, factor: float) -> "Network":
+        """Return the same network with all arrival rates times ``factor``."""
+        return dataclasses.replace(self, workflows=[workflow.with_load(factor) for workflow in self.workflows])
+
+    @property
+    def ends(self) -> bool:
+        """Whether all that arrives is recorded, so that it comes to an end."""
+        return all(workflow.ends for workflow in self.workflows)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether all lengths have an upper limit."""
+        return all(means.bounded for means in self._means)
+
+    @functools.cached_property
+    def _means(self) -> tuple[Means, ...]:
+        return tuple(workflow.means() for workflow in self.workflows)
+
+    def _stacked(self, field: str) -> Floats:
+        """Return a mean of all stages, shape (stages,)."""
+        stacked: Floats = np.concatenate([getattr(means, field) for means in self._means])
+        return stacked
+
+    @functools.cached_property
+    def onward(self) -> Floats:
+        """Shape (stages, stages): requests of the second stage that the end of one of the first releases, on average.
+
+        An edge into a join of k branches counts 1/k.
+        """
+        matrix = np.zeros((len(self.stages), len(self.stages)))
+        for first, means in zip(self.first_stage, self._means, strict=False):
+            here = slice(first, first + len(means.visits))
+            matrix[here, here] = means.onward
+        return matrix
+
+    @functools.cached_property
+    def prefill_means(self) -> Floats:
+        """Shape (stages,), prompt tokens that a request has processed, on average (m_p).
+
+        Less what is reused where `reuse_is_certain`; else prompts count in full.
+        """
+        return self._stacked("prompt") - self._reused_means
+
+    @functools.cached_property
+    def decode_means(self) -> Floats:
+        """Shape (stages,), decode iterations of a request, on average (m_d), by the convention of its pool's server."""
+        engine = np.array([self.pools[name].server.convention == "engine" for name in self._pool_names])
+        return self._stacked("output") - np.where(engine, self._stacked("both"), 0.0)
+
+    @property
+    def reuse_is_certain(self) -> bool:
+        """Whether what requests find of their context does not depend on the run.
+
+        It does not where nothing is reused, or all that a job computed in a pool is kept on one replica.
+        """
+        kept = self.retention_s is None and all(p.replicas == 1 or p.affinity for p in self.pools.values())
+        return kept or not any(_reuses(workflow) for workflow in self.workflows)
+
+    @functools.cached_property
+    def _reused_means(self) -> Floats:
+        """Shape (stages,), prompt tokens of a request that its replica has already, in a sample of jobs."""
+        cached = np.zeros(len(self.stages))
+        if not self.reuse_is_certain:
+            return cached
+        for workflow, first in zip(self.workflows, self.first_stage, strict=False):
+            if _reuses(workflow):
+                here = slice(first, first + len(workflow.stages))
+                blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
+                cached[here] = mean_reused(blocks, self.stage_pool[here])
+        return cached
+
+    def model(self) -> NetworkModel:
+        """Return what the theory sees: mean tokens, routes, rates and capacities."""
+        rates = np.repeat([workflow.rate for workflow in self.workflows], np.diff(self.first_stage))
+        sampled = [means.sampled for means in self._means if means.sampled is not None]
+        servers = [pool.server for pool in self.pools.values()]
+        full = [s.token_budget / float(s.batch_time(s.token_budget)) for s in servers]
+        return NetworkModel(
+            stages=self.stages,
+            pools=tuple(self.pools),
+            pool=self.stage_pool,
+            prefill=self.prefill_means,
+            decode=self.decode_means,
+            external=rates * self._stacked("external"),
+            onward=self.onward,
+            visits=rates * self._stacked("visits"),
+            replicas=self.replicas,
+            capacity=self.replicas * np.array([s.batch_time.capacity(s.token_budget) for s in servers]),
+            full_batch=self.replicas * np.array(full),
+            joins=np.array([stage.join for workflow in self.workflows for stage in workflow.stages.values()]),
+            sampled=min(sampled, default=None),
+            standard_error=self._standard_error(),
+        )
+
+    def _standard_error(self) -> Floats:
+        """Return that of each pool's offered tokens/s, shape (pools,)."""
+        variance = np.zeros(len(self.pools))
+        for workflow, first, means in zip(self.workflows, self.first_stage, self._means, strict=False):
+            at = np.eye(len(self.pools))[self.stage_pool[first : first + len(means.visits)]]
+            variance += workflow.rate**2 * np.diag(at.T @ means.covariance @ at)
+        return np.sqrt(np.maximum(variance, 0))
+
+    def describe(self) -> str:
+        """Say in a few words what serves and what arrives."""
+        pools = "; ".join(f"{name}: {pool.describe()}" for name, pool in self.pools.items())
+        return f"{pools}; {'; '.join(workflow.describe() for workflow in self.workflows)}"
+
+
+def _checked_pools(pools: Any) -> dict[str, Pool]:
+    if not isinstance(pools, Mapping) or not pools:
+        raise InputError(f"pools are {checks.shown(pools)}, so nothing serves; give at least one, by name")
+    for name, pool in pools.items():
+        if not isinstance(name, str) or not name:
+            raise InputError(f"a pool is called {checks.shown(name)}; give it a name, as text")
+        if not isinstance(pool, Pool):
+            raise InputError(f"pool {name!r} is {checks.shown(pool)}; give a Pool, as Pool(server, replicas=2)")
+    return dict(pools)
+
+
+def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
+    if isinstance(workflows, str | Mapping) or not isinstance(workflows, Sequence) or not workflows:
+        raise InputError(f"workflows are {checks.shown(workflows)}, so nothing arrives; give a list of at least one")
+    for workflow in workflows:
+        if not isinstance(workflow, Workflow | Sessions):
+            raise InputError(f"a workflow is {checks.shown(workflow)}; give a Workflow, or what read_sessions returns")
+    names = [workflow.name for workflow in workflows]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them")
+    return tuple(workflows)
+
+
+def _seed(workflow: Workflow | Sessions) -> int:
+    return workflow.arrivals.seed if isinstance(workflow, Workflow) else workflow.seed
+
+
+def _reuses(workflow: Workflow | Sessions) -> bool:
+    return workflow.context == "reuse" if isinstance(workflow, Workflow) else bool(workflow.recorded.reuse.any())
+
+
+def _apart(seeds: Sequence[int]) -> list[int]:
+    """Return the seeds with those that stood before changed to others."""
+    return [
+        seed
+        if seed not in seeds[:place]
+        else int(np.random.SeedSequence((seed, place)).generate_state(1, np.uint64)[0])
+        for place, seed in enumerate(seeds)
+    ]
+
+
+def _numbered(blocks: Iterator[Jobs], workflow: int, first_stage: int) -> Iterator[Jobs]:
+    return (block.numbered(workflow, first_stage) for block in blocks)

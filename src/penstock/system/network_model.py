@@ -1,0 +1,71 @@
+"""What the theory sees of a network: mean tokens, routes, rates and capacities."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkModel:
+    """A network reduced to its means.
+
+    Attributes
+    ----------
+    stages, pools
+        Names; a stage is called ``workflow.stage``.
+    pool
+        Shape (stages,), the pool at which each stage is served.
+    prefill, decode
+        Shape (stages,), mean forward tokens of a request in each phase (m_p, m_d).
+    external
+        Shape (stages,), jobs/s that begin there (alpha).
+    onward
+        Shape (stages, stages): mean number of requests of the second stage that the end of one of the first releases.
+        Probabilities where jobs branch; a row adds up to more than 1 after a fork, and an edge into a join of k
+        branches counts 1/k.
+    visits
+        Shape (stages,), requests/s (lambda): the solution of lambda = alpha + onward^T lambda (eq:traffic).
+    replicas
+        Shape (pools,).
+    capacity
+        Shape (pools,), tokens/s of the whole pool: replicas x max b/t_b.
+    full_batch
+        Shape (pools,), tokens/s with batches filled to the token budget: replicas x b_max / t_bmax.
+    joins
+        Whether each stage waits for several others; shape (stages,).
+    sampled
+        Jobs from which means were sampled (loops with a cap, growing contexts), or None where they are exact.
+    standard_error
+        Shape (pools,), of each pool's offered tokens/s; zeros where means are exact.
+    """
+
+    stages: tuple[str, ...]
+    pools: tuple[str, ...]
+    pool: Ints
+    prefill: Floats
+    decode: Floats
+    external: Floats
+    onward: Floats
+    visits: Floats
+    replicas: Ints
+    capacity: Floats
+    full_batch: Floats
+    joins: npt.NDArray[np.bool_]
+    sampled: int | None
+    standard_error: Floats
+
+    @property
+    def offered(self) -> Floats:
+        """Shape (pools,), forward tokens that arrive per second at each pool."""
+        tokens = self.visits * (self.prefill + self.decode)
+        offered: Floats = np.bincount(self.pool, tokens, len(self.pools)).astype(np.float64)
+        return offered
+
+    @property
+    def rho(self) -> Floats:
+        """Shape (pools,), load of each pool (eq:load-dag)."""
+        return self.offered / self.capacity

@@ -1,0 +1,255 @@
+"""Orders: which line of a replica is served first, where requests of several stages meet.
+
+Each stage has a line of its own at a replica; ``fcfs`` and ``global-age`` have one for all. Before each batch an order
+weighs the lines, and the pool's policy chooses the tokens of each. An order of your own is a function of the same form:
+
+>>> from penstock.kernel.signatures import BY_LINE, LINE_DECODING, LINE_PROMPTS
+>>> from penstock.system.orders import order
+>>> @order
+... def longest_line_first(lines, params, weights):
+...     for line in range(lines.shape[0]):
+...         weights[line, 0] = lines[line, LINE_PROMPTS] + lines[line, LINE_DECODING]
+...     return BY_LINE
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.kernel.signatures import (
+    BY_LINE,
+    BY_PHASE,
+    LINE_BATCHES,
+    LINE_DECODE_MEAN,
+    LINE_DECODING,
+    LINE_FIELDS,
+    LINE_NEXT,
+    LINE_NEXT_PROMPTS,
+    LINE_PREFILL_MEAN,
+    LINE_PROMPTS,
+    ORDER_SIGNATURE,
+    SPLIT,
+)
+from penstock.system.own_functions import compiled, find, plain_function
+
+Floats = npt.NDArray[np.float64]
+OrderFunction = Callable[[Floats, Floats, Floats], int]
+
+_TAKES = ("lines", "params", "weights")
+_RULE = (
+    "an order is plain arithmetic on the arrays lines (lines, 8) and params, fills weights (lines, 2) and returns "
+    "BY_LINE, BY_PHASE or SPLIT"
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Order:
+    """An order between the lines of a replica, compiled when it is first needed.
+
+    Attributes
+    ----------
+    name
+        How tables and messages call it.
+    function
+        The function as written; None for ``fcfs`` and ``global-age``, which have a single line.
+    params
+        Numbers handed to the function.
+    stages
+        For ``priority``: the stages of the pool, most urgent first; `Network` turns them into ``params``.
+    fills
+        Whether a batch is filled with all that waits, whatever the pool's policy does: because the policy is not asked,
+        or because what it leaves is filled. Else the pool is work-conserving if its policy is.
+    k_fcfs
+        Whether the K-FCFS condition holds over the stages of a pool, for policies that serve each phase in order of
+        arrival; None: not known.
+    """
+
+    name: str
+    function: OrderFunction | None
+    params: tuple[float, ...] = ()
+    stages: tuple[str, ...] = ()
+    fills: bool = False
+    k_fcfs: bool | None = None
+
+    @staticmethod
+    def priority(stages: Sequence[str]) -> "Order":
+        """Return the static priority order that serves the first of these stages first."""
+        if isinstance(stages, str) or not isinstance(stages, Sequence) or not all(isinstance(s, str) for s in stages):
+            raise InputError(
+                f"priority has {checks.shown(stages)}, but orders stages by name; give a list, most urgent first"
+            )
+        return dataclasses.replace(ORDERS["priority"], stages=tuple(stages))
+
+    @property
+    def single_line(self) -> bool:
+        """Whether all stages of a pool wait in one line."""
+        return self.function is None
+
+    def __call__(self, lines: npt.ArrayLike, params: Sequence[float] | None = None) -> tuple[int, Floats]:
+        """Return the mode and the weights, shape (lines, 2), for one state of the lines, shape (lines, 8)."""
+        if self.function is None:
+            raise InputError(f"order {self.name!r} has a single line, so it weighs none; take another")
+        seen = np.ascontiguousarray(lines, np.float64).reshape(-1, LINE_FIELDS)
+        weights = np.zeros((seen.shape[0], 2))
+        mode = self.function(seen, np.asarray(self.params if params is None else params, np.float64), weights)
+        return int(mode), weights
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The function under the kernel's explicit type; None where there is none.
+
+        Raises
+        ------
+        InputError
+            If it cannot be compiled to that type.
+        """
+        if self.function is None:
+            return None
+        return compiled(self.function, ORDER_SIGNATURE, f"order {self.name!r}", _RULE)
+
+
+@overload
+def order(function: OrderFunction) -> Order: ...
+@overload
+def order(*, name: str | None = None, params: Sequence[float] = ()) -> Callable[[OrderFunction], Order]: ...
+def order(
+    function: OrderFunction | None = None, *, name: str | None = None, params: Sequence[float] = ()
+) -> Order | Callable[[OrderFunction], Order]:
+    """Make an order of a function ``(lines, params, weights) -> mode``.
+
+    Parameters
+    ----------
+    function
+        Plain arithmetic on ``lines``, float64 of shape (lines, 8) with the columns `LINE_PROMPTS`,
+        `LINE_PROMPT_TOKENS`, `LINE_DECODING`, `LINE_PREFILL_MEAN`, `LINE_DECODE_MEAN`, `LINE_NEXT`,
+        `LINE_NEXT_PROMPTS` and `LINE_BATCHES`, and on the float64 array ``params``. It fills ``weights``, float64 of
+        shape (lines, 2), and returns `BY_LINE`, `BY_PHASE` or `SPLIT`.
+    name
+        Default: the function's name.
+    params
+        Numbers handed to the function.
+
+    Raises
+    ------
+    InputError
+        If the function cannot be compiled to the order type.
+    """
+    if function is None:
+        return lambda f: _made(f, name, params)
+    return _made(function, name, params)
+
+
+def _made(function: OrderFunction, name: str | None, params: Sequence[float]) -> Order:
+    """Make an order and compile it at once, so that a mistake is told where it was made."""
+    function = plain_function("order", function, name, _TAKES)
+    numbers = tuple(float(p) for p in checks.array("the params of an order", params).ravel()) if len(params) else ()
+    made = Order(name or function.__name__.replace("_", "-"), function, numbers)
+    _ = made.compiled
+    return made
+
+
+def priority(lines, params, weights):  # type: ignore[no-untyped-def]
+    """Static priority between stages; ``params`` has the lines, most urgent first.
+
+    The Rybko-Stolyar network shows that it can make a network unstable although no server is overloaded (Section 5).
+    """
+    for rank in range(lines.shape[0]):
+        weights[int(params[rank]), 0] = -rank
+    return BY_LINE
+
+
+def decode_first(lines, params, weights):  # type: ignore[no-untyped-def]
+    """Any decode before any prefill, inside a phase by the order of stages: Sarathi-Serve over all stages at once."""
+    weights[:, 0] = 0
+    weights[:, 1] = 1
+    return BY_PHASE
+
+
+def back_pressure(lines, params, weights):  # type: ignore[no-untyped-def]
+    """Stages by (Z - Z of what comes next) / (m_p + m_d), the largest first.
+
+    MaxWeight back-pressure (Tassiulas and Ephremides 1992): a token there lowers the squared queue lengths the most.
+    """
+    for line in range(lines.shape[0]):
+        tokens = lines[line, LINE_PREFILL_MEAN] + lines[line, LINE_DECODE_MEAN]
+        pressure = lines[line, LINE_PROMPTS] + lines[line, LINE_DECODING] - lines[line, LINE_NEXT]
+        weights[line, 0] = pressure / tokens if tokens > 0 else 0.0
+    return BY_LINE
+
+
+def back_pressure_phase(lines, params, weights):  # type: ignore[no-untyped-def]
+    """Back-pressure with each phase a queue of its own.
+
+    Prefill has (Zp - Zd) / m_p, decode (Zd - Zp of what comes next) / m_d.
+    """
+    for line in range(lines.shape[0]):
+        prompts, decoding = lines[line, LINE_PROMPTS], lines[line, LINE_DECODING]
+        prefill, decode = lines[line, LINE_PREFILL_MEAN], lines[line, LINE_DECODE_MEAN]
+        weights[line, 0] = (prompts - decoding) / prefill if prefill > 0 else 0.0
+        weights[line, 1] = (decoding - lines[line, LINE_NEXT_PROMPTS]) / decode if decode > 0 else 0.0
+    return BY_PHASE
+
+
+def hlpps(lines, params, weights):  # type: ignore[no-untyped-def]
+    """Head-of-the-line proportional processor sharing (Bramson 1996): the budget by the work Z (m_p + m_d) of each."""
+    for line in range(lines.shape[0]):
+        requests = lines[line, LINE_PROMPTS] + lines[line, LINE_DECODING]
+        weights[line, 0] = requests * (lines[line, LINE_PREFILL_MEAN] + lines[line, LINE_DECODE_MEAN])
+    return SPLIT
+
+
+def round_robin(lines, params, weights):  # type: ignore[no-untyped-def]
+    """Each stage in turn is first, for one batch; the others follow it in their order."""
+    stages = lines.shape[0]
+    for line in range(stages):
+        weights[line, 0] = -float((line - int(lines[line, LINE_BATCHES])) % stages)
+    return BY_LINE
+
+
+ORDERS: dict[str, Order] = {
+    o.name: o
+    for o in (
+        Order("fcfs", None, k_fcfs=True),
+        Order("global-age", None, fills=True, k_fcfs=False),
+        Order("priority", priority, k_fcfs=False),
+        Order("decode-first", decode_first, fills=True, k_fcfs=False),
+        Order("back-pressure", back_pressure, k_fcfs=False),
+        Order("back-pressure-phase", back_pressure_phase, fills=True, k_fcfs=False),
+        Order("hlpps", hlpps, fills=True, k_fcfs=False),
+        Order("round-robin", round_robin, k_fcfs=False),
+    )
+}
+"""The orders that have a name.
+
+``fcfs``: all stages in one line, in order of arrival at the replica. ``global-age``: the oldest job first, then its
+oldest request, phases mixed. The others see the functions of this module.
+"""
+
+
+def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = None) -> Order:
+    """Return the order that a name, a ``module:function`` or a function stands for.
+
+    Parameters
+    ----------
+    choice
+        A name in `ORDERS`; ``module:function`` or ``file.py:function``; an `Order`; or a plain function.
+    folder
+        Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
+    """
+    if isinstance(choice, Order):
+        return choice
+    if not isinstance(choice, str):
+        return _made(choice, None, ())
+    if choice in ORDERS:
+        return ORDERS[choice]
+    if ":" not in choice:
+        raise InputError(f"unknown order {choice!r}{nearest(choice, ORDERS)} (or module:function for your own)")
+    found = find(choice, "order", Order, folder)
+    return found if isinstance(found, Order) else _made(found, None, ())

@@ -1,0 +1,120 @@
+"""Functions that a user brings: compiled under an explicit type, and found by name in a module or a file."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from numba import njit
+from numba.core.errors import NumbaError
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+
+
+def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str) -> Any:
+    """Return the function under an explicit Numba type, kept on disk where it comes from a file.
+
+    Parameters
+    ----------
+    function, signature
+        What to compile, to which type.
+    what, rule
+        How messages call it, and what such a function is.
+
+    Raises
+    ------
+    InputError
+        If it cannot be compiled to that type.
+    """
+    try:
+        try:
+            # bounds are checked: it may look for a parameter that it was not given
+            return njit(signature, cache=True, boundscheck=True)(function)
+        except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
+            return njit(signature, boundscheck=True)(function)
+    except (NumbaError, TypeError, NotImplementedError) as error:
+        raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Pick what is wrong, and where, out of Numba's many lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    what = next((line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason")
+    where = next((line.rstrip(":") for line in lines if line.startswith("File ")), "")
+    return f"{what.rstrip('.')} ({where})" if where else what.rstrip(".")
+
+
+def plain_function(kind: str, function: Any, name: object, takes: tuple[str, ...]) -> Callable[..., Any]:
+    """Return the function as written, if it takes such arguments.
+
+    Raises
+    ------
+    InputError
+        If it is no function, or takes others; if the name is no text.
+    """
+    function = getattr(function, "py_func", function)  # one that Numba has compiled already
+    article = "an" if kind[0] in "aeiou" else "a"
+    if not inspect.isfunction(function):
+        raise InputError(f"{article} {kind} is a function of {', '.join(takes)}, not {checks.shown(function)}")
+    if not (name is None or isinstance(name, str)):
+        raise InputError(f"{kind} name {checks.shown(name)}: give a text")
+    parameters = inspect.signature(function).parameters
+    if len(parameters) != len(takes):
+        raise InputError(
+            f"{kind} {function.__name__!r} takes {len(parameters)} arguments ({', '.join(parameters)}), but {article} "
+            f"{kind} takes {len(takes)}: {', '.join(takes)}"
+        )
+    return function
+
+
+def find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
+    """Return what ``module:function`` or ``file.py:function`` stands for: of the type ``made``, or a function.
+
+    Parameters
+    ----------
+    choice
+        As the user wrote it.
+    kind, made
+        What it should be: in words, and the type of those that are made already.
+    folder
+        Where ``module`` and ``file.py`` are looked for first; None: the working folder.
+    """
+    module_name, _, function_name = choice.rpartition(":")
+    module = _module(module_name, kind, folder or Path.cwd())
+    found = getattr(module, function_name, None)
+    if found is None:
+        names = [n for n, v in vars(module).items() if isinstance(v, made) or inspect.isfunction(v)]
+        raise InputError(
+            f"{kind} {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}"
+        )
+    return found
+
+
+def _module(name: str, kind: str, folder: Path) -> ModuleType:
+    """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
+    path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
+    try:
+        if path.is_file():
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            with contextlib.suppress(KeyError):
+                del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
+            sys.modules[path.stem] = module
+            with contextlib.redirect_stdout(sys.stderr):  # what such a file prints is no part of an answer
+                spec.loader.exec_module(module)
+            return module
+        return importlib.import_module(name)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # also a file that ends the program
+        raise InputError(
+            f"cannot import the {kind} module {name!r}: {type(error).__name__}: {error}; looked for {path}"
+        ) from error

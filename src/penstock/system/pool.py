@@ -1,0 +1,105 @@
+"""A pool: identical replicas of a server behind a router."""
+
+import dataclasses
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.system.engines import Engine
+from penstock.system.orders import Order, OrderFunction, resolve_order
+from penstock.system.policies import Policy
+from penstock.system.routing import Router, resolve_router
+from penstock.system.server import Server
+
+MOST_REPLICAS = 65_536
+"""Of a pool: so many can a router's coin tell apart."""
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Pool:
+    """Identical replicas behind a router.
+
+    Parameters
+    ----------
+    server
+        One replica. It has no KV memory and a policy of the seam: no scheduler of an engine.
+    replicas
+        How many there are.
+    router
+        Which replica gets a request: a name in `ROUTERS`, or ``Router.measure(prefill=1, decode=2)``.
+    order
+        Which stage is served first at a replica: a name in `ORDERS`, ``Order.priority([...])``, ``module:function``, or
+        a function.
+    affinity
+        Whether later requests of a job go to the replica that its first one here went to.
+    """
+
+    server: Server
+    replicas: int
+    router: Router
+    order: Order
+    affinity: bool
+
+    def __init__(
+        self,
+        server: Server,
+        replicas: int = 1,
+        router: str | Router = "jsq",
+        order: str | Order | OrderFunction = "fcfs",
+        affinity: bool = False,
+    ) -> None:
+        if not isinstance(server, Server):
+            raise InputError(f"the server of a pool is {checks.shown(server)}; give a Server")
+        _refuse_what_pools_lack(server)
+        why = "a pool without replicas serves nothing"
+        put = object.__setattr__
+        put(self, "server", server)
+        put(self, "replicas", checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", why))
+        put(self, "router", resolve_router(router))
+        put(self, "order", resolve_order(order))
+        if not isinstance(affinity, bool):
+            raise InputError(f"affinity is {checks.shown(affinity)}, but must be True or False; give one")
+        put(self, "affinity", affinity)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of each replica."""
+        assert isinstance(self.server.policy, Policy)
+        return self.server.policy
+
+    @property
+    def work_conserving(self) -> bool | None:
+        """Whether each replica fills its batches whenever it can, under no max batch size; None: not known."""
+        return True if self.order.fills else self.policy.work_conserving
+
+    @property
+    def parallel_theorem(self) -> str | None:
+        """What says that the replicas are stable up to their summed capacity; None where the paper says nothing."""
+        if self.replicas == 1:
+            return "thm:multi-class"
+        return None if self.affinity else self.router.theorem
+
+    def describe(self) -> str:
+        """Say in a few words what serves."""
+        if self.replicas == 1:
+            return f"1 replica, {self.order.name}"
+        bound = " with affinity" if self.affinity else ""
+        return f"{self.replicas:,} replicas behind {self.router.name}{bound}, {self.order.name}"
+
+
+def _refuse_what_pools_lack(server: Server) -> None:
+    """Refuse servers that a pool cannot consist of."""
+    if isinstance(server.policy, Engine):
+        raise InputError(
+            f"the policy of a pool's server is {server.policy.name}, the scheduler of an engine, which serves single "
+            "servers only; take sarathi, which batches much like vllm"
+        )
+    if server.memory is not None:
+        raise InputError(
+            f"the server of a pool has KV memory of {server.memory.blocks:,} blocks, but memory never binds in a "
+            "network; leave it out, or bound the running requests with max_batch_size"
+        )
+    if server.order != "fcfs":
+        raise InputError(
+            f"the server of a pool has the order {server.order!r}, but requests of a network have no priorities of "
+            "their own; order the pool's stages instead: order=Order.priority([...]), in YAML {priority: [...]}"
+        )

@@ -1,0 +1,45 @@
+"""What requests find of their context where all that a job computes in a pool stays on one replica."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.workload.jobs import Jobs
+from penstock.workload.means import SAMPLED
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+def mean_reused(blocks: Iterable[Jobs], pool: Ints) -> Floats:
+    """Return the tokens that a request of each stage finds on average, over `SAMPLED` jobs, or all if there are fewer.
+
+    ``pool`` has the pool of each stage; shape (stages,).
+    """
+    requests, tokens, left = np.zeros(pool.size), np.zeros(pool.size), SAMPLED
+    for block in blocks:
+        jobs = block.first(left)
+        requests += np.bincount(jobs.stage, minlength=pool.size)
+        tokens += np.bincount(jobs.stage, reused(jobs, pool), pool.size)
+        left -= jobs.count
+        if not left:
+            break
+    return tokens / np.maximum(requests, 1)
+
+
+def reused(jobs: Jobs, pool: Ints) -> Ints:
+    """Return what each request finds: its context's tokens, if that was computed in the same pool, or what came before.
+
+    ``pool`` has the pool of each stage; shape (requests,).
+    """
+    here, found = pool[jobs.stage], np.zeros(jobs.requests, np.int64)
+    request = np.flatnonzero(jobs.context)
+    source, shared = request + jobs.context[request], jobs.reuse[request].astype(np.int64)
+    while request.size:
+        same = here[source] == here[request]
+        found[request[same]] = shared[same]
+        go = ~same & (jobs.context[source] != 0)
+        request, source, shared = request[go], source[go], np.minimum(shared[go], jobs.reuse[source[go]])
+        source = source + jobs.context[source]
+    return np.minimum(found, np.maximum(jobs.prompt - 1, 0))

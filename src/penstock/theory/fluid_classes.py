@@ -1,0 +1,159 @@
+"""The classes of a network's fluid model: whole stages, or the two phases of each."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
+from penstock.errors import InputError
+from penstock.system.network_model import NetworkModel
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PREFILL, DECODE, BOTH = 0, 1, 2
+_PHASES = (" prefill", " decode", "")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FluidClasses:
+    """Classes of fluid, each served at one station.
+
+    Attributes
+    ----------
+    names
+        ``workflow.stage``, followed by the phase where a stage has two classes.
+    stage, phase
+        Shape (classes,); the phase is PREFILL, DECODE or BOTH.
+    station
+        Shape (classes,), the pool.
+    seconds
+        Shape (classes,), mean tokens over what full batches of the pool carry per second: its time for one
+        request. Above 0.
+    external
+        Shape (classes,), requests/s from outside.
+    onward
+        Shape (classes, classes), mean number of requests of the second class that follow one of the first.
+    rate
+        Shape (classes,), effective requests/s, above 0.
+    joins
+        Shape (classes,), whether requests of the class wait for others of their job before they come into being.
+    pools
+        Names of the stations.
+    """
+
+    names: tuple[str, ...]
+    stage: Ints
+    phase: Ints
+    station: Ints
+    seconds: Floats
+    external: Floats
+    onward: Floats
+    rate: Floats
+    joins: npt.NDArray[np.bool_]
+    pools: tuple[str, ...]
+
+    @property
+    def load(self) -> Floats:
+        """Shape (classes,), share of its station's time that each class needs."""
+        return self.rate * self.seconds
+
+    @property
+    def rho(self) -> Floats:
+        """Shape (pools,)."""
+        return np.asarray(np.bincount(self.station, self.load, len(self.pools)), np.float64)
+
+    def at(self, stations: Iterable[int]) -> "FluidClasses":
+        """Return the classes of some stations alone; what reaches them from the others comes from outside."""
+        kept = np.isin(self.station, np.array(list(stations), np.int64))
+        onward = self.onward[np.ix_(kept, kept)]
+        return FluidClasses(
+            names=tuple(name for name, keep in zip(self.names, kept, strict=True) if keep),
+            stage=self.stage[kept],
+            phase=self.phase[kept],
+            station=self.station[kept],
+            seconds=self.seconds[kept],
+            external=np.maximum(self.rate[kept] - self.rate[kept] @ onward, 0.0),
+            onward=onward,
+            rate=self.rate[kept],
+            joins=self.joins[kept],
+            pools=self.pools,
+        )
+
+
+def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> FluidClasses:
+    """Return the classes of a network's fluid model.
+
+    A pool that serves the decodes of a stage before its prompts keeps no fluid in decode (but what it starts with), so
+    there a whole stage is one class; where a policy may choose between the phases, each is a class. Phases without
+    tokens hold no fluid and are left out, and so are stages that no job visits. Under a work-conserving policy batches
+    are full while there is fluid, so the pool's rate is that of full batches.
+
+    Parameters
+    ----------
+    model
+        The network.
+    phases
+        Whether each pool chooses between the phases of a stage: one for all, or shape (pools,).
+
+    Raises
+    ------
+    InputError
+        If nothing arrives, or there is not one value of ``phases`` per pool.
+    """
+    chooses = np.atleast_1d(np.asarray(phases, np.bool_))
+    if chooses.size not in (1, len(model.pools)):
+        raise InputError(f"{chooses.size} values of phases for {len(model.pools)} pools; give one per pool, or one")
+    if not model.external.any():
+        raise InputError("no jobs arrive at this network, so it has no load; give a workflow an arrival rate")
+    count = len(model.stages)
+    split = np.broadcast_to(chooses, len(model.pools))[model.pool]
+    tokens = np.concatenate([np.where(split, model.prefill, model.prefill + model.decode), split * model.decode])
+    onward = np.zeros((2 * count, 2 * count))  # first the classes of a stage's prompts or whole, then of its decodes
+    onward[np.arange(count), np.arange(count) + count] = 1.0
+    onward[count:, :count] = model.onward
+    external = np.concatenate([model.external, np.zeros(count)])
+    joins = np.concatenate([model.joins, np.zeros(count, np.bool_)])
+    rate = np.concatenate([model.visits, model.visits])
+    kept = (tokens > 0) & (rate > 0)
+    if not kept.any():
+        raise InputError("no stage that jobs visit has a token, so there is no load; give one a prompt or an output")
+    through = np.linalg.solve(np.eye((~kept).sum()) - onward[np.ix_(~kept, ~kept)], onward[np.ix_(~kept, kept)])
+    stage = np.concatenate([np.arange(count), np.arange(count)])
+    phase = np.concatenate([np.where(split, PREFILL, BOTH), np.full(count, DECODE)])
+    return FluidClasses(
+        names=tuple(model.stages[s] + _PHASES[p] for s, p in zip(stage[kept], phase[kept], strict=True)),
+        stage=stage[kept],
+        phase=phase[kept],
+        station=model.pool[stage[kept]],
+        seconds=tokens[kept] / model.full_batch[model.pool[stage[kept]]],
+        external=external[kept] + external[~kept] @ through,
+        onward=onward[np.ix_(kept, kept)] + onward[np.ix_(kept, ~kept)] @ through,
+        rate=rate[kept],
+        joins=joins[kept] | (joins[~kept] @ through > 0),  # what follows an empty stage waits as it would
+        pools=model.pools,
+    )
+
+
+def components(classes: FluidClasses) -> list[tuple[int, ...]]:
+    """Return the strongly connected components of the graph of stations, in topological order.
+
+    Stations that no job can leave and come back to by way of another are components of one.
+    """
+    count = len(classes.pools)
+    edge = np.zeros((count, count), np.bool_)
+    for i, j in np.argwhere(classes.onward > 0):
+        edge[classes.station[i], classes.station[j]] = True
+    number, label = connected_components(csr_array(edge), directed=True, connection="strong")
+    after = np.zeros((number, number), np.bool_)
+    for i, j in np.argwhere(edge):
+        after[label[i], label[j]] |= label[i] != label[j]
+    left, order = set(range(number)), []
+    while left:  # the first that nothing still left leads to
+        ready = min((c for c in left if not after[list(left), c].any()), key=lambda c: int(np.argmax(label == c)))
+        order.append(tuple(int(s) for s in np.flatnonzero(label == ready)))
+        left.remove(ready)
+    return order

@@ -1,0 +1,180 @@
+"""Jobs: passes of a workflow with everything random in them drawn, as a table of requests that release one another.
+
+A job is unfolded before it is simulated: which stages it visits, how long each request is, each delay, and a coin per
+request for routers that toss one. What is left is a fixed graph of requests, so neither paths nor lengths can depend on
+how the requests are served, and every simulator gets the same table.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError
+
+Ints = npt.NDArray[np.int64]
+
+MOST_JOBS = 2**40
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Jobs:
+    """Jobs in order of arrival; their requests in order of job, then of visit: a parent stands before its children.
+
+    Attributes
+    ----------
+    arrival_s
+        Shape (jobs,), float64: seconds since the first arrival, not falling.
+    workflow
+        Shape (jobs,), int32: place of its workflow in the network.
+    first_request
+        Shape (jobs + 1,), int64: the requests of job j are ``first_request[j]`` up to ``first_request[j + 1]``, and the
+        first of them is its root.
+    stage
+        Shape (requests,) as all that follow, int32: place of its stage in the network.
+    prompt
+        int32: prompt tokens, with the context that it goes on with; 0 where a stage only decodes.
+    output
+        int32: output tokens; 0 where a stage only prefills.
+    reuse
+        int32: tokens of the prompt that it has in common with the request whose context it goes on with.
+    context
+        int32: that request, as an offset from this one (< 0); 0: none.
+    delay_s
+        float64: seconds between its release and its arrival at the pool (a tool call, a transfer of KV memory).
+    pending
+        int32: requests of the job that must finish before it is released: 0 for the root, k at a join of k branches.
+    child
+        int32: the first request that its finish releases, or counts down, as an offset (> 0); 0: none.
+    sibling
+        int32: the next request with the same parent, as an offset from this one (> 0); 0: none.
+    coin
+        uint32, uniform: for routers that choose at random.
+    """
+
+    arrival_s: npt.NDArray[np.float64]
+    workflow: npt.NDArray[np.int32]
+    first_request: Ints
+    stage: npt.NDArray[np.int32]
+    prompt: npt.NDArray[np.int32]
+    output: npt.NDArray[np.int32]
+    reuse: npt.NDArray[np.int32]
+    context: npt.NDArray[np.int32]
+    delay_s: npt.NDArray[np.float64]
+    pending: npt.NDArray[np.int32]
+    child: npt.NDArray[np.int32]
+    sibling: npt.NDArray[np.int32]
+    coin: npt.NDArray[np.uint32]
+
+    @property
+    def count(self) -> int:
+        """Number of jobs."""
+        return self.arrival_s.size
+
+    @property
+    def requests(self) -> int:
+        """Number of requests of all jobs."""
+        return self.stage.size
+
+    @property
+    def job(self) -> Ints:
+        """Shape (requests,), the job of each request."""
+        return np.repeat(np.arange(self.count), np.diff(self.first_request))
+
+    def span(self, start: int, stop: int) -> "Jobs":
+        """Return the jobs from ``start`` up to ``stop``, as views of these."""
+        jobs, requests = slice(start, stop), slice(*self.first_request[[start, stop]].tolist())
+        first = self.first_request[start : stop + 1] - self.first_request[start]
+        columns = {name: getattr(self, name)[requests] for name in _PER_REQUEST}
+        return Jobs(self.arrival_s[jobs], self.workflow[jobs], first, **columns)
+
+    def first(self, count: int) -> "Jobs":
+        """Return the first ``count`` of them, or all if there are fewer."""
+        return self.span(0, min(count, self.count))
+
+    def without_requests(self) -> "Jobs":
+        """Return them with none of their requests, where only how many there are matters."""
+        columns = {name: getattr(self, name)[:0] for name in _PER_REQUEST}
+        return Jobs(self.arrival_s, self.workflow, np.zeros(self.count + 1, np.int64), **columns)
+
+    def taken(self, places: Ints) -> "Jobs":
+        """Return the jobs at these places, in this order."""
+        counts = np.diff(self.first_request)[places]
+        first = _bounds(counts)
+        requests = np.arange(first[-1]) + np.repeat(self.first_request[:-1][places] - first[:-1], counts)
+        columns = {name: getattr(self, name)[requests] for name in _PER_REQUEST}
+        return Jobs(self.arrival_s[places], self.workflow[places], first, **columns)
+
+    def numbered(self, workflow: int, first_stage: int) -> "Jobs":
+        """Return them as jobs of a network: its workflow of that number, whose stages begin at ``first_stage``."""
+        return dataclasses.replace(
+            self, workflow=self.workflow + np.int32(workflow), stage=self.stage + np.int32(first_stage)
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Jobs"]) -> "Jobs":
+        """Put blocks after one another."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _PER_REQUEST}
+        counts = np.concatenate([np.diff(part.first_request) for part in parts])
+        arrival_s, workflow = (np.concatenate([getattr(part, name) for part in parts]) for name in _PER_JOB)
+        return cls(arrival_s, workflow, _bounds(counts), **columns)
+
+
+_PER_JOB = ("arrival_s", "workflow")
+_PER_REQUEST = tuple(field.name for field in dataclasses.fields(Jobs))[3:]
+
+
+def _bounds(counts: Ints) -> Ints:
+    """Return where groups of so many begin, and where the last one ends."""
+    bounds = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, out=bounds[1:])
+    return bounds
+
+
+def merged(streams: Sequence[Iterator[Jobs]]) -> Iterator[Jobs]:
+    """Merge streams of jobs into one in order of arrival; of jobs that arrive together the earlier stream's goes first.
+
+    Holds a block of each stream at a time. A block of the result ends where the first block in hand does.
+    """
+    if len(streams) == 1:
+        yield from streams[0]
+        return
+    blocks = [next(stream, None) for stream in streams]
+    while any(block is not None for block in blocks):
+        in_hand = [(place, block) for place, block in enumerate(blocks) if block is not None]
+        # up to the end of the block that ends first; what another block of that stream may bring there comes after it
+        ends, last = min((float(block.arrival_s[-1]), place) for place, block in in_hand)
+        parts = []
+        for place, block in in_hand:
+            side = "right" if place <= last else "left"
+            stop = block.count if place == last else int(np.searchsorted(block.arrival_s, ends, side))  # type: ignore[call-overload]
+            parts.append(block.span(0, stop))
+            rest = block.span(stop, block.count)
+            blocks[place] = rest if rest.count else next(streams[place], None)
+        joined = Jobs.joined(parts)
+        yield joined.taken(np.argsort(joined.arrival_s, kind="stable"))
+
+
+def first_jobs(blocks: Iterator[Jobs], count: int, name: str) -> Jobs:
+    """Return the first ``count`` jobs of a stream.
+
+    Raises
+    ------
+    InputError
+        If there are fewer, with the name of what they come from.
+    """
+    missing = checks.whole("the number of jobs", count, 1, MOST_JOBS, "", "that many are made")
+    parts: list[Jobs] = []
+    for block in blocks:
+        parts.append(block.first(missing))
+        missing -= parts[-1].count
+        if not missing:
+            return Jobs.joined(parts)
+    raise InputError(
+        f"{count:,} jobs asked for, but {name} has {count - missing:,}, as recorded arrivals are replayed once; ask "
+        "for fewer, or resample them with arrivals 'poisson'"
+    )

@@ -1,0 +1,115 @@
+"""Means of a workflow: what load, traffic equations and certificates need to know of it."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.workload.jobs import Ints, Jobs
+
+Floats = npt.NDArray[np.float64]
+
+SAMPLED = 65_536
+"""Jobs from which means are sampled where no formula gives them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Means:
+    """Means over the jobs of a workflow, by stage.
+
+    Attributes
+    ----------
+    external
+        Shape (stages,), share of the jobs that begin there; adds up to 1.
+    onward
+        Shape (stages, stages), requests of the second stage that the end of one of the first releases, on average; an
+        edge into a join of k branches counts 1/k.
+    visits
+        Shape (stages,), requests of a job: the solution of visits = external + onward^T visits (eq:traffic).
+    prompt, output
+        Shape (stages,), tokens of a request, context included.
+    both
+        Shape (stages,), share of the requests that have a prompt and an output. Convention ``engine``: the end of
+        their prefill yields the first output token, so a mean request has output - both decode iterations.
+    max_prompt, max_output
+        Shape (stages,), upper limits; infinite where there is none.
+    sampled
+        Jobs from which some of these are sampled; None: all are exact.
+    covariance
+        Shape (stages, stages), of the mean tokens (prompt and output) of a job at each stage; zeros where exact.
+    """
+
+    external: Floats
+    onward: Floats
+    visits: Floats
+    prompt: Floats
+    output: Floats
+    both: Floats
+    max_prompt: Floats
+    max_output: Floats
+    sampled: int | None
+    covariance: Floats
+
+    @property
+    def tokens(self) -> Floats:
+        """Shape (stages,), prompt and output tokens of a job, on average."""
+        return self.visits * (self.prompt + self.output)
+
+    @property
+    def standard_error(self) -> Floats:
+        """Shape (stages,), of `tokens`; zeros where they are exact."""
+        return np.sqrt(np.diag(self.covariance))
+
+    @property
+    def bounded(self) -> bool:
+        """Whether lengths have an upper limit."""
+        return bool(np.isfinite(self.max_prompt).all() and np.isfinite(self.max_output).all())
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sample:
+    """Means of a sample of jobs; as in `Means`."""
+
+    onward: Floats
+    visits: Floats
+    prompt: Floats
+    output: Floats
+    both: Floats
+    covariance: Floats
+
+    @classmethod
+    def of(cls, blocks: Iterable[Jobs], stages: int) -> "Sample":
+        """Take the means of these jobs; a stage that none of them visits has zeros."""
+        jobs = 0
+        per_stage = np.zeros((4, stages))  # requests, prompt, output, both
+        edges, total, squares = np.zeros((stages, stages)), np.zeros(stages), np.zeros((stages, stages))
+        for block in blocks:
+            jobs += block.count
+            both = (block.prompt > 0) & (block.output > 0)
+            for row, weights in enumerate((None, block.prompt, block.output, both)):
+                per_stage[row] += np.bincount(block.stage, weights, stages)
+            parent, child = released(block)
+            which = block.stage[parent].astype(np.int64) * stages + block.stage[child]
+            edges += np.bincount(which, 1 / block.pending[child], stages * stages).reshape(stages, stages)
+            tokens = np.bincount(
+                block.job * stages + block.stage, block.prompt.astype(np.float64) + block.output, block.count * stages
+            ).reshape(-1, stages)
+            total += tokens.sum(axis=0)
+            squares += tokens.T @ tokens
+        _, prompt, output, both_of = per_stage / np.maximum(per_stage[0], 1)
+        mean = total / jobs
+        covariance = (squares / jobs - np.outer(mean, mean)) / jobs
+        visits = per_stage[0] / jobs
+        return cls(edges / np.maximum(per_stage[0], 1)[:, None], visits, prompt, output, both_of, covariance)
+
+
+def released(jobs: Jobs) -> tuple[Ints, Ints]:
+    """Return all pairs of a request and one that its end releases or counts down, as places in the table."""
+    parent = np.flatnonzero(jobs.child)
+    child = parent + jobs.child[parent]
+    pairs = [(parent, child)]
+    while (more := jobs.sibling[child] > 0).any():
+        parent, child = parent[more], child[more] + jobs.sibling[child[more]]
+        pairs.append((parent, child))
+    return np.concatenate([p for p, _ in pairs]), np.concatenate([c for _, c in pairs])

@@ -1,0 +1,331 @@
+"""Routes of a workflow: which stages the end of a request releases, and whether that ends well.
+
+A *fork* releases several requests; a *join* waits for all branches of the innermost fork that is open. So every branch
+of a fork must come to the same join whatever path it takes, or all of them must end without one. And no job may go on
+for ever, nor for ever on average.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csgraph
+
+from penstock.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+END = "end"
+NO_LIMIT = 2**31 - 1
+_ROUNDING = 1e-9
+
+
+def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:
+    """Return a loop from which no path leads out, as the places it visits, ending with the first; [] if there is none.
+
+    Parameters
+    ----------
+    chances
+        Shape (places, places): above 0 where a path leads from one place to another.
+    leaves
+        Shape (places,): whether a path leads out from there.
+    forks
+        Shape (places,): whether all paths from there are taken, so that all must lead out; None: nowhere.
+    """
+    paths = chances > 0
+    every = np.zeros(leaves.size, np.bool_) if forks is None else forks
+    for _ in range(leaves.size):
+        out = np.where(every, ~(paths & ~leaves).any(axis=1), (paths & leaves).any(axis=1))
+        leaves = leaves | out
+    if leaves.all():
+        return []
+    inside = chances * ~leaves
+    path = [int(np.argmin(leaves))]
+    while path[-1] not in path[:-1]:
+        path.append(int(np.argmax(inside[path[-1]])))
+    return path[path.index(path[-1]) :]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Routes:
+    """Where jobs go, by places of stages.
+
+    Attributes
+    ----------
+    workflow, names
+        Of the workflow and its stages, for messages.
+    first
+        The stage at which jobs begin.
+    targets
+        Of each stage, the stages that its end may release.
+    chances
+        Of each stage, the probability of each target; what is missing to 1 is that of the end. Ones at a fork.
+    forks, joins
+        Whether all targets are released; whether it waits for all branches of a fork.
+    most_visits
+        Of each stage, or None.
+    """
+
+    workflow: str
+    names: tuple[str, ...]
+    first: int
+    targets: tuple[tuple[int, ...], ...]
+    chances: tuple[tuple[float, ...], ...]
+    forks: tuple[bool, ...]
+    joins: tuple[bool, ...]
+    most_visits: tuple[int | None, ...]
+
+    def check(self) -> None:
+        """Raise an `InputError` unless every stage is reached, every join closes a fork, and every job ends."""
+        self._check_reached()
+        self._check_forks_before_joins()
+        self._check_ends()
+        self._check_branches()
+        self._check_finite()
+
+    @functools.cached_property
+    def limited(self) -> bool:
+        """Whether a stage may be visited only so often."""
+        return any(most is not None for most in self.most_visits)
+
+    @functools.cached_property
+    def limits(self) -> npt.NDArray[np.int64]:
+        """Shape (stages,), visits of a job to each stage at most."""
+        return np.array([NO_LIMIT if most is None else most for most in self.most_visits])
+
+    @functools.cached_property
+    def reach(self) -> tuple[Floats, ...]:
+        """Of each stage, running sums of the targets' chances; the last is 1 exactly where the branch cannot end."""
+        sums = []
+        for chances in self.chances:
+            running = np.cumsum(np.array(chances, np.float64))
+            sums.append(np.where(running > 1 - _ROUNDING, 1.0, running))
+        return tuple(sums)
+
+    def ends(self, stage: int) -> bool:
+        """Whether a branch may end after a stage, limits apart."""
+        return not self.targets[stage] or (not self.forks[stage] and self.reach[stage][-1] < 1)
+
+    def _edges(self, stage: int) -> list[int]:
+        """Return the targets that have a chance."""
+        return [t for t, chance in zip(self.targets[stage], self.chances[stage], strict=True) if chance > 0]
+
+    def _matrix(self, *, limits: bool = False) -> Floats:
+        """Return the mean number of requests of each stage that the end of one of each releases, joins not divided.
+
+        With ``limits``, as it is when no limited stage may be visited again: the others' chances are scaled up.
+        """
+        size = len(self.names)
+        matrix = np.zeros((size, size))
+        back = self._paths() if limits else None
+        for stage in range(size):
+            edges = zip(self.targets[stage], self.chances[stage], strict=True)
+            for target, chance in edges:
+                used_up = back is not None and self.most_visits[target] is not None and back[target, stage]
+                matrix[stage, target] += 0 if used_up else chance
+            total = matrix[stage].sum() + (1 - self.reach[stage][-1] if self.targets[stage] else 1)
+            if not self.forks[stage] and total > 0:
+                matrix[stage] /= total
+        return matrix
+
+    def _paths(self) -> Bools:
+        """Return from where paths lead where, shape (stages, stages); from each stage to itself, too."""
+        size = len(self.names)
+        paths = np.eye(size, dtype=np.bool_)
+        for stage, targets in enumerate(self.targets):
+            paths[stage, list(targets)] = True
+        for _ in range(size):
+            paths = paths | (paths.astype(np.int64) @ paths > 0)
+        return paths
+
+    def _fault(self, stage: int, message: str) -> InputError:
+        return InputError(f"stage {self.names[stage]!r} of {self.workflow} {message}")
+
+    def _check_reached(self) -> None:
+        reached = self._paths()[self.first]
+        for stage in np.flatnonzero(~reached).tolist():
+            if self.joins[stage]:
+                raise self._fault(stage, "is a join that nothing reaches; name it in `then` of the forks' branches")
+            raise self._fault(
+                stage, f"is reached by no path from {self.names[self.first]!r}; name it in `then`, or leave it out"
+            )
+
+    def _check_forks_before_joins(self) -> None:
+        for stage, targets in enumerate(self.targets):
+            joins = [target for target in targets if self.joins[target]]
+            if self.forks[stage] and joins:
+                raise self._fault(
+                    stage,
+                    f"forks straight to the join {self.names[joins[0]]!r}, so that branch has no request to wait for; "
+                    "leave it out, as the join waits for the other branches",
+                )
+        for stage, most in enumerate(self.most_visits):
+            if self.joins[stage] and most is not None:
+                raise self._fault(
+                    stage, "is a join with most_visits, and past it branches would never join; limit the fork instead"
+                )
+        if self.joins[self.first]:
+            raise self._fault(self.first, "is a join, and jobs begin there, where no fork is open; begin elsewhere")
+
+    def _check_ends(self) -> None:
+        matrix = self._matrix(limits=True)
+        leaves = np.array([self.ends(stage) for stage in range(len(self.names))]) | ~matrix.any(axis=1)
+        loop = closed_loop(matrix, leaves, np.array(self.forks))
+        if loop:
+            raise InputError(
+                f"{self.workflow} never ends: no path leads out of the loop {self._path(loop)}; let one of its stages "
+                "end with some probability, or limit one with most_visits"
+            )
+
+    def _check_finite(self) -> None:
+        states, matrix = self._releases(limits=True)
+        _, component = csgraph.connected_components(matrix > 0, connection="strong")
+        for members in (np.flatnonzero(component == which) for which in range(component.max() + 1)):
+            growth, vectors = np.linalg.eig(matrix[np.ix_(members, members)])
+            largest = int(np.argmax(growth.real))
+            if growth[largest].real < 1 - _ROUNDING:
+                continue
+            share = np.zeros(len(states))
+            share[members] = np.abs(vectors[:, largest])  # Perron's: what each leads to in the end
+            path = [int(np.argmax(share))]
+            while path[-1] not in path[:-1]:
+                path.append(int(np.argmax(matrix[path[-1]] * share)))
+            loop = [states[state][0] for state in path[path.index(path[-1]) :]]
+            raise InputError(
+                f"{self.workflow} never ends on average: in the loop {self._path(loop)} each request is followed by "
+                f"{growth[largest].real:.4g} more, so they multiply; lower a probability, or limit a stage with "
+                "most_visits"
+            )
+
+    def _path(self, loop: Sequence[int]) -> str:
+        return " -> ".join(self.names[stage] for stage in loop)
+
+    @functools.cached_property
+    def _exits(self) -> tuple[frozenset[int], ...]:
+        """Of each stage, the joins at which a branch that is there may leave it, and -1 where it may end."""
+        exits: list[frozenset[int]] = [frozenset()] * len(self.names)
+        while True:
+            before = list(exits)
+            for stage, targets in enumerate(self.targets):
+                edges = self._edges(stage)
+                of = [frozenset({t}) if self.joins[t] and not self.forks[stage] else exits[t] for t in edges]
+                found = frozenset().union(*of)
+                if self.forks[stage] and len(found) == 1 and -1 not in found:
+                    found = exits[next(iter(found))]  # past the join that closes it
+                if self.ends(stage) or all(self.most_visits[target] is not None for target in targets):
+                    found |= {-1}
+                exits[stage] |= found
+            if exits == before:
+                return tuple(exits)
+
+    @functools.cached_property
+    def closes(self) -> dict[int, int]:
+        """Of each fork that has one, the join that closes it."""
+        found = {}
+        for fork, targets in enumerate(self.targets):
+            exits = frozenset().union(*(self._exits[target] for target in targets))
+            if self.forks[fork] and len(exits) == 1 and -1 not in exits:
+                found[fork] = next(iter(exits))
+        return found
+
+    def _check_branches(self) -> None:
+        for fork, targets in enumerate(self.targets):
+            ends = [(branch, leaving) for branch in targets for leaving in sorted(self._exits[branch])]
+            if not self.forks[fork] or len({leaving for _, leaving in ends}) <= 1:
+                continue
+            (one, first), (other, second) = ends[0], next(end for end in ends if end[1] != ends[0][1])
+            instead = "or" if one == other else f"while its branch {self.names[other]!r} may"
+            raise self._fault(
+                fork,
+                f"forks, and its branch {self.names[one]!r} may {self._leaving(first)} {instead} "
+                f"{self._leaving(second)}, so a join would wait for ever; let "
+                "all branches come to the same join on every path, or none to any",
+            )
+        for stage, targets in enumerate(self.targets):
+            for target in targets:
+                if self.joins[target] and None in self._inside[stage]:
+                    raise self._fault(
+                        stage,
+                        f"reaches the join {self.names[target]!r} outside of a fork, so there is nothing to wait for; "
+                        "make it no join, or fork before it",
+                    )
+
+    def _leaving(self, exit_: int) -> str:
+        return "end" if exit_ < 0 else f"come to the join {self.names[exit_]!r}"
+
+    @functools.cached_property
+    def _inside(self) -> tuple[frozenset[int | None], ...]:
+        """Of each stage, the forks that may be the innermost open one there; None: none is open."""
+        inside: list[frozenset[int | None]] = [frozenset()] * len(self.names)
+        inside[self.first] = frozenset({None})
+        while True:
+            before = list(inside)
+            for stage, targets in enumerate(self.targets):
+                for target in targets:
+                    if self.forks[stage] and inside[stage]:
+                        inside[target] |= {stage}
+                    elif not self.joins[target]:
+                        inside[target] |= inside[stage]
+                if stage in self.closes:
+                    inside[self.closes[stage]] |= inside[stage]
+            if inside == before:
+                return tuple(inside)
+
+    def _releases(self, *, limits: bool = False) -> tuple[list[tuple[int, int | None]], Floats]:
+        """Return states (stage, innermost open fork), and how many of each one of each leads to, on average.
+
+        A fork leads to its branches and, once, to the join that closes it, to which the branches lead no more.
+        """
+        ways = self._matrix(limits=limits)
+        states = [(stage, fork) for stage, forks in enumerate(self._inside) for fork in sorted(forks, key=str)]
+        place = {state: number for number, state in enumerate(states)}
+        matrix = np.zeros((len(states), len(states)))
+        for (stage, fork), row in place.items():
+            for target in np.flatnonzero(ways[stage]).tolist():
+                if not self.joins[target]:
+                    matrix[row, place[target, stage if self.forks[stage] else fork]] = ways[stage, target]
+            if stage in self.closes and ways[stage].any():
+                matrix[row, place[self.closes[stage], fork]] = 1
+        return states, matrix
+
+    @functools.cached_property
+    def _visits(self) -> dict[tuple[int, int | None], float]:
+        """Mean requests of a job at each state, limits apart."""
+        states, matrix = self._releases()
+        begin = np.array([state == (self.first, None) for state in states], np.float64)
+        return dict(zip(states, np.linalg.solve(np.eye(len(states)) - matrix.T, begin).tolist(), strict=True))
+
+    def visits(self) -> Floats:
+        """Return the mean requests of a job at each stage, shape (stages,); exact where no stage is limited."""
+        visits = np.zeros(len(self.names))
+        for (stage, _), mean in self._visits.items():
+            visits[stage] += mean
+        return visits
+
+    def onward(self) -> Floats:
+        """Return the mean number of requests of each stage that the end of one of each releases.
+
+        Shape (stages, stages). An edge into a join of k branches counts 1/k. Exact where no stage is limited.
+        """
+        matrix, visits = self._matrix(), self.visits()
+        for stage, targets in enumerate(self.targets):
+            shares = [self._visits[stage, f] / len(self.targets[f]) for f in self._inside[stage] if f is not None]
+            for target in targets:
+                if self.joins[target] and visits[stage] > 0:
+                    matrix[stage, target] *= sum(shares) / visits[stage]
+        return matrix
+
+    def most_requests(self) -> Floats:
+        """Return the most requests of each stage that one job can have, or a little above; infinite for free loops."""
+        size = len(self.names)
+        ways, limited = np.zeros((size, size)), np.array([most is not None for most in self.most_visits])
+        for stage, targets in enumerate(self.targets):
+            np.add.at(ways[stage], list(targets), 1)
+        ways[:, limited] = 0
+        begin = np.where(limited, self.limits, np.eye(size)[self.first])
+        if csgraph.connected_components(ways > 0, connection="strong")[0] < size or ways.diagonal().any():
+            return np.full(size, np.inf)
+        return np.asarray(np.linalg.solve(np.eye(size) - ways.T, begin), np.float64)

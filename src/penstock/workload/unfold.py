@@ -1,0 +1,439 @@
+"""Unfold jobs: draw the path, the lengths and the delays of every request, for many jobs at once.
+
+Each request that is under way in a job is a *token*; a wave is one visit of all tokens of all jobs, so that the work is
+done by array operations over jobs. A fork opens a *frame* that its branches share; a join closes it when all have come.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.workload.jobs import Ints, Jobs
+from penstock.workload.lengths import LONGEST, Length
+from penstock.workload.routes import Routes
+
+MOST_REQUESTS = 2**26
+"""Requests unfolded at a time; a job that has more is taken for one without end."""
+
+_Number = TypeVar("_Number", np.int32, np.uint32, np.float64)
+Seconds = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Tokens = int | Length | str
+"""A number, a distribution, ``job`` (the length that comes with the job) or ``rest`` (that less one)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What is drawn at each stage.
+
+    Attributes
+    ----------
+    routes
+        Where jobs go.
+    prompt, output
+        Of each stage.
+    delay_s
+        Of each stage, seconds; a distribution counts milliseconds.
+    transfer_s
+        Of each stage, seconds per prompt token of the request that released it.
+    context
+        ``new``, ``grow`` or ``reuse``, as in `Workflow`.
+    """
+
+    routes: Routes
+    prompt: tuple[Tokens, ...]
+    output: tuple[Tokens, ...]
+    delay_s: tuple[float | Length, ...]
+    transfer_s: tuple[float, ...]
+    context: str
+
+    @property
+    def prefills(self) -> Bools:
+        """Whether requests of each stage have a prompt."""
+        return np.array([not isinstance(tokens, int) or tokens > 0 for tokens in self.prompt])
+
+
+class Streams:
+    """A stream of random numbers for each stage and each kind of draw: more of one draw shifts no other.
+
+    Parameters
+    ----------
+    seed
+        Whole numbers that tell these streams from all others.
+    stages
+        How many stages there are.
+    """
+
+    def __init__(self, seed: tuple[int, ...], stages: int) -> None:
+        kinds = [sequence.spawn(5) for sequence in np.random.SeedSequence(seed).spawn(stages)]
+        self.prompt, self.output, self.delay, self.branch, self.coin = (
+            [np.random.default_rng(sequence[kind]) for sequence in kinds] for kind in range(5)
+        )
+
+
+class _Context(NamedTuple):
+    """What requests go on with."""
+
+    tokens: Ints
+    holder: Ints  # the request whose replica has it in memory, -1 if there is none
+    held: Ints  # how many tokens of it
+
+    def of(self, places: Ints) -> "_Context":
+        return _Context(self.tokens[places], self.holder[places], self.held[places])
+
+
+class _Wave(NamedTuple):
+    """The tokens that make their next visit, in order of job; what the plan has no use for is None."""
+
+    job: Ints
+    stage: Ints
+    pending: Ints
+    frame: Ints | None  # innermost open fork, -1 outside of all
+    context: _Context | None
+    released_by: Ints | None  # prompt tokens of the request that releases it
+
+    def of(self, places: Ints) -> "_Wave":
+        frame, context, released_by = self.frame, self.context, self.released_by
+        return _Wave(
+            self.job[places],
+            self.stage[places],
+            self.pending[places],
+            None if frame is None else frame[places],
+            None if context is None else context.of(places),
+            None if released_by is None else released_by[places],
+        )
+
+
+_NONE = np.empty(0, np.int64)
+
+
+class _Frames:
+    """Forks whose branches are under way, or were; a column of each, a place for each fork.
+
+    up: the frame around it. size, left: its branches, and those that have not come to the join. forked, tokens: the
+    context at the fork, and with what branches added. holder, held: of the branch that came first. join: the request
+    that waits for it.
+    """
+
+    columns = ("up", "size", "left", "forked", "tokens", "holder", "held", "join")
+
+    def __init__(self) -> None:
+        self.up = self.size = self.left = self.forked = self.tokens = self.holder = self.held = self.join = _NONE
+
+    def opened(self, up: Ints, size: Ints, context: Ints) -> Ints:
+        """Add frames; return their places."""
+        none = np.full(size.size, -1)
+        for name, new in zip(self.columns, (up, size, size, context, context, none, none, none), strict=True):
+            setattr(self, name, np.concatenate([getattr(self, name), new]))
+        return np.arange(self.up.size - size.size, self.up.size)
+
+
+def unfold(plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, output: Ints, begin: int) -> Jobs:
+    """Return the jobs that arrive at these times and begin at a stage.
+
+    Parameters
+    ----------
+    plan, streams
+        What is drawn, and from which random numbers.
+    arrival_s
+        Shape (jobs,).
+    prompt, output
+        Shape (jobs,), the lengths that come with each job.
+    begin
+        Place of the stage at which all begin; forks around it count as done, so that a join waits for nobody there.
+
+    Raises
+    ------
+    InputError
+        If a context outgrows `LONGEST`, or jobs have no end in sight.
+    """
+    unfolding = _Unfolding(plan, streams, prompt, output)
+    wave = unfolding.roots(arrival_s.size, begin)
+    while wave.job.size:
+        wave = unfolding.onward(wave, *unfolding.visit(wave))
+    return unfolding.table(arrival_s)
+
+
+class _Unfolding:
+    """Jobs on their way; requests are numbered in order of their wave until the table is made."""
+
+    def __init__(self, plan: Plan, streams: Streams, prompt: Ints, output: Ints) -> None:
+        self.plan, self.streams, self.routes = plan, streams, plan.routes
+        self.job_prompt, self.job_output = prompt, output
+        self.transfers, self.delays = any(plan.transfer_s), any(plan.transfer_s) or any(plan.delay_s)
+        self.forks = any(plan.routes.forks)
+        self.widest = max((len(targets) for targets in plan.routes.targets if targets), default=1) if self.forks else 1
+        self.is_fork, self.is_join = np.array(plan.routes.forks), np.array(plan.routes.joins)
+        self.prefills = plan.prefills
+        self.frames = _Frames()
+        self.waves: list[dict[str, npt.NDArray[Any]]] = []
+        self.requests = 0
+        self.of_job = np.zeros(prompt.size, np.int64)
+        self.visits = np.zeros((prompt.size, len(plan.prompt) if plan.routes.limited else 0), np.int32)
+        self.released: list[tuple[Ints, Ints]] = []  # parent, child
+        self.joined: list[tuple[Ints, Ints]] = []  # parent, frame of the fork that its branch belongs to
+        self.more: list[Ints] = []  # requests after which a sibling comes
+
+    def roots(self, jobs: int, begin: int) -> _Wave:
+        zero, none = np.zeros(jobs, np.int64), np.full(jobs, -1)
+        if self.routes.limited:
+            self.visits[:, begin] = 1
+        frame, released_by = (none if self.forks else None), (zero if self.transfers else None)
+        context = _Context(zero, none, zero) if self.plan.context != "new" else None
+        return _Wave(np.arange(jobs), np.full(jobs, begin), zero, frame, context, released_by)
+
+    def visit(self, wave: _Wave) -> tuple[Ints, Ints]:
+        """Draw a request for each token; return their prompts, context included, and outputs."""
+        plan, streams, size = self.plan, self.streams, wave.job.size
+        prompt, output = np.empty(size, np.int64), np.empty(size, np.int64)
+        coin = np.empty(size, np.uint32)
+        delay = np.zeros(size) if self.delays else None
+        for stage, places in _by_stage(wave.stage):
+            jobs = wave.job[places]
+            prompt[places] = _drawn(plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs)
+            output[places] = _drawn(plan.output[stage], streams.output[stage], self.job_output, jobs)
+            coin[places] = streams.coin[stage].integers(0, 2**32, jobs.size, np.uint32)
+            if delay is not None:
+                given = plan.delay_s[stage]
+                drawn = given.sample(streams.delay[stage], jobs.size) / 1e3 if isinstance(given, Length) else given
+                delay[places] = drawn
+        if delay is not None and wave.released_by is not None:
+            delay += np.array(plan.transfer_s)[wave.stage] * wave.released_by
+        rows: dict[str, npt.NDArray[Any]] = {
+            "job": wave.job,
+            "stage": wave.stage,
+            "pending": wave.pending,
+            "output": output,
+            "coin": coin,
+        }
+        if delay is not None:
+            rows["delay_s"] = delay
+        if wave.context is not None:
+            prefills = self.prefills[wave.stage]
+            prompt += np.where(prefills, wave.context.tokens, 0)
+            if int(prompt.max()) > LONGEST:
+                raise InputError(
+                    f"a prompt grows with its context to {prompt.max():,} tokens, but the longest is {LONGEST:,}; "
+                    "shorten the requests, or limit loops with most_visits"
+                )
+            rows["reuse"] = np.where(prefills, np.minimum(wave.context.held, wave.context.tokens), 0)
+            rows["holder"] = wave.context.holder
+        rows["prompt"] = prompt
+        rows["place"] = self._places(wave.job)
+        self.waves.append(rows)
+        self.requests += size
+        if self.requests > MOST_REQUESTS:
+            raise InputError(
+                f"{self.job_prompt.size:,} jobs have more than {MOST_REQUESTS:,} requests, with no end in sight; "
+                "lower the probabilities of loops, or limit them with most_visits"
+            )
+        return prompt, output
+
+    def _places(self, job: Ints) -> Ints:
+        """Return how many requests of the same job stand before each of a wave."""
+        if not self.forks:
+            places: Ints = self.of_job[job]
+            self.of_job[job] += 1
+            return places
+        places = self.of_job[job] + _rank(job)
+        self.of_job += np.bincount(job, minlength=self.of_job.size)
+        return places
+
+    def onward(self, wave: _Wave, prompt: Ints, output: Ints) -> _Wave:
+        """Return the tokens that the requests of this wave release."""
+        chosen = self._chosen(wave)
+        flat = chosen.ravel()
+        taken = np.flatnonzero(flat >= 0)
+        source = taken // self.widest if self.widest > 1 else taken
+        rows = np.arange(self.requests - wave.job.size, self.requests)
+        context = self._context_after(wave, prompt, output, rows)
+        frame = self._frame_after(wave, chosen, context)
+        released_by = prompt if self.transfers else None
+        one = np.ones(wave.job.size, np.int64)
+        going = _Wave(wave.job, wave.stage, one, frame, context, released_by).of(source)
+        going = going._replace(stage=flat[taken])
+        if going.frame is None:
+            self.released.append((rows[source], self.requests + np.arange(source.size)))
+            return going
+        return self._past_joins(going, going.frame, rows[source])
+
+    def _chosen(self, wave: _Wave) -> Ints:
+        """Return the stages that each token goes on to, shape (tokens, widest); -1: none."""
+        chosen = np.full((wave.job.size, self.widest), -1)
+        if not self.routes.limited:
+            for stage, places in _by_stage(wave.stage):
+                targets = self.routes.targets[stage]
+                if self.routes.forks[stage]:
+                    chosen[places, : len(targets)] = targets
+                elif targets:
+                    chosen[places, 0] = self._choice(stage, wave.job[places].size)
+            return chosen
+        for turn in self._turns(wave.job):
+            for stage, within in _by_stage(wave.stage[turn]):
+                places = turn[within]
+                jobs, targets = wave.job[places], self.routes.targets[stage]
+                if self.routes.forks[stage]:
+                    for branch, target in enumerate(targets):
+                        goes = self.visits[jobs, target] < self.routes.limits[target]
+                        chosen[places[goes], branch] = target
+                        self.visits[jobs[goes], target] += 1
+                elif targets:
+                    chosen[places, 0] = self._limited_choice(stage, jobs)
+        return chosen
+
+    def _choice(self, stage: int, size: int) -> Ints | int:
+        targets, reach = self.routes.targets[stage], self.routes.reach[stage]
+        if len(targets) == 1 and reach[0] == 1:
+            return targets[0]
+        places: Ints = np.searchsorted(reach, self.streams.branch[stage].random(size), "right")
+        return np.array([*targets, -1])[places]
+
+    def _limited_choice(self, stage: int, jobs: Ints) -> Ints:
+        """Choose among the stages that each job may visit again; the others' chances are scaled up."""
+        targets = np.array(self.routes.targets[stage])
+        reach = np.append(self.routes.reach[stage], 1.0)
+        room = np.ones((reach.size, jobs.size), np.bool_)
+        room[:-1] = self.visits[jobs, targets[:, None]] < self.routes.limits[targets, None]
+        reach = np.cumsum(np.diff(reach, prepend=0)[:, None] * room, axis=0)
+        reach /= np.where(reach[-1] > 0, reach[-1], 1)
+        certain = len(targets) == 1 and self.routes.reach[stage][0] == 1
+        share = np.zeros(jobs.size) if certain else self.streams.branch[stage].random(jobs.size)
+        choice: Ints = np.append(targets, -1)[np.minimum((reach <= share).sum(axis=0), targets.size)]
+        goes = choice >= 0
+        self.visits[jobs[goes], choice[goes]] += 1
+        return choice
+
+    def _turns(self, job: Ints) -> Iterator[Ints]:
+        """Yield places of tokens, no two of a job at a time: where visits are limited, one binds the next."""
+        if not self.forks:
+            yield np.arange(job.size)
+            return
+        rank = _rank(job)
+        for turn in range(int(rank.max()) + 1):
+            yield np.flatnonzero(rank == turn)
+
+    def _context_after(self, wave: _Wave, prompt: Ints, output: Ints, rows: Ints) -> _Context | None:
+        """Return the context after each request; one without a prompt leaves it where it was computed."""
+        if wave.context is None:
+            return None
+        tokens, holder, held = wave.context
+        prefills = self.prefills[wave.stage]
+        after = np.where(prefills, prompt, tokens) + output
+        return _Context(after, np.where(prefills, rows, holder), np.where(prefills, after, held))
+
+    def _frame_after(self, wave: _Wave, chosen: Ints, context: _Context | None) -> Ints | None:
+        """Return the innermost fork that is open after each request."""
+        if wave.frame is None:
+            return None
+        size = np.count_nonzero(chosen >= 0, axis=1)
+        forks = self.is_fork[wave.stage] & (size > 0)
+        frame = wave.frame.copy()
+        tokens = np.zeros(wave.job.size, np.int64) if context is None else context.tokens
+        frame[forks] = self.frames.opened(frame[forks], size[forks], tokens[forks])
+        return frame
+
+    def _past_joins(self, going: _Wave, frame: Ints, parent: Ints) -> _Wave:
+        """Hold back tokens that come to a join until the last branch is there; one of them goes on then."""
+        waits = self.is_join[going.stage] & (frame >= 0)
+        head = ~waits & (np.diff(parent, prepend=-1) != 0)
+        more = ~waits & (np.diff(parent, append=-1) == 0)
+        stays = ~waits
+        if waits.any():
+            come = np.flatnonzero(waits)
+            closing = self._arrived(going, frame[come], parent[come], come)
+            stays[closing] = True
+            going = self._closed(going, frame, closing)
+        row = self.requests + np.cumsum(stays) - 1
+        self.released.append((parent[head], row[head]))
+        self.more.append(row[more])
+        if waits.any():
+            self.frames.join[frame[closing]] = row[closing]
+        return going.of(np.flatnonzero(stays))
+
+    def _arrived(self, going: _Wave, frame: Ints, parent: Ints, come: Ints) -> Ints:
+        """Count the branches that have come; return the places of those that were the last of their fork."""
+        frames = self.frames
+        self.joined.append((parent, frame))
+        of, earliest, counts = np.unique(frame, return_index=True, return_counts=True)
+        latest = come[frame.size - 1 - np.unique(frame[::-1], return_index=True)[1]]
+        if going.context is not None:
+            np.add.at(frames.tokens, frame, going.context.tokens[come] - frames.forked[frame])
+            first = frames.left[of] == frames.size[of]
+            _, frames.holder[of[first]], frames.held[of[first]] = going.context.of(come[earliest[first]])
+        frames.left[of] -= counts
+        return np.sort(latest[frames.left[of] == 0])
+
+    def _closed(self, going: _Wave, frame: Ints, closing: Ints) -> _Wave:
+        """Return the tokens with those that leave a join back in the frame around it, with all branches' context."""
+        frames, of = self.frames, frame[closing]
+        pending, around = going.pending.copy(), frame.copy()
+        pending[closing], around[closing] = frames.size[of], frames.up[of]
+        context = going.context
+        if context is not None:
+            context = _Context(*(column.copy() for column in context))
+            for column, closed in zip(context, (frames.tokens, frames.holder, frames.held), strict=True):
+                column[closing] = closed[of]
+        return going._replace(pending=pending, frame=around, context=context)
+
+    def table(self, arrival_s: Seconds) -> Jobs:
+        """Put the requests in order of job, then of visit."""
+        first = np.zeros(arrival_s.size + 1, np.int64)
+        np.cumsum(self.of_job, out=first[1:])
+        place = np.concatenate([first[rows["job"]] + rows["place"] for rows in self.waves])
+
+        def column(name: str, dtype: type[_Number]) -> npt.NDArray[_Number]:
+            found = np.zeros(self.requests, dtype)
+            if name in self.waves[0]:
+                found[place] = np.concatenate([rows[name] for rows in self.waves])
+            return found
+
+        def offset(to: Ints, origin: Ints) -> npt.NDArray[np.int32]:
+            found = np.zeros(self.requests, np.int32)
+            found[place[origin]] = place[to] - place[origin]
+            return found
+
+        parents, children = (np.concatenate(part) for part in zip(*self.released, strict=True))
+        if self.joined:
+            waiting, frame = (np.concatenate(part) for part in zip(*self.joined, strict=True))
+            parents, children = np.append(parents, waiting), np.append(children, self.frames.join[frame])
+        more = np.concatenate([_NONE, *self.more])
+        reuse, context = np.zeros((2, self.requests), np.int32)
+        if self.plan.context == "reuse":
+            reuse = column("reuse", np.int32)
+            holder = np.concatenate([rows["holder"] for rows in self.waves])
+            context = offset(holder, np.arange(self.requests))
+            context[reuse == 0] = 0
+        return Jobs(
+            arrival_s=arrival_s, workflow=np.zeros(arrival_s.size, np.int32), first_request=first,
+            stage=column("stage", np.int32), prompt=column("prompt", np.int32), output=column("output", np.int32),
+            reuse=reuse, context=context, delay_s=column("delay_s", np.float64), pending=column("pending", np.int32),
+            child=offset(children, parents), sibling=offset(more + 1, more), coin=column("coin", np.uint32),
+        )  # fmt: skip
+
+
+def _by_stage(stage: Ints) -> Iterator[tuple[int, slice | Ints]]:
+    """Yield each stage that tokens are at, and their places."""
+    if stage.size and (stage == stage[0]).all():
+        yield int(stage[0]), slice(None)
+        return
+    for which in np.flatnonzero(np.bincount(stage)).tolist():
+        yield which, np.flatnonzero(stage == which)
+
+
+def _rank(job: Ints) -> Ints:
+    """Return how many tokens of the same job stand before each."""
+    starts = np.flatnonzero(np.diff(job, prepend=-1))
+    rank: Ints = np.arange(job.size) - np.repeat(starts, np.diff(starts, append=job.size))
+    return rank
+
+
+def _drawn(tokens: Tokens, rng: np.random.Generator, of_job: Ints, jobs: Ints) -> Ints | int:
+    if isinstance(tokens, int):
+        return tokens
+    if isinstance(tokens, Length):
+        return tokens.sample(rng, jobs.size)
+    return of_job[jobs] - (tokens == "rest")

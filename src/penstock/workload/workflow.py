@@ -1,0 +1,436 @@
+"""Workflows: the graphs that agents' tasks follow from one call of a language model to the next."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.workload.arrivals import BLOCK
+from penstock.workload.jobs import MOST_JOBS, Jobs, first_jobs
+from penstock.workload.lengths import LONGEST, Length
+from penstock.workload.means import SAMPLED, Means, Sample
+from penstock.workload.pairs import Empirical, Recorded
+from penstock.workload.routes import END, Routes
+from penstock.workload.unfold import Plan, Streams, unfold
+from penstock.workload.workload import Workload
+
+CONTEXTS = ("new", "grow", "reuse")
+LONGEST_DELAY_MS = 1e12
+
+_REQUESTS = 2**18
+"""Requests to be unfolded at a time, about; so many fit a cache."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """One kind of call in a workflow.
+
+    Parameters
+    ----------
+    pool
+        Name of the pool that serves it.
+    prompt, output
+        Tokens, or a distribution. ``job``: the lengths that come with the job's arrival. ``rest`` (output): those less
+        one, as when the prompt and the first token were made elsewhere. 0: no such phase here.
+    then
+        What its end releases. None or ``end``: nothing; a name: that stage; a list of names: all of them (a fork); a
+        mapping from names, or ``end``, to probabilities: one of them.
+    join
+        Whether it waits for all branches of the innermost fork that is open.
+    delay_ms
+        Between its release and its arrival at the pool, as for a tool call: milliseconds, or a distribution that
+        counts them.
+    transfer_ms_per_token
+        Times the prompt tokens of the request that released it: added to the delay, as for a transfer of KV memory.
+    most_visits
+        A job that has visited the stage so often goes there no more: its other ways are taken, in proportion to their
+        probabilities, and if there are none that branch ends.
+    """
+
+    pool: str
+    prompt: int | Length | str
+    output: int | Length | str
+    then: str | Sequence[str] | Mapping[str, float] | None = dataclasses.field(default=None, kw_only=True)
+    join: bool = dataclasses.field(default=False, kw_only=True)
+    delay_ms: float | Length = dataclasses.field(default=0, kw_only=True)
+    transfer_ms_per_token: float = dataclasses.field(default=0.0, kw_only=True)
+    most_visits: int | None = dataclasses.field(default=None, kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Workflow:
+    """A graph of stages that each arriving job follows, drawn anew for each.
+
+    Paths, lengths and delays draw from streams of their own, so none depends on arrival rates, pools or policies.
+
+    Parameters
+    ----------
+    name
+        For tables, figures and messages.
+    arrivals
+        When jobs arrive, and the lengths that come with each.
+    stages
+        By name, in the order in which tables show them.
+    first
+        Where jobs begin; None: at the first of the stages.
+    context
+        ``new``: every call has the prompt of its stage and nothing else. ``grow``: before it, all prompts and outputs
+        of the calls on its path so far; after a join, of all branches. ``reuse``: the same lengths, and what a call has
+        in common with the call before it (after a join, with the branch whose call comes first) need not be computed
+        again by a replica that still has it.
+    """
+
+    name: str
+    arrivals: Workload
+    stages: Mapping[str, Stage]
+    first: str | None = dataclasses.field(default=None, kw_only=True)
+    context: str = dataclasses.field(default="new", kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_name("a workflow", self.name)
+        if not isinstance(self.arrivals, Workload):
+            raise InputError(f"the arrivals of {self.name} are {checks.shown(self.arrivals)}; give a Workload")
+        _ = self.arrivals.rate  # which must be known
+        if self.arrivals.priority is not None:
+            raise InputError(
+                f"the arrivals of {self.name} have priorities, which pools of a network do not look at; leave that "
+                "column out, and give the pool an order between its stages"
+            )
+        if not isinstance(self.stages, Mapping) or not self.stages:
+            raise InputError(
+                f"the stages of {self.name} are {checks.shown(self.stages)}, so its jobs do nothing; give at least "
+                "one by name"
+            )
+        object.__setattr__(self, "stages", dict(self.stages))
+        if self.context not in CONTEXTS:
+            raise InputError(
+                f"unknown context {checks.shown(self.context)} of {self.name}{nearest(str(self.context), CONTEXTS)}"
+            )
+        for name, stage in self.stages.items():
+            _check_stage(self.name, name, stage, self.stages)
+        if self.first is not None and self.first not in self.stages:
+            raise InputError(
+                f"{self.name} begins at the unknown stage {checks.shown(self.first)}"
+                f"{nearest(str(self.first), self.stages)}"
+            )
+        self._plan.routes.check()
+
+    @classmethod
+    def chain(
+        cls,
+        name: str,
+        arrivals: Workload,
+        calls: Sequence[tuple[str, int | Length | str, int | Length | str]],
+        *,
+        context: str = "new",
+    ) -> Self:
+        """Return a workflow of calls one after another.
+
+        Parameters
+        ----------
+        name, arrivals, context
+            As in `Workflow`.
+        calls
+            (pool, prompt, output) of each; their stages are called ``1``, ``2`` and so on.
+        """
+        last = len(calls)
+        stages = {
+            str(place): Stage(*call, then=END if place == last else str(place + 1))
+            for place, call in enumerate(calls, start=1)
+        }
+        return cls(name, arrivals, stages, context=context)
+
+    @classmethod
+    def single(cls, workload: Workload, pool: str, *, name: str | None = None) -> Self:
+        """Return a workflow of one stage, ``call``: the requests of the workload as they are."""
+        return cls(workload.name if name is None else name, workload, {"call": Stage(pool, "job", "job")})
+
+    @classmethod
+    def disaggregated(
+        cls,
+        workload: Workload,
+        *,
+        prefill: str,
+        decode: str,
+        transfer_ms: float | Length = 0.0,
+        transfer_ms_per_token: float = 0.0,
+        name: str | None = None,
+    ) -> Self:
+        """Return the requests of a workload, prefilled at one pool and decoded at another.
+
+        Parameters
+        ----------
+        workload
+            Arrivals and lengths.
+        prefill, decode
+            Pools. The first output token is the end of prefill; the other pool makes the rest.
+        transfer_ms, transfer_ms_per_token
+            Time from one to the other, and the part of it that each prompt token adds.
+        name
+            For tables; None: the workload's.
+        """
+        decoding = Stage(decode, 0, "rest", delay_ms=transfer_ms, transfer_ms_per_token=transfer_ms_per_token)
+        stages = {"prefill": Stage(prefill, "job", 1, then="decode"), "decode": decoding}
+        return cls(workload.name if name is None else name, workload, stages)
+
+    @property
+    def rate(self) -> float:
+        """Long-run jobs per second."""
+        return self.arrivals.rate
+
+    @property
+    def begins(self) -> str:
+        """The stage at which jobs begin."""
+        return next(iter(self.stages)) if self.first is None else self.first
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What reading the data brought up, and what of it is not used."""
+        if self.arrivals.prefixes is None:
+            return self.arrivals.notices
+        return (*self.arrivals.notices, f"hash ids are left out: {self.name} knows shared prompts by its context alone")
+
+    @property
+    def ends(self) -> bool:
+        """Whether jobs are recorded, so that they come to an end."""
+        return self.arrivals.rows is not None
+
+    def with_load(self, factor: float) -> Self:
+        """Return the same workflow with its arrival rate times a factor."""
+        checks.number("the factor on the load", factor, 1e-9, 1e9, "", "it multiplies the arrival rate")
+        return dataclasses.replace(self, arrivals=self.arrivals.with_rate(self.rate * factor))
+
+    def describe(self) -> str:
+        """Say in a few words what it is."""
+        count = len(self.stages)
+        return f"{self.name}: {self.arrivals.describe()}, {count} stage{'s' if count > 1 else ''}"
+
+    def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
+        """Yield the jobs in order of arrival, a block at a time, for ever or until a recording ends.
+
+        Arrivals, and the lengths that come with jobs, are exactly those of the workload.
+
+        Parameters
+        ----------
+        seed
+            For everything random; None: the workload's own.
+        """
+        arrivals = self.arrivals if seed is None else self.arrivals.with_seed(seed)
+        streams = Streams((arrivals.seed, 2), len(self.stages))
+        begin = list(self.stages).index(self.begins)
+        for block in arrivals.blocks():
+            for start in range(0, block.arrival_s.size, self._at_a_time):
+                some = block.where(slice(start, start + self._at_a_time))
+                yield unfold(self._plan, streams, some.arrival_s, some.prompt_tokens, some.output_tokens, begin)
+
+    def jobs(self, count: int, seed: int | None = None) -> Jobs:
+        """Return the first ``count`` jobs."""
+        return first_jobs(self.blocks(seed), count, self.name)
+
+    def flooded(self, stage: str, count: int, seed: int) -> Jobs:
+        """Return jobs that are all there at time 0 and begin at a stage.
+
+        Forks around it count as done, so a join that is reached so waits for nobody. Lengths that come with a job are
+        drawn at random, from the recording if they are recorded.
+        """
+        if stage not in self.stages:
+            raise InputError(
+                f"{self.name} cannot be flooded at the unknown stage {checks.shown(stage)}"
+                f"{nearest(str(stage), self.stages)}"
+            )
+        count = checks.whole("the number of jobs", count, 1, MOST_JOBS, "", "that many are made")
+        begin = list(self.stages).index(stage)
+        jobs = Jobs.joined(list(self._resampled(count, self._at_a_time, (seed, 3), begin)))
+        jobs.delay_s[jobs.first_request[:-1]] = 0
+        return jobs
+
+    def means(self) -> Means:
+        """Return mean visits and lengths of the stages.
+
+        Exact, but for visits where some are limited and for prompts where the context grows: those are means of
+        `SAMPLED` jobs.
+        """
+        return self._means
+
+    @functools.cached_property
+    def _plan(self) -> Plan:
+        given = self.stages.values()
+        return Plan(
+            routes=self._routes(),
+            prompt=tuple(_tokens(stage.prompt) for stage in given),
+            output=tuple(_tokens(stage.output) for stage in given),
+            delay_s=tuple(s.delay_ms if isinstance(s.delay_ms, Length) else s.delay_ms / 1e3 for s in given),
+            transfer_s=tuple(stage.transfer_ms_per_token / 1e3 for stage in given),
+            context=self.context,
+        )
+
+    def _routes(self) -> Routes:
+        places = {name: place for place, name in enumerate(self.stages)}
+        edges = [_edges(stage) for stage in self.stages.values()]
+        return Routes(
+            workflow=self.name,
+            names=tuple(self.stages),
+            first=places[self.begins],
+            targets=tuple(tuple(places[target] for target, _ in edge) for edge in edges),
+            chances=tuple(tuple(chance for _, chance in edge) for edge in edges),
+            forks=tuple(_is_fork(stage) for stage in self.stages.values()),
+            joins=tuple(stage.join for stage in self.stages.values()),
+            most_visits=tuple(
+                None if stage.most_visits is None else int(stage.most_visits) for stage in self.stages.values()
+            ),
+        )
+
+    @functools.cached_property
+    def _at_a_time(self) -> int:
+        """Jobs unfolded at a time: a number of the workflow's own, so that it does not depend on how many are asked."""
+        routes = self._plan.routes
+        if routes.limited:
+            sample = next(self._resampled(256, 256, (0,), routes.first))
+            requests = sample.requests / sample.count
+        else:
+            requests = float(routes.visits().sum())
+        return 1 << int(np.clip(np.log2(_REQUESTS / requests), 0, np.log2(BLOCK)))
+
+    def _resampled(self, count: int, at_a_time: int, seed: tuple[int, ...], begin: int) -> Iterator[Jobs]:
+        """Yield jobs at time 0 whose own lengths are drawn at random, recorded or not."""
+        streams, rng = Streams(seed, len(self.stages)), np.random.default_rng((*seed, 1))
+        lengths = self.arrivals.lengths
+        if isinstance(lengths, Recorded):
+            lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
+        for done in range(0, count, at_a_time):  # in full, so that the first jobs do not depend on how many there are
+            drawn = lengths.sample(rng, at_a_time)
+            yield unfold(self._plan, streams, np.zeros(at_a_time), *drawn, begin).first(count - done)
+
+    @functools.cached_property
+    def _means(self) -> Means:
+        routes, stages = self._plan.routes, self.stages.values()
+        prompt, output, both, max_prompt, max_output = np.array([self._lengths_of(stage) for stage in stages]).T
+        external = np.eye(len(stages))[routes.first]
+        onward, sampled, covariance = np.empty(0), None, np.zeros((len(stages), len(stages)))
+        if self.context != "new" or routes.limited or np.isnan(both).any():
+            sampled = SAMPLED
+            blocks = self._resampled(SAMPLED, self._at_a_time, (self.arrivals.seed, 4), routes.first)
+            sample = Sample.of(blocks, len(stages))
+            covariance, both = sample.covariance, np.where(np.isnan(both), sample.both, both)
+            onward = sample.onward
+            if self.context != "new":
+                prompt = sample.prompt
+                most = float((routes.most_requests() * np.maximum(max_prompt + max_output, 1)).sum())
+                max_prompt = np.where(max_prompt > 0, most, 0)
+        if not routes.limited:
+            onward = routes.onward()
+        visits = np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external), np.float64)
+        return Means(external, onward, visits, prompt, output, both, max_prompt, max_output, sampled, covariance)
+
+    def _lengths_of(self, stage: Stage) -> tuple[float, float, float, float, float]:
+        """Return mean prompt and output, share of requests with both (NaN: unknown), and upper limits."""
+        drawn = self.arrivals.lengths
+        prompt, most_prompt = _mean_and_most(stage.prompt, drawn.mean_prompt, drawn.max_prompt)
+        output, most_output = _mean_and_most(stage.output, drawn.mean_output, drawn.max_output)
+        both = float(prompt > 0 and output > 0)
+        if both and stage.output == "rest" and drawn.min_output < 2:
+            both = float("nan")
+        return prompt, output, both, most_prompt, most_output
+
+
+def _tokens(given: int | Length | str) -> int | Length | str:
+    """Return tokens as a whole number, not 10.0; distributions and words as they are."""
+    return given if isinstance(given, Length | str) else int(given)
+
+
+def _mean_and_most(tokens: int | Length | str, mean_of_job: float, most_of_job: int | None) -> tuple[float, float]:
+    """Return the mean and the upper limit of a length of a stage."""
+    if not isinstance(tokens, Length | str):
+        return float(tokens), float(tokens)
+    mean, most = (tokens.mean, tokens.max) if isinstance(tokens, Length) else (mean_of_job, most_of_job)
+    less = tokens == "rest"
+    return mean - less, float("inf") if most is None else float(most - less)
+
+
+def _is_fork(stage: Stage) -> bool:
+    return stage.then is not None and not isinstance(stage.then, str | Mapping)
+
+
+def _edges(stage: Stage) -> list[tuple[str, float]]:
+    """Return the stages that the end of one may release, with probabilities; ones at a fork."""
+    if stage.then is None:
+        return []
+    ways = {stage.then: 1.0} if isinstance(stage.then, str) else stage.then
+    pairs = list(ways.items()) if isinstance(ways, Mapping) else [(target, 1.0) for target in ways]
+    return [(target, chance) for target, chance in pairs if target != END]
+
+
+def _check_name(what: str, name: object) -> None:
+    if not isinstance(name, str) or not name or "." in name:
+        raise InputError(
+            f"the name of {what} is {checks.shown(name)}, but must be a text without full stops, as tables and orders "
+            "say workflow.stage; give another"
+        )
+
+
+def _check_stage(workflow: str, name: str, stage: Stage, known: Mapping[str, Stage]) -> None:
+    """Raise an `InputError` that names the stage and what is wrong with it."""
+    _check_name(f"a stage of {workflow}", name)
+    what = f"stage {name!r} of {workflow}"
+    if name == END:
+        raise InputError(f"{what} has the name that ends a branch in `then`; give it another")
+    if not isinstance(stage, Stage):
+        raise InputError(f"{what} is {checks.shown(stage)}, but must be a Stage with pool, prompt and output")
+    if not isinstance(stage.pool, str) or not stage.pool:
+        raise InputError(f"the pool of {what} is {checks.shown(stage.pool)}; give the name of one")
+    if not isinstance(stage.join, bool):
+        raise InputError(f"join of {what} is {checks.shown(stage.join)}, but must be true or false; mend it")
+    _check_tokens(f"the prompt of {what}", stage.prompt, ("job",))
+    _check_tokens(f"the output of {what}", stage.output, ("job", "rest"))
+    if not isinstance(stage.delay_ms, Length):
+        why = "for a random delay give a distribution"
+        checks.number(f"delay_ms of {what}", stage.delay_ms, 0, LONGEST_DELAY_MS, "ms", why)
+    per_token = stage.transfer_ms_per_token
+    checks.number(f"transfer_ms_per_token of {what}", per_token, 0, 1e6, "ms", "0 for no transfer")
+    if per_token and stage.join:
+        raise InputError(
+            f"{what} is a join with transfer_ms_per_token {per_token:g}, but which branch comes last, and so what is "
+            "transferred, is not known before it is served; give it a delay_ms"
+        )
+    if stage.most_visits is not None:
+        checks.whole(f"most_visits of {what}", stage.most_visits, 1, 2**30, "visits", "leave it out for no limit")
+    _check_then(what, stage, known)
+
+
+def _check_tokens(what: str, tokens: object, words: tuple[str, ...]) -> None:
+    if isinstance(tokens, Length) or (isinstance(tokens, str) and tokens in words):
+        return
+    remedy = f"give tokens, 0 for none, a distribution, or {' or '.join(repr(word) for word in words)}"
+    checks.whole(what, tokens, 0, LONGEST, "tokens", remedy)
+
+
+def _check_then(what: str, stage: Stage, known: Mapping[str, Stage]) -> None:
+    then = stage.then
+    if then is None:
+        return
+    if not isinstance(then, str | Mapping | Sequence) or not then:
+        raise InputError(
+            f"`then` of {what} is {checks.shown(then)}; give a stage, 'end', a list of stages (all of them), or "
+            "probabilities by stage (one of them)"
+        )
+    names = [then] if isinstance(then, str) else list(then)
+    for target in names:
+        if not isinstance(target, str) or (target not in known and target != END):
+            raise InputError(
+                f"{what} goes on to the unknown stage {checks.shown(target)}{nearest(str(target), [*known, END])}"
+            )
+    if _is_fork(stage) and END in names:
+        raise InputError(f"{what} forks to 'end', which is no branch; leave it out")
+    if isinstance(then, Mapping):
+        for target, chance in then.items():
+            checks.number(f"the probability of {target!r} after {what}", chance, 0, 1, "", "it is a probability")
+        total = sum(then.values())
+        if abs(total - 1) > 1e-9:
+            raise InputError(
+                f"the probabilities after {what} add up to {total:.10g}, but one of its ways is always taken, so they "
+                "must add up to 1; give what is missing to 'end', or scale them"
+            )

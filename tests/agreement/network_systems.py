@@ -1,0 +1,277 @@
+"""Random small networks and jobs, for the kernel and for the reference alike.
+
+Times are whole seconds at ``tick_s=1``, means are quarters and weights whole numbers, so the two must agree exactly.
+What draws is a `random.Random`: a seeded one, or one of hypothesis, which shrinks what it draws.
+"""
+
+import dataclasses
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+
+from penstock import reference_network as reference
+from penstock.system import policies
+from penstock.system.batch_time import BatchTime
+from penstock.system.network import Network, Pool
+from penstock.system.orders import Order
+from penstock.system.routing import Router
+from penstock.system.server import Server
+from penstock.workload.jobs import Jobs
+
+SCOPES, CONVENTIONS = ("running", "batch"), ("engine", "paper")
+ROUTERS = reference.model.ROUTERS
+ORDER_NAMES = ("fcfs", "global-age", *reference.ORDERS)
+POLICIES = tuple(reference.POLICIES)
+WEIGHT = 1024  # the router "work" weighs mean tokens times this
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticks(BatchTime):
+    """A batch of b tokens takes ticks[b - 1] seconds, which need not rise with b."""
+
+    ticks: tuple[int, ...]
+
+    def _seconds(self, tokens):
+        return np.array(self.ticks, float)[tokens.astype(int) - 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolSpec:
+    """A pool; ``ticks`` has a batch time for every load up to the token budget."""
+
+    ticks: tuple[int, ...]
+    max_batch_size: int | None = None
+    policy: str = "sarathi"
+    scope: str = "running"
+    convention: str = "engine"
+    replicas: int = 1
+    router: str = "jsq"
+    measure: tuple[int, int] = (1, 1)
+    affinity: bool = False
+    order: str = "fcfs"
+    priority: tuple[int, ...] = ()  # its stages
+
+    @property
+    def server(self):
+        """One replica, for the kernel."""
+        return Server(
+            Ticks(self.ticks), len(self.ticks), self.max_batch_size, policy=self.policy, scope=self.scope,
+            convention=self.convention,
+        )  # fmt: skip
+
+    def pool(self, names):
+        """Return the kernel's pool."""
+        order = Order.priority([names[stage] for stage in self.priority]) if self.order == "priority" else self.order
+        router = self.router
+        if router == "measure":
+            router = Router.measure(prefill=self.measure[0], decode=self.measure[1])
+        return Pool(self.server, self.replicas, router, order, self.affinity)
+
+    def reference_pool(self, weights):
+        """Return the reference's; policies of the paper are its own, others those of the seam."""
+        own = reference.POLICIES.get(self.policy)
+        params = () if own else self.server.params
+        return reference.Pool(
+            lambda tokens: self.ticks[tokens - 1],
+            len(self.ticks),
+            self.max_batch_size,
+            own or policies.POLICIES[self.policy].function,
+            np.array(params, float),
+            self.scope,
+            self.convention,
+            self.replicas,
+            self.router,
+            weights,
+            self.affinity,
+            self.order,
+            priority=self.priority,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One request of a job, and its parents by their places in the job."""
+
+    stage: int
+    prompt: int
+    output: int
+    parents: tuple[int, ...] = ()
+    reuse: int = 0
+    context: int = 0  # offset
+    delay: int = 0
+    coin: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """Pools, stages, jobs, and how long to run (until a tick, or None: until everything has left)."""
+
+    pools: tuple[PoolSpec, ...]
+    stage_pool: tuple[int, ...]
+    prefill: tuple[float, ...]
+    decode: tuple[float, ...]
+    onward: tuple[tuple[float, ...], ...]
+    retention: int | None
+    jobs: tuple[tuple[int, tuple[Request, ...]], ...]  # (arrival, requests)
+    until: int | None
+
+    @property
+    def names(self):
+        """Names of the stages."""
+        return tuple(f"w.s{stage}" for stage in range(len(self.stage_pool)))
+
+    @property
+    def columns(self):
+        """The columns of the jobs' table, with times in ticks."""
+        rows, first_request = [], [0]
+        for _, requests in self.jobs:
+            children = [[i for i, other in enumerate(requests) if place in other.parents] for place in
+                        range(len(requests))]  # fmt: skip
+            sibling = {one: other - one for those in children for one, other in pairwise(those)}
+            for place, request in enumerate(requests):
+                child = children[place][0] - place if children[place] else 0
+                rows.append((*dataclasses.astuple(request), len(request.parents), child, sibling.get(place, 0)))
+            first_request.append(len(rows))
+        stage, prompt, output, _, reuse, context, delay, coin, pending, child, sibling = zip(*rows, strict=True)
+        return {
+            "arrival": [arrival for arrival, _ in self.jobs], "first_request": first_request, "stage": stage,
+            "prompt": prompt, "output": output, "reuse": reuse, "context": context, "delay": delay,
+            "pending": pending, "child": child, "sibling": sibling, "coin": coin,
+        }  # fmt: skip
+
+    def kernel_jobs(self):
+        """Return the kernel's jobs."""
+        columns = self.columns
+        arrival, delay = columns.pop("arrival"), columns.pop("delay")
+        types = {"first_request": np.int64, "coin": np.uint32}
+        arrays = {name: np.array(column, types.get(name, np.int32)) for name, column in columns.items()}
+        workflow = np.zeros(len(arrival), np.int32)
+        return Jobs(np.array(arrival, float), workflow, delay_s=np.array(delay, float), **arrays)
+
+    def network(self):
+        """Return the kernel's network: what jobs do is given, so its workflow is no more than the names of stages."""
+        network = object.__new__(Network)
+        stages = {f"s{stage}": SimpleNamespace(pool=f"p{pool}") for stage, pool in enumerate(self.stage_pool)}
+        given = {
+            "pools": {f"p{place}": spec.pool(self.names) for place, spec in enumerate(self.pools)},
+            "workflows": (SimpleNamespace(name="w", stages=stages, reuses=True),),
+            "retention_s": None if self.retention is None else float(self.retention),
+            "prefill_means": np.array(self.prefill, float),
+            "decode_means": np.array(self.decode, float),
+            "onward": np.array(self.onward, float),
+        }
+        network.__dict__.update(given)
+        return network
+
+    def reference(self, instants=()):
+        """Run the reference."""
+        pools = [spec.reference_pool(self.weights(place)) for place, spec in enumerate(self.pools)]
+        network = reference.Network(pools, self.stage_pool, self.prefill, self.decode, self.onward, self.retention)
+        return reference.simulate(reference.Jobs(**self.columns), network, until=self.until, instants=instants)
+
+    def weights(self, place):
+        """Return what requests count for a router that weighs them."""
+        if self.pools[place].router == "measure":
+            expected = [self.pools[place].measure] * len(self.stage_pool)
+        else:
+            expected = [(m_p + m_d, m_d) for m_p, m_d in zip(self.prefill, self.decode, strict=True)]
+        return {stage: (round(WEIGHT * w0), round(WEIGHT * w1)) for stage, (w0, w1) in enumerate(expected)}
+
+
+# ---------------------------------------------------------------- drawing
+
+
+def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12):
+    """Draw a system: ties, idle times, cut prompts, tight limits, empty phases and early stops are all likely."""
+    n_pools = random.randint(1, 4)
+    stage_pool = tuple(range(n_pools)) + tuple(random.randrange(n_pools) for _ in range(random.randint(0, 4)))
+    n_stages = len(stage_pool)
+    pools = tuple(
+        draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
+        for place in range(n_pools)
+    )
+    stages = [draw_stage(random, pools[pool]) for pool in stage_pool]
+    at, arrival, longest = 0, [], random.choice([0, 1, 3, 10, 60])
+    for _ in range(random.randint(1, most_jobs)):
+        arrival.append(at)
+        at += random.randint(0, longest)
+    jobs = tuple((tick, draw_job(random, stages)) for tick in arrival)
+    return System(
+        pools,
+        stage_pool,
+        prefill=tuple(random.randint(0, 12) / 4 for _ in stages),
+        decode=tuple(random.randint(0, 12) / 4 for _ in stages),
+        onward=tuple(tuple(random.choice([0, 0, 0.25, 0.5, 1, 2]) for _ in range(n_stages)) for _ in stages),
+        retention=random.choice([None, None, 0, 3, 20]),
+        jobs=jobs,
+        until=random.choice([None, None, None, random.randint(1, arrival[-1] + 150)]),
+    )
+
+
+def draw_pool(random, stages, policies, orders):
+    """Draw a pool that serves these stages."""
+    budget = random.choice([random.randint(1, 8), random.randint(1, 40)])
+    slowest = random.choice([1, 3, 10, 50])
+    order = random.choice(orders)
+    return PoolSpec(
+        ticks=tuple(random.randint(1, slowest) for _ in range(budget)),
+        max_batch_size=random.choice([None, random.randint(1, 5)]),
+        policy=random.choice(policies),
+        scope=random.choice(SCOPES),
+        convention=random.choice(CONVENTIONS),
+        replicas=random.choice([1, 1, 2, 3, 5]),
+        router=random.choice(ROUTERS),
+        measure=(random.randint(1, 4), random.randint(1, 4)),
+        affinity=random.choice([False, True]),
+        order=order,
+        priority=tuple(random.sample(stages, len(stages))) if order == "priority" else (),
+    )
+
+
+def draw_stage(random, spec):
+    """Return the kind of a stage: its number is its place, ``(most prompt, most output)`` tokens, 0 for none."""
+    prompt = random.choice([1, 3, 9, 3 * len(spec.ticks)])
+    output = random.choice([1, 2, 5, 40])
+    return random.choice([(prompt, output)] * 4 + [(0, output), (prompt, 0), (0, 0)])
+
+
+def draw_job(random, stages):
+    """Draw requests of one job: chains, forks and joins of them, inside one another."""
+    parents = draw_graph(random, random.choice([1, 2, 4, 8]))
+    requests = []
+    for place, those in enumerate(parents):
+        stage = random.randrange(len(stages))
+        most_prompt, most_output = stages[stage]
+        prompt = random.randint(1, most_prompt) if most_prompt else 0
+        output = random.randint(1, most_output) if most_output else 0
+        context, reuse = 0, 0
+        if those and random.choice([False, True]):
+            ancestor = random.choice(those)
+            if parents[ancestor] and random.choice([False, False, True]):
+                ancestor = random.choice(parents[ancestor])
+            context, reuse = ancestor - place, random.randint(0, prompt)
+        delay = random.choice([0, 0, 0, random.randint(0, 5), random.randint(0, 40)])
+        coin = random.choice([0, 2**32 - 1, random.randrange(2**32), random.randrange(2**32)])
+        requests.append(Request(stage, prompt, output, those, reuse, context, delay, coin))
+    return tuple(requests)
+
+
+def draw_graph(random, most):
+    """Return the parents of each of up to about so many requests, the root first."""
+    parents, tips = [()], [0]
+    while len(parents) < most and tips:
+        kind = random.choice(["go on", "go on", "fork", "join", "end"])
+        tip = random.choice(tips)
+        if kind == "join" and len(tips) > 1:
+            joined = tuple(sorted(random.sample(tips, random.randint(2, len(tips)))))
+            tips = [other for other in tips if other not in joined] + [len(parents)]
+            parents.append(joined)
+        elif kind == "end" and len(tips) > 1:
+            tips.remove(tip)
+        else:
+            tips.remove(tip)
+            for _ in range(random.randint(2, 3) if kind == "fork" else 1):
+                tips.append(len(parents))
+                parents.append((tip,))
+    return parents

@@ -1,0 +1,180 @@
+"""The network kernel against its specification, event for event, on thousands of small random networks."""
+
+import dataclasses
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from network_systems import ORDER_NAMES, POLICIES, Request, System, draw_pool, draw_system
+
+from penstock import reference, simulate_network
+from penstock.simulate import simulate
+from penstock.system.network import Network
+from penstock.system.presets import hardware
+from penstock.system.server import Server
+from penstock.workload.lengths import Geometric, LogNormal
+from penstock.workload.workload import Workload
+
+ADAPTIVE = ("maxweight", "maxweight-tokens", "pool-controlled")
+A100 = hardware("codellama-34b-a100-tp1").batch_time
+RANDOMS = st.randoms(use_true_random=False)
+
+
+def kernel(system, compress):
+    return simulate_network.simulate_jobs(
+        system.network(), system.kernel_jobs(), tick_s=1.0, until=system.until, compress=compress
+    )
+
+
+def differences(system, compress):
+    """Return what differs, as ``(what, by the reference, by the kernel)``: nothing, if all is well."""
+    run = kernel(system, compress)
+    history = system.reference(instants=run.series_rows[:, 0].tolist())
+    arrived = [r for r in history.requests if system.columns["arrival"][r.job] <= history.end]
+    end, first = history.end, [replica.pool for replica in history.replicas].index
+    pairs = {
+        name: ([-1 if getattr(r, name) is None else getattr(r, name) for r in arrived], getattr(run.rows, name))
+        for name in ("ready", "first_token", "finish", "cached")
+    }
+    replica = [-1 if r.replica is None else r.replica - first(system.stage_pool[r.stage]) for r in arrived]
+    came = run.rows.ready >= 0
+    pairs |= {
+        "replica": (replica, np.where(came, run.rows.replica, -1)),
+        "job arrival": ([tick for tick, _ in system.jobs if tick <= end], run.arrival),
+        "batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.batches),
+        "busy": ([replica.busy(end) for replica in history.replicas], run.busy),
+        "tokens": ([replica.tokens(end) for replica in history.replicas], run.tokens),
+        "series": ([counted(instant) for instant in history.instants], run.series_rows),
+    }
+    return [(what, ours, theirs.tolist()) for what, (ours, theirs) in pairs.items() if ours != theirs.tolist()]
+
+
+def counted(instant):
+    """Return an instant as a row of the kernel's series."""
+    phases = [count for stage in zip(instant.prefill, instant.decode, strict=True) for count in stage]
+    return [instant.tick, *phases, *instant.unprocessed_tokens, instant.future_tokens]
+
+
+def assert_agree(system, ways=(False, True)):
+    for compress in ways:
+        for what, ours, theirs in differences(system, compress):
+            pytest.fail(f"{what}, compress={compress}: reference {ours}, kernel {theirs}\n{system}")
+
+
+# ---------------------------------------------------------------- random networks
+
+
+@given(RANDOMS)
+@settings(max_examples=150)
+def test_kernel_and_reference_agree_on_every_event_of_random_networks(random):
+    assert_agree(draw_system(random))
+
+
+@pytest.mark.parametrize("order", ORDER_NAMES)
+@given(RANDOMS)
+@settings(max_examples=15)
+def test_kernel_and_reference_agree_under_every_order_between_stages(order, random):
+    assert_agree(draw_system(random, orders=(order,)))
+
+
+@pytest.mark.parametrize("policy", ADAPTIVE)
+@given(RANDOMS)
+@settings(max_examples=10)
+def test_kernel_and_reference_agree_where_policies_see_all_of_a_line(policy, random):
+    """Adaptive policies read what waits, what arrived and what finished, each in its own line."""
+    assert_agree(draw_system(random, policies=(policy,)))
+
+
+@given(RANDOMS)
+@settings(max_examples=40)
+def test_jobs_that_come_in_blocks_give_what_they_give_at_once(random):
+    """Blocks of a few jobs, the rows of finished ones dropped after each; many jobs arrive at the edge of a block."""
+    system = draw_system(random)
+    sizes = [random.randint(1, 3) for _ in system.jobs]
+    whole, streamed = kernel(system, compress=True), in_blocks(system, sizes)
+    for what in ("arrival", "finish", "batches", "busy", "tokens", "series_rows"):
+        assert getattr(whole, what).tolist() == getattr(streamed, what).tolist(), (what, sizes, system)
+    assert whole.end == streamed.end
+
+
+def in_blocks(system, sizes):
+    """Run the jobs in blocks of these sizes, keeping no row that is done."""
+    network, jobs = system.network(), system.kernel_jobs()
+    stops = np.minimum(np.cumsum([0, *sizes]), jobs.count)
+    blocks = [jobs.span(start, stop) for start, stop in pairwise(stops) if stop > start]
+    network.__dict__["blocks"] = lambda seed: iter(blocks)
+    length = {"jobs": jobs.count} if system.until is None else {"until": float(system.until)}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(simulate_network, "_WINDOW", 0)
+        return simulate_network.simulate_network(network, **length, drain=True, record="jobs", tick_s=1.0)
+
+
+@pytest.mark.slow
+def test_kernel_and_reference_agree_on_thousands_of_random_networks():
+    for seed in range(10_000):
+        assert_agree(draw_system(Random(seed)))
+
+
+# ---------------------------------------------------------------- one replica is the single server
+
+
+def calls(system):
+    """Return arrivals, prompts and outputs of jobs that are one call each."""
+    rows = [(arrival, request.prompt, request.output) for arrival, (request,) in system.jobs]
+    return tuple(zip(*rows, strict=True))
+
+
+def draw_single(random):
+    """Draw one replica with one stage that gets calls of one prompt and one output token at least."""
+    spec = draw_pool(random, [0], POLICIES, ("fcfs",))
+    spec = dataclasses.replace(spec, replicas=1)
+    at, jobs = 0, []
+    longest, prompt, output = (random.choice(choices) for choices in ([0, 1, 5, 60], [1, 4, 60], [1, 3, 60]))
+    for _ in range(random.randint(1, 20)):
+        jobs.append((at, (Request(0, random.randint(1, prompt), random.randint(1, output)),)))
+        at += random.randint(0, longest)
+    until = random.choice([None, random.randint(1, at + 100)])
+    return System((spec,), (0,), (1.0,), (1.0,), ((0.0,),), None, tuple(jobs), until)
+
+
+@given(RANDOMS)
+@settings(max_examples=100)
+def test_one_replica_is_the_single_server_to_the_tick(random):
+    """The kernel of the network, that of the server, and the reference of the server: three programs, one answer."""
+    system = draw_single(random)
+    (spec,), (arrival, prompt, output) = system.pools, calls(system)
+    network = kernel(system, compress=True)
+    single = simulate(
+        Workload.from_arrays(arrival, prompt, output), spec.server, until=system.until, tick_s=1.0, record="batches"
+    )
+    history = reference.simulate(
+        arrival, prompt, output, batch_time=lambda tokens: spec.ticks[tokens - 1], token_budget=len(spec.ticks),
+        max_batch_size=spec.max_batch_size, policy=spec.policy, scope=spec.scope, convention=spec.convention,
+        until=system.until,
+    )  # fmt: skip
+    for what in ("first_token", "finish"):
+        by_network = getattr(network.rows, what).tolist()
+        assert by_network == [unknown_is_minus_one(getattr(request, what)) for request in history.requests]
+        assert by_network == getattr(single.rows, what).tolist()
+    assert network.busy.tolist() == [single.busy]
+    assert network.end == single.end
+    assert_agree(system)
+
+
+def unknown_is_minus_one(tick):
+    return -1 if tick is None else tick
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_replica_is_the_single_server_to_the_nanosecond(policy):
+    """Poisson arrivals and long-tailed lengths at load .9 of an A100, both conventions and both scopes."""
+    workload = Workload.poisson(rate=8.0, prompt=LogNormal(300, 1.0), output=Geometric(60), seed=7)
+    for scope, convention in [("running", "engine"), ("batch", "paper")]:
+        server = Server(A100, 512, 64, policy=policy, scope=scope, convention=convention)
+        network = simulate_network.simulate_network(Network.single(workload, server), jobs=2000, drain=True)
+        single = simulate(workload, server, requests=2000, drain=True)
+        for what in ("first_token_ns", "finish_ns"):
+            assert network.requests[what].to_list() == single.requests[what].to_list()
