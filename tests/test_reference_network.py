@@ -142,11 +142,12 @@ def test_a_request_without_tokens_finishes_on_arrival_and_its_child_takes_its_pl
     assert of(history, "replica") == [0, 0, 0]
 
 
-def test_decodes_are_served_in_order_of_arrival_at_the_replica():
-    """Request 1 decodes from the start, but request 0 came first, so it goes first once its prompt is done."""
-    jobs = Jobs.chains([(0, [(0, 2, 2)]), (0, [(1, 0, 3)])])
-    history = simulate(jobs, one_pool(2, token_budget=1, policy=POLICIES["orca"]))
-    assert loads(history) == [{0: 1}, {0: 1}, {0: 1}, {1: 1}, {1: 1}, {1: 1}]
+@pytest.mark.parametrize(("arrival", "last_four"), [(1, [1, 1, 1, 0]), (2, [0, 1, 1, 1])])
+def test_decodes_are_served_in_the_order_in_which_they_enter_decode(arrival, last_four):
+    """Request 0's prompt is through at tick 2; request 1 decodes from its arrival, and at tick 2 goes behind."""
+    jobs = Jobs.chains([(0, [(0, 2, 2)]), (arrival, [(1, 0, 3)])])
+    history = simulate(jobs, one_pool(2, token_budget=1, policy=POLICIES["vllm-vanilla"]))
+    assert loads(history) == [{0: 1}, {0: 1}, *({request: 1} for request in last_four)]
 
 
 # ---------------------------------------------------------------- order between lines

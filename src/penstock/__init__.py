@@ -8,34 +8,46 @@ from penstock.analysis.answer import Answer, check
 from penstock.analysis.audit import Audit, audit
 from penstock.analysis.latency import SteadyState, estimate, steady_state
 from penstock.analysis.max_rate import MaxRate, max_rate
+from penstock.analysis.network_stability import NetworkStability, network_verdict
 from penstock.analysis.recommend import Recommendation, recommend
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Target
 from penstock.errors import InputError
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
+from penstock.network_run import NetworkRun
 from penstock.run import Run
 from penstock.simulate import simulate
+from penstock.simulate_network import simulate_network
 from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
 from penstock.system.engines import ENGINES, engine_defaults
 from penstock.system.memory import Memory
+from penstock.system.network import Network
+from penstock.system.orders import ORDERS, Order, order
 from penstock.system.policies import POLICIES, Policy, policy
+from penstock.system.pool import Pool
 from penstock.system.presets import HARDWARE, hardware
+from penstock.system.routing import ROUTERS, Router
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.fluid import FluidPath, fluid
 from penstock.theory.load import MulticlassLoad, multiclass_load, traffic
 from penstock.theory.memory import MemoryEstimate, memory_estimate
+from penstock.theory.network import NetworkCertificate, certify_network
 from penstock.theory.region import Region, region
 from penstock.workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from penstock.workload.pairs import Empirical
+from penstock.workload.sessions import Sessions, read_sessions
+from penstock.workload.workflow import Stage, Workflow
 from penstock.workload.workload import Workload, read_trace
 
 __all__ = [
     "DECODE_FIRST",
     "ENGINES",
     "HARDWARE",
+    "ORDERS",
     "POLICIES",
     "PREFILL_FIRST",
+    "ROUTERS",
     "Affine",
     "Answer",
     "Audit",
@@ -55,19 +67,30 @@ __all__ = [
     "MemoryEstimate",
     "Mixture",
     "MulticlassLoad",
+    "Network",
+    "NetworkCertificate",
+    "NetworkRun",
+    "NetworkStability",
+    "Order",
     "PiecewiseConstant",
     "Policy",
+    "Pool",
     "Recommendation",
     "Region",
+    "Router",
     "Run",
     "Server",
+    "Sessions",
     "Stability",
+    "Stage",
     "SteadyState",
     "Target",
     "Uniform",
+    "Workflow",
     "Workload",
     "audit",
     "certify",
+    "certify_network",
     "check",
     "engine_defaults",
     "estimate",
@@ -76,11 +99,15 @@ __all__ = [
     "max_rate",
     "memory_estimate",
     "multiclass_load",
+    "network_verdict",
+    "order",
     "policy",
+    "read_sessions",
     "read_trace",
     "recommend",
     "region",
     "simulate",
+    "simulate_network",
     "steady_state",
     "traffic",
     "verdict",

@@ -126,9 +126,9 @@ class NetworkRun:
                 "ready_ns": self._ns(rows.ready),
                 "first_token_ns": self._ns(rows.first_token),
                 "finish_ns": self._ns(rows.finish),
-                "prompt_tokens": rows.jobs.prompt,
-                "cached_tokens": rows.cached,
-                "output_tokens": rows.jobs.output,
+                "prompt_tokens": rows.jobs.prompt.astype(np.int64),  # or Polars would sum them in 32 bits
+                "cached_tokens": rows.cached.astype(np.int64),
+                "output_tokens": rows.jobs.output.astype(np.int64),
             }
         )
 

@@ -1,10 +1,12 @@
 """A network session: the kernel's arrays for a network, run until something is known, looked at, and gone on with."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba.core.errors import NumbaExperimentalFeatureWarning
 
 from penstock.errors import InputError
 from penstock.kernel import lines as line_fields
@@ -185,16 +187,19 @@ class NetworkSession:
 
     def add(self, jobs: Jobs) -> None:
         """Let these jobs arrive after those known so far."""
-        new = self._arrays(jobs)
-        joined = {name: np.concatenate([getattr(self.net, name), new[name]]) for name in (*_PER_REQUEST, *_PER_JOB)}
-        count = self.jobs.requests
-        joined["job_root"][self.jobs.count :] += count
+        known, known_requests = self.jobs.count, self.jobs.requests
+        arrays = self._arrays(jobs)
+        if known:
+            for name in (*_PER_REQUEST, *_PER_JOB):
+                arrays[name] = np.concatenate([getattr(self.net, name), arrays[name]])
+            arrays["job_root"][known:] += known_requests
         waiting = int(self.net.state[kernel.WAITING_ROOM])
-        heap = np.zeros((joined["ready"].size, 2), np.int64)
+        count = len(arrays["ready"])
+        heap = np.zeros((count, 2), np.int64)
         heap[:waiting] = self.net.heap[:waiting]
-        self.jobs = jobs if not self.jobs.count else Jobs.joined([self.jobs, jobs])
-        self.net = self.net._replace(**joined, heap=heap, ready_now=np.zeros(joined["ready"].size, np.int64))
-        self._fit(int(joined["rows"][:, line_fields.DECODES].max(initial=1)))
+        self.jobs = Jobs.joined([self.jobs, jobs]) if known else jobs
+        self.net = self.net._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
+        self._fit(int(arrays["rows"][:, line_fields.DECODES].max(initial=1)))
 
     def _arrays(self, jobs: Jobs) -> dict[str, npt.NDArray[Any]]:
         """Return what the kernel needs of some jobs."""
@@ -265,7 +270,9 @@ class NetworkSession:
         state[kernel.FINAL], state[kernel.STEPS] = final, steps
         state[kernel.UNTIL] = self.stop if until is None else until
         try:
-            status = compiled_advance()(self._functions(self.policies), self._order_functions(), self.net)
+            with warnings.catch_warnings():  # functions as arguments: Numba calls them experimental at every first call
+                warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+                status = compiled_advance()(self._functions(self.policies), self._order_functions(), self.net)
         except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
             names = ", ".join(repr(each.name) for each in (*self.policies, *self.orders))
             raise InputError(

@@ -242,8 +242,8 @@ class Run:
             "arrival_ns": self._ns(rows.arrival),
             "first_token_ns": self._ns(rows.first_token),
             "finish_ns": self._ns(rows.finish),
-            "prompt_tokens": rows.prompt_tokens,
-            "output_tokens": rows.output_tokens,
+            "prompt_tokens": rows.prompt_tokens.astype(np.int64),  # or Polars would sum them in 32 bits
+            "output_tokens": rows.output_tokens.astype(np.int64),
         }
         return pl.DataFrame(columns if rows.preemptions is None else columns | {"preemptions": rows.preemptions})
 

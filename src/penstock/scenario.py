@@ -274,7 +274,8 @@ class ServerSection(Section):
     @classmethod
     def known_keys(cls) -> list[str]:
         """Return its keys, engine names among them."""
-        return [*super().known_keys(), *(name for names in ENGINE_NAMES.values() for name in names)]
+        engines = (name for names in ENGINE_NAMES.values() for name in names)
+        return list(dict.fromkeys([*super().known_keys(), *engines]))
 
     @classmethod
     def unknown(cls, section: str, key: str) -> str:

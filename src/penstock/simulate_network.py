@@ -76,8 +76,8 @@ def simulate_network(
     if jobs is None and until is None and not network.ends:
         raise InputError("the workflows never end; say how much to simulate with `jobs` or `until`")
     if drain is None:
-        model = network.model()
-        drain = network.ends or not (model.rho > 1).any()
+        # with prompts found in caches the load is at most what the model says
+        drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
     stop = NEVER if until is None else round(until / tick_s)
     blocks = _blocks(network.blocks(seed), jobs, stop, tick_s)
     run = _Running(NetworkSession(network, tick_s, compress, stop), record, drain, jobs, progress)

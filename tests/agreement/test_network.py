@@ -1,6 +1,7 @@
 """The network kernel against its specification, event for event, on thousands of small random networks."""
 
 import dataclasses
+import sys
 from itertools import pairwise
 from random import Random
 
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from network_systems import ORDER_NAMES, POLICIES, Request, System, draw_pool, draw_system
 
-from penstock import reference, simulate_network
+from penstock import reference
 from penstock.simulate import simulate
+from penstock.simulate_network import simulate_jobs, simulate_network
 from penstock.system.network import Network
 from penstock.system.presets import hardware
 from penstock.system.server import Server
@@ -24,9 +26,7 @@ RANDOMS = st.randoms(use_true_random=False)
 
 
 def kernel(system, compress):
-    return simulate_network.simulate_jobs(
-        system.network(), system.kernel_jobs(), tick_s=1.0, until=system.until, compress=compress
-    )
+    return simulate_jobs(system.network(), system.kernel_jobs(), tick_s=1.0, until=system.until, compress=compress)
 
 
 def differences(system, compress):
@@ -108,8 +108,8 @@ def in_blocks(system, sizes):
     network.__dict__["blocks"] = lambda seed: iter(blocks)
     length = {"jobs": jobs.count} if system.until is None else {"until": float(system.until)}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(simulate_network, "_WINDOW", 0)
-        return simulate_network.simulate_network(network, **length, drain=True, record="jobs", tick_s=1.0)
+        patched.setattr(sys.modules[simulate_network.__module__], "_WINDOW", 0)
+        return simulate_network(network, **length, drain=True, record="jobs", tick_s=1.0)
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_one_replica_is_the_single_server_to_the_nanosecond(policy):
     workload = Workload.poisson(rate=8.0, prompt=LogNormal(300, 1.0), output=Geometric(60), seed=7)
     for scope, convention in [("running", "engine"), ("batch", "paper")]:
         server = Server(A100, 512, 64, policy=policy, scope=scope, convention=convention)
-        network = simulate_network.simulate_network(Network.single(workload, server), jobs=2000, drain=True)
+        network = simulate_network(Network.single(workload, server), jobs=2000, drain=True)
         single = simulate(workload, server, requests=2000, drain=True)
         for what in ("first_token_ns", "finish_ns"):
             assert network.requests[what].to_list() == single.requests[what].to_list()

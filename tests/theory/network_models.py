@@ -62,6 +62,26 @@ def rybko_stolyar(rho: float = 1.0, replicas: int = 1) -> NetworkModel:
     )
 
 
+def ring(servers: int, long: float, rho: float = 1.0) -> NetworkModel:
+    """Types A, B, ... with a short call of 1 - ``long`` at a server of their own and a long one at the next server."""
+    count = 2 * servers
+    onward = np.zeros((count, count))
+    onward[np.arange(0, count, 2), np.arange(1, count, 2)] = 1
+    return network_model(
+        [s for i in range(servers) for s in (i, (i + 1) % servers)],
+        [1 - long, long] * servers,
+        [0] * count,
+        [rho, 0] * servers,
+        onward,
+        stages=[f"{'ABCDEF'[i]}.{call}" for i in range(servers) for call in (1, 2)],
+    )
+
+
+def long_calls_first(model: NetworkModel) -> list[str]:
+    """The order under which a ring fails."""
+    return sorted(model.stages, key=lambda name: name[-1], reverse=True)
+
+
 def lu_kumar(seconds: Sequence[float]) -> NetworkModel:
     """One job per second goes through four stages, the first and last at one server, the others at another."""
     return network_model([0, 1, 1, 0], seconds, [0] * 4, [1, 0, 0, 0], np.eye(4, k=1))

@@ -10,9 +10,6 @@ BAD_ORDER = 7
 MOST_POLICIES = 4
 """Different policies, and different orders, in one network: each is an argument of the compiled kernel."""
 
-MOST_LINES = 256
-"""Lines of a replica."""
-
 # State, an int64 array.
 (
     NOW,

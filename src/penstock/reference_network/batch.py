@@ -32,9 +32,14 @@ class Request:
     ready: int | None = None  # tick of its arrival at the pool
     replica: int | None = None  # among those of all pools
     cached: int = 0  # prompt tokens found at the replica
-    prefilling: bool = False  # until the batch with its last prompt token has ended
+    decodes_from: int | None = None  # tick at which it enters decode: its last prompt token is through, or it has none
     first_token: int | None = None
     finish: int | None = None
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a prompt token of it is not yet through."""
+        return self.decodes_from is None
 
     @property
     def running(self) -> bool:
@@ -137,8 +142,9 @@ class Forming:
         return [request for request in line if request.P > 0]
 
     def decoding(self, line: Iterable[Request]) -> list[Request]:
-        """Return the requests in decode that the batch does not serve yet, oldest first."""
-        return [request for request in line if not request.prefilling and request not in self.served]
+        """Return the requests in decode that the batch does not serve yet, in the order in which they entered it."""
+        decoding = [(r.decodes_from, place, r) for place, r in enumerate(line) if r.decodes_from is not None]
+        return [request for _, _, request in sorted(decoding) if request not in self.served]
 
     def candidates(self, line: Iterable[Request]) -> list[Request]:
         """Return the prompts that may be served: those served or begun anyway, and new ones while there is room."""

@@ -177,7 +177,7 @@ class _Running:
         convention = self.network.pools[self.network.stage_pool[request.stage]].convention
         prefill_ended = prefill > 0 and request.P == 0
         if prefill_ended:
-            request.prefilling = False
+            request.decodes_from = now
         yields_token = decode > 0 or (prefill_ended and (convention == "engine" or request.decode_tokens == 0))
         if request.first_token is None and yields_token:
             request.first_token = now
@@ -207,7 +207,7 @@ class _Running:
             request.replica = replica.index
             request.cached = self.cached(request, now)
             request.P -= request.cached
-            request.prefilling = request.P > 0
+            request.decodes_from = None if request.P > 0 else now
             if request.P == 0 and request.D == 0:
                 self.depart(request, now)
             else:

@@ -11,24 +11,17 @@ The four policies of the paper (Section 4) are two lines each. A policy of your 
 ...     return min(queue.prompt_tokens, limits.token_budget - decode, 64), decode, DECODE_FIRST
 """
 
-import contextlib
 import dataclasses
 import dis
 import functools
-import importlib
-import importlib.util
-import inspect
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
-from numba.core.errors import NumbaError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -48,8 +41,14 @@ from penstock.kernel.signatures import (
 from penstock.system import adaptive
 from penstock.system.adaptive import Parameters
 from penstock.system.engines import ENGINES, Engine
+from penstock.system.own_functions import compiled, find, plain_function
 
 Composition = tuple[int, int, int]
+_RULE = (
+    "a policy is plain arithmetic on queue.prompts, queue.prompt_tokens, queue.decoding, limits.token_budget, "
+    "limits.batch_size and the array params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
+)
+
 PolicyFunction = Callable[[Queue, Limits, npt.NDArray[np.float64]], Composition]
 
 
@@ -105,18 +104,7 @@ class Policy:
         InputError
             If it cannot be compiled to that type.
         """
-        try:
-            try:
-                # bounds are checked: a policy may look for a parameter that it was not given
-                return njit(POLICY_SIGNATURE, cache=True, boundscheck=True)(self.function)
-            except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
-                return njit(POLICY_SIGNATURE, boundscheck=True)(self.function)
-        except (NumbaError, TypeError, NotImplementedError) as error:
-            raise InputError(
-                f"policy {self.name!r} cannot be compiled: {_reason(error)}; a policy is plain arithmetic on "
-                "queue.prompts, queue.prompt_tokens, queue.decoding, limits.token_budget, limits.batch_size and the "
-                "array params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
-            ) from error
+        return compiled(self.function, POLICY_SIGNATURE, f"policy {self.name!r}", _RULE)
 
 
 def fields_read(function: PolicyFunction) -> frozenset[str]:
@@ -140,14 +128,6 @@ def fields_read(function: PolicyFunction) -> frozenset[str]:
                 return everything
             read.add(following.argval)
     return frozenset(read)
-
-
-def _reason(error: Exception) -> str:
-    """Pick what is wrong, and where, out of Numba's many lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = next((line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason")
-    where = next((line.rstrip(":") for line in lines if line.startswith("File ")), "")
-    return f"{what.rstrip('.')} ({where})" if where else what.rstrip(".")
 
 
 @overload
@@ -182,21 +162,10 @@ def policy(
 
 def _checked(function: PolicyFunction, name: str | None, work_conserving: bool | None) -> Policy:
     """Make a policy and compile it at once, so that a mistake is told where it was made."""
-    function = getattr(function, "py_func", function)  # one that Numba has compiled already
-    if not inspect.isfunction(function):
-        raise InputError(f"a policy is a function of queue, limits and params, not {checks.shown(function)}")
-    if work_conserving not in (True, False, None) or not (name is None or isinstance(name, str)):
-        raise InputError(
-            f"policy name {checks.shown(name)}, work_conserving {checks.shown(work_conserving)}: "
-            "give a text, and True, False or None"
-        )
+    function = plain_function("policy", function, name, ("queue", "limits", "params"))
+    if work_conserving not in (True, False, None):
+        raise InputError(f"work_conserving is {checks.shown(work_conserving)}; give True, False or None")
     made = Policy(name or function.__name__.replace("_", "-"), function, work_conserving)
-    parameters = inspect.signature(function).parameters
-    if len(parameters) != 3:
-        raise InputError(
-            f"policy {made.name!r} takes {len(parameters)} arguments ({', '.join(parameters)}), "
-            "but a policy takes three: queue, limits, params"
-        )
     _ = made.compiled
     return made
 
@@ -268,38 +237,5 @@ def resolve(choice: str | Policy | Engine | PolicyFunction, *, folder: Path | No
     if ":" not in choice:
         names = [*POLICIES, *ENGINES]
         raise InputError(f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)")
-    module_name, _, function_name = choice.rpartition(":")
-    module = _module(module_name, folder or Path.cwd())
-    found = getattr(module, function_name, None)
-    if isinstance(found, Policy):
-        return found
-    if found is None:
-        names = [n for n, v in vars(module).items() if isinstance(v, Policy) or inspect.isfunction(v)]
-        raise InputError(
-            f"policy {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}"
-        )
-    return policy(found)
-
-
-def _module(name: str, folder: Path) -> ModuleType:
-    """Import a module by name, or a Python file by its path, looking into ``folder`` first."""
-    path = folder / (name if name.endswith(".py") else name.replace(".", "/") + ".py")
-    try:
-        if path.is_file():
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            with contextlib.suppress(KeyError):
-                del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
-            sys.modules[path.stem] = module
-            with contextlib.redirect_stdout(sys.stderr):  # what a policy file prints is no part of an answer
-                spec.loader.exec_module(module)
-            return module
-        return importlib.import_module(name)
-    except (InputError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # also a file that ends the program
-        raise InputError(
-            f"cannot import the policy module {name!r}: {type(error).__name__}: {error}; looked for {path}"
-        ) from error
+    found = find(choice, "policy", Policy, folder)
+    return found if isinstance(found, Policy) else policy(found)

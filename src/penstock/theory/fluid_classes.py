@@ -43,6 +43,8 @@ class FluidClasses:
         Shape (classes,), whether requests of the class wait for others of their job before they come into being.
     pools
         Names of the stations.
+    left_out
+        Names of the stages without fluid: those without a token, and those that no job visits.
     """
 
     names: tuple[str, ...]
@@ -55,6 +57,7 @@ class FluidClasses:
     rate: Floats
     joins: npt.NDArray[np.bool_]
     pools: tuple[str, ...]
+    left_out: tuple[str, ...]
 
     @property
     def load(self) -> Floats:
@@ -81,6 +84,7 @@ class FluidClasses:
             rate=self.rate[kept],
             joins=self.joins[kept],
             pools=self.pools,
+            left_out=(),
         )
 
 
@@ -135,6 +139,7 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         rate=rate[kept],
         joins=joins[kept] | (joins[~kept] @ through > 0),  # what follows an empty stage waits as it would
         pools=model.pools,
+        left_out=tuple(name for k, name in enumerate(model.stages) if not (kept[k] or kept[count + k])),
     )
 
 

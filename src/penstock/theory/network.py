@@ -11,17 +11,20 @@ from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import Verdict
 from penstock.theory.cycles import GlobalStability, global_stability, priority_stability
-from penstock.theory.fluid_classes import FluidClasses, components, fluid_classes
+from penstock.theory.fluid_classes import components, fluid_classes
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.network_fluid import network_path
 from penstock.theory.network_hypotheses import (
     BOUNDED,
     CARRIED,
+    ROUTED,
     SHORTEST,
     PoolRules,
     pool_hypotheses,
     pool_rules,
     workflow_hypotheses,
 )
+from penstock.theory.network_loads import JoinBound, PoolLoad, join_bounds, pool_loads
 from penstock.theory.virtual_stations import VirtualStation, priority_limit
 
 Floats = npt.NDArray[np.float64]
@@ -29,6 +32,7 @@ Floats = npt.NDArray[np.float64]
 MULTICLASS, DAG, FORK_JOIN = "thm:multi-class", "thm:dag", "thm:fork-join"
 PARALLEL, REMARK = "pro:parallel", "rem:jsq+"
 CYCLE = "linear program (Dai and Vande Vate 2000)"
+SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
 OVERLOAD = "Theorem 1(a)"
 
@@ -40,76 +44,6 @@ _KNOWN_ELSEWHERE = {
     "back-pressure-phase": "back-pressure is throughput-optimal in networks without batches "
     "(Tassiulas and Ephremides 1992)",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolLoad:
-    """Load of one pool.
-
-    Attributes
-    ----------
-    name
-        Of the pool.
-    offered_tokens_per_s, capacity_tokens_per_s
-        Forward tokens that arrive, and the most that its replicas can process.
-    standard_error
-        Of the offered tokens/s where means are sampled, else 0.
-    drain_s
-        Seconds after which the pool has drained, in the fluid model, per second of work: a backlog that brings no pool
-        more than w seconds of work, in all its stages, has left pool s after w T_s seconds with T_s = (1 + the largest
-        T of the pools before it) / (1 - rho_s). Until those have drained it may wait for work, and after that it works
-        at its full rate until none is left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside
-        or behind a cycle, or overloaded.
-    """
-
-    name: str
-    offered_tokens_per_s: float
-    capacity_tokens_per_s: float
-    standard_error: float
-    drain_s: float | None
-
-    @property
-    def rho(self) -> float:
-        """Offered token rate over the capacity (eq:load-dag)."""
-        return self.offered_tokens_per_s / self.capacity_tokens_per_s
-
-    @property
-    def margin(self) -> float:
-        """1 - rho."""
-        return 1 - self.rho
-
-
-@dataclasses.dataclass(frozen=True)
-class JoinBound:
-    """How many requests can wait at a join for others of their job.
-
-    One that waits has a sibling that is unfinished in another branch, so with n branches and Q_l requests in branch l
-
-        sum of J <= (n - 1) (sum of Q_l),
-
-    whatever the order. If every pool on the way is K-FCFS, at most 2 K' of those that wait for branch l have overtaken,
-    and sum of J <= (n - 1) (max of Q_l + 2 K'). (lem:join-bound-gen without Q_l is false: orders of completion stay
-    close, times do not.) In the fluid model either vanishes once the branches have drained.
-
-    Attributes
-    ----------
-    stage
-        That waits.
-    branches
-        n.
-    k_fcfs
-        Whether all pools that feed the join are K-FCFS.
-    """
-
-    stage: str
-    branches: int
-    k_fcfs: bool
-
-    @property
-    def bound(self) -> str:
-        """The bound as text."""
-        most = "max of Q_l + 2 K'" if self.k_fcfs else "sum of Q_l"
-        return f"sum of J <= {self.branches - 1} ({most})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,15 +118,18 @@ def network_certificate(
 ) -> NetworkCertificate:
     """Say by theorem whether a network is stable, where a theorem can.
 
-    *Unstable*: a pool has a load above 1 (under any policy), or a static priority order has a virtual station with a
-    load above 1.
+    *Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a
+    load above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
+    deviations that become ever less likely; so it returns to nothing with a probability below 1.
 
     *Stable*, below load 1 at every pool with full batches, for work-conserving policies:
 
     * thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The paper asks for
-      K-FCFS. Below a pool that has drained all that is needed of joins is that what waits there has a sibling in a
-      branch (`JoinBound`), which holds under any order; that each stage is served in order of arrival is enough.
-    * the linear program of `penstock.theory.cycles`: where jobs go round.
+      K-FCFS, but any order between stages will do: the work of a pool depends on none, once the pools before it have
+      drained, and what waits at a join has a sibling unfinished in some branch (`JoinBound`).
+    * the linear program of `penstock.theory.cycles`: where jobs go round. It needs each stage to be served in order of
+      arrival, and jobs at a stage that are alike whichever way they came. A static order is looked at as such if all
+      pools of cycles have one and serve the decodes of a stage before its prompts.
     * pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly its share of the
       only stage of a pool, but nothing is known of shares of several. Power of two choices: of what arrives, at most
       m (m - 1) / (R (R - 1)) <= m / R reaches the m replicas of R that hold fluid, so they drain as under random
@@ -219,7 +156,7 @@ def network_certificate(
     stages = fluid_classes(model, False)
     sets = components(stages)
     phases = [rule.phases for rule in rules]
-    anyone = fixed = virtual = None
+    anyone = fixed = virtual = spiral = None
     tried = [*given, *pool_hypotheses(model, stages, sets, rules)]
     theorem = _theorem(model, sets, rules)
     if cyclic := [s for stations in sets for s in stations if len(stations) > 1]:
@@ -228,12 +165,14 @@ def network_certificate(
         if static := _ranking(model, rules, cyclic):
             fixed = priority_stability(model, static, phases)
             virtual = priority_limit(model, static, phases)
-        tried += _cycle_hypotheses(model, anyone, fixed)
+            if fixed.max_load < 1 and (virtual is None or virtual.max_load >= 1 - CRITICAL_BAND):
+                spiral = _spiral(model, static, phases)
+        tried += _cycle_hypotheses(model, rules, cyclic, anyone, fixed)
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
-    fails = virtual if failed <= {BOUNDED} else None  # it fails whether lengths are bounded or not
+    fails = _why_the_order_fails(model, virtual, spiral) if failed <= {BOUNDED, ROUTED} else None
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
     if verdict == "unstable":
-        theorem = VIRTUAL if (model.offered <= model.capacity * (1 + CRITICAL_BAND)).all() else OVERLOAD
+        theorem = (VIRTUAL if spiral is None else SPIRAL) if reason == fails else OVERLOAD
     limits = [found.max_load for found in (anyone, fixed) if found is not None]
     carried = float((model.full_batch[model.offered > 0] / model.offered[model.offered > 0]).min())
     return NetworkCertificate(
@@ -241,12 +180,12 @@ def network_certificate(
         theorem=theorem if verdict in ("stable", "unstable") else None,
         reason=reason,
         hypotheses=tuple(tried),
-        pools=_loads(model, stages, sets),
+        pools=pool_loads(model, stages, sets),
         certified_load=min(carried, max(limits, default=carried)) or None if not failed else None,
         any_policy=anyone,
         virtual_station=virtual,
         order=tuple(tuple(model.pools[s] for s in stations) for stations in sets),
-        joins=_joins(model, rules),
+        joins=join_bounds(model, rules),
     )
 
 
@@ -268,7 +207,6 @@ def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[P
 def _ranking(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str] | None:
     """Return a ranking of all stages if every pool that is part of a cycle has a static one, of whole stages."""
     ranking: list[str] = []
-    visited = [name for name, rate in zip(model.stages, model.visits, strict=True) if rate > 0]
     for s, rule in enumerate(rules):
         here = [name for name, pool in zip(model.stages, model.pool, strict=True) if pool == s]
         own = rule.ranking if rule.order == "priority" else None
@@ -280,12 +218,47 @@ def _ranking(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int])
         if s in cyclic and (rule.phases or (own is None and rule.order != "decode-first")):
             return None
         ranking += here if own is None else own
-    tokens = dict(zip(model.stages, model.prefill + model.decode, strict=True))
-    return [name for name in ranking if name in visited and tokens[name] > 0]
+    return ranking
+
+
+def _spiral(model: NetworkModel, ranking: list[str], phases: list[bool]) -> tuple[str, float] | None:
+    """Return the stage whose flood grows the most in a cycle of the fluid path, and the factor; None if none grows."""
+    if (model.replicas > 1).any() or model.joins.any():
+        return None
+    grown = {}
+    for stage in fluid_classes(model, phases).names:
+        try:
+            path = network_path(model, ranking, stage, phases=phases)
+        except InputError:  # none was found from there
+            continue
+        if path.grows and path.growth is not None:
+            grown[stage] = path.growth
+    return max(grown.items(), key=lambda pair: pair[1], default=None)
+
+
+def _why_the_order_fails(
+    model: NetworkModel, virtual: VirtualStation | None, spiral: tuple[str, float] | None
+) -> str | None:
+    if spiral is not None:
+        return f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid model of this order"
+    if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
+        return None
+    first, second = virtual.pools
+    classes = " and ".join(", ".join(of) for of in virtual.classes)
+    several = (model.replicas[[model.pools.index(name) for name in virtual.pools]] > 1).any()
+    return (
+        f"the order never serves {classes} at the same time, although they are at two pools ({first}, {second}), and "
+        f"together they need more than all the time: it fails above {virtual.max_load:.4f} times this load"
+        + (", if the replicas of a pool get like shares" if several else "")
+    )
 
 
 def _cycle_hypotheses(
-    model: NetworkModel, anyone: GlobalStability, fixed: GlobalStability | None
+    model: NetworkModel,
+    rules: Sequence[PoolRules],
+    cyclic: list[int],
+    anyone: GlobalStability,
+    fixed: GlobalStability | None,
 ) -> tuple[Hypothesis, ...]:
     forgets = model.sampled is None
     why = (
@@ -295,14 +268,21 @@ def _cycle_hypotheses(
     )
     best = max((found for found in (fixed, anyone) if found is not None), key=lambda found: found.max_load)
     pools = "; ".join(" - ".join(cycle.pools) for cycle in best.cycles)
-    whose = "this priority order" if best is fixed else "every work-conserving policy"
+    whose = "every work-conserving policy"
+    if not any(rules[s].phases for s in cyclic):
+        whose = "this priority order" if best is fixed else "every work-conserving order of the stages"
     held = best.max_load > 1 or best.stable
     if best.max_load == 0:
         limit = "nothing is known of such a cycle with its routers or its number of classes"
     else:
         limit = f"the linear program certifies {whose} up to {best.max_load:.4g} times this load"
+    by_age = [model.pools[s] for s in cyclic if rules[s].order == "global-age"]
+    aged = (
+        f"{', '.join(by_age)}: older jobs overtake; take fcfs" if by_age else "each has a line of its own, or shares it"
+    )
     return (
         Hypothesis("stages forget the way to them", forgets, why),
+        Hypothesis("stages are served in order of arrival", not by_age, aged),
         Hypothesis(CERTIFIED, held, f"jobs go round between {pools}; {limit}"),
     )
 
@@ -311,7 +291,7 @@ def _verdict(
     model: NetworkModel,
     rules: Sequence[PoolRules],
     tried: tuple[Hypothesis, ...],
-    virtual: VirtualStation | None,
+    fails: str | None,
     at_most: bool,
 ) -> tuple[Verdict, str]:
     rho, error = model.rho, _STANDARD_ERRORS * model.standard_error / model.capacity
@@ -339,13 +319,8 @@ def _verdict(
             f"the load of pool {name} is exactly 1, where no theorem says anything: any randomness lets its queues "
             "wander without bound"
         )
-    if virtual is not None and virtual.max_load < 1 - CRITICAL_BAND:
-        first, second = virtual.pools
-        classes = " and ".join(", ".join(of) for of in virtual.classes)
-        return "unstable", (
-            f"the order never serves {classes} at the same time, although they are at two pools ({first}, {second}), "
-            f"and together they need more than all the time: it fails above {virtual.max_load:.4f} times this load"
-        )
+    if fails is not None:
+        return "unstable", fails
     if all(h.held for h in tried):
         trusted = [h.name for h in tried if not h.checked]
         trust = f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
@@ -360,37 +335,3 @@ def _verdict(
         f"no pool has a load above 1, {name} the highest with {rho[worst]:.3f}, but no theorem says stable, because "
         f"these hypotheses fail: {failed}" + "".join(f"; {what}, which is not shown here" for what in sorted(known))
     )
-
-
-def _loads(model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]]) -> tuple[PoolLoad, ...]:
-    leads = np.zeros((len(model.pools),) * 2, np.bool_)
-    for i, j in np.argwhere(stages.onward > 0):
-        leads[stages.station[i], stages.station[j]] = True
-    seconds = np.zeros(len(model.pools))
-    full = model.offered / model.full_batch
-    for stations in sets:
-        for s in stations:
-            before = seconds[leads[:, s] & (np.arange(len(leads)) != s)].max(initial=0.0)
-            drains = len(stations) == 1 and full[s] < 1
-            seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
-    return tuple(
-        PoolLoad(
-            name,
-            float(model.offered[s]),
-            float(model.capacity[s]),
-            float(model.standard_error[s]),
-            float(seconds[s]) if np.isfinite(seconds[s]) else None,
-        )
-        for s, name in enumerate(model.pools)
-    )
-
-
-def _joins(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBound, ...]:
-    found = []
-    for stage in np.flatnonzero(model.joins & (model.visits > 0)):
-        into = model.onward[:, stage]
-        feeding = np.flatnonzero(into > 0)
-        branches = round(1 / float(into[feeding].max()))
-        in_order = all(rules[model.pool[i]].k_fcfs for i in feeding)
-        found.append(JoinBound(model.stages[stage], branches, in_order))
-    return tuple(found)

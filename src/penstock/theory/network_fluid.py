@@ -8,6 +8,7 @@ stable they spiral in, infinitely many before all is drained, and a path ends wh
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -26,6 +27,9 @@ _DRAINED = 1e-9
 """Of the largest level so far: with less than that a path is drained."""
 _DRY = 1e-12
 """Of the largest level at this time: a class with less than that is empty."""
+_EVEN = 1e-12
+"""Flows that differ by less, relatively, are equal."""
+_MOST_CHOICES = 5_000
 _SAME = 1e-6
 """States whose shares of the total differ by less are the same but for size."""
 
@@ -191,34 +195,48 @@ def _growth(requests: Floats) -> float | None:
 def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> Floats:
     """Return the rates of change: at each station one class at most takes what those above it leave.
 
-    That class is the first that holds fluid, or an empty one above it that gets more than the station can pass on.
-    Which one is found by moving it up where the classes above need more than all the time, and down again where an
-    empty one could pass on all it gets.
+    That class is the first that holds fluid, or an empty one above it that gets more than is left. What it gets depends
+    on the other stations, and on itself if requests come back, so choices are tried until all fit: first those where
+    the classes above need more than all the time move up, then all there are, passing on as much as possible first.
     """
     first = [next((i for i, k in enumerate(members) if level[k] > 0), len(members)) for members in order]
-    taker = list(first)
-    for _ in range(4 * level.size + 4):
+    taker = tuple(first)
+    for _ in range(level.size):
         inflow, out = _rates(classes, order, taker)
-        moved = False
-        for s, members in enumerate(order):
-            need = np.cumsum(inflow[members] * classes.seconds[members])
-            over = np.flatnonzero(need[: first[s]] > 1 + 1e-12)
-            best = int(over[0]) if over.size else first[s]
-            moved |= best != taker[s]
-            taker[s] = best
-        if not moved:
+        if _fits(classes, order, first, taker, inflow, out):
             break
+        over = [
+            np.cumsum(inflow[of] * classes.seconds[of])[:top] > 1 + _EVEN for of, top in zip(order, first, strict=True)
+        ]
+        taker = tuple(int(np.argmax(more)) if more.any() else top for more, top in zip(over, first, strict=True))
     else:
-        raise InputError(
-            "this order has no definite fluid path from here: which class grows depends on how it starts; start it "
-            "elsewhere, or simulate"
-        )
+        for taker in itertools.islice(itertools.product(*(range(top, -1, -1) for top in first)), _MOST_CHOICES):
+            inflow, out = _rates(classes, order, taker)
+            if _fits(classes, order, first, taker, inflow, out):
+                break
+        else:
+            raise InputError(
+                "this order has no fluid path that could be found from here; start elsewhere, or simulate it instead"
+            )
     slope = inflow - out
-    slope[np.abs(slope) <= 1e-12 * (inflow + out)] = 0.0
+    slope[np.abs(slope) <= _EVEN * (inflow + out)] = 0.0
     return np.asarray(np.where(level > 0, slope, np.maximum(slope, 0.0)))
 
 
-def _rates(classes: FluidClasses, order: list[Ints], taker: list[int]) -> tuple[Floats, Floats]:
+def _fits(
+    classes: FluidClasses, order: list[Ints], first: list[int], taker: tuple[int, ...], inflow: Floats, out: Floats
+) -> bool:
+    """Whether classes above those that take the rest leave some time, and an empty one that takes it does grow."""
+    for members, top, place in zip(order, first, taker, strict=True):
+        above = members[:place]
+        if (inflow[above] * classes.seconds[above]).sum() > 1 + _EVEN:
+            return False
+        if place < top and inflow[members[place]] < out[members[place]] * (1 - _EVEN):
+            return False
+    return bool((inflow > -_EVEN).all())
+
+
+def _rates(classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]) -> tuple[Floats, Floats]:
     """Return what flows into and out of each class, requests/s, given the class of each station that takes the rest."""
     size = classes.seconds.size
     keep = np.zeros((size, size))  # out = keep @ inflow + rest

@@ -16,6 +16,7 @@ from penstock.workload.sessions import Sessions
 
 BOUNDED = "bounded lengths"
 CARRIED = "full batches carry the load of every pool"
+ROUTED = "replicas drain as one server would"
 SHORTEST = ("jsq", "tokens", "work", "measure")
 """Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+)."""
 _BY_PHASE = ("global-age", "back-pressure-phase")
@@ -167,8 +168,9 @@ def pool_hypotheses(
     if trusted:
         found[0] = dataclasses.replace(found[0], checked=False, why=found[0].why + ", as the author of one claims")
     if (model.replicas > 1).any():
-        name = "replicas drain as one server would"
-        found.append(_everywhere(model, name, routed, "their routers keep requests from busy ones, or share them out"))
+        found.append(
+            _everywhere(model, ROUTED, routed, "their routers keep requests from busy ones, or share them out")
+        )
     return tuple(found)
 
 

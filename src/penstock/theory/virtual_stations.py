@@ -124,7 +124,8 @@ def worst_priority(model: NetworkModel, phases: bool | Sequence[bool] = False) -
 
 def ranks(classes: FluidClasses, ranking: Sequence[str]) -> Ints:
     """Return the rank of each class, 0 the highest; shape (classes,)."""
-    known = {name: [k] for k, name in enumerate(classes.names)}
+    known: dict[str, list[int]] = {name: [] for name in classes.left_out}
+    known |= {name: [k] for k, name in enumerate(classes.names)}
     for k in range(len(classes.names) - 1, -1, -1):  # decodes come last, so they are put first
         stage = classes.names[k].removesuffix(" prefill").removesuffix(" decode")
         if stage != classes.names[k]:

@@ -137,8 +137,9 @@ class Routes:
         paths = np.eye(size, dtype=np.bool_)
         for stage, targets in enumerate(self.targets):
             paths[stage, list(targets)] = True
-        for _ in range(size):
-            paths = paths | (paths.astype(np.int64) @ paths > 0)
+        for _ in range(size.bit_length()):  # each time twice as long
+            steps = paths.astype(np.float64)
+            paths = steps @ steps > 0
         return paths
 
     def _fault(self, stage: int, message: str) -> InputError:

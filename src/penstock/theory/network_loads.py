@@ -1,0 +1,116 @@
+"""Loads of the pools of a network, how fast they drain, and how much can wait at its joins."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.system.network_model import NetworkModel
+from penstock.theory.fluid_classes import FluidClasses
+from penstock.theory.network_hypotheses import PoolRules
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolLoad:
+    """Load of one pool.
+
+    Attributes
+    ----------
+    name
+        Of the pool.
+    offered_tokens_per_s, capacity_tokens_per_s
+        Forward tokens that arrive, and the most that its replicas can process.
+    standard_error
+        Of the offered tokens/s where means are sampled, else 0.
+    drain_s
+        Seconds after which the pool has drained, in the fluid model, per second of work: a backlog that brings no pool
+        more than w seconds of work, in all its stages, has left pool s after w T_s seconds with T_s = (1 + the largest
+        T of the pools before it) / (1 - rho_s). Until those have drained it may wait for work, and after that it works
+        at its full rate until none is left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside
+        or behind a cycle, or overloaded.
+    """
+
+    name: str
+    offered_tokens_per_s: float
+    capacity_tokens_per_s: float
+    standard_error: float
+    drain_s: float | None
+
+    @property
+    def rho(self) -> float:
+        """Offered token rate over the capacity (eq:load-dag)."""
+        return self.offered_tokens_per_s / self.capacity_tokens_per_s
+
+    @property
+    def margin(self) -> float:
+        """1 - rho."""
+        return 1 - self.rho
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinBound:
+    """How many requests can wait at a join for others of their job.
+
+    One that waits has a sibling that is unfinished in another branch, so with n branches and Q_l requests in branch l
+
+        sum of J <= (n - 1) (sum of Q_l),
+
+    whatever the order. If every pool on the way is K-FCFS, all but 2 K' of those that are unfinished in some branch are
+    so in the fullest, and sum of J <= (n - 1) (max of Q_l + 2 K'). (lem:join-bound-gen, which has no Q_l, is false:
+    orders of completion stay close, times do not.) In the fluid model both vanish once the branches have drained.
+
+    Attributes
+    ----------
+    stage
+        That waits.
+    branches
+        n.
+    k_fcfs
+        Whether all pools are K-FCFS: single servers that serve all stages in order of arrival.
+    """
+
+    stage: str
+    branches: int
+    k_fcfs: bool
+
+    @property
+    def bound(self) -> str:
+        """The bound as text."""
+        most = "max of Q_l + 2 K'" if self.k_fcfs else "sum of Q_l"
+        return f"sum of J <= {self.branches - 1} ({most})"
+
+
+def pool_loads(model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]]) -> tuple[PoolLoad, ...]:
+    """Return the load of each pool; the sets of pools are in topological order."""
+    leads = np.zeros((len(model.pools),) * 2, np.bool_)
+    for i, j in np.argwhere(stages.onward > 0):
+        leads[stages.station[i], stages.station[j]] = True
+    seconds = np.zeros(len(model.pools))
+    full = model.offered / model.full_batch
+    for stations in sets:
+        for s in stations:
+            before = seconds[leads[:, s] & (np.arange(len(leads)) != s)].max(initial=0.0)
+            drains = len(stations) == 1 and full[s] < 1
+            seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
+    return tuple(
+        PoolLoad(
+            name,
+            float(model.offered[s]),
+            float(model.capacity[s]),
+            float(model.standard_error[s]),
+            float(seconds[s]) if np.isfinite(seconds[s]) else None,
+        )
+        for s, name in enumerate(model.pools)
+    )
+
+
+def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBound, ...]:
+    """Return a bound for each stage that waits and is visited."""
+    found = []
+    in_order = all(rule.k_fcfs for rule in rules) and not (model.replicas > 1).any()
+    for stage in np.flatnonzero(model.joins & (model.visits > 0)):
+        into = model.onward[:, stage]
+        feeding = np.flatnonzero(into > 0)
+        branches = round(1 / float(into[feeding].max()))
+        found.append(JoinBound(model.stages[stage], branches, in_order))
+    return tuple(found)

@@ -1,0 +1,382 @@
+"""What must be true of workflows: their arrivals, their means, and what is refused."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import penstock as ps
+from penstock.errors import InputError
+from penstock.workload.arrivals import BLOCK
+from penstock.workload.pairs import Empirical
+from penstock.workload.routes import closed_loop
+from penstock.workload.workflow import Stage, Workflow
+
+POISSON = ps.Workload.poisson(3.0, ps.Geometric(40), ps.Uniform(2, 30), seed=7)
+RECORDED = ps.Workload.from_arrays([3.0, 3.5, 5.0, 13.0], [1, 2, 3, 4], [10, 20, 30, 40])
+
+
+def call(then=None, **more):
+    return Stage("pool", 10, 5, then=then, **more)
+
+
+REFLECTION = {
+    "write": Stage("big", ps.Geometric(50), ps.Uniform(1, 9), then="review"),
+    "review": Stage("small", 20, 2, then={"write": 0.25, "end": 0.75}),
+}
+RESEARCH = {
+    "plan": Stage("big", "job", 8, then=["read", "read", "search"]),
+    "read": Stage("small", ps.Uniform(10, 20), 3, then={"read": 0.5, "write": 0.5}),
+    "search": Stage("small", 5, 1, then="write"),
+    "write": Stage("big", 30, "job", join=True, then={"plan": 0.2, "end": 0.8}),
+}
+MIXED_FORKS = {
+    "ask": call({"two": 0.5, "three": 0.5}),
+    "two": call(["vote", "vote"]),
+    "three": call(["vote"] * 3),
+    "vote": call({"vote": 0.5, "count": 0.5}),
+    "count": call(join=True),
+}
+GRAPHS = {"reflection": REFLECTION, "research": RESEARCH, "mixed forks": MIXED_FORKS}
+graphs = pytest.mark.parametrize("stages", GRAPHS.values(), ids=list(GRAPHS))
+
+
+# Arrivals
+
+
+@pytest.mark.parametrize("workload", [POISSON, RECORDED, ps.Workload.preset("azure-conv")], ids=lambda w: w.name)
+@pytest.mark.parametrize("seed", [None, 11])
+def test_a_workflow_of_one_call_is_its_workload(workload, seed):
+    count = workload.rows or BLOCK + 1_000
+    jobs = Workflow.single(workload, "pool").jobs(count, seed)
+    requests = (workload if seed is None else workload.with_seed(seed)).requests(count)
+    assert jobs.arrival_s.tolist() == requests.arrival_s.tolist()
+    assert jobs.prompt.tolist() == requests.prompt_tokens.tolist()
+    assert jobs.output.tolist() == requests.output_tokens.tolist()
+    assert jobs.first_request.tolist() == list(range(count + 1))
+
+
+def test_lengths_that_come_with_a_job_stay_together_at_every_stage():
+    joint = ps.Workload.poisson(1.0, Empirical([5, 6, 7], [50, 60, 70]))
+    jobs = Workflow.chain("w", joint, [("p", "job", 1), ("p", 3, "rest"), ("p", "job", "job")]).jobs(1_000)
+    prompt, output = jobs.prompt.reshape(-1, 3), jobs.output.reshape(-1, 3)
+    assert (prompt[:, 0] == prompt[:, 2]).all()
+    assert (output[:, 2] == 10 * prompt[:, 0]).all()
+    assert (output[:, 1] == output[:, 2] - 1).all()
+
+
+def test_jobs_do_not_depend_on_the_pools_that_serve_them():
+    elsewhere = {name: dataclasses.replace(stage, pool="other") for name, stage in RESEARCH.items()}
+    one, other = (Workflow("w", POISSON, stages).jobs(500) for stages in (RESEARCH, elsewhere))
+    for field in dataclasses.fields(one):
+        assert getattr(one, field.name).tolist() == getattr(other, field.name).tolist()
+
+
+def test_another_distribution_of_one_length_changes_no_other_draw():
+    shorter = {**RESEARCH, "read": dataclasses.replace(RESEARCH["read"], prompt=ps.Geometric(3))}
+    one, other = (Workflow("w", POISSON, stages).jobs(2_000) for stages in (RESEARCH, shorter))
+    for name in ("arrival_s", "first_request", "stage", "output", "pending", "child", "sibling", "coin"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist()
+    reads = one.stage == 1
+    assert one.prompt[~reads].tolist() == other.prompt[~reads].tolist()
+    assert one.prompt[reads].tolist() != other.prompt[reads].tolist()
+
+
+def test_another_seed_gives_other_jobs():
+    workflow = Workflow("w", POISSON, RESEARCH)
+    one, other = workflow.jobs(500), workflow.jobs(500, seed=8)
+    for name in ("arrival_s", "stage", "prompt", "coin"):
+        assert getattr(one, name).tolist() != getattr(other, name).tolist()
+    assert workflow.jobs(500, seed=7).coin.tolist() == one.coin.tolist()
+
+
+def test_coins_are_even_and_do_not_follow_lengths():
+    jobs = Workflow.chain("w", POISSON, [("p", ps.Geometric(50), 1), ("p", ps.Geometric(50), 1)]).jobs(50_000)
+    assert stats.chisquare(np.bincount(jobs.coin >> 28, minlength=16)).pvalue > 1e-3
+    for one, other in itertools.combinations([*jobs.coin.reshape(-1, 2).T, *jobs.prompt.reshape(-1, 2).T], 2):
+        assert abs(stats.spearmanr(one, other)[0]) < 4 / np.sqrt(50_000)
+
+
+def test_a_recording_ends_and_asking_for_more_names_the_remedy():
+    workflow = Workflow.single(RECORDED, "pool", name="replay")
+    assert workflow.ends
+    assert not Workflow.single(POISSON, "pool").ends
+    assert [block.count for block in workflow.blocks()] == [4]
+    with pytest.raises(InputError, match="5 jobs asked for, but replay has 4, as recorded arrivals are replayed once"):
+        workflow.jobs(5)
+
+
+def test_a_factor_on_the_load_is_one_on_the_rate():
+    assert Workflow.single(POISSON, "pool").with_load(1.5).rate == pytest.approx(4.5)
+    assert Workflow.single(RECORDED, "pool").with_load(2).jobs(4).arrival_s.tolist() == pytest.approx([0, 0.25, 1, 5])
+
+
+def test_hash_ids_are_left_out_and_that_is_said():
+    traced = ps.Workload.from_arrays([0.0, 1.0], [64, 64], [1, 1], hash_ids=[[1], [1]], hash_block=64, name="trace")
+    assert Workflow.single(traced, "p").notices == (
+        "hash ids are left out: trace knows shared prompts by its context alone",
+    )
+
+
+def test_a_workflow_says_what_it_is():
+    assert Workflow("agent", POISSON, RESEARCH).describe() == "agent: workload: Poisson arrivals, 4 stages"
+
+
+# Means
+
+
+def test_means_of_a_loop_are_worked_by_hand():
+    """A quarter of the reviews go back: 1 / (1 - 1/4) visits to both."""
+    means = Workflow("w", POISSON, REFLECTION).means()
+    assert means.sampled is None
+    assert means.external.tolist() == [1, 0]
+    assert means.onward.tolist() == [[0, 1], [0.25, 0]]
+    assert means.visits == pytest.approx([4 / 3, 4 / 3])
+    assert means.prompt == pytest.approx([50, 20])
+    assert means.output.tolist() == [5, 2]
+    assert means.both.tolist() == [1, 1]
+    assert means.tokens == pytest.approx([4 / 3 * 55, 4 / 3 * 22])
+    assert (means.max_prompt.tolist(), means.max_output.tolist()) == ([np.inf, 20], [9, 2])
+    assert not means.bounded
+    assert not means.standard_error.any()
+
+
+def test_means_of_a_fork_and_its_join_are_worked_by_hand():
+    """Rounds are geometric, 1/.8; in each plan, 2 reads of 1/(1 - .5) visits, search and write, which three release."""
+    means = Workflow("w", POISSON, RESEARCH).means()
+    assert means.visits == pytest.approx(np.array([1, 4, 1, 1]) / 0.8)
+    assert means.onward == pytest.approx(
+        np.array([[0, 2, 1, 0], [0, 0.5, 0, 0.5 / 3], [0, 0, 0, 1 / 3], [0.2, 0, 0, 0]])
+    )
+    assert means.prompt == pytest.approx([POISSON.mean_prompt, 15, 5, 30])
+    assert means.output == pytest.approx([8, 3, 1, 16])
+
+
+def test_a_stage_in_forks_of_different_size_is_an_average_of_them():
+    """Two or three votes of two visits each, equally likely: of 5 visits 5/2 end a branch, and these make one join."""
+    means = Workflow("w", POISSON, MIXED_FORKS).means()
+    assert means.sampled is None
+    assert means.visits == pytest.approx([1, 0.5, 0.5, 5, 1])
+    assert means.onward[3] == pytest.approx([0, 0, 0, 0.5, 0.2])
+
+
+def test_means_of_a_disaggregated_pair_leave_no_first_token_to_the_decode():
+    means = Workflow.disaggregated(POISSON, prefill="p", decode="d").means()
+    assert means.prompt == pytest.approx([40, 0])
+    assert means.output == pytest.approx([1, 15])
+    assert means.both.tolist() == [1, 0]
+    assert means.max_output.tolist() == [1, 29]
+
+
+@graphs
+def test_65536_jobs_agree_with_the_means(stages):
+    workflow = Workflow("w", POISSON, stages)
+    jobs, means = workflow.jobs(65_536), workflow.means()
+    size = len(stages)
+    for exact, weights in (
+        (means.visits, None), (means.visits * means.prompt, jobs.prompt), (means.visits * means.output, jobs.output),
+    ):  # fmt: skip
+        each = np.bincount(jobs.job * size + jobs.stage, weights, jobs.count * size).reshape(-1, size)
+        assert (np.abs(each.mean(axis=0) - exact) <= 4 * each.std(axis=0) / 256 + 1e-9).all()
+
+
+def test_means_with_a_limit_are_sampled_within_their_standard_error():
+    """write up to 3 times, each followed by another with 1/2: 1 + 1/2 + 1/4 visits to both."""
+    stages = {"write": Stage("p", 8, 2, then="review", most_visits=3), "review": call({"write": 0.5, "end": 0.5})}
+    means = Workflow("w", POISSON, stages).means()
+    assert means.sampled == 65_536
+    assert means.visits == pytest.approx([1.75, 1.75], abs=4 * np.sqrt(11 / 16) / 256)
+    assert means.standard_error == pytest.approx([10 * np.sqrt(11 / 16) / 256, 15 * np.sqrt(11 / 16) / 256], rel=0.05)
+    assert means.prompt.tolist() == [8, 10]
+    assert means.bounded
+
+
+def test_means_of_a_growing_context_are_sampled_and_bounded_where_loops_are():
+    """Prompts 10, 10 + 15, 10 + 15 + 15 with chances 1, 1/2, 1/4 over 7/4 visits: 70/7 + 15 (1/2 + 2/4) / (7/4)."""
+    loop = {"a": call({"a": 0.5, "end": 0.5}, most_visits=3)}
+    means = Workflow("w", POISSON, loop, context="grow").means()
+    assert means.prompt == pytest.approx([10 + 15 / 1.75], rel=0.01)
+    assert means.bounded
+    assert means.max_prompt[0] >= 40
+    endless = {"a": call({"a": 0.5, "end": 0.5})}
+    assert not Workflow("w", POISSON, endless, context="grow").means().bounded
+    chain = Workflow.chain("w", POISSON, [("p", 10, 5), ("p", 10, 5)], context="reuse").means()
+    assert chain.prompt.tolist() == [10, 25]
+    assert chain.bounded
+
+
+def test_a_rest_after_a_prompt_has_a_share_without_a_first_token_that_is_sampled():
+    """One output in four is a single token, of which nothing is left."""
+    workload = ps.Workload.poisson(1.0, 5, ps.Uniform(1, 4))
+    means = Workflow("w", workload, {"a": Stage("p", 3, "rest")}).means()
+    assert means.output == pytest.approx([1.5])
+    assert means.both == pytest.approx([0.75], abs=4 * np.sqrt(3 / 16) / 256)
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (
+            {"a": call("b"), "b": call("a")},
+            "agent never ends: no path leads out of the loop a -> b -> a; let one of its stages end with some "
+            "probability, or limit one with most_visits",
+        ),
+        (
+            {"s": call({"a": 0.5, "end": 0.5}), "a": call("b"), "b": call({"a": 0.1, "b": 0.9})},
+            "agent never ends: no path leads out of the loop b -> b; let",
+        ),
+        (
+            {"a": call(["b", "c"]), "b": call(), "c": call("a")},
+            "agent never ends: no path leads out of the loop a -> c -> a; let",
+        ),
+        (
+            {"a": call(["b", "b"]), "b": call({"a": 0.6, "end": 0.4})},
+            "agent never ends on average: in the loop a -> b -> a each request is followed by 1.095 more, so they "
+            "multiply; lower a probability, or limit a stage with most_visits",
+        ),
+        (
+            {"a": call({"b": 0.5, "c": 0.5}), "b": call("a", most_visits=2), "c": call("a")},
+            "agent never ends: no path leads out of the loop a -> c -> a; let",
+        ),
+        (
+            {"a": call(["b", "c"]), "b": call("j"), "c": call({"j": 0.5, "end": 0.5}), "j": call(join=True)},
+            "stage 'a' of agent forks, and its branch 'b' may come to the join 'j' while its branch 'c' may end, so a "
+            "join would wait for ever; let all branches come to the same join on every path, or none to any",
+        ),
+        (
+            {"a": call(["b"]), "b": call({"j": 0.5, "k": 0.5}), "j": call(join=True), "k": call(join=True)},
+            "stage 'a' of agent forks, and its branch 'b' may come to the join 'j' or come to the join 'k', so",
+        ),
+        (
+            {"a": call(["b", "b"]), "b": call("c"), "c": call("j", most_visits=1), "j": call(join=True)},
+            "stage 'a' of agent forks, and its branch 'b' may end or come to the join 'j', so",
+        ),
+        (
+            {"a": call("j"), "j": call(join=True)},
+            "stage 'a' of agent reaches the join 'j' outside of a fork, so there is nothing to wait for; make it no "
+            "join, or fork before it",
+        ),
+        (
+            {"a": call(["b", "b"]), "b": call("j"), "j": call({"b": 0.5, "end": 0.5}, join=True)},
+            "stage 'b' of agent reaches the join 'j' outside of a fork, so",
+        ),
+        (
+            {"a": call(["b", "j"]), "b": call("j"), "j": call(join=True)},
+            "stage 'a' of agent forks straight to the join 'j', so that branch has no request to wait for; leave it "
+            "out, as the join waits for the other branches",
+        ),
+        (
+            {"a": call(), "j": call(join=True)},
+            "stage 'j' of agent is a join that nothing reaches; name it in `then` of the forks' branches",
+        ),
+        (
+            {"j": call(join=True)},
+            "stage 'j' of agent is a join, and jobs begin there, where no fork is open; begin elsewhere",
+        ),
+        (
+            {"a": call(["b"]), "b": call("j"), "j": call(join=True, most_visits=2)},
+            "stage 'j' of agent is a join with most_visits, and past it branches would never join; limit the fork",
+        ),
+        ({"a": call(), "b": call()}, "stage 'b' of agent is reached by no path from 'a'; name it in `then`, or leave"),
+        (
+            {"a": call("serach"), "search": call()},
+            "stage 'a' of agent goes on to the unknown stage 'serach'; did you mean 'search'?",
+        ),
+        ({"a": call(["x"])}, "stage 'a' of agent goes on to the unknown stage 'x'; known: a, end"),
+        (
+            {"a": call({"b": 0.5, "end": 0.4}), "b": call()},
+            "the probabilities after stage 'a' of agent add up to 0.9, but one of its ways is always taken, so they "
+            "must add up to 1; give what is missing to 'end', or scale them",
+        ),
+        (
+            {"a": call({"b": 1.5, "end": -0.5}), "b": call()},
+            "the probability of 'b' after stage 'a' of agent is 1.5, but must be a number from 0 to 1",
+        ),
+        ({"a": call(["end", "b"]), "b": call()}, "stage 'a' of agent forks to 'end', which is no branch; leave it out"),
+        ({"a": call([])}, "`then` of stage 'a' of agent is []; give a stage, 'end', a list of stages (all of them)"),
+        ({"a": call(3)}, "`then` of stage 'a' of agent is 3; give a stage"),
+        ({"end": call()}, "stage 'end' of agent has the name that ends a branch in `then`; give it another"),
+        ({"a.b": call()}, "the name of a stage of agent is 'a.b', but must be a text without full stops"),
+        ({"a": "call"}, "stage 'a' of agent is 'call', but must be a Stage with pool, prompt and output"),
+        ({"a": Stage("", 1, 1)}, "the pool of stage 'a' of agent is ''; give the name of one"),
+        ({"a": Stage("p", -1, 1)}, "the prompt of stage 'a' of agent is -1, but must be a whole number from 0 to 16"),
+        ({"a": Stage("p", "rest", 1)}, "the prompt of stage 'a' of agent is 'rest', but must be"),
+        ({"a": Stage("p", 1, 2.5)}, "the output of stage 'a' of agent is 2.5, but must be a whole number"),
+        ({"a": call(join="yes")}, "join of stage 'a' of agent is 'yes', but must be true or false; mend it"),
+        ({"a": call(delay_ms=-1)}, "delay_ms of stage 'a' of agent is -1, but must be a number from 0"),
+        ({"a": call(transfer_ms_per_token=-1)}, "transfer_ms_per_token of stage 'a' of agent is -1, but must be"),
+        (
+            {"a": call(["b"]), "b": call("j"), "j": call(join=True, transfer_ms_per_token=1)},
+            "stage 'j' of agent is a join with transfer_ms_per_token 1, but which branch comes last, and so what is",
+        ),
+        ({"a": call(most_visits=0)}, "most_visits of stage 'a' of agent is 0, but must be a whole number from 1"),
+        ({}, "the stages of agent are {}, so its jobs do nothing; give at least one by name"),
+        (None, "the stages of agent are None, so its jobs do nothing; give at least one by name"),
+    ],
+)  # fmt: skip
+def test_a_workflow_that_cannot_be_is_one_clear_line(stages, message):
+    with pytest.raises(InputError) as caught:
+        Workflow("agent", POISSON, stages)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "a.b"}, "the name of a workflow is 'a.b', but must be a text without full stops"),
+        ({"name": ""}, "the name of a workflow is '', but must be a text"),
+        ({"arrivals": 3}, "the arrivals of agent are 3; give a Workload"),
+        ({"arrivals": ps.Workload.from_arrays(None, [1], [1], name="lengths")}, "lengths has lengths but no arrival"),
+        ({"arrivals": ps.Workload.from_arrays([0], [1], [1], [3])}, "the arrivals of agent have priorities, which"),
+        ({"context": "reused"}, "unknown context 'reused' of agent; did you mean 'reuse'?"),
+        ({"first": "b"}, "agent begins at the unknown stage 'b'; known: a"),
+    ],
+)
+def test_what_else_a_workflow_cannot_have_is_one_clear_line(given, message):
+    with pytest.raises(InputError) as caught:
+        Workflow(**{"name": "agent", "arrivals": POISSON, "stages": {"a": call()}} | given)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_flood_of_an_unknown_stage_suggests_the_nearest():
+    with pytest.raises(
+        InputError, match=r"w cannot be flooded at the unknown stage 'reveiw'; did you mean 'review'\?$"
+    ):
+        Workflow("w", POISSON, REFLECTION).flooded("reveiw", 10, seed=0)
+    with pytest.raises(InputError, match="the number of jobs is 0"):
+        Workflow("w", POISSON, REFLECTION).flooded("review", 0, seed=0)
+
+
+def test_a_chance_of_zero_is_a_way_that_is_never_taken():
+    """So a probability may be swept down to 0."""
+    jobs = Workflow("w", POISSON, {"a": call({"b": 0.0, "end": 1.0}), "b": call("a")}).jobs(1_000)
+    assert jobs.requests == 1_000
+
+
+def test_a_long_chain_after_a_fork_is_not_taken_for_a_loop():
+    """The eigenvalues of a long nilpotent matrix are all 0, but not when they are computed."""
+    stages = {f"s{i}": call([f"s{i + 1}"] * 2 if i < 6 else f"s{i + 1}") for i in range(299)}
+    workflow = Workflow("w", POISSON, stages | {"s299": call()})
+    assert workflow.means().visits[-1] == pytest.approx(64)
+
+
+# The search for closed loops
+
+
+def test_a_closed_loop_is_found_and_one_that_can_be_left_is_none():
+    chances = np.array([[0, 1.0, 0], [0.5, 0, 0.5], [0, 0, 0]])
+    assert closed_loop(chances, np.array([False, False, True])) == []
+    assert closed_loop(chances[:2, :2], np.array([False, False])) == [0, 1, 0]
+
+
+def test_a_fork_leads_out_only_if_all_its_branches_do():
+    paths = np.array([[0, 1.0, 1.0], [0, 0, 0], [1.0, 0, 0]])
+    leaves, forks = np.array([False, True, False]), np.array([True, False, False])
+    assert closed_loop(paths, leaves) == []
+    assert closed_loop(paths, leaves, forks) == [0, 2, 0]
