@@ -1,7 +1,6 @@
-"""The command line: ``penstock check | compare | region | max-rate | recommend | simulate | traces``."""
+"""The command line: ``penstock check | compare | region | max-rate | recommend | simulate | network | traces``."""
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock import checks, progress, terminal
+from penstock import progress, terminal
+from penstock.cli_network import network
+from penstock.command import (
+    EXIT_ANSWER_IS_NO,
+    EXIT_BAD_INPUT,
+    Figures,
+    Json,
+    Report,
+    Resolution,
+    ScenarioPath,
+    Seed,
+    Strict,
+    check_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
 from penstock.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,24 +51,13 @@ app.add_typer(traces_app, name="traces")
 
 _UsageError: Any = typer.BadParameter.__base__  # typer does not export it, and has it from click or from within
 
-EXIT_ANSWER_IS_NO = 1
-EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
-ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")]
 Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the scenario's.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Figures = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit with status 1 if it is not known to be stable, or a target to be met.")
-]
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable.")
 ]
 Alpha = Annotated[float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")]
-Resolution = Annotated[float, typer.Option("--resolution", help="Share of the load that the test must tell from none.")]
-Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML).")]
 PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")]
 
 
@@ -95,7 +99,7 @@ def check(
       server: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: sarathi}
       simulate: {requests: 20000, seed: 0}
     """
-    _check_outputs(scenario, figures, report)
+    check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock.analysis import answer
     from penstock.analysis.targets import Target
@@ -110,7 +114,7 @@ def check(
     _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
     _write_report(report, chosen, {name: found}, as_json)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         terminal.print_check(chosen, found)
     if strict and (found.verdict != "stable" or found.missed):
@@ -137,7 +141,7 @@ def compare(
     strict: Strict = False,
 ) -> None:
     """Put policies side by side on the same requests."""
-    _check_outputs(scenario, figures, report)
+    check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, None, requests, seed)
     from penstock.analysis import answer
     from penstock.system.policies import POLICIES
@@ -155,7 +159,7 @@ def compare(
     _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
     _write_report(report, chosen, found, as_json)
     if as_json:
-        _print_json({"policies": {name: a.as_dict() for name, a in found.items()}})
+        print_json({"policies": {name: a.as_dict() for name, a in found.items()}})
     else:
         terminal.print_compare(chosen, found)
     if strict and any(a.verdict != "stable" for a in found.values()):
@@ -171,7 +175,7 @@ def region(
     report: Report = None,
 ) -> None:
     """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
-    _check_outputs(scenario, figures, report)
+    check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, None, None)
     from penstock.analysis.operating_point import operating_point
 
@@ -180,14 +184,14 @@ def region(
         from penstock import plotting
 
         chart = plotting.region_chart(found.region, found.point, found.own, about=_about(chosen))
-        _save({"region": chart}, figures, as_json)
+        save_figures({"region": chart}, figures, as_json)
     if report is not None:
         from penstock import report as page
 
         page.report_region(report, chosen, found)
-        _say_written("Report", [report], as_json)
+        say_written("Report", [report], as_json)
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         terminal.print_region(chosen, found)
 
@@ -216,7 +220,7 @@ def max_rate(
                 progress=_part(show, index, len(servers)),
             )  # fmt: skip
     if as_json:
-        _print_json({"policies": {name: each.as_dict() for name, each in found.items()}})
+        print_json({"policies": {name: each.as_dict() for name, each in found.items()}})
     else:
         terminal.print_max_rate(chosen, found)
 
@@ -254,7 +258,7 @@ def recommend(
             requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha, progress=show,
         )  # fmt: skip
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         terminal.print_recommend(chosen, found)
     if strict and found.recommended.answer.verdict != "stable":
@@ -272,7 +276,7 @@ def simulate(
     report: Report = None,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says."""
-    _check_outputs(scenario, figures, report)
+    check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock import simulate as run_once
     from penstock.analysis import answer
@@ -295,9 +299,9 @@ def simulate(
         from penstock import report as page
 
         page.report_run(report, chosen, certificate, run, warnings)
-        _say_written("Report", [report], as_json)
+        say_written("Report", [report], as_json)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "load": answer.load_as_dict(certificate),
                 "simulation": answer.run_as_dict(run),
@@ -310,6 +314,9 @@ def simulate(
     terminal.print_run(chosen, asked, certificate.max_rate, run, warnings)
 
 
+app.command()(network)
+
+
 @traces_app.callback(invoke_without_command=True)
 def traces(context: typer.Context, as_json: Json = False) -> None:
     """List the public request traces worth knowing: where they are hosted, and under which licence."""
@@ -318,7 +325,7 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
     from penstock.workload.catalogue import CATALOGUE, path_of
 
     if as_json:
-        _print_json(
+        print_json(
             {"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]}
         )
         return
@@ -360,10 +367,15 @@ def _text(path: Path | None) -> str | None:
 
 def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | None) -> "Scenario":
     """Read a scenario, put the command line's choices over it, and say so if something has to be compiled."""
-    from penstock.scenario import read_scenario
+    from penstock.document import read_document
+    from penstock.scenario import build
+    from penstock.scenario_network import describes_network
     from penstock.system.policies import resolve
 
-    scenario = read_scenario(path)
+    document = read_document(path)
+    if describes_network(document):
+        raise InputError(f"{path} describes a network, not a server; ask `penstock network {path}`")
+    scenario = build(document, path.parent, path.name)
     if policy is not None:
         chosen = resolve(policy, folder=scenario.folder)
         scenario = dataclasses.replace(scenario, server=scenario.server.with_policy(chosen))
@@ -373,16 +385,6 @@ def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | 
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     progress.announce_compilation()
     return scenario
-
-
-def _check_outputs(scenario: Path, figures: Path | None, report: Path | None) -> None:
-    """Refuse what cannot be written before the work, not after."""
-    if figures is not None:
-        checks.writable("--figures", figures, folder=True)
-    if report is not None:
-        checks.writable("--report", report)
-        if report.exists() and scenario.exists() and report.samefile(scenario):
-            raise InputError(f"--report {report} is the scenario itself, which would be lost; give another file")
 
 
 def _servers(
@@ -435,13 +437,7 @@ def _draw(
     steady = {name: run for name, run in runs.items() if name not in refused}
     if steady:
         charts["latency_cdfs"] = plotting.latency_cdfs(steady, about, policies=runs)
-    _save(charts, folder, as_json)
-
-
-def _save(charts: dict[str, Any], folder: Path, as_json: bool) -> None:
-    from penstock import plotting
-
-    _say_written("Figures", plotting.save(charts, folder), as_json)
+    save_figures(charts, folder, as_json)
 
 
 def _write_report(path: Path | None, scenario: "Scenario", found: "dict[str, Answer]", as_json: bool) -> None:
@@ -450,16 +446,7 @@ def _write_report(path: Path | None, scenario: "Scenario", found: "dict[str, Ans
     from penstock import report
 
     report.report_answers(path, scenario, found)
-    _say_written("Report", [path], as_json)
-
-
-def _say_written(what: str, paths: list[Path], as_json: bool) -> None:
-    if not as_json:
-        Console(stderr=True).print(f"{what}: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=2, allow_nan=False))
+    say_written("Report", [path], as_json)
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Where things are in the drawing of a network: a lane for each pool, its stages from left to right as jobs go.
+"""Where things are in the drawing of a network: a lane for each pool, side by side, and in them stages from above down.
 
-A stage stands in the column of the longest way to it from where its workflow begins (topological generations of the
-graph without the routes that lead back). A route that passes columns runs where these are free, and one that leads back
-goes round what is between.
+A stage stands as far down as the longest way to it from where its workflow begins (topological generations of the graph
+without the routes that lead back). A route that passes others' rows runs where these are free, and one that leads back
+goes round what is between. Inside, places are (down, across); they are handed out as (x, y).
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import networkx as nx
 import numpy as np
@@ -18,22 +18,26 @@ from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Stage
 
 Floats = npt.NDArray[np.float64]
+Ways = Mapping[str, tuple[bool, Mapping[str, float]]]
+"""Of each stage, whether it forks, and the probabilities of what may follow."""
 
-HEADER, ARRIVALS, NODE, GAP = 148.0, 104.0, 128.0, 76.0  # widths, px
-NODE_HEIGHT, ROW, PAD, BETWEEN = 46.0, 60.0, 12.0, 12.0  # heights, px
+HEADER, ARRIVALS, HEIGHT, GAP = 80.0, 66.0, 46.0, 62.0  # down: of lanes, of arrivals, of a stage, below it; px
+NARROWEST, WIDEST, LETTER = 124.0, 190.0, 7.2  # across: of a stage, and of a letter of its name
 BAR = 7.0  # from a stage to the bar of its fork or join
-_STUB, _MARGIN = 26.0, 64.0
+STUB = 24.0  # an arrow from or to nowhere
+_STRAIGHT = 9.0  # the end of a route, under its arrow
+_BESIDE, _PAD, _BETWEEN = 20.0, 14.0, 10.0  # across: between stages, round them, between lanes
 _CLEAR, _APART = 8.0, 9.0  # between a route and a stage, and between two routes
 _SWEEPS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """A pool: its name and how far it reaches, px from the top."""
+    """A pool: its name and how far it reaches, px from the left."""
 
     pool: str
-    top: float
-    bottom: float
+    left: float
+    right: float
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,19 +72,22 @@ class Layout:
     width, height
         Of all of it.
     lanes
-        Of the pools, from above.
+        Of the pools, from the left.
     stages
         The middle of each, by name.
+    stage_width
+        Of a stage; its height is ``HEIGHT``.
     routes
         All of them.
     forks, joins
-        Stages after, or before, which there is a bar.
+        Stages below, or above, which there is a bar.
     """
 
     width: float
     height: float
     lanes: tuple[Lane, ...]
     stages: Mapping[str, tuple[float, float]]
+    stage_width: float
     routes: tuple[Route, ...]
     forks: frozenset[str]
     joins: frozenset[str]
@@ -88,19 +95,21 @@ class Layout:
 
 def network_layout(network: Network) -> Layout:
     """Return where everything is drawn."""
-    ways = network_ways(network)
-    column, back = _columns(network, ways)
-    lanes, rows = _lanes(network, column, ways)
-    x = {stage: HEADER + ARRIVALS + NODE / 2 + column[stage] * (NODE + GAP) for stage in network.stages}
-    middle = {stage: (x[stage], rows[stage]) for stage in network.stages}
-    height = lanes[-1].bottom
-    routes = _Router(middle, column, height).routes(network, ways, back)
-    lowest = max(float(route.path[:, 1].max()) for route in routes)
+    ways, several = network_ways(network), len(network.workflows) > 1
+    letters = max(len(stage if several else stage.split(".", 1)[-1]) for stage in network.stages)
+    width = min(max(NARROWEST, 16 + LETTER * letters), WIDEST)
+    row, back = _rows(network, ways)
+    lanes, across = _lanes(network, row, ways, width)
+    down = {stage: HEADER + ARRIVALS + HEIGHT / 2 + row[stage] * (HEIGHT + GAP) for stage in network.stages}
+    middle = {stage: (down[stage], across[stage]) for stage in network.stages}
+    routes = _Router(middle, row, width, lanes[-1].right).routes(network, ways, back)
+    reach = max(float(route.path[:, 0].max()) for route in routes)
     return Layout(
-        width=HEADER + ARRIVALS + (max(column.values()) + 1) * (NODE + GAP) - GAP + _MARGIN,
-        height=max(height, lowest) + 8,
+        width=max(lanes[-1].right, reach + 4),
+        height=HEADER + ARRIVALS + (max(row.values()) + 1) * (HEIGHT + GAP) - GAP + STUB + 28,
         lanes=lanes,
-        stages=middle,
+        stages={stage: (x, y) for stage, (y, x) in middle.items()},
+        stage_width=width,
         routes=routes,
         forks=frozenset(source for source, (fork, _) in ways.items() if fork),
         joins=frozenset(stage for stage, given in _stages(network).items() if given.join),
@@ -153,10 +162,8 @@ def _firsts(network: Network) -> list[str]:
     return [f"{w.name}.{getattr(w, 'begins', next(iter(w.stages)))}" for w in network.workflows]
 
 
-def _columns(
-    network: Network, ways: Mapping[str, tuple[bool, Mapping[str, float]]]
-) -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """Return the column of each stage, and the routes that lead back."""
+def _rows(network: Network, ways: Ways) -> tuple[dict[str, int], set[tuple[str, str]]]:
+    """Return the row of each stage, from above, and the routes that lead back."""
     graph = nx.DiGraph()
     graph.add_nodes_from(network.stages)
     graph.add_edges_from((source, target) for source, (_, targets) in ways.items() for target in targets)
@@ -171,168 +178,165 @@ def _columns(
             elif target in on_the_way:
                 back.add((source, target))
     graph.remove_edges_from(back)
-    column = {stage: place for place, of in enumerate(nx.topological_generations(graph)) for stage in of}
-    return column, back
+    return {stage: place for place, of in enumerate(nx.topological_generations(graph)) for stage in of}, back
 
 
 def _lanes(
-    network: Network, column: Mapping[str, int], ways: Mapping[str, tuple[bool, Mapping[str, float]]]
+    network: Network, row: Mapping[str, int], ways: Ways, width: float
 ) -> tuple[tuple[Lane, ...], dict[str, float]]:
-    """Return the lanes, and how far down each stage stands: beside those that it follows, where there is a choice."""
+    """Return the lanes, and where across each stage stands: near those it is linked to, where there is a choice."""
     pools = list(network.pools)
-    members = [[s for s, p in zip(network.stages, network.stage_pool, strict=True) if p == k] for k in range(len(pools))]
-    ranked = sorted(range(len(pools)), key=lambda k: (np.mean([column[s] for s in members[k]]), k))
+    members = [
+        [s for s, p in zip(network.stages, network.stage_pool, strict=True) if p == k] for k in range(len(pools))
+    ]
+    ranked = sorted(
+        range(len(pools)), key=lambda k: (min(row[s] for s in members[k]), np.mean([row[s] for s in members[k]]), k)
+    )
     cells: dict[tuple[int, int], list[str]] = {}
     for k in ranked:
         for stage in members[k]:
-            cells.setdefault((k, column[stage]), []).append(stage)
-    lanes, top, edges = [], 0.0, {}
+            cells.setdefault((k, row[stage]), []).append(stage)
+    lanes, left, pitch, middle = [], 0.0, width + _BESIDE, {}
     for k in ranked:
         most = max(len(of) for (pool, _), of in cells.items() if pool == k)
-        bottom = top + max(most * ROW - (ROW - NODE_HEIGHT) + 2 * PAD, NODE_HEIGHT + 2 * PAD)
-        lanes.append(Lane(pools[k], top, bottom))
-        edges[k] = (top, bottom)
-        top = bottom + BETWEEN
+        right = left + most * pitch - _BESIDE + 2 * _PAD
+        lanes.append(Lane(pools[k], left, right))
+        middle[k] = (left + right) / 2
+        left = right + _BETWEEN
     near: dict[str, list[str]] = {stage: [] for stage in network.stages}
     for source, (_, targets) in ways.items():
         for target in targets:
             near[source].append(target)
             near[target].append(source)
-    row: dict[str, float] = {}
+    across: dict[str, float] = {}
     for sweep in range(_SWEEPS):
         for (k, _), stages in cells.items():
             if sweep:
-                stages.sort(key=lambda s: np.mean([row[n] for n in near[s]]) if near[s] else row[s])
-            middle = sum(edges[k]) / 2
-            row |= {s: middle + (i - (len(stages) - 1) / 2) * ROW for i, s in enumerate(stages)}
-    return tuple(lanes), row
+                stages.sort(key=lambda s: float(np.mean([across[n] for n in near[s]])) if near[s] else across[s])
+            across |= {s: middle[k] + (i - (len(stages) - 1) / 2) * pitch for i, s in enumerate(stages)}
+    return tuple(lanes), across
 
 
 class _Router:
     """Finds ways for routes between stages that have their places."""
 
-    def __init__(self, middle: Mapping[str, tuple[float, float]], column: Mapping[str, int], height: float) -> None:
-        self.middle, self.column, self.height = middle, column, height
-        self.taken: dict[int, list[tuple[float, float]]] = {}  # of each column, the middle of what is there, its reach
-        for stage, (_, y) in middle.items():
-            self.taken.setdefault(column[stage], []).append((y, NODE_HEIGHT / 2 + _CLEAR))
+    def __init__(
+        self, middle: Mapping[str, tuple[float, float]], row: Mapping[str, int], width: float, right: float
+    ) -> None:
+        self.middle, self.row, self.width, self.right = middle, row, width, right
+        self.taken: dict[
+            int, list[tuple[float, float]]
+        ] = {}  # in each row: where what is there has its middle, its reach
+        for stage, (_, across) in middle.items():
+            self.taken.setdefault(row[stage], []).append((across, width / 2 + _CLEAR))
 
-    def routes(
-        self,
-        network: Network,
-        ways: Mapping[str, tuple[bool, Mapping[str, float]]],
-        back: set[tuple[str, str]],
-    ) -> tuple[Route, ...]:
-        """Return all routes, those that pass few columns first."""
+    def routes(self, network: Network, ways: Ways, back: set[tuple[str, str]]) -> tuple[Route, ...]:
+        """Return all routes; those that pass few rows choose their way first."""
         edges = [(source, target) for source, (_, targets) in ways.items() for target in targets]
-        edges.sort(key=lambda e: abs(self.column[e[1]] - self.column[e[0]]))
+        edges.sort(key=lambda e: abs(self.row[e[1]] - self.row[e[0]]))
         passing = {e: self._track(*e) if e in back else self._passing(*e) for e in edges}
         ends = [s for s, (fork, to) in ways.items() if not fork and sum(to.values()) < 1 - 1e-9]
-        leaving = self._ports(edges, passing, 0, {s: [(s, "")] for s in ends})
-        reaching = self._ports(edges, passing, 1, {s: [("", s)] for s in _firsts(network)})
+        leaving = self._ports(edges, passing, 0, ends)
+        reaching = self._ports(edges, passing, 1, _firsts(network))
         joins = {name for name, stage in _stages(network).items() if stage.join}
         found = []
         for source, target in edges:
             fork, targets = ways[source]
-            start = (self.middle[source][0] + NODE / 2 + BAR * fork, leaving[source, target])
-            stop = (self.middle[target][0] - NODE / 2 - BAR * (target in joins), reaching[source, target])
+            start = (self.middle[source][0] + HEIGHT / 2 + BAR * fork, leaving[source, target])
+            stop = (self.middle[target][0] - HEIGHT / 2 - BAR * (target in joins), reaching[source, target])
             if (source, target) in back:
                 path = _round(start, stop, passing[source, target][0])
             else:
-                path = self._forward(start, stop, source, passing[source, target])
-            found.append(Route(source, target, targets[target], "fork" if fork else "route", path))
+                path = self._down(start, stop, source, passing[source, target])
+            found.append(Route(source, target, targets[target], "fork" if fork else "route", path[:, ::-1]))
         for stage in ends:
-            x, y = self.middle[stage][0] + NODE / 2, leaving[stage, ""]
+            x, y = leaving[stage, ""], self.middle[stage][0] + HEIGHT / 2
             chance = 1 - sum(ways[stage][1].values())
-            found.append(Route(stage, None, chance, "end", np.array([(x, y), (x + _STUB, y)])))
+            found.append(Route(stage, None, chance, "end", np.array([(x, y), (x, y + STUB)])))
         for stage in _firsts(network):
-            x, y = self.middle[stage][0] - NODE / 2, reaching["", stage]
-            found.append(Route(None, stage, 1.0, "arrival", np.array([(x - _STUB, y), (x, y)])))
+            x, y = reaching["", stage], self.middle[stage][0] - HEIGHT / 2
+            found.append(Route(None, stage, 1.0, "arrival", np.array([(x, y - STUB), (x, y)])))
         return tuple(found)
 
     def _passing(self, source: str, target: str) -> list[float]:
-        """Return how far down a route runs in the columns between its ends, and take that place."""
-        first, last = self.column[source], self.column[target]
-        rows = []
-        for column in range(first + 1, last):
-            share = (column - first) / (last - first)
+        """Return where a route passes the rows between its ends, and take that place."""
+        first, last = self.row[source], self.row[target]
+        places = []
+        for row in range(first + 1, last):
+            share = (row - first) / (last - first)
             straight = (1 - share) * self.middle[source][1] + share * self.middle[target][1]
-            rows.append(self._free([column], [straight]))
-        return rows
+            places.append(self._free([row], straight))
+        return places
 
     def _track(self, source: str, target: str) -> list[float]:
-        """Return how far down a route back runs, and take that place."""
-        columns = list(range(self.column[target], self.column[source] + 1))
-        return [self._free(columns, [self.middle[source][1], self.middle[target][1]])]
+        """Return where a route back goes up, and take that place."""
+        rows = list(range(self.row[target], self.row[source] + 1))
+        return [self._free(rows, self.middle[source][1], self.middle[target][1])]
 
-    def _free(self, columns: Iterable[int], near: list[float]) -> float:
-        """Return the place nearest to some where no stage and no other route is, in some columns."""
-        columns = list(columns)
-        places = np.arange(PAD / 2, self.height + 300.0, 2.0)
+    def _free(self, rows: list[int], *near: float) -> float:
+        """Return the place nearest to some, above all the last, where no stage and no other route is in some rows."""
+        places = np.arange(_PAD / 2, self.right + 300.0, 2.0)
         clear = np.ones(places.size, np.bool_)
-        for column in columns:
-            for y, reach in self.taken.get(column, []):
-                clear &= np.abs(places - y) >= reach
-        cost = np.abs(places[:, None] - np.array(near)).sum(axis=1) + np.where(places > self.height, 40.0, 0.0)
+        for row in rows:
+            for across, reach in self.taken.get(row, []):
+                clear &= np.abs(places - across) >= reach
+        outside = np.where(places > self.right, 40.0, 0.0)
+        cost = np.abs(places[:, None] - np.array(near)) @ np.linspace(1.0, 1.2, len(near)) + outside
         best = float(places[np.argmin(np.where(clear, cost, np.inf))])
-        for column in columns:
-            self.taken.setdefault(column, []).append((best, _APART))
+        for row in rows:
+            self.taken.setdefault(row, []).append((best, _APART))
         return best
 
     def _ports(
-        self,
-        edges: list[tuple[str, str]],
-        passing: Mapping[tuple[str, str], list[float]],
-        side: int,
-        others: Mapping[str, list[tuple[str, str]]],
+        self, edges: list[tuple[str, str]], passing: Mapping[tuple[str, str], list[float]], side: int, open: list[str]
     ) -> dict[tuple[str, str], float]:
-        """Return how far down each route leaves its source (side 0), or reaches its target (side 1)."""
-        found = {}
-        for stage, (_, y) in self.middle.items():
-            mine = [e for e in edges if e[side] == stage] + others.get(stage, [])
+        """Return where across each route leaves its source (side 0), or reaches its target (side 1)."""
+        found: dict[tuple[str, str], float] = {}
+        for stage, (_, middle) in self.middle.items():
             leads = {
-                e: y if "" in e else passing[e][0 if side == 0 else -1] if passing[e] else self.middle[e[1 - side]][1]
-                for e in mine
+                e: passing[e][-side] if passing[e] else self.middle[e[1 - side]][1] for e in edges if e[side] == stage
             }
-            mine.sort(key=lambda e: leads[e])
-            step = min(14.0, (NODE_HEIGHT - 12) / max(len(mine) - 1, 1))
-            found |= {e: y + (i - (len(mine) - 1) / 2) * step for i, e in enumerate(mine)}
+            if stage in open:  # on the side to which the others do not lead
+                right = leads and np.mean(list(leads.values())) > middle
+                leads[(stage, "") if side == 0 else ("", stage)] = -np.inf if right else np.inf
+            mine = sorted(leads, key=lambda e: leads[e])
+            step = min(36.0, (self.width - 28) / max(len(mine) - 1, 1))
+            found |= {e: middle + (i - (len(mine) - 1) / 2) * step for i, e in enumerate(mine)}
         return found
 
-    def _forward(
-        self, start: tuple[float, float], stop: tuple[float, float], source: str, rows: list[float]
-    ) -> Floats:
-        left = self.middle[source][0] + NODE / 2 + GAP
+    def _down(self, start: tuple[float, float], stop: tuple[float, float], source: str, passing: list[float]) -> Floats:
+        """Return a path through the gaps between rows, straight down where it passes one."""
+        below = self.middle[source][0] + HEIGHT / 2 + GAP
         points = [start]
-        for place, y in enumerate(rows):
-            points += [(left + place * (NODE + GAP), y), (left + place * (NODE + GAP) + NODE, y)]
-        points.append(stop)
+        for i, across in enumerate(passing):
+            points += [(below + i * (HEIGHT + GAP), across), (below + i * (HEIGHT + GAP) + HEIGHT, across)]
+        points.append((stop[0] - _STRAIGHT, stop[1]))
         parts = [np.array([start])]
         for i in range(0, len(points) - 1, 2):
-            (x0, y0), (x1, y1) = points[i], points[i + 1]
-            half = (x0 + x1) / 2
-            parts.append(_cubic((x0, y0), (half, y0), (half, y1), (x1, y1)))
+            (down0, across0), (down1, across1) = points[i], points[i + 1]
+            bend = 0.68 * (down1 - down0)
+            parts.append(_cubic(points[i], (down0 + bend, across0), (down1 - bend, across1), points[i + 1]))
             parts.append(np.array(points[i + 2 : i + 3]).reshape(-1, 2))
-        return np.concatenate(parts)
+        return np.concatenate([*parts, np.array([stop])])
 
 
 def _round(start: tuple[float, float], stop: tuple[float, float], track: float) -> Floats:
-    """Return a path that leaves to the right, runs back along a track, and comes in from the left."""
-    reach = 0.6 * GAP
-    (x0, y0), (x1, y1) = start, stop
+    """Return a path that leaves downwards, runs up along a track, and comes in from above."""
+    reach = 0.46 * GAP
+    (down0, across0), (down1, across1) = start, stop
     return np.concatenate(
         [
             np.array([start]),
-            _cubic(start, (x0 + reach, y0), (x0 + reach, track), (x0, track)),
-            np.array([(x1, track)]),
-            _cubic((x1, track), (x1 - reach, track), (x1 - reach, y1), stop),
+            _cubic(start, (down0 + reach, across0), (down0 + reach, track), (down0, track)),
+            np.array([(down1, track)]),
+            _cubic((down1, track), (down1 - reach, track), (down1 - reach, across1), stop),
         ]
     )
 
 
 def _cubic(*points: tuple[float, float]) -> Floats:
     """Return points on a cubic Bezier curve, the first left out."""
-    t = np.linspace(0, 1, 17)[1:, None]
+    t = np.linspace(0, 1, 33)[1:, None]
     a, b, c, d = (np.array(p) for p in points)
     curve: Floats = (1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d
     return curve

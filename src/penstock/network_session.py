@@ -138,7 +138,7 @@ class NetworkSession:
             row[kernel.DURATION] = sum(part.size for part in durations)
             durations.append(ticks_of_batches(server, self.tick_s))
             row[kernel.POLICY_INDEX] = _index(self.policies, pool.policy)
-            row[kernel.SEES] = pool.policy.sees
+            row[kernel.REPEATS] = pool.repeats
             row[kernel.ORDER_INDEX] = -1 if pool.order.single_line else _index(self.orders, pool.order)
             for given, field in (
                 (np.array(server.params, np.float64), kernel.POLICY_PARAMS),

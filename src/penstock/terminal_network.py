@@ -1,5 +1,6 @@
 """Answers about networks as words and tables on the terminal, at any width."""
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from penstock.scenario_network import NetworkScenario
     from penstock.theory.network import NetworkCertificate
 
-_NARROW = 100
-"""Columns below which the table of pools leaves out what the scenario says anyway."""
+_WIDE = 100
+"""Columns from which on the table of pools has room for what the scenario says anyway."""
 
 
 def print_network(scenario: "NetworkScenario", found: "NetworkAnswer") -> None:
@@ -50,7 +51,9 @@ def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer
     console = Console()
     first = next(iter(found.values()))
     _print_heading(console, scenario, first)
-    table = _table("Order", "Theory", "Test", *(f"E2E of {each.name} (s)" for each in first.workflows), left=3)
+    table = _table("Order", "Theory", "Test", left=3)
+    for each in first.workflows:
+        table.add_column(f"E2E of {escape(each.name)} (s)", justify="right", overflow="fold")
     for name, answer in found.items():
         said = _styled(answer.stability.verdict) if answer.stability else "skipped"
         e2e = [_mean_with_interval(each.e2e) for each in answer.workflows]
@@ -65,8 +68,20 @@ def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer
     for name, answer in found.items():
         if answer.disagreement:
             _print_contradiction(console, f"{name}: {answer.disagreement}")
-    for reason, names in _gathered({n: [a.certificate.reason] for n, a in found.items()}).items():
+    known = {n: [a.certificate.reason] for n, a in found.items() if a.certificate.verdict != "unknown"}
+    for reason, names in _gathered(known).items():
         console.print(f"\n[bold]{escape(', '.join(names))}[/bold], theory: {_sentence(reason)}", highlight=False)
+    failing = {
+        n: [f"{h.name}: {h.why}" for h in a.certificate.hypotheses if not h.held] or [a.certificate.reason]
+        for n, a in found.items()
+        if a.certificate.verdict == "unknown"
+    }
+    if failing:
+        console.print("\n[bold]What keeps theorems from saying stable[/bold]")
+        rows = Table.grid(padding=(0, 2))
+        for why, names in _gathered(failing).items():
+            rows.add_row("", "all" if len(names) == len(found) else escape(", ".join(names)), _sentence(why, False))
+        console.print(rows, highlight=False)
     tested = {n: [a.stability.reason] for n, a in found.items() if a.stability and a.stability.verdict != "stable"}
     for reason, names in _gathered(tested).items():
         console.print(f"\n[bold]{escape(', '.join(names))}[/bold], test: {_sentence(reason)}", highlight=False)
@@ -77,15 +92,14 @@ def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer
 def _print_heading(console: Console, scenario: "NetworkScenario", found: "NetworkAnswer") -> None:
     network = found.network
     replicas = int(network.replicas.sum())
-    parts = [
-        _several(len(network.pools), "pool") + (f" of {replicas:,} replicas" if replicas > len(network.pools) else ""),
-        _several(len(network.workflows), "workflow"),
-        _several(len(network.stages), "stage"),
+    pools = _several(len(network.pools), "pool")
+    if replicas > len(network.pools):
+        pools += f" of {replicas:,} replicas in all"
+    visitors = [
+        f"{escape(each.name)}: {each.jobs_per_s:,.4g} jobs/s, {_several(len(_of(found, each.name)), 'stage')}"
+        for each in found.workflows
     ]
-    described = "; ".join(workflow.describe() for workflow in network.workflows)
-    console.print(
-        f"[bold]{escape(scenario.name)}[/bold]  {', '.join(parts)}. {escape(described)}", highlight=False
-    )
+    console.print(f"[bold]{escape(scenario.name)}[/bold]  {'; '.join([pools, *visitors])}", highlight=False)
     console.print()
 
 
@@ -93,7 +107,7 @@ def _print_verdicts(console: Console, found: "NetworkAnswer") -> None:
     """Print what theory and simulation say, and shout where they contradict each other."""
     certificate, stability = found.certificate, found.stability
     by = f" by {certificate.theorem}" if certificate.theorem else " to theory"
-    both = [(certificate.verdict, by, certificate.reason)]
+    both: list[tuple[str, str, str]] = [(certificate.verdict, by, certificate.reason)]
     if stability:
         both.append((stability.verdict, " by simulation", stability.reason))
     for word, source, reason in reversed(both) if certificate.verdict == "unknown" else both:
@@ -110,11 +124,13 @@ def _load_facts(found: "NetworkAnswer") -> list[tuple[str, str, str]]:
     tightest = min(found.pools, key=lambda pool: pool.margin)
     limit = 1 / (1 - tightest.margin) if tightest.margin < 1 else float("inf")
     held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
+    if not found.network.reuse_is_certain:
+        held += ", if replicas reuse nothing"
     rows = [
-        ("Bottleneck", escape(certificate.bottleneck.name), f"load {_digits(certificate.rho)}, the highest of all"),
+        ("Bottleneck", escape(certificate.bottleneck.name), f"load {_load(certificate.rho)}, the highest of all"),
         (
             "Margin",
-            _digits(tightest.margin),
+            _margin(tightest.margin),
             f"no policy is stable above {limit:,.4g} times this load, at pool {escape(tightest.name)}{held}",
         ),
     ]
@@ -122,23 +138,27 @@ def _load_facts(found: "NetworkAnswer") -> list[tuple[str, str, str]]:
         rows.append(("Certified", f"{certificate.certified_load:,.4g} x", "up to so many times this load, by theorem"))
     if certificate.any_policy:
         for cycle in certificate.any_policy.cycles:
-            within = " - ".join(map(escape, cycle.pools))
-            said = f"jobs go round between {within}: every work-conserving policy is stable up to so many times"
+            said = f"jobs go round between {' - '.join(map(escape, cycle.pools))}: "
             if cycle.max_load == 0:
-                said = f"jobs go round between {within}, of which no theorem says anything"
-            elif cycle.exact and cycle.max_load < cycle.overload * (1 - 1e-9):
-                said += " this load, and some policy is not above"
+                said += "nothing is known of every work-conserving order"
             else:
-                said += " this load, at least"
+                said += "the linear program certifies every work-conserving order up to so many times this load"
+            if cycle.max_load >= cycle.overload * (1 - 1e-5):
+                said += ", where a pool is overloaded"
+            elif cycle.exact:
+                said += "; above it some order fails"
             rows.append(("Cycle", f"{cycle.max_load:,.4g} x", said))
     if virtual := certificate.virtual_station:
-        first, second = (", ".join(map(escape, stages)) for stages in virtual.classes)
+        starving = zip(virtual.classes, virtual.loads, virtual.pools, strict=True)
+        both = " and ".join(
+            f"{escape(', '.join(stages))} ({load:.3f} of {escape(pool)})" for stages, load, pool in starving
+        )
         rows.append(
             (
                 "This order",
                 f"{virtual.max_load:,.4g} x",
-                f"fails above so many times this load: {first} at {escape(virtual.pools[0])} and {second} at "
-                f"{escape(virtual.pools[1])} are never served at once, as one at a time starves the other",
+                f"fails above so many times this load: {both} are never served at once, and each round between them "
+                f"multiplies a backlog by {math.prod(virtual.amplification()):,.3g} at this load",
             )
         )
     rows += [
@@ -149,25 +169,35 @@ def _load_facts(found: "NetworkAnswer") -> list[tuple[str, str, str]]:
 
 
 def _print_pools(console: Console, found: "NetworkAnswer") -> None:
-    wide = console.width >= _NARROW
-    table = _table("Pool", "Load", "Margin", "Busy", "Tokens/s", "Replicas", *(["Router"] if wide else []), "Order",
-                   *(["Policy"] if wide else []), "Held by", left=1, words=("Router", "Order", "Policy", "Held by"))  # fmt: skip
+    wide = console.width >= _WIDE
+    table = _table("Pool", "Load", "Margin", "Busy", "A batch", "Replicas", left=1)
+    if wide:
+        table.add_column("Tokens/s", justify="right")
+    for column in ("Order", *(("Router", "Policy") if wide else ()), "Held by"):
+        table.add_column(column, overflow="fold")
     for pool in found.pools:
-        replicas = f"{pool.replicas:,}"
         router = pool.router if pool.replicas > 1 else "-"
         table.add_row(
-            escape(pool.name), _digits(pool.rho), _digits(pool.margin), f"{pool.busy:.0%}", f"{pool.tokens_per_s:,.0f}",
-            replicas, *([escape(router)] if wide else []), escape(pool.order), *([escape(pool.policy)] if wide else []),
+            escape(pool.name),
+            _load(pool.rho),
+            _margin(pool.margin),
+            f"{pool.busy:.0%}",
+            f"{pool.tokens_per_batch:,.0f}",
+            f"{pool.replicas:,}",
+            *([f"{pool.tokens_per_s:,.0f}"] if wide else []),
+            escape(pool.order),
+            *([escape(router), escape(pool.policy)] if wide else []),
             " and ".join(pool.binding) or "-",
-            style="bold" if pool.name == found.certificate.bottleneck.name and len(found.pools) > 1 else None,
-        )  # fmt: skip
+        )
     console.print("\n[bold]Pools[/bold]")
     console.print(table)
+    console.print("[dim]Busy: share of the time in batches; a batch: tokens in it, on average.[/dim]", highlight=False)
 
 
 def _print_hypotheses(console: Console, certificate: "NetworkCertificate") -> None:
     """Print the hypotheses, those that fail first, since they are what can be changed."""
-    console.print(f"\n[bold]Hypotheses of {certificate.theorem or 'the theorems'}[/bold]", highlight=False)
+    used = certificate.theorem if certificate.verdict == "stable" else "the theorems that say stable"
+    console.print(f"\n[bold]Hypotheses of {used}[/bold]", highlight=False)
     table = Table.grid(padding=(0, 2))
     for hypothesis in sorted(certificate.hypotheses, key=lambda h: h.held):
         held = "[bold red]fails[/bold red]" if not hypothesis.held else "held" if hypothesis.checked else "on trust"
@@ -225,17 +255,25 @@ def _print_latency(console: Console, found: "NetworkAnswer") -> None:
     )
     console.print(table)
     waits_mean = "; join wait: what a branch that is done waits for the others" if joins else ""
+    unknown = "; -: the run is too short to tell" if steady.too_short or _lacks_ends(found) else ""
     console.print(
-        f"[dim]Stages: from arrival at a replica to the last token (E2E) and the first (TTFT){waits_mean}.[/dim]",
+        "[dim]Stages: from arrival at a replica to the last token (E2E) and the first (TTFT)"
+        f"{waits_mean}{unknown}.[/dim]",
         highlight=False,
     )
 
 
-def _table(*columns: str, left: int, words: tuple[str, ...] = ()) -> Table:
-    """Return a table whose first columns, and those of words, are flush left; only those may wrap."""
+def _lacks_ends(found: "NetworkAnswer") -> bool:
+    """Return whether some interval has no end."""
+    known = [each.e2e for each in found.workflows] + [(each.latency or {}).get("e2e_s") for each in found.stages]
+    return any(of is not None and None in (of["mean"].low, of["mean"].high) for of in known)
+
+
+def _table(*columns: str, left: int) -> Table:
+    """Return a table whose first columns are flush left; only those may wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(columns):
-        text = index < left or column in words
+        text = index < left
         table.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")
     return table
 
@@ -266,8 +304,12 @@ def _short(stage: str) -> str:
     return escape(stage.partition(".")[2])
 
 
-def _digits(load: float) -> str:
-    return f"{load:.{5 if abs(1 - load) < 0.01 or 0 < abs(load) < 0.01 else 3}f}"
+def _load(rho: float) -> str:
+    return f"{rho:.{5 if abs(1 - rho) < 0.01 else 3}f}"
+
+
+def _margin(margin: float) -> str:
+    return f"{margin:.{5 if abs(margin) < 0.01 else 3}f}"
 
 
 def _several(count: int, what: str) -> str:

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from penstock import reference_network as reference
-from penstock.system import policies
+from penstock.kernel.signatures import DECODE_FIRST
 from penstock.system.batch_time import BatchTime
 from penstock.system.network import Network, Pool
-from penstock.system.orders import Order
+from penstock.system.orders import Order, order
+from penstock.system.policies import policy
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
@@ -24,6 +25,55 @@ ROUTERS = reference.model.ROUTERS
 ORDER_NAMES = ("fcfs", "global-age", *reference.ORDERS)
 POLICIES = tuple(reference.POLICIES)
 WEIGHT = 1024  # the router "work" weighs mean tokens times this
+
+# ---------------------------------------------------------------- odd policies and orders of a user's own
+
+
+@policy
+def scattered(queue, limits, params):
+    """Batches that jump about with the queue: few decodes, then many, prefill first, then last."""
+    mark = (queue.prompts * 7919 + queue.prompt_tokens * 104729 + queue.decoding * 1299709) % 1009
+    prefill, decode = (mark // 7) % (queue.prompt_tokens + 1), mark % (queue.decoding + 1)
+    if prefill + decode == 0:
+        prefill, decode = queue.prompt_tokens, queue.decoding
+    return prefill, decode, mark % 2
+
+
+@policy
+def greedy(queue, limits, params):
+    """Ask for far more than there is."""
+    return 10 * limits.token_budget, 10 * limits.token_budget, queue.decoding % 2
+
+
+@policy
+def limited(queue, limits, params):
+    """Decodes that jump about with what is left of the batch."""
+    return queue.prompt_tokens, max(1, (limits.token_budget + limits.batch_size) % (queue.decoding + 1)), DECODE_FIRST
+
+
+@order
+def whirled(lines, params, weights):
+    """Weights and modes that jump about with all that an order can see, ties included."""
+    total = 0
+    for place in range(lines.shape[0]):
+        seen = lines[place]
+        mark = int(seen[0] * 7919 + seen[1] * 10007 + seen[2] * 1299709 + seen[5] * 124 + seen[6] * 92 + seen[7] * 17)
+        weights[place, 0] = mark % 5
+        weights[place, 1] = (mark // 5) % 4
+        total += mark
+    return total % 3
+
+
+OWN_POLICIES = {each.name: each for each in (scattered, greedy, limited)}
+
+
+def whirled_lines(lines, params):
+    """Return the mode and the weights of `whirled`, as the reference asks for them."""
+    mode, weights = whirled([tuple(line) for line in lines])
+    return mode, [tuple(row) for row in weights.tolist()]
+
+
+# ---------------------------------------------------------------- systems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,27 +106,29 @@ class PoolSpec:
     def server(self):
         """One replica, for the kernel."""
         return Server(
-            Ticks(self.ticks), len(self.ticks), self.max_batch_size, policy=self.policy, scope=self.scope,
-            convention=self.convention,
+            Ticks(self.ticks), len(self.ticks), self.max_batch_size, scope=self.scope, convention=self.convention,
+            policy=OWN_POLICIES.get(self.policy, self.policy),
         )  # fmt: skip
 
     def pool(self, names):
         """Return the kernel's pool."""
-        order = Order.priority([names[stage] for stage in self.priority]) if self.order == "priority" else self.order
+        order = whirled if self.order == "whirled" else self.order
+        if order == "priority":
+            order = Order.priority([names[stage] for stage in self.priority])
         router = self.router
         if router == "measure":
             router = Router.measure(prefill=self.measure[0], decode=self.measure[1])
         return Pool(self.server, self.replicas, router, order, self.affinity)
 
     def reference_pool(self, weights):
-        """Return the reference's; policies of the paper are its own, others those of the seam."""
+        """Return the reference's; it has the policies of the paper itself."""
         own = reference.POLICIES.get(self.policy)
         params = () if own else self.server.params
         return reference.Pool(
             lambda tokens: self.ticks[tokens - 1],
             len(self.ticks),
             self.max_batch_size,
-            own or policies.POLICIES[self.policy].function,
+            own or self.server.policy.function,
             np.array(params, float),
             self.scope,
             self.convention,
@@ -84,7 +136,7 @@ class PoolSpec:
             self.router,
             weights,
             self.affinity,
-            self.order,
+            whirled_lines if self.order == "whirled" else self.order,
             priority=self.priority,
         )
 
@@ -232,7 +284,7 @@ def draw_pool(random, stages, policies, orders):
 def draw_stage(random, spec):
     """Return the kind of a stage: its number is its place, ``(most prompt, most output)`` tokens, 0 for none."""
     prompt = random.choice([1, 3, 9, 3 * len(spec.ticks)])
-    output = random.choice([1, 2, 5, 40])
+    output = random.choice([1, 2, 5, 40, 100])
     return random.choice([(prompt, output)] * 4 + [(0, output), (prompt, 0), (0, 0)])
 
 
@@ -275,3 +327,45 @@ def draw_graph(random, most):
                 tips.append(len(parents))
                 parents.append((tip,))
     return parents
+
+
+# ---------------------------------------------------------------- what the reference takes, of a network as users make it
+
+
+def reference_of(network, tick_s):
+    """Return the reference's network for a kernel's."""
+    pools = []
+    for place, pool in enumerate(network.pools.values()):
+        server = pool.server
+        durations = ticks(server.batch_time.table(server.token_budget), tick_s)
+        pools.append(
+            reference.Pool(
+                durations.__getitem__,
+                server.token_budget,
+                server.max_batch_size,
+                reference.POLICIES[server.policy.name],
+                scope=server.scope,
+                convention=server.convention,
+                replicas=pool.replicas,
+                router=pool.router.name,
+                weights=dict(enumerate(map(tuple, network.router_weights.tolist()))),
+                affinity=pool.affinity,
+                order=pool.order.name,
+                priority=network.priorities[place] or (),
+            )
+        )
+    means = network.prefill_means.tolist(), network.decode_means.tolist()
+    retention = None if network.retention_s is None else round(network.retention_s / tick_s)
+    return reference.Network(pools, network.stage_pool.tolist(), *means, network.onward.tolist(), retention)
+
+
+def reference_jobs(jobs, tick_s):
+    """Return the reference's jobs for a kernel's."""
+    names = [field.name for field in dataclasses.fields(reference.Jobs) if field.name not in ("arrival", "delay")]
+    columns = {name: getattr(jobs, name).tolist() for name in names}
+    return reference.Jobs(arrival=ticks(jobs.arrival_s, tick_s), delay=ticks(jobs.delay_s, tick_s), **columns)
+
+
+def ticks(seconds, tick_s):
+    """Round to ticks."""
+    return np.rint(np.asarray(seconds) / tick_s).astype(np.int64).tolist()

@@ -193,6 +193,18 @@ def test_means_with_a_limit_are_sampled_within_their_standard_error():
     assert means.bounded
 
 
+def test_means_with_limited_branches_count_each_edge_into_a_join_by_the_branches_that_came():
+    """Rounds of three votes and of the one left: of four votes, three make a third of a count each, and one a whole."""
+    stages = {
+        "ask": call(["vote"] * 3, most_visits=2),
+        "vote": call("count", most_visits=4),
+        "count": call("ask", join=True),
+    }
+    means = Workflow("w", POISSON, stages).means()
+    assert means.onward == pytest.approx(np.array([[0, 2, 0], [0, 0, 0.5], [0.5, 0, 0]]))
+    assert means.visits == pytest.approx([2, 4, 2])
+
+
 def test_means_of_a_growing_context_are_sampled_and_bounded_where_loops_are():
     """Prompts 10, 10 + 15, 10 + 15 + 15 with chances 1, 1/2, 1/4 over 7/4 visits: 70/7 + 15 (1/2 + 2/4) / (7/4)."""
     loop = {"a": call({"a": 0.5, "end": 0.5}, most_visits=3)}

@@ -38,6 +38,8 @@ class PoolAnswer:
         Share of the simulated time in batches, over all replicas.
     tokens_per_s
         Simulated, all replicas together.
+    tokens_per_batch
+        Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load: with small batches.
     """
 
     name: str
@@ -51,13 +53,16 @@ class PoolAnswer:
     drain_s: float | None
     busy: float
     tokens_per_s: float
+    tokens_per_batch: float
 
 
 def pool_answers(
     network: Network, model: NetworkModel, certificate: NetworkCertificate, run: NetworkRun
 ) -> tuple[PoolAnswer, ...]:
     """Return what each pool is asked for, and what it did."""
-    busy, tokens = (np.bincount(run.replica_pool, of, len(network.pools)) for of in (run.busy, run.tokens))
+    busy, tokens, batches = (
+        np.bincount(run.replica_pool, of, len(network.pools)) for of in (run.busy, run.tokens, run.batches)
+    )
     ticks = max(run.end, 1)
     found = []
     for place, (loaded, pool) in enumerate(zip(certificate.pools, network.pools.values(), strict=True)):
@@ -75,6 +80,7 @@ def pool_answers(
                 drain_s=loaded.drain_s,
                 busy=float(busy[place]) / ticks / pool.replicas,
                 tokens_per_s=float(tokens[place]) / (ticks * run.tick_s),
+                tokens_per_batch=float(tokens[place]) / max(float(batches[place]), 1.0),
             )
         )
     return tuple(found)

@@ -164,6 +164,7 @@ def network_verdict(
             if found.outcome != "undecided" or most_jobs is not None:
                 break
         floods.append(found)
+        report(1.0)
         if found.outcome == "unstable":
             break
     outcomes = {flood.outcome for flood in floods}

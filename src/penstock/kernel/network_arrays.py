@@ -48,7 +48,7 @@ N_STATE = 16
     POLICY_INDEX,
     POLICY_PARAMS,
     POLICY_PARAMS_END,
-    SEES,
+    REPEATS,  # whether equal batches may be one step
     ORDER_INDEX,  # -1: a single line
     ORDER_PARAMS,
     ORDER_PARAMS_END,

@@ -58,9 +58,9 @@ from penstock.kernel.network_arrays import (
     POLICY_PARAMS_END,
     POOL,
     REPEAT,
+    REPEATS,
     REPLICAS,
     RUNNING_SCOPE,
-    SEES,
     SERVED,
     SLOTS,
     STAGE_POOL,
@@ -73,7 +73,7 @@ from penstock.kernel.network_arrays import (
     set_end,
 )
 from penstock.kernel.server import BAD_POLICY, IDLE_POLICY, NEVER
-from penstock.kernel.signatures import BY_LINE, BY_PHASE, PREFILL_FIRST, SEES_DECODES, SPLIT, Limits, Queue
+from penstock.kernel.signatures import BY_LINE, BY_PHASE, PREFILL_FIRST, SPLIT, Limits, Queue
 
 
 @uncounted(inline=True)
@@ -346,7 +346,7 @@ def form_batch(net: Arrays, server: int, policies: Any, orders: Any) -> Any:
 
     # Equal batches follow each other while all that decode are served and nothing else could be.
     repeat = 1
-    if decodes == tokens and decodes == decoding and state[COMPRESS] != 0 and pool[SEES] != SEES_DECODES:
+    if decodes == tokens and decodes == decoding and state[COMPRESS] != 0 and pool[REPEATS] != 0:
         # no prompt may start before a request finishes
         held = pool[RUNNING_SCOPE] != 0 and room.starts <= 0 and running == decoding
         if prompts == 0 or (pool[ORDER_INDEX] < 0 and pool[BY_AGE] == 0) or held:

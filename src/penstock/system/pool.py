@@ -4,11 +4,14 @@ import dataclasses
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.kernel.signatures import SEES_DECODES
 from penstock.system.engines import Engine
-from penstock.system.orders import Order, OrderFunction, resolve_order
-from penstock.system.policies import Policy
+from penstock.system.orders import ORDERS, Order, OrderFunction, resolve_order
+from penstock.system.policies import POLICIES, Policy
 from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server
+
+_TAKE_ALL = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
 
 MOST_REPLICAS = 65_536
 """Of a pool: so many can a router's coin tell apart."""
@@ -70,6 +73,18 @@ class Pool:
     def work_conserving(self) -> bool | None:
         """Whether each replica fills its batches whenever it can, under no max batch size; None: not known."""
         return True if self.order.fills else self.policy.work_conserving
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a batch of all that decode is followed by the same one while nobody arrives or finishes.
+
+        Not where the policy looks at what each batch changes; nor where the order of the lines may change meanwhile and
+        the policy may then choose otherwise: the paper's policies take all decodes that fit, first line or last.
+        """
+        if self.policy.sees == SEES_DECODES:
+            return False
+        lasting = self.order.single_line or self.order.fills or self.order.function is ORDERS["priority"].function
+        return lasting or any(self.policy.function is POLICIES[name].function for name in _TAKE_ALL)
 
     @property
     def parallel_theorem(self) -> str | None:

@@ -16,8 +16,7 @@ and with fixed routes the program certifies all that is true; else it is sound a
 
 *Replicas*: of a pool behind join-the-shortest-queue of which some replicas hold fluid and some do not, the former get
 none of what arrives (proof of Proposition pro:parallel) and process their share of the pool's rate, and the others pass
-on what arrives: a third condition of a station, beside full and empty. Between one replica and all but one, everything
-is linear in their number, so these two are enough.
+on what arrives: a third condition of a station, beside full and empty.
 
 *Joins*: requests that wait at a join of k branches have a sibling that is still served somewhere. If one that waits
 counts 1/k of the class that follows, and that class has e = 0 and never another weight, G_j changes as without joins.
@@ -45,7 +44,7 @@ Ints = npt.NDArray[np.int64]
 Conditions = list[dict[int, Condition]]
 
 MOST_CONDITIONS = 256
-"""Combinations of conditions that a program may have; with more, a cycle is not certified at any load."""
+"""Combinations of conditions that a program may have; with more, each station is looked at alone, the others open."""
 _PRECISION = 1e-6
 """Of load factors found by bisection."""
 
@@ -130,7 +129,7 @@ def global_stability(
     def conditions(classes: FluidClasses, stations: tuple[int, ...]) -> Conditions | None:
         if not all(model.replicas[s] == 1 or even[s] for s in stations):
             return None
-        return _combined({s: _any_policy(classes, s, int(model.replicas[s])) for s in stations})
+        return _combined(classes, {s: _any_policy(classes, s, int(model.replicas[s])) for s in stations})
 
     return _over_cycles(fluid_classes(model, phases), conditions, model.replicas)
 
@@ -161,7 +160,7 @@ def priority_stability(
         if not all(model.replicas[s] == 1 for s in stations):
             return None
         own = np.array([rank[name] for name in classes.names])
-        return _combined({s: _static(classes, s, own) for s in stations})
+        return _combined(classes, {s: _static(classes, s, own) for s in stations})
 
     return _over_cycles(everything, conditions, None)
 
@@ -209,25 +208,27 @@ def _cycle(classes: FluidClasses, stations: tuple[int, ...], conditions: Conditi
     return Cycle(names, given is not None, low, overload, named, exact or low == overload)
 
 
-def _combined(of_station: dict[int, list[Condition]]) -> Conditions | None:
-    """Return every combination of conditions of which one at least holds fluid, or None if they are too many."""
+def _combined(classes: FluidClasses, of_station: dict[int, list[Condition]]) -> Conditions:
+    """Return every combination of conditions of which one at least holds fluid; coarser ones if they are too many."""
     if math.prod(len(given) for given in of_station.values()) > MOST_CONDITIONS:
-        return None
+        none = np.zeros_like(classes.joins)
+        others = {s: Condition((1.0, 1.0), classes.station == s, none, open=True) for s in of_station}
+        return [{**others, s: own} for s, given in of_station.items() for own in given if own.share[0] > 0]
     found = [dict(zip(of_station, given, strict=True)) for given in itertools.product(*of_station.values())]
-    return [given for given in found if any(state.share > 0 for state in given.values())]
+    return [given for given in found if any(state.share[0] > 0 for state in given.values())]
 
 
 def _any_policy(classes: FluidClasses, station: int, replicas: int) -> list[Condition]:
-    """A pool under any work-conserving policy: empty, full, or one replica or all but one holding fluid."""
+    """A pool under any work-conserving policy: empty, full, or some of its replicas holding fluid."""
     here = classes.station == station
     none = np.zeros_like(here)
-    partly = [Condition(count / replicas, here, here) for count in sorted({1, replicas - 1}) if 0 < count < replicas]
-    return [Condition(0.0, none, here), *partly, Condition(1.0, here, none)]
+    partly = [Condition((1 / replicas, 1 - 1 / replicas), here, here)] if replicas > 1 else []
+    return [Condition((0.0, 0.0), none, here), *partly, Condition((1.0, 1.0), here, none)]
 
 
 def _static(classes: FluidClasses, station: int, rank: Ints) -> list[Condition]:
     """A server under a static order: empty, or with one class as the highest that holds fluid."""
     here = classes.station == station
     none = np.zeros_like(here)
-    tops = [Condition(1.0, np.arange(here.size) == k, here & (rank < rank[k])) for k in np.flatnonzero(here)]
-    return [Condition(0.0, none, here), *tops]
+    tops = [Condition((1.0, 1.0), np.arange(here.size) == k, here & (rank < rank[k])) for k in np.flatnonzero(here)]
+    return [Condition((0.0, 0.0), none, here), *tops]

@@ -42,16 +42,19 @@ class Condition:
     Attributes
     ----------
     share
-        Share of its replicas that hold fluid, 0 to 1.
+        Share of its replicas that hold fluid, the least and the most of it, 0 to 1.
     holds
         Shape (classes,), its classes that may hold fluid and be served there.
     passes
         Shape (classes,), its classes that pass on at once what reaches them: all where some replica is empty.
+    open
+        Whether nothing is said of the station: it may serve what it likes, or idle.
     """
 
-    share: float
+    share: tuple[float, float]
     holds: Mask
     passes: Mask
+    open: bool = False
 
 
 class LyapunovProgram:
@@ -79,7 +82,7 @@ class LyapunovProgram:
         self._rows = 0
         for condition in conditions:
             for station, own in condition.items():
-                if own.share > 0:
+                if own.share[0] > 0 and not own.open:
                     self._falls(station, condition)
 
     def weights(self, load: float) -> tuple[Floats, Floats] | None:
@@ -118,12 +121,15 @@ class LyapunovProgram:
         after = [[(c, f * row[i]) for i in np.flatnonzero(row) for c, f in inflow[i]] for row in classes.onward]
         growth: Terms = [(2 * size, 1.0)]
         for state in condition.values():
-            holding = self._column(None if state.share > 0 else 0.0)
-            growth.append((holding, state.share))
+            least, most = state.share
+            holding = self._column(None if least > 0 and not state.open else 0.0)
             for k in np.flatnonzero(state.holds):
                 self._row([*after[k], *((c, -f) for c, f in weight[k]), (holding, -self._seconds[k])])
-            passing = holding if state.share == 1 else self._column(0.0)
-            growth.append((passing, 1 - state.share))
+            passing = holding if least == 1 else self._column(0.0)
+            total = self._column(None)  # at least what the station adds, which is linear in the share
+            growth.append((total, 1.0))
+            for share in sorted({least, most}):
+                self._row([(holding, share), (passing, 1 - share), (total, -1.0)])
             for k in np.flatnonzero(state.passes):
                 self._row([*after[k], *((c, -f) for c, f in inflow[k]), (passing, -self._seconds[k])])
         self._row(growth, [(c, f * self._external[k]) for k in range(size) for c, f in inflow[k]])

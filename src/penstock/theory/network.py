@@ -120,7 +120,9 @@ def network_certificate(
 
     *Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a
     load above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
-    deviations that become ever less likely; so it returns to nothing with a probability below 1.
+    deviations that become ever less likely; so it returns to nothing with a probability below 1. Replicas are as one
+    server there if their router is random, since all get the same shares; behind others some may run dry before the
+    rest, and then nothing is said.
 
     *Stable*, below load 1 at every pool with full batches, for work-conserving policies:
 
@@ -169,7 +171,8 @@ def network_certificate(
                 spiral = _spiral(model, static, phases)
         tried += _cycle_hypotheses(model, rules, cyclic, anyone, fixed)
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
-    fails = _why_the_order_fails(model, virtual, spiral) if failed <= {BOUNDED, ROUTED} else None
+    known = failed <= {BOUNDED, ROUTED} and not at_most
+    fails = _why_the_order_fails(model, rules, virtual, spiral) if known else None
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
     if verdict == "unstable":
         theorem = (VIRTUAL if spiral is None else SPIRAL) if reason == fails else OVERLOAD
@@ -237,7 +240,10 @@ def _spiral(model: NetworkModel, ranking: list[str], phases: list[bool]) -> tupl
 
 
 def _why_the_order_fails(
-    model: NetworkModel, virtual: VirtualStation | None, spiral: tuple[str, float] | None
+    model: NetworkModel,
+    rules: Sequence[PoolRules],
+    virtual: VirtualStation | None,
+    spiral: tuple[str, float] | None,
 ) -> str | None:
     if spiral is not None:
         return f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid model of this order"
@@ -245,11 +251,12 @@ def _why_the_order_fails(
         return None
     first, second = virtual.pools
     classes = " and ".join(", ".join(of) for of in virtual.classes)
-    several = (model.replicas[[model.pools.index(name) for name in virtual.pools]] > 1).any()
+    both = [model.pools.index(name) for name in virtual.pools]
+    if not all(model.replicas[s] == 1 or rules[s].router == "random" for s in both):
+        return None  # replicas that are not alike can serve both at the same time
     return (
         f"the order never serves {classes} at the same time, although they are at two pools ({first}, {second}), and "
         f"together they need more than all the time: it fails above {virtual.max_load:.4f} times this load"
-        + (", if the replicas of a pool get like shares" if several else "")
     )
 
 
@@ -273,7 +280,7 @@ def _cycle_hypotheses(
         whose = "this priority order" if best is fixed else "every work-conserving order of the stages"
     held = best.max_load > 1 or best.stable
     if best.max_load == 0:
-        limit = "nothing is known of such a cycle with its routers or its number of classes"
+        limit = "nothing is known of such a cycle with these routers"
     else:
         limit = f"the linear program certifies {whose} up to {best.max_load:.4g} times this load"
     by_age = [model.pools[s] for s in cyclic if rules[s].order == "global-age"]
@@ -307,7 +314,7 @@ def _verdict(
             f"tokens arrive at pool {name} {rho[worst]:.3f} times as fast as any policy can process them, so its "
             "backlog grows for ever"
         )
-    worst = int(np.argmax(rho))
+    worst = int(np.argmax(rho + error))
     name = model.pools[worst]
     if rho[worst] + error[worst] >= 1 - CRITICAL_BAND:
         if error[worst] > 0:
@@ -321,6 +328,8 @@ def _verdict(
         )
     if fails is not None:
         return "unstable", fails
+    worst = int(np.argmax(rho))
+    name = model.pools[worst]
     if all(h.held for h in tried):
         trusted = [h.name for h in tried if not h.checked]
         trust = f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""

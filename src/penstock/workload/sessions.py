@@ -194,13 +194,16 @@ def read_sessions(
     notices: list[str] = []
     missing = int(rows["think_time_s"].is_null().sum())
     if missing:
-        notices.append(f"{missing:,} calls have no think_time_s: it is the time since the call before began")
+        have = "call has" if missing == 1 else "calls have"
+        notices.append(f"{missing:,} {have} no think_time_s: it is the time since the call before began")
     if most_requests is not None:
         why = "leave it out to keep all"
         most = checks.whole("most_requests", most_requests, 1, 2**31 - 1, "calls of a session", why)
         kept = rows.filter(pl.int_range(pl.len()).over("trace_id", "agent") < most)
-        if len(kept) < len(rows):
-            notices.append(f"{len(rows) - len(kept):,} calls beyond the first {most:,} of their session are left out")
+        left = len(rows) - len(kept)
+        if left:
+            calls, are = ("call", "is") if left == 1 else ("calls", "are")
+            notices.append(f"{left:,} {calls} beyond the first {most:,} of a session {are} left out")
         rows = kept
     jobs = _chains(rows)
     process: Arrivals

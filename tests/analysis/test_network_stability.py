@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+from tests.network_examples import DESTABILISING, REVERSED, dag, fork_join, rybko_stolyar, self_reflection
+
+import penstock as ps
+from penstock.errors import InputError
+
+GEOMETRIC = ps.Geometric
+
+SIXTEEN = {
+    "destabilising .50": (lambda: rybko_stolyar(0.50, DESTABILISING), "stable"),
+    "destabilising .54": (lambda: rybko_stolyar(0.54, DESTABILISING), "stable"),
+    "destabilising .58": (lambda: rybko_stolyar(0.58, DESTABILISING), "unstable"),
+    "destabilising .70": (lambda: rybko_stolyar(0.70, DESTABILISING), "unstable"),
+    "destabilising .90": (lambda: rybko_stolyar(0.90, DESTABILISING), "unstable"),
+    "destabilising .54 geometric": (lambda: rybko_stolyar(0.54, DESTABILISING, GEOMETRIC), "stable"),
+    "destabilising .58 geometric": (lambda: rybko_stolyar(0.58, DESTABILISING, GEOMETRIC), "unstable"),
+    "reversed .90": (lambda: rybko_stolyar(0.90, REVERSED), "stable"),
+    "reversed .97": (lambda: rybko_stolyar(0.97, REVERSED), "stable"),
+    "fcfs .95": (lambda: rybko_stolyar(0.95), "stable"),
+    "hlpps .95": (lambda: rybko_stolyar(0.95, "hlpps"), "stable"),
+    "back-pressure .95": (lambda: rybko_stolyar(0.95, "back-pressure"), "stable"),
+    "back-pressure-phase .95": (lambda: rybko_stolyar(0.95, "back-pressure-phase"), "stable"),
+    "global-age .90": (lambda: rybko_stolyar(0.90, "global-age"), "stable"),
+    "self-reflection .97": (lambda: self_reflection(0.97), "stable"),
+    "self-reflection 1.03": (lambda: self_reflection(1.03), "unstable"),
+}
+"""On both sides of their limits: rho* is .5588 under the destabilising priorities, else 1."""
+
+
+@pytest.mark.parametrize("name", SIXTEEN)
+def test_verdicts_of_sixteen_networks_are_right(name: str) -> None:
+    make, expected = SIXTEEN[name]
+    found = ps.network_verdict(make(), seed=3)
+    assert found.verdict == expected, found.reason
+
+
+@pytest.mark.parametrize("make", [fork_join, dag])
+@pytest.mark.parametrize(("rho", "expected"), [(0.97, "stable"), (1.03, "unstable")])
+def test_acyclic_networks_are_stable_up_to_load_1_and_not_beyond(make, rho: float, expected: str) -> None:  # type: ignore[no-untyped-def]
+    """By certificate (thm:dag, thm:fork-join and its remark) and by verdict alike."""
+    network = make(rho)
+    certificate = ps.certify_network(network)
+    assert certificate.verdict == expected, certificate.reason
+    assert certificate.rho == pytest.approx(rho, abs=0.003)
+    found = ps.network_verdict(network, seed=1)
+    assert found.verdict == expected, found.reason
+
+
+@pytest.mark.parametrize("router", ["jsq", "random", "work"])
+@pytest.mark.parametrize("replicas", [2, 8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("rho", "expected"), [(0.95, "stable"), (1.05, "unstable")])
+def test_replicas_carry_their_summed_capacity(router: str, replicas: int, rho: float, expected: str) -> None:
+    """pro:parallel: at an aggregate load of .95 stable, at 1.05 not."""
+    server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
+    conversation = ps.Workload.preset("azure-conv").with_rate(1.0, "poisson")
+    rate = rho * replicas * ps.certify(conversation, server).max_rate
+    network = ps.Network.single(conversation.with_rate(rate), server, replicas, router)
+    assert ps.network_verdict(network, seed=2).verdict == expected
+    assert ps.certify_network(network).verdict == expected
+
+
+def test_a_flood_that_drains_says_how_high_the_work_rose_before() -> None:
+    """Under FCFS the work of a network with a cycle rises before it drains: barriers, and no slope, judge it."""
+    found = ps.network_verdict(rybko_stolyar(0.95), seed=3)
+    assert {flood.stage for flood in found.floods} == {"a.short", "a.long", "b.short", "b.long"}
+    assert max(flood.highest for flood in found.floods) > 1.3
+    assert "after rising to" in found.reason
+    for flood in found.floods:
+        assert flood.path[0].tolist() == [0.0, 1.0]
+        assert (np.diff(flood.path[:, 0]) > 0).all()
+        assert flood.path[-1, 1] == flood.ratio <= 0.5
+        assert flood.highest >= flood.path[:, 1].max()
+
+
+def test_the_same_seed_gives_the_same_verdict_to_the_last_digit() -> None:
+    once, again = (ps.network_verdict(self_reflection(0.9), seed=5).as_dict() for _ in range(2))
+    assert once == again
+    assert ps.network_verdict(self_reflection(0.9), seed=6).as_dict() != once
+
+
+def test_too_few_jobs_leave_it_undecided() -> None:
+    found = ps.network_verdict(rybko_stolyar(0.95, "hlpps"), most_jobs=300)
+    assert found.verdict == "undecided"
+    assert "too little to tell" in found.reason
+
+
+def test_progress_ends_at_one() -> None:
+    shares: list[float] = []
+    ps.network_verdict(self_reflection(0.5), progress=shares.append)
+    assert shares == sorted(shares)
+    assert 0 <= shares[0] <= shares[-1] <= 1
+
+
+def test_what_cannot_be_judged_is_refused_in_one_line() -> None:
+    server = ps.Server(ps.Affine(0.01, 0.0), 64)
+    recorded = ps.Workload.from_arrays([0.0, 1.0], [5, 5], [5, 5])
+    for make, said in (
+        (lambda: ps.network_verdict(server), "takes a Network"),  # type: ignore[arg-type]
+        (lambda: ps.network_verdict(ps.Network.single(recorded, server)), "give them a rate"),
+        (lambda: ps.network_verdict(self_reflection(0.9), resolution=0.0), "resolution is 0"),
+        (lambda: ps.network_verdict(self_reflection(0.9), most_jobs=0), "most_jobs is 0"),
+    ):
+        with pytest.raises(InputError, match=said) as caught:
+            make()
+        assert "\n" not in str(caught.value)
