@@ -13,9 +13,10 @@ import numpy as np
 from penstock import reference_network as reference
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.system.batch_time import BatchTime
-from penstock.system.network import Network, Pool
+from penstock.system.network import Network
 from penstock.system.orders import Order, order
 from penstock.system.policies import policy
+from penstock.system.pool import Pool
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
@@ -329,7 +330,7 @@ def draw_graph(random, most):
     return parents
 
 
-# ---------------------------------------------------------------- what the reference takes, of a network as users make it
+# ---------------------------------------------------------------- networks as users make them, for the reference
 
 
 def reference_of(network, tick_s):
