@@ -4,7 +4,7 @@ A batch of up to 768 tokens takes a second. Either kind of task is a call of 32 
 server and then one of 512 and 32 at the other, lengths constant, arrivals Poisson. Each order serves the same jobs; E2E
 is the mean of the steady state over both kinds, with a 95% interval by batch means.
 
-Run ``python docs/networks_orders.py`` (2 minutes); it prints the table of ``docs/networks.md``.
+Run ``python docs/networks_orders.py`` (80 seconds of processor time); it prints the table of ``docs/networks.md``.
 """
 
 import numpy as np

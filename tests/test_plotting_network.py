@@ -12,9 +12,8 @@ import penstock as ps
 from penstock import plotting
 from penstock.analysis import network_stability
 from penstock.network_layout import BAR, HEADER, HEIGHT, STUB, Layout, network_layout, network_ways, pool_cycles
-from penstock.plotting_graph import CYCLE, CYCLE_DASH, LOADS, PLAIN, load_in_words, network_graph, pool_loads
+from penstock.plotting_graph import CYCLE, CYCLE_DASH, DARK, LOADS, PLAIN, load_in_words, network_graph, pool_loads
 from penstock.plotting_network import (
-    BARRIERS,
     flood_paths,
     fluid_path,
     queue_lengths,
@@ -276,13 +275,29 @@ def test_the_stages_of_a_virtual_station_are_named_with_their_rank() -> None:
     assert "virtual station" not in " ".join(words(network_graph(network)))
 
 
-def test_loads_darken_steadily_so_that_a_grey_print_tells_them() -> None:
-    def grey(colour: str) -> float:
-        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-        return 0.299 * red + 0.587 * green + 0.114 * blue
+def parts(colour: str) -> np.ndarray:
+    """Return red, green and blue of a colour, 0 to 1."""
+    return np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
 
-    shades = [grey(colour) for colour in LOADS]
-    assert min(-np.diff(shades)) > 25
+
+def luminance(shade: np.ndarray) -> float:
+    """Return the relative luminance of a colour (WCAG 2)."""
+    linear = np.where(shade <= 0.04045, shade / 12.92, ((shade + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def test_loads_darken_steadily_so_that_a_grey_print_tells_them() -> None:
+    shades = [parts(colour) @ [0.299, 0.587, 0.114] for colour in LOADS]
+    assert min(-np.diff(shades)) > 0.1
+
+
+def test_words_on_the_colour_of_any_load_can_be_read() -> None:
+    colours = np.array([parts(colour) for colour in LOADS])
+    for load in np.linspace(0, 1, 201):
+        of = [np.interp(load, np.linspace(0, 1, len(LOADS)), colours[:, i]) for i in range(3)]
+        shade = luminance(np.array(of)) + 0.05
+        contrast = 1.05 / shade if load > DARK else shade / 0.05
+        assert contrast > 4.5, load
 
 
 def test_a_load_near_one_has_digits_that_tell_it_from_one() -> None:
@@ -365,7 +380,6 @@ def stability() -> network_stability.NetworkStability:
 
 
 def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: network_stability.NetworkStability) -> None:
-    assert BARRIERS == (network_stability._FALLEN, network_stability._RISEN)
     drawn = layers(flood_paths(stability))
     (lines,) = [layer for layer in drawn if layer["mark"]["type"] == "line"]
     assert [f.stage for f in stability.floods] == lines["encoding"]["color"]["scale"]["domain"] == list(chain().stages)
@@ -374,7 +388,7 @@ def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: netwo
         path = [(row["time"], row["work"]) for row in lines["rows"] if row["stage"] == flood.stage]
         np.testing.assert_allclose(path, np.column_stack([flood.path[:, 0], flood.path[:, 1].clip(low)]))
     (rules,) = [layer for layer in drawn if layer["mark"]["type"] == "rule"]
-    assert [row["work"] for row in rules["rows"]] == list(BARRIERS)
+    assert [row["work"] for row in rules["rows"]] == [network_stability.FALLEN, network_stability.RISEN]
     assert lines["encoding"]["y"]["title"] == "Work over that at the start"
     assert lines["encoding"]["x"]["title"] == "Time (s)"
 
@@ -418,3 +432,23 @@ def test_more_stages_than_colours_still_look_different() -> None:
     encoding = panel.to_dict()["encoding"]
     looks = zip(encoding["color"]["scale"]["range"], map(tuple, encoding["strokeDash"]["scale"]["range"]), strict=True)
     assert len(set(looks)) == 12
+
+
+def test_networks_of_any_size_can_be_drawn() -> None:
+    network = Network({"a": Pool(SERVER)}, [Workflow.chain("long", ARRIVALS, [("a", 10, 10)] * 200)])
+    (lines,) = [layer for layer in layers(network_graph(network)) if layer["mark"]["type"] == "line"]
+    assert len(lines["rows"]) > 5_000
+    assert len({row["route"] for row in lines["rows"]}) == 199 + 2
+
+
+def test_long_paths_and_many_floods_are_thinned_to_what_a_chart_holds() -> None:
+    path = fluid(0.65 / 0.9, BAD, 2_000)
+    assert path.time_s.size > 1_500
+    assert fluid_path(path).to_dict()
+    looks = np.column_stack([np.linspace(0, 9, 500), np.linspace(1, 0.4, 500)])
+    floods = [network_stability.Flood(f"w.s{i}", "stable", 1, 1, 0.4, 1.0, looks) for i in range(30)]
+    drawn = layers(flood_paths(network_stability.NetworkStability("stable", 0.02, tuple(floods))))
+    (lines,) = [layer for layer in drawn if layer["mark"]["type"] == "line"]
+    for flood in floods:
+        own = [row for row in lines["rows"] if row["stage"] == flood.stage]
+        assert (own[0]["time"], own[-1]["time"]) == (0, 9)

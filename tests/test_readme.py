@@ -11,6 +11,7 @@ import yaml
 
 import penstock
 from penstock.scenario import build
+from penstock.scenario_network import build_network, describes_network
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -33,8 +34,14 @@ def test_the_python_examples_run_in_order_and_the_first_has_nine_lines(
 
 def test_the_scenarios_are_valid(tmp_path: Path) -> None:
     (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,output_tokens,priority\n0,100,20,0\n1,200,30,1\n")
-    for scenario in blocks("yaml"):
-        assert build(yaml.safe_load(scenario), tmp_path).server.max_batch_size == 128
+    networks = 0
+    for scenario in map(yaml.safe_load, blocks("yaml")):
+        if describes_network(scenario):
+            networks += 1
+            assert build_network(scenario, tmp_path, "readme").network.replicas.tolist() == [1, 3]
+        else:
+            assert build(scenario, tmp_path).server.max_batch_size == 128
+    assert networks == 1
 
 
 def test_there_are_exactly_two_commands_and_they_name_real_files() -> None:

@@ -8,6 +8,8 @@ from penstock.analysis.answer import Answer, check
 from penstock.analysis.audit import Audit, audit
 from penstock.analysis.latency import SteadyState, estimate, steady_state
 from penstock.analysis.max_rate import MaxRate, max_rate
+from penstock.analysis.network_answer import NetworkAnswer, check_network
+from penstock.analysis.network_orders import compare_orders
 from penstock.analysis.network_stability import NetworkStability, network_verdict
 from penstock.analysis.recommend import Recommendation, recommend
 from penstock.analysis.stability import Stability, verdict
@@ -68,6 +70,7 @@ __all__ = [
     "Mixture",
     "MulticlassLoad",
     "Network",
+    "NetworkAnswer",
     "NetworkCertificate",
     "NetworkRun",
     "NetworkStability",
@@ -92,6 +95,8 @@ __all__ = [
     "certify",
     "certify_network",
     "check",
+    "check_network",
+    "compare_orders",
     "engine_defaults",
     "estimate",
     "fluid",

@@ -146,41 +146,39 @@ class NetworkRun:
         return pl.DataFrame(rows, schema_overrides=_FLOATS)
 
     def stages(self) -> pl.DataFrame:
-        """Latency at each stage, from arrival at a replica: stage, pool, metric, requests, mean, p50, p90, p95, p99.
-
-        Metrics: ``ttft_s`` to the first token, ``e2e_s`` to the last, ``tpot_s`` from the first to the last over the
-        tokens after the first, and at joins ``join_wait_s``: what a branch that is done waits for the others.
-        """
-        rows, network = self._rows(), self.network
-        after_first = rows.jobs.output - 1
+        """Latency at each stage, seconds: stage, pool, metric, requests, mean, p50, p90, p95, p99; see `samples`."""
         table = []
-        for place, stage in enumerate(network.stages):
-            here = rows.jobs.stage == place
-            started, done = here & (rows.first_token >= 0), here & (rows.finish >= 0)
-            several = done & (rows.first_token >= 0) & (after_first > 0)
-            samples = {
-                "ttft_s": (rows.first_token - rows.ready)[started],
-                "e2e_s": (rows.finish - rows.ready)[done],
-                "tpot_s": ((rows.finish - rows.first_token) / np.maximum(after_first, 1))[several],
-            }
-            if (rows.jobs.pending[here] > 1).any():
-                samples["join_wait_s"] = self._join_waits(place)
-            pool = tuple(network.pools)[network.stage_pool[place]]
-            for metric, values in samples.items():
-                row = {"stage": stage, "pool": pool, "metric": metric, "requests": values.size}
-                table.append(row | self._spread(values))
+        for place, stage in enumerate(self.network.stages):
+            pool = tuple(self.network.pools)[self.network.stage_pool[place]]
+            for metric, (_, ticks) in self.samples(place).items():
+                row = {"stage": stage, "pool": pool, "metric": metric, "requests": ticks.size}
+                table.append(row | self._spread(ticks))
         return pl.DataFrame(table, schema_overrides=_FLOATS)
 
-    def _join_waits(self, stage: int) -> Floats:
-        """Return how long each branch waited for the others at a join, ticks."""
+    def samples(self, stage: int) -> dict[str, tuple[Ints, Ints | Floats]]:
+        """Return, for each metric at a stage by its number, the requests that have it, and its ticks.
+
+        ``ttft_s``: from arrival at a replica to the first token. ``e2e_s``: to the last. ``tpot_s``: from the first to
+        the last over the tokens after the first, where there are some. ``join_wait_s``, at joins: what each branch
+        that is done waits for the others, under its last request.
+        """
         rows = self._rows()
-        jobs = rows.jobs
-        ended = np.flatnonzero((jobs.child > 0) & (rows.finish >= 0))
-        join = ended + jobs.child[ended]
-        here = (jobs.stage[join] == stage) & (jobs.pending[join] > 1) & (rows.ready[join] >= 0)
-        delay = np.rint(jobs.delay_s[join[here]] / self.tick_s)
-        waits: Floats = rows.ready[join[here]] - delay - rows.finish[ended[here]]
-        return waits
+        jobs, here = rows.jobs, rows.jobs.stage == stage
+        started, done = np.flatnonzero(here & (rows.first_token >= 0)), np.flatnonzero(here & (rows.finish >= 0))
+        several = done[(rows.first_token[done] >= 0) & (jobs.output[done] > 1)]
+        found: dict[str, tuple[Ints, Ints | Floats]] = {
+            "ttft_s": (started, (rows.first_token - rows.ready)[started]),
+            "e2e_s": (done, (rows.finish - rows.ready)[done]),
+            "tpot_s": (several, (rows.finish - rows.first_token)[several] / (jobs.output[several] - 1)),
+        }
+        if (jobs.pending[here] > 1).any():
+            ended = np.flatnonzero((jobs.child > 0) & (rows.finish >= 0))
+            join = ended + jobs.child[ended]
+            ended = ended[here[join] & (jobs.pending[join] > 1) & (rows.ready[join] >= 0)]
+            join = ended + jobs.child[ended]
+            delay = np.rint(jobs.delay_s[join] / self.tick_s).astype(np.int64)
+            found["join_wait_s"] = (ended, rows.ready[join] - delay - rows.finish[ended])
+        return found
 
     def replicas(self) -> pl.DataFrame:
         """One row per replica: pool, replica, batches, busy (share of the time), tokens_per_s, load.

@@ -14,6 +14,8 @@ from penstock.theory.network import NetworkCertificate
 
 LOADS = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
 """Of a pool at load 0 to 1: lighter is idler, on a grey printer too."""
+DARK = 0.71
+"""Load above which words on the colour are white; either way the contrast is at least 4.5."""
 CYCLE, PLAIN, UNKNOWN = COLOURS[1], "#444444", "#d9d9d9"
 CYCLE_DASH = (6, 3)
 
@@ -94,7 +96,7 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
             around.append({"x": lane.left + 2, "x2": lane.right - 2, "y": 2.0, "y2": place.HEADER - 2})
         several = "1 replica" if pool.replicas == 1 else f"{pool.replicas:,} replicas, {pool.router.name}"
         lines = [lane.pool, several, load_in_words(load)] + ["in a cycle of pools"] * (lane.pool in cyclic)
-        ink = "white" if load is not None and load > 0.62 else "black"
+        ink = "white" if load is not None and load > DARK else "black"
         for i, text in enumerate(lines):
             y = place.HEADER / 2 + (i - (len(lines) - 1) / 2) * 16
             words.append({"x": (lane.left + lane.right) / 2, "y": y, "text": text, "ink": ink, "bold": i == 0})
@@ -121,8 +123,10 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
     if unknown:
         layers.append(canvas.draw(unknown, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners))
     if around:
-        look = {"fillOpacity": 0, "stroke": CYCLE, "strokeWidth": 3, "strokeDash": list(CYCLE_DASH)}
-        layers.append(canvas.draw(around, "rect", look, **corners))
+        frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
+        layers.append(canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners))  # seen on any blue
+        dashed = frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}
+        layers.append(canvas.draw(around, "rect", dashed, **corners))
     limit = {"limit": narrowest - 14}
     for ink in ("white", "black"):
         for bold, size in ((True, 13), (False, 11)):

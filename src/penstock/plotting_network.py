@@ -7,16 +7,13 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from penstock.analysis.network_stability import NetworkStability
+from penstock.analysis.network_stability import FALLEN, RISEN, NetworkStability
 from penstock.errors import InputError, nearest
 from penstock.network_run import NetworkRun
 from penstock.plotting import COLOURS, DASHES, GRID
 from penstock.plotting_graph import network_graph as network_graph
 from penstock.plotting_graph import with_line_under
 from penstock.theory.network_fluid import NetworkPath
-
-BARRIERS = (0.5, 8.0)
-"""Of the stability test, in units of the work at the start (`penstock.analysis.network_stability`)."""
 
 _SERIES_POINTS = 500
 _MOST_ROWS = 4_800
@@ -154,7 +151,7 @@ def _arrows(x: Any, y: Any) -> pl.DataFrame:
 def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     """Work over that at the start, against time, a line per flooded stage, between the barriers of the test."""
     names = [flood.stage for flood in stability.floods]
-    low = min(BARRIERS[0] / 1.25, max(0.05, min(float(flood.path[:, 1].min()) for flood in stability.floods)))
+    low = min(FALLEN / 1.25, max(0.05, min(float(flood.path[:, 1].min()) for flood in stability.floods)))
     most = _MOST_ROWS // len(names)
     paths = {flood.stage: _thinned(flood.path, most) for flood in stability.floods}
     parts = [
@@ -164,20 +161,22 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     y = alt.Y(
         "work:Q",
         title="Work over that at the start",
-        scale=alt.Scale(type="log", base=2, domain=[low, 1.25 * BARRIERS[1]], nice=False),
+        scale=alt.Scale(type="log", base=2, domain=[low, 1.5 * RISEN], nice=False),
         axis=alt.Axis(values=[0.125, 0.25, 0.5, 1, 2, 4, 8], format="~g"),
     )
     x = alt.X("time:Q", title="Time (s)", axis=alt.Axis(tickCount=6, format="~s"))
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.6)
     said = ("stable: it fell to half", "unstable: it rose to eight times")
-    barriers = alt.Chart(pl.DataFrame({"work": list(BARRIERS), "text": list(said)})).encode(y=y)
+    barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, RISEN], "text": list(said)})).encode(y=y)
     words = barriers.encode(x=alt.value(5), text="text:N")  # on the left: paths start between the barriers
+    below, above = words.transform_filter(alt.datum.work < 1), words.transform_filter(alt.datum.work > 1)
+    halo: dict[str, Any] = {"color": "white", "stroke": "white", "strokeWidth": 4}
     chart: alt.LayerChart = (
         alt.layer(
             barriers.mark_rule(strokeDash=[4, 3], color="black"),
             lines.encode(x=x, y=y, **_line_channels("stage", names, "Flooded stage")),
-            words.transform_filter(alt.datum.work < 1).mark_text(align="left", baseline="top", dy=4),
-            words.transform_filter(alt.datum.work > 1).mark_text(align="left", baseline="bottom", dy=-4),
+            *(below.mark_text(align="left", baseline="top", dy=4, **look) for look in (halo, {})),
+            *(above.mark_text(align="left", baseline="bottom", dy=-4, **look) for look in (halo, {})),
         )
         .properties(width=430, height=280)
         .configure_axis(gridColor=GRID)

@@ -172,7 +172,7 @@ def _verdicts(name: str, answer: Answer, several: bool) -> list[Verdict]:
 def _targets(answer: Answer) -> list[tuple[Target, str, str]]:
     """Return each target, whether it is met, and the estimate that says so."""
     return [
-        (given, judgement, f"{_with_interval(estimate)} s" if estimate else "no steady state")
+        (given, judgement, f"{with_interval(estimate)} s" if estimate else "no steady state")
         for given, estimate, judgement in answer.targets
     ]
 
@@ -272,10 +272,11 @@ def _run_cells(run: Run) -> Cells:
 
 
 def _steady_cells(steady: SteadyState) -> Cells:
-    return {m: [_with_interval(of[name], "\n") for name in STATISTICS] for m, of in steady.estimates.items()}
+    return {m: [with_interval(of[name], "\n") for name in STATISTICS] for m, of in steady.estimates.items()}
 
 
-def _with_interval(estimate: Estimate, gap: str = " ") -> str:
+def with_interval(estimate: Estimate, gap: str = " ") -> str:
+    """Return an estimate and its interval as text; ? for an end that is not known."""
     if estimate.value is None:
         return "-"
     value, low, high = _figure(estimate.value), estimate.low, estimate.high

@@ -10,7 +10,7 @@ from penstock.analysis.network_stability import NetworkStability
 from penstock.network_layout import network_ways, pool_cycles
 from penstock.network_run import NetworkRun
 from penstock.page import Fact, Figure, Section, Table, Verdict
-from penstock.report import _with_interval
+from penstock.report import with_interval
 from penstock.scenario_network import NetworkScenario
 from penstock.system.network import Network
 from penstock.theory.network import NetworkCertificate
@@ -94,7 +94,7 @@ def _load_facts(answer: NetworkAnswer) -> list[Fact]:
     held = f"; it is held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
     bottleneck = f"the highest of all, at pool {certificate.bottleneck.name}"
     facts = [
-        Fact("Load rho", plotting_graph.load_in_words(certificate.rho).removeprefix("load "), bottleneck),
+        Fact("Load rho", f"{certificate.rho:.{3 if abs(certificate.margin) > 0.01 else 5}f}", bottleneck),
         Fact(
             "Margin",
             f"{tightest.margin:.3f}",
@@ -190,7 +190,7 @@ def _latency_section(answer: NetworkAnswer) -> Section:
 
 
 def _cells(known: Statistics) -> list[str]:
-    return [_with_interval(known[name], "\n") for name in ("mean", "p50", "p90", "p99")]
+    return [with_interval(known[name], "\n") for name in ("mean", "p50", "p90", "p99")]
 
 
 def _run_in_words(run: NetworkRun) -> str:

@@ -40,7 +40,7 @@ def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", w
     _print_run(console, run)
     console.print("This is what happened in one finite run, and no verdict; for one ask check.", highlight=False)
     _print_latency(console, run)
-    _print_warnings(console, warnings)
+    print_warnings(console, warnings)
 
 
 def _print_heading(console: Console, scenario: "Scenario", policies: str) -> None:
@@ -54,7 +54,7 @@ def _print_heading(console: Console, scenario: "Scenario", policies: str) -> Non
     console.print()
 
 
-def _styled(word: str) -> str:
+def styled(word: str) -> str:
     """Put a verdict into its colour."""
     colour = COLOUR_OF[word.lower()]
     return f"[{colour}]{word}[/{colour}]"
@@ -69,16 +69,17 @@ def _print_verdicts(console: Console, found: "Answer") -> None:
         (stability.verdict, " by simulation", stability.reason),
     ]
     for word, source, reason in reversed(both) if certificate.verdict == "unknown" else both:
-        console.print(f"{_styled(word.upper())}{source}: {escape(reason)}.", highlight=False)
+        console.print(f"{styled(word.upper())}{source}: {escape(reason)}.", highlight=False)
     if found.disagreement:
-        _print_contradiction(console, found.disagreement)
+        print_contradiction(console, found.disagreement)
 
 
-def _print_contradiction(console: Console, said: str) -> None:
+def print_contradiction(console: Console, said: str) -> None:
+    """Shout that theory and simulation do not agree."""
     console.print(f"\n[bold red reverse] CONTRADICTION [/] {escape(said)}.", highlight=False)
 
 
-def _facts(rows: list[tuple[str, str, str]]) -> Table:
+def facts(rows: list[tuple[str, str, str]]) -> Table:
     """Lay out name, figure, explanation."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -109,7 +110,7 @@ def _print_load(console: Console, load: "Load", max_rate: float, server: "Server
             f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)",
         ),
     ]
-    console.print(_facts(rows), highlight=False)
+    console.print(facts(rows), highlight=False)
 
 
 def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
@@ -128,7 +129,7 @@ def _print_run(console: Console, run: "Run") -> None:
         f"\n[bold]Simulated[/bold]  {run.arrived:,} requests ({run.unfinished:,} unfinished), "
         f"{run.n_batches:,} batches of {_tokens_per_batch(run):,.0f} tokens on average, {run.seconds:,.0f} s: "
         f"{run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time; over the second half of the "
-        f"arrivals the backlog changed by {_signed(run.growth_tokens_per_s)} tokens/s{run.memory_facts}",
+        f"arrivals the backlog changed by {signed(run.growth_tokens_per_s)} tokens/s{run.memory_facts}",
         highlight=False,
     )
 
@@ -143,7 +144,7 @@ def _latency_table(title: str) -> Table:
 def _print_latency(console: Console, run: "Run") -> None:
     table = _latency_table("Latency in this run (s)")
     for metric, *values in run.latency().iter_rows():
-        table.add_row(METRICS[metric], *(_seconds(value) for value in values))
+        table.add_row(METRICS[metric], *(seconds(value) for value in values))
     console.print()
     console.print(table)
 
@@ -153,10 +154,10 @@ def _print_steady_state(console: Console, latency: "SteadyState") -> None:
     table = _latency_table(f"Latency in the steady state (s), and its {latency.confidence:.0%} interval")
     for metric, estimates in latency.estimates.items():
         known = [estimates[name] for name in STATISTICS]
-        table.add_row(METRICS[metric], *(_seconds(e.value) for e in known))
+        table.add_row(METRICS[metric], *(seconds(e.value) for e in known))
         if any(e.low is not None or e.high is not None for e in known):
-            table.add_row("  from", *(_seconds(e.low) for e in known), style="dim")
-            table.add_row("  to", *(_seconds(e.high) for e in known), style="dim")
+            table.add_row("  from", *(seconds(e.low) for e in known), style="dim")
+            table.add_row("  to", *(seconds(e.high) for e in known), style="dim")
     console.print()
     console.print(table)
 
@@ -170,12 +171,13 @@ def _print_targets(console: Console, found: "Answer") -> None:
         if estimate is None:
             seen = "there is no steady state"
         else:
-            seen = f"{_seconds(estimate.value)} s, from {_seconds(estimate.low)} to {_seconds(estimate.high)}"
-        table.add_row("", _styled(judgement), escape(str(target)), seen)
+            seen = f"{seconds(estimate.value)} s, from {seconds(estimate.low)} to {seconds(estimate.high)}"
+        table.add_row("", styled(judgement), escape(str(target)), seen)
     console.print(table, highlight=False)
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
+    """Return seconds with as many decimals as matter."""
     if value is None:
         return "-"
     decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
@@ -186,11 +188,13 @@ def _tokens_per_batch(run: "Run") -> float:
     return run.started_tokens / run.n_batches if run.n_batches else 0.0
 
 
-def _signed(growth: float) -> str:
+def signed(growth: float) -> str:
+    """Return a rate of growth with its sign."""
     return "-" if math.isnan(growth) else f"{growth:+,.1f}" if abs(growth) >= 0.05 else "0.0"
 
 
-def _print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") -> None:
+def print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") -> None:
+    """Print notes, each a paragraph."""
     for warning in warnings:
         console.print(f"\n[bold yellow]Note[/bold yellow]  {escape(warning)}", highlight=False)
 
@@ -212,7 +216,7 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
     else:
         _print_latency(console, found.run)
     _print_targets(console, found)
-    _print_warnings(console, found.warnings)
+    print_warnings(console, found.warnings)
 
 
 def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
@@ -229,8 +233,8 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
         run = answer.run
         table.add_row(
             escape(name),
-            _styled(answer.certificate.verdict),
-            _styled(answer.stability.verdict),
+            styled(answer.certificate.verdict),
+            styled(answer.stability.verdict),
             f"{1 - answer.stability.drift:,.3g} x",
             f"{run.tokens_per_s:,.0f}",
             f"{_tokens_per_batch(run):,.0f}",
@@ -244,7 +248,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     _print_latency_of_all(console, found)
     for name, answer in found.items():
         if answer.disagreement:
-            _print_contradiction(console, f"{name}: {answer.disagreement}")
+            print_contradiction(console, f"{name}: {answer.disagreement}")
     reasons: dict[str, list[str]] = {}
     for name, answer in found.items():
         reasons.setdefault(answer.certificate.reason, []).append(name)
@@ -254,7 +258,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     for name, answer in found.items():
         for warning in answer.warnings:
             notes.setdefault(warning, []).append(name)
-    _print_warnings(console, [w if len(n) == len(found) else f"{', '.join(n)}: {w}" for w, n in notes.items()])
+    print_warnings(console, [w if len(n) == len(found) else f"{', '.join(n)}: {w}" for w, n in notes.items()])
 
 
 def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
@@ -273,10 +277,10 @@ def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
         if answer.latency:
             known = [answer.latency.estimates[metric][q] for metric in METRICS for q in ("p50", "p99")]
             open_end = open_end or any(e.high is None for e in known)
-            table.add_row(escape(name), *(_seconds(e.value) + ("?" if e.high is None else "") for e in known))
+            table.add_row(escape(name), *(seconds(e.value) + ("?" if e.high is None else "") for e in known))
         else:
             rows = answer.run.latency().iter_rows(named=True)
-            table.add_row(escape(name), *(_seconds(row[q]) for row in rows for q in ("p50", "p99")))
+            table.add_row(escape(name), *(seconds(row[q]) for row in rows for q in ("p50", "p99")))
     console.print(table)
     if open_end:
         console.print("[dim]?: the run is too short to bound this from above; check shows intervals.[/dim]")
@@ -302,7 +306,7 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     if found.own_max_rate is not None:
         said = f"requests/s: {scenario.server.policy.name} at this budget, by a fluid argument"
         rows.append(("Its own", f"{found.own_max_rate:,.4g}", said))
-    console.print(_facts(rows), highlight=False)
+    console.print(facts(rows), highlight=False)
     for note in found.notes:
         console.print(f"\n[bold]Note[/bold]  {escape(note)}", highlight=False)
     if found.inside:
@@ -352,7 +356,7 @@ def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
     )
     for name, each in found.items():
         if each.disagreement:
-            _print_contradiction(console, f"{name}: {each.disagreement}")
+            print_contradiction(console, f"{name}: {each.disagreement}")
 
 
 def print_recommend(scenario: "Scenario", found: "Recommendation") -> None:
@@ -375,7 +379,7 @@ def print_recommend(scenario: "Scenario", found: "Recommendation") -> None:
         console.print(
             f"\n[bold]Max batch size[/bold]  it binds; with {more.max_batch_size:,}, {brings}", highlight=False
         )
-    _print_warnings(console, found.warnings)
+    print_warnings(console, found.warnings)
 
 
 def _print_gains(console: Console, found: "Recommendation") -> None:
@@ -391,7 +395,7 @@ def _print_gains(console: Console, found: "Recommendation") -> None:
     for metric in METRICS:
         for statistic in ("mean", "p99"):
             known = [each.answer.latency and each.answer.latency.estimates[metric][statistic] for each in both]
-            ends = [e and f"{_seconds(e.value)} s ({_seconds(e.low)} to {_seconds(e.high)})" for e in known]
+            ends = [e and f"{seconds(e.value)} s ({seconds(e.low)} to {seconds(e.high)})" for e in known]
             gain = found.gains[metric] if statistic == "mean" else None
             share = ["" if gain is None else f"{gain:+.1%}"] if found.change else []
             table.add_row(f"{metric[:-2].upper()} {statistic}", *(shown or "refused" for shown in ends), *share)
@@ -409,7 +413,7 @@ def _print_candidates(console: Console, found: "Recommendation") -> None:
     for each in found.candidates:
         name, budget = each.server.policy.name, f"{each.server.token_budget:,}"
         latency = each.answer.latency
-        values = [_seconds(latency.estimates[m][s].value) for m in METRICS for s in ("mean", "p99")] if latency else []
+        values = [seconds(latency.estimates[m][s].value) for m in METRICS for s in ("mean", "p99")] if latency else []
         best = each is found.recommended
         name = f"> {name}" if best else f"  {name}"
         row = (escape(name), budget, f"{each.stable_rate:,.4g}", *(values or ["refused"]))

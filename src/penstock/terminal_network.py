@@ -9,12 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.terminal import (
-    _facts,
-    _print_contradiction,
-    _print_warnings,
-    _seconds,
-    _signed,
-    _styled,
+    facts,
+    print_contradiction,
+    print_warnings,
+    seconds,
+    signed,
+    styled,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def print_network(scenario: "NetworkScenario", found: "NetworkAnswer") -> None:
     _print_heading(console, scenario, found)
     _print_verdicts(console, found)
     console.print()
-    console.print(_facts(_load_facts(found)), highlight=False)
+    console.print(facts(_load_facts(found)), highlight=False)
     _print_pools(console, found)
     _print_hypotheses(console, found.certificate)
     _print_asked(console, found)
@@ -43,7 +43,7 @@ def print_network(scenario: "NetworkScenario", found: "NetworkAnswer") -> None:
         console.print(f"\n[bold]No latency[/bold]  {_sentence(found.latency_refused)}", highlight=False)
     else:
         _print_latency(console, found)
-    _print_warnings(console, found.warnings)
+    print_warnings(console, found.warnings)
 
 
 def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer]") -> None:
@@ -55,9 +55,9 @@ def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer
     for each in first.workflows:
         table.add_column(f"E2E of {escape(each.name)} (s)", justify="right", overflow="fold")
     for name, answer in found.items():
-        said = _styled(answer.stability.verdict) if answer.stability else "skipped"
+        said = styled(answer.stability.verdict) if answer.stability else "skipped"
         e2e = [_mean_with_interval(each.e2e) for each in answer.workflows]
-        table.add_row(escape(name), _styled(answer.certificate.verdict), said, *e2e)
+        table.add_row(escape(name), styled(answer.certificate.verdict), said, *e2e)
     console.print(table)
     steady = next((answer.latency for answer in found.values() if answer.latency), None)
     held = f", and the {steady.confidence:.0%} interval that holds it" if steady else ""
@@ -67,7 +67,7 @@ def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer
     )
     for name, answer in found.items():
         if answer.disagreement:
-            _print_contradiction(console, f"{name}: {answer.disagreement}")
+            print_contradiction(console, f"{name}: {answer.disagreement}")
     known = {n: [a.certificate.reason] for n, a in found.items() if a.certificate.verdict != "unknown"}
     for reason, names in _gathered(known).items():
         console.print(f"\n[bold]{escape(', '.join(names))}[/bold], theory: {_sentence(reason)}", highlight=False)
@@ -86,7 +86,7 @@ def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer
     for reason, names in _gathered(tested).items():
         console.print(f"\n[bold]{escape(', '.join(names))}[/bold], test: {_sentence(reason)}", highlight=False)
     notes = _gathered({name: answer.warnings for name, answer in found.items()})
-    _print_warnings(console, [w if len(n) == len(found) else f"{', '.join(n)}: {w}" for w, n in notes.items()])
+    print_warnings(console, [w if len(n) == len(found) else f"{', '.join(n)}: {w}" for w, n in notes.items()])
 
 
 def _print_heading(console: Console, scenario: "NetworkScenario", found: "NetworkAnswer") -> None:
@@ -111,11 +111,11 @@ def _print_verdicts(console: Console, found: "NetworkAnswer") -> None:
     if stability:
         both.append((stability.verdict, " by simulation", stability.reason))
     for word, source, reason in reversed(both) if certificate.verdict == "unknown" else both:
-        console.print(f"{_styled(word.upper())}{source}: {_sentence(reason, capital=False)}", highlight=False)
+        console.print(f"{styled(word.upper())}{source}: {_sentence(reason, capital=False)}", highlight=False)
     if found.stability_skipped:
         console.print(f"[bold]NOT TESTED[/bold]: {_sentence(found.stability_skipped, capital=False)}", highlight=False)
     if found.disagreement:
-        _print_contradiction(console, found.disagreement)
+        print_contradiction(console, found.disagreement)
 
 
 def _load_facts(found: "NetworkAnswer") -> list[tuple[str, str, str]]:
@@ -227,7 +227,7 @@ def _print_run(console: Console, found: "NetworkAnswer") -> None:
     console.print(
         f"\n[bold]Simulated[/bold]  {run.arrived:,} jobs ({run.arrived - run.finished:,} unfinished), "
         f"{run.requests.height:,} requests, {run.seconds:,.0f} s; over the second half of the arrivals the work that "
-        f"is left changed by {_signed(run.growth_tokens_per_s)} tokens/s",
+        f"is left changed by {signed(run.growth_tokens_per_s)} tokens/s",
         highlight=False,
     )
 
@@ -246,8 +246,8 @@ def _print_latency(console: Console, found: "NetworkAnswer") -> None:
         for stage in _of(found, workflow.name):
             assert stage.latency is not None
             ttft, waits = stage.latency["ttft_s"], stage.latency.get("join_wait_s")
-            first = (_seconds(ttft["mean"].value), _seconds(ttft["p99"].value))
-            wait = [_seconds(waits["mean"].value) if waits else ""] if joins else []
+            first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value))
+            wait = [seconds(waits["mean"].value) if waits else ""] if joins else []
             table.add_row(f"  {_short(stage.name)}", *_interval(stage.latency["e2e_s"]), *first, *wait)
     console.print(
         f"\n[bold]Latency in the steady state (s)[/bold]  means, with the {steady.confidence:.0%} interval of E2E",
@@ -280,7 +280,7 @@ def _table(*columns: str, left: int) -> Table:
 
 def _interval(known: "Statistics") -> tuple[str, str, str, str]:
     mean = known["mean"]
-    return _seconds(mean.value), _seconds(mean.low), _seconds(mean.high), _seconds(known["p99"].value)
+    return seconds(mean.value), seconds(mean.low), seconds(mean.high), seconds(known["p99"].value)
 
 
 def _mean_with_interval(known: "Statistics | None") -> str:
@@ -288,8 +288,8 @@ def _mean_with_interval(known: "Statistics | None") -> str:
         return "refused"
     mean: Estimate = known["mean"]
     if mean.low is None and mean.high is None:
-        return _seconds(mean.value)
-    return f"{_seconds(mean.value)} ({_seconds(mean.low)} to {_seconds(mean.high)})"
+        return seconds(mean.value)
+    return f"{seconds(mean.value)} ({seconds(mean.low)} to {seconds(mean.high)})"
 
 
 def _of(found: "NetworkAnswer", workflow: str) -> list:  # type: ignore[type-arg]

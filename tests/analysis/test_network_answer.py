@@ -46,22 +46,34 @@ def test_a_stable_network_has_one_verdict_and_a_latency(forked: NetworkAnswer) -
         assert known["p50"].value < known["p99"].value  # type: ignore[operator]
 
 
-def test_tables_say_what_model_and_run_say(forked: NetworkAnswer) -> None:
-    model, replicas = forked.network.model(), forked.run.replicas()
-    for place, pool in enumerate(forked.pools):
+@pytest.fixture(scope="module")
+def replicated() -> NetworkAnswer:
+    """Three replicas before one, of which the router keeps one busier than the others."""
+    workload = ps.Workload.poisson(4.0, ps.Geometric(900, max=8000), ps.Geometric(60, max=600))
+    pools = {"prefill": ps.Pool(ps.Server(TP1, 1024), 3, "tokens"), "decode": ps.Pool(ps.Server(TP1, 512))}
+    workflow = ps.Workflow.disaggregated(workload, prefill="prefill", decode="decode", transfer_ms=5)
+    return check_network(ps.Network(pools, [workflow]), jobs=1000, resolution=0.1)
+
+
+@pytest.mark.parametrize("name", ["forked", "replicated"])
+def test_tables_say_what_model_and_run_say(name: str, request: pytest.FixtureRequest) -> None:
+    found: NetworkAnswer = request.getfixturevalue(name)
+    model, replicas = found.network.model(), found.run.replicas()
+    for place, pool in enumerate(found.pools):
         of_pool = replicas.filter(pl.col("pool") == pool.name)
         assert pool.rho == pytest.approx(model.rho[place])
         assert pool.margin == pytest.approx(1 - pool.rho)  # no max batch size
         assert pool.busy == pytest.approx(of_pool["busy"].mean())
         assert pool.tokens_per_s == pytest.approx(of_pool["tokens_per_s"].sum())
-        assert pool.tokens_per_batch == pytest.approx(pool.tokens_per_s * forked.run.seconds / of_pool["batches"].sum())
-    assert max(forked.pools, key=lambda pool: pool.rho).name == forked.certificate.bottleneck.name == "searcher"
-    for place, stage in enumerate(forked.stages):
+        assert pool.tokens_per_batch == pytest.approx(pool.tokens_per_s * found.run.seconds / of_pool["batches"].sum())
+    assert max(found.pools, key=lambda pool: pool.rho).name == found.certificate.bottleneck.name
+    for place, stage in enumerate(found.stages):
         assert stage.name == model.stages[place]
         assert stage.pool == model.pools[model.pool[place]]
         assert stage.visits_per_s == model.visits[place]
         assert (stage.prefill_tokens, stage.decode_tokens) == (model.prefill[place], model.decode[place])
-    assert [(w.name, w.jobs, w.unfinished) for w in forked.workflows] == [("research", 3000, 0)]
+    of_run = found.run.workflows().select("workflow", "jobs", "unfinished").rows()
+    assert [(w.name, w.jobs, w.unfinished) for w in found.workflows] == of_run
 
 
 def test_without_a_warm_up_the_means_are_those_of_the_run() -> None:
@@ -132,6 +144,24 @@ def test_a_run_too_short_for_its_load_says_so_and_has_no_upper_end() -> None:
     assert any("pool searcher" in notice and "relaxation" in notice for notice in found.notices)
     assert found.workflows["research"]["mean"].high is None
     assert found.workflows["research"]["mean"].low is not None
+
+
+def test_the_warm_up_of_quick_jobs_is_found_beside_slow_ones() -> None:
+    """The first 400 of 2,000 jobs are far quicker, where they belong to a workflow a million times as quick."""
+    quick = ps.Workflow.single(ps.Workload.poisson(0.1, 1, 1), "server", name="quick")
+    slow = ps.Workflow.single(ps.Workload.poisson(0.1, 1, 1), "server", name="slow")
+    run = ps.simulate_network(ps.Network({"server": ps.Pool(ONE_BY_ONE)}, [quick, slow]), jobs=2000)
+    e2e = np.where(np.arange(2000) < 400, 100, 1000)
+    e2e[run.workflow == 1] = np.random.default_rng(0).exponential(1e9, (run.workflow == 1).sum())
+    found = network_steady_state(dataclasses.replace(run, finish=run.arrival + e2e))
+    assert 400 <= found.warmup_jobs <= 440
+    assert found.workflows["quick"]["p50"].value == pytest.approx(1000 * run.tick_s)
+
+
+def test_near_the_limit_of_its_priorities_a_run_must_be_long_although_no_pool_is_near_its_own() -> None:
+    found = check_network(rybko_stolyar(0.5, DESTABILISING), jobs=400)
+    assert found.verdict == "stable"
+    assert any(f"at {0.5 / 0.5588:.3f} of what pool one can carry" in warning for warning in found.warnings)
 
 
 def test_jobs_from_the_first_unfinished_one_on_are_left_out() -> None:

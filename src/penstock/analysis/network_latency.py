@@ -109,8 +109,13 @@ def network_steady_state(
         w.name: _Batched(batch, (np.flatnonzero(run.workflow[:count] == place), e2e[run.workflow[:count] == place]))
         for place, w in enumerate(run.network.workflows)
     }
+    job = run.rows.jobs.job
     stages = {
-        name: {metric: _Batched(batch, samples) for metric, samples in _at_stage(run, run.rows, place).items()}
+        name: {
+            metric: _Batched(batch, (job[requests], ticks.astype(np.int64)))
+            for metric, (requests, ticks) in run.samples(place).items()
+            if metric != "tpot_s"  # which is no whole number of ticks
+        }
         for place, name in enumerate(run.network.stages)
     }
     if not few:
@@ -177,24 +182,6 @@ class _Batched:
             held = intervals.quantile_interval(self.parts, self.whole, share, confidence) if self.enough else ends
             found[name] = seconds(self.whole.quantile(share), *held)
         return found
-
-
-def _at_stage(run: NetworkRun, rows: RequestRows, stage: int) -> dict[str, Samples]:
-    """Return the samples of each metric at a stage, as `NetworkRun.stages` defines them."""
-    job, here = rows.jobs.job, rows.jobs.stage == stage
-    started, done = here & (rows.first_token >= 0), here & (rows.finish >= 0)
-    found = {
-        "ttft_s": (job[started], (rows.first_token - rows.ready)[started]),
-        "e2e_s": (job[done], (rows.finish - rows.ready)[done]),
-    }
-    if (rows.jobs.pending[here] > 1).any():
-        ended = np.flatnonzero((rows.jobs.child > 0) & (rows.finish >= 0))
-        join = ended + rows.jobs.child[ended]
-        waits = (rows.jobs.stage[join] == stage) & (rows.jobs.pending[join] > 1) & (rows.ready[join] >= 0)
-        ended, join = ended[waits], join[waits]
-        delay = np.rint(rows.jobs.delay_s[join] / run.tick_s).astype(np.int64)
-        found["join_wait_s"] = (job[ended], rows.ready[join] - delay - rows.finish[ended])
-    return found
 
 
 def _shortness(

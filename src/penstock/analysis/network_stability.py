@@ -28,14 +28,17 @@ from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.workload.jobs import Jobs
 
-_FALLEN, _RISEN = 0.5, 8.0  # barriers, in units of the work at the start
+FALLEN, RISEN = 0.5, 8.0
+"""Barriers, in units of the work at the start."""
+
 _GONE = 0.125  # what is left when everything there was has left, whatever arrived
 _PASSES = 8  # initial work, in what fills every batch while a request is decoded
+_DELAYS = 4  # initial work, in that of the jobs which delays alone keep in the network
 _FEWEST_JOBS = 200
 _MOST_JOBS = 2**20
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
 _PATIENCE = 10.0  # initial work over the resolution: what may arrive before the answer is undecided
-_STEPS = 4_096  # batches between two looks
+_STEPS = 256  # batches between two looks, at first
 _LOOKS = 256  # at the path, about, before it is thinned
 
 
@@ -182,9 +185,10 @@ class _Flooded:
         self.offered = float(model.offered.sum())
         self.jobs_rate = float(model.external.sum())
         self.session = NetworkSession(network, TICK_S, True, NEVER)
-        trial = _tokens(network, network.flooded(self.stage, _FEWEST_JOBS, seed))
-        work = _PASSES * times * _pipeline(network)
-        self.initial = min(max(math.ceil(work / (trial / _FEWEST_JOBS)), _FEWEST_JOBS), _MOST_JOBS)
+        trial = network.flooded(self.stage, _FEWEST_JOBS, seed)
+        waits = self.offered * float(trial.delay_s.sum()) / _FEWEST_JOBS  # tokens of jobs that wait for a tool
+        work = times * max(_PASSES * _pipeline(network), _DELAYS * waits)
+        self.initial = min(max(math.ceil(work / (_tokens(network, trial) / _FEWEST_JOBS)), _FEWEST_JOBS), _MOST_JOBS)
         flood = network.flooded(self.stage, self.initial, seed)
         self.source: Iterator[Jobs] = network.blocks(seed)
         self.session.add(Jobs.joined([flood, next(self.source)]))
@@ -206,10 +210,10 @@ class _Flooded:
             time_s, ratio = self._look()
             path.append((time_s, ratio))
             highest = max(highest, ratio)
-            if ratio <= _FALLEN or self.session.future_tokens <= _GONE * self.work:
+            if ratio <= FALLEN or self.session.future_tokens <= _GONE * self.work:
                 outcome = "stable"
                 break
-            if ratio >= _RISEN:
+            if ratio >= RISEN:
                 outcome = "unstable"
                 break
             if len(path) > 2 * _LOOKS:
@@ -233,10 +237,13 @@ class _Flooded:
 
 
 def _tokens(network: Network, jobs: Jobs) -> int:
-    """Return the forward tokens of some jobs."""
+    """Return the forward tokens of some jobs, without what is sure to be found of their contexts."""
     engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
     saved = engine[network.stage_pool[jobs.stage]] & (jobs.prompt > 0) & (jobs.output > 0)
-    return int(jobs.prompt.sum(dtype=np.int64) + jobs.output.sum(dtype=np.int64) - saved.sum())
+    tokens = jobs.prompt.sum(dtype=np.int64) + jobs.output.sum(dtype=np.int64) - saved.sum()
+    if network.reuse_is_certain:
+        tokens -= np.minimum(jobs.reuse, np.maximum(jobs.prompt - 1, 0)).sum(dtype=np.int64)
+    return int(tokens)
 
 
 def _pipeline(network: Network) -> float:

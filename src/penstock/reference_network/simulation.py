@@ -1,4 +1,16 @@
-"""The clock: at each tick batches finish, requests arrive and are routed, idle replicas form batches."""
+"""The clock, and the rules of what happens at a tick.
+
+1. *Finish.* Batches that end now end, in the order of replicas. A request enters decode when the batch with its last
+   prompt token ends, and finishes with its last token; that releases the requests that waited for nothing else, which
+   are ready after their delay.
+2. *Arrive.* Requests that are ready now arrive in the order of their rows; so do those that are released meanwhile
+   without a delay, because a request without any tokens finishes on arrival. Each is routed by what its pool looks like
+   just then, finds what its replica still holds of its prompt, and joins its line.
+3. *Schedule.* Every replica that has requests and no batch in progress forms one.
+
+Prompts of a line are served in order of arrival, decodes in the order in which they entered decode; of those that
+entered at one tick first the ones whose prompt was processed here.
+"""
 
 import heapq
 from collections.abc import Iterable, Sequence
