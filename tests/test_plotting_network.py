@@ -344,8 +344,8 @@ def test_the_fluid_path_spirals_out_above_the_limit_of_a_priority_order_and_in_b
     assert path.grows is grows
     points, across, upwards = spiral(fluid_path(path))
     assert sorted([across, upwards]) == [
-        "search.look_up minus complaint.understand",
-        "search.reply minus complaint.look_into",
+        "search.look_up minus complaint.understand (requests)",
+        "search.reply minus complaint.look_into (requests)",
     ]
     reach = np.hypot(*points.T)[::4]  # a cycle has four turning points
     assert len(reach) >= 5

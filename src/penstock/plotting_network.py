@@ -84,8 +84,8 @@ def _turns(across: Any, upwards: Any, sides: tuple[Sequence[str], Sequence[str]]
     """Draw some levels against others, with arrows along the way."""
     turns = pl.DataFrame({"x": across, "y": upwards, "order": np.arange(across.size)})
     base = alt.Chart(turns, title="Level against level")
-    x = alt.X("x:Q", title=" minus ".join(sides[0]), axis=axis)
-    y = alt.Y("y:Q", title=" minus ".join(sides[1]), axis=axis)
+    x = alt.X("x:Q", title=f"{' minus '.join(sides[0])} (requests)", axis=axis)
+    y = alt.Y("y:Q", title=f"{' minus '.join(sides[1])} (requests)", axis=axis)
     ends = pl.DataFrame({"x": across[[0, -1]], "y": upwards[[0, -1]], "at": ["start", "end"]})
     shape = alt.Shape(
         "at:N",

@@ -68,7 +68,6 @@ from penstock.kernel.network_arrays import (
     FINAL,
     FINISHED,
     FIRST_LINE,
-    FIRST_SERVER,
     FREE_SLOT,
     FUTURE,
     IN_DECODES,
@@ -84,9 +83,7 @@ from penstock.kernel.network_arrays import (
     READY,
     READY_DONE,
     REPEAT,
-    REPLICAS,
     RETENTION,
-    ROUTER,
     SERIES_ROWS,
     SERIES_STEP,
     SERVED,
@@ -97,7 +94,6 @@ from penstock.kernel.network_arrays import (
     TICKS,
     TOKENS,
     TOUCHED,
-    TURN,
     UNPROCESSED,
     UNTIL,
     WAITING_ROOM,
@@ -106,6 +102,7 @@ from penstock.kernel.network_arrays import (
     set_end,
 )
 from penstock.kernel.network_batches import form_batch
+from penstock.kernel.network_routing import begun, cached, route
 from penstock.kernel.server import (
     DONE,
     MORE,
@@ -119,11 +116,6 @@ from penstock.kernel.signatures import (
     ORDER,
     PARAMS,
     POLICY,
-    ROUTE_POWER_OF_TWO,
-    ROUTE_RANDOM,
-    ROUTE_REQUESTS,
-    ROUTE_ROUND_ROBIN,
-    ROUTE_TOKENS,
 )
 
 
@@ -209,85 +201,12 @@ def _finish(net: Arrays, request: int) -> None:
 
 
 @uncounted(inline=True)
-def _begun(servers: Ints, server: int, tick: int) -> Any:
-    """Return how many of the equal batches in progress after the first have started before a tick."""
-    if servers[server, REPEAT] <= 1:
-        return 0
-    ticks = servers[server, TICKS]
-    return max((tick - servers[server, START] + ticks - 1) // ticks - 1, 0)
-
-
-@uncounted(inline=True)
-def _least(servers: Ints, first: int, count: int, field: int) -> Any:
-    """Return the replica with the least of a field; of equal ones the first."""
-    best = first
-    for server in range(first + 1, first + count):
-        if servers[server, field] < servers[best, field]:
-            best = server
-    return best
-
-
-@uncounted(inline=True)
-def _least_tokens(servers: Ints, first: int, count: int, now: int) -> Any:
-    """Return the replica with the fewest tokens that have not gone into a batch."""
-    best, fewest = first, NEVER
-    for server in range(first, first + count):
-        tokens = servers[server, UNPROCESSED] - _begun(servers, server, now) * servers[server, TOKENS]
-        if tokens < fewest:
-            best, fewest = server, tokens
-    return best
-
-
-@uncounted(inline=True)
-def _route(net: Arrays, request: int, pool: Ints) -> Any:
-    """Choose the replica of a request."""
-    first, count, router = pool[FIRST_SERVER], pool[REPLICAS], pool[ROUTER]
-    if count == 1:
-        return first
-    home = request + net.home[request]
-    if pool[AFFINITY] != 0 and net.rows[home, SERVER] >= 0:
-        return net.rows[home, SERVER]
-    coin = np.int64(net.coin[request])
-    if router == ROUTE_RANDOM:
-        return first + ((coin * count) >> 32)
-    if router == ROUTE_ROUND_ROBIN:
-        turn = pool[TURN]
-        pool[TURN] = (turn + 1) % count
-        return first + turn
-    if router == ROUTE_REQUESTS:
-        return _least(net.servers, first, count, COUNT)
-    if router == ROUTE_TOKENS:
-        return _least_tokens(net.servers, first, count, net.state[NOW])
-    if router == ROUTE_POWER_OF_TWO:
-        one = ((coin & 0xFFFF) * count) >> 16
-        other = ((coin >> 16) * (count - 1)) >> 16
-        other += 1 if other >= one else 0
-        fewer = net.servers[first + other, COUNT] < net.servers[first + one, COUNT]
-        return first + (other if fewer else one)
-    return _least(net.servers, first, count, WORK)
-
-
-@uncounted(inline=True)
-def _cached(net: Arrays, request: int, server: int, retention: int) -> Any:
-    """Return how many prompt tokens of a request the replica has processed for an earlier one, and kept."""
-    shared = net.reuse[request]
-    earlier = request
-    while shared > 0 and net.context[earlier] != 0:
-        earlier += net.context[earlier]
-        done = net.rows[earlier, SERVER] == server and net.finish[earlier] >= 0
-        if done and net.state[NOW] - net.finish[earlier] <= retention:
-            return min(shared, net.rows[request, LEFT] - 1)
-        shared = min(shared, net.reuse[earlier])
-    return 0
-
-
-@uncounted(inline=True)
 def _arrive(net: Arrays, request: int) -> None:
     """Route a request and put it into its line."""
     rows, now = net.rows, net.state[NOW]
     stage = net.stages[rows[request, STAGE]]
     pool = net.pools[stage[STAGE_POOL]]
-    server = _route(net, request, pool)
+    server = route(net, request, pool)
     if pool[AFFINITY] != 0:
         home = request + net.home[request]
         if rows[home, SERVER] < 0:
@@ -295,10 +214,10 @@ def _arrive(net: Arrays, request: int) -> None:
     rows[request, SERVER] = server
     net.ready[request] = now
     if net.reuse[request] > 0:
-        cached = _cached(net, request, server, pool[RETENTION])
-        net.cached[request] = cached
-        rows[request, LEFT] -= cached
-        net.state[FUTURE] -= cached
+        found = cached(net, request, server, pool[RETENTION])
+        net.cached[request] = found
+        rows[request, LEFT] -= found
+        net.state[FUTURE] -= found
     left, decodes = np.int64(rows[request, LEFT]), np.int64(rows[request, DECODES])
     if left + decodes == 0:
         _finish(net, request)
@@ -477,9 +396,9 @@ def _note_series(net: Arrays, before: int) -> None:
                 row[2 + 2 * stage] = net.stages[stage, IN_DECODES]
             future = state[FUTURE]
             for server in range(n_servers):
-                begun = _begun(net.servers, server, tick) * net.servers[server, TOKENS]
-                row[1 + 2 * n_stages + server] = net.servers[server, UNPROCESSED] - begun
-                future -= begun
+                started = begun(net.servers, server, tick) * net.servers[server, TOKENS]
+                row[1 + 2 * n_stages + server] = net.servers[server, UNPROCESSED] - started
+                future -= started
             row[1 + 2 * n_stages + n_servers] = future
             state[SERIES_ROWS] += 1
         tick = state[SERIES_ROWS] * state[SERIES_STEP]
