@@ -368,7 +368,7 @@ def test_the_levels_of_every_class_are_drawn_as_they_are_in_the_path() -> None:
 def test_classes_to_be_drawn_against_each_other_can_be_named_and_must_be_known() -> None:
     path = fluid(0.65 / 0.9, BAD, 24)
     points, across, upwards = spiral(fluid_path(path, (["search.look_up"], ["search.reply"])))
-    assert (across, upwards) == ("search.look_up", "search.reply")
+    assert (across, upwards) == ("search.look_up (requests)", "search.reply (requests)")
     np.testing.assert_allclose(points, path.requests[:, :2])
     with pytest.raises(ps.InputError, match=r"no class 'reply'.*search\.reply"):
         fluid_path(path, (["search.look_up"], ["reply"]))
