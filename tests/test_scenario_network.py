@@ -176,6 +176,13 @@ def test_retention_and_length_of_the_run_are_read() -> None:
     assert build_network(document | {"simulate": {"jobs": 1e3}}, Path()).jobs == 1000
 
 
+def test_a_join_that_may_be_forgotten_is_among_the_warnings_of_the_answer() -> None:
+    branch = CALL | {"then": "answer"}
+    stages = {"plan": CALL | {"then": ["read", "search"]}, "read": branch, "search": branch, "answer": CALL}
+    found = ps.check_network(made(workflow={"arrivals": {"poisson": 0.2}, "stages": stages}).network, jobs=300)
+    assert found.warnings[0].startswith("stage 'answer' of w is reached by 2 branches of 'plan' and is no join")
+
+
 def test_a_scenario_of_a_network_is_known_by_its_first_key() -> None:
     assert describes_network({"network": {}})
     assert not describes_network({"workload": {}, "server": {}})
@@ -225,7 +232,14 @@ BAD = {
         pool("token_budget: 5, max_num_batched_tokens: 6"),
         "network.pools.p.max_num_batched_tokens says again what another key of network.pools.p says",
     ),
-    "a missing budget": (pool("replicas: 2"), "network.pools.p.token_budget is missing"),
+    "a missing budget": (
+        pool("replicas: 2"),
+        "network.pools.p.token_budget is missing; add it, in tokens (vLLM's max_num_batched_tokens)",
+    ),
+    "limits by the GPU": (
+        pool("gpu: {memory_gib: 80}"),
+        "network.pools.p.gpu is for vllm and sglang, which choose their limits by it, but no pool has an engine's",
+    ),
     "no replicas": (pool("token_budget: 512, replicas: 0"), "network.pools.p: replicas is 0"),
     "replicas in words": (pool("token_budget: 512, replicas: many"), "network.pools.p.replicas must be a whole number"),
     "an unknown router": (
@@ -250,6 +264,14 @@ BAD = {
     "an unknown stage in an order": (
         pool("token_budget: 512, order: {priority: [cal]}"),
         "network: the priority order of pool 'p' names 'cal', which is no stage",
+    ),
+    "a stage of another pool in an order": (
+        said(
+            pools=POOLS[:-1] + ", q: {hardware: codellama-34b-a100-tp1, token_budget: 5, order: {priority: [b, a]}}}",
+            workflows="{w: {arrivals: {poisson: 2}, stages: {a: {pool: p, prompt: 9, output: 5, then: b}, "
+            "b: {pool: q, prompt: 9, output: 5}}}}",
+        ),
+        "network: the priority order of pool 'q' names 'a', which pool 'p' serves; leave it out",
     ),
     "an order of an engine": (
         pool("token_budget: 512, scheduling_policy: priority"),
@@ -278,6 +300,22 @@ BAD = {
     "an unknown process": (
         flow("arrivals: {poison: 1}, stages: {}"),
         "network.workflows.w.arrivals.poison is not a key of a scenario; did you mean 'poisson'",
+    ),
+    "a rate without a process": (
+        flow("arrivals: 3.0, stages: {}"),
+        "network.workflows.w.arrivals: arrivals are 3.0, but need a process; give {poisson: 3.0}, in jobs/s",
+    ),
+    "a process without a rate": (
+        flow("arrivals: poisson, stages: {}"),
+        "network.workflows.w.arrivals: arrivals are 'poisson', but need a process; give {poisson: 3}, in jobs/s",
+    ),
+    "a rate as in a workload": (
+        flow("arrivals: {poisson: {rate: 2.5, prompt: 9}}, stages: {}"),
+        "but must be a bare number of jobs/s, such as 2.5; lengths are those of the stages",
+    ),
+    "an unknown key of a process": (
+        flow("arrivals: {gamma: {rate: 2, cv2: 3}}, stages: {}"),
+        "network.workflows.w.arrivals.gamma.cv2 is not a key of a scenario; did you mean 'cv'",
     ),
     "a negative rate": (
         flow("arrivals: {poisson: -1}, stages: {call: {pool: p, prompt: 9, output: 5}}"),
@@ -346,6 +384,11 @@ BAD = {
     "a negative delay": (
         stages("call: {pool: p, prompt: 9, output: 5, delay_ms: -1}"),
         "network.workflows.w: delay_ms of stage 'call' of w is -1",
+    ),
+    "a delay with a unit": (
+        stages("call: {pool: p, prompt: 9, output: 5, delay_ms: 400ms}"),
+        "network.workflows.w: delay_ms of stage 'call' of w is '400ms', but must be a number from 0 to "
+        "1,000,000,000,000 ms: give a bare number, which counts ms, or for a random delay a distribution",
     ),
     "an unknown stage": (
         stages("call: {pool: p, prompt: 9, output: 5, then: cal}"),

@@ -1,5 +1,6 @@
 """Simulated networks: what every run of them must satisfy, whatever the pools, routers and orders."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.network_examples import REVERSED, UNIT, dag, fork_join, rybko_stolyar
 import penstock as ps
 from penstock.errors import InputError
 from penstock.simulate_network import simulate_jobs
+from penstock.system.orders import ORDERS
 
 EXAMPLES = {"dag": dag, "fork_join": fork_join, "self_reflection": self_reflection, "crossing": rybko_stolyar}
 KEPT = ("replica", "ready", "first_token", "finish", "cached")
@@ -31,6 +33,14 @@ def test_compression_changes_nothing(name: str) -> None:
     network = EXAMPLES[name](0.8)
     jobs = network.jobs(2_000)
     assert same(simulate_jobs(network, jobs), simulate_jobs(network, jobs, compress=False))
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS.keys() - {"priority"}))
+def test_a_copied_network_runs_as_the_original_does(order: str) -> None:
+    """As another process would have it."""
+    network = rybko_stolyar(0.8, order)
+    jobs = network.jobs(500)
+    assert same(simulate_jobs(network, jobs), simulate_jobs(pickle.loads(pickle.dumps(network)), jobs))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -177,7 +177,7 @@ def test_a_contradiction_is_shouted(capsys, monkeypatch) -> None:  # type: ignor
     network = ps.Network.single(ps.Workload.poisson(12.0, 129, 112), server)
     scenario = NetworkScenario("lazy", network, 300, None, Path())
     said = in_words(capsys, monkeypatch, 80)(print_network, scenario, check_network(network, jobs=300))
-    assert " CONTRADICTION  thm:multi-class says stable, but the test says unstable" in " ".join(said.split("\n"))
+    assert " CONTRADICTION  multi-class theorem says stable, but the test says unstable" in " ".join(said.split("\n"))
 
 
 def test_what_is_not_tested_is_said(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]

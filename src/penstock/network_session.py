@@ -129,7 +129,7 @@ class NetworkSession:
             row[kernel.REPLICAS] = pool.replicas
             row[kernel.ROUTER] = pool.router.code
             row[kernel.AFFINITY] = pool.affinity
-            row[kernel.BY_AGE] = pool.order is ORDERS["global-age"]
+            row[kernel.BY_AGE] = pool.order.by_age
             row[kernel.LINES] = network.pool_lines[place]
             row[kernel.BUDGET] = server.token_budget
             row[kernel.SLOTS] = server.max_batch_size or _NO_LIMIT

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock import page, plotting_graph, plotting_network
-from penstock.analysis.network_answer import NetworkAnswer, Statistics
+from penstock.analysis.network_answer import ANOTHER_ORDER, POOLS_IN_WORDS, NetworkAnswer, Statistics
 from penstock.analysis.network_stability import NetworkStability
 from penstock.network_layout import network_ways, pool_cycles
 from penstock.network_run import NetworkRun
@@ -88,37 +88,27 @@ def _verdicts(answer: NetworkAnswer) -> list[Verdict]:
 
 
 def _load_facts(answer: NetworkAnswer) -> list[Fact]:
-    certificate = answer.certificate
-    tightest = min(answer.pools, key=lambda pool: pool.margin)
-    limit = 1 / (1 - tightest.margin) if tightest.margin < 1 else float("inf")
+    certificate, tightest = answer.certificate, answer.bottleneck
     held = f"; it is held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
-    bottleneck = f"the highest of all, at pool {certificate.bottleneck.name}"
+    load = f"{tightest.rho:.{3 if abs(1 - tightest.rho) > 0.01 else 5}f}"
     facts = [
-        Fact("Load rho", f"{certificate.rho:.{3 if abs(certificate.margin) > 0.01 else 5}f}", bottleneck),
+        Fact("Bottleneck", tightest.name, f"load {load}, the least margin of all"),
         Fact(
             "Margin",
             f"{tightest.margin:.3f}",
-            f"no policy is stable above {limit:,.4g} times this load, at pool {tightest.name}{held}",
+            f"no policy is stable above {answer.max_load:,.4g} times this load, at pool {tightest.name}{held}",
         ),
     ]
     if certificate.certified_load is not None:
         facts.append(Fact("Certified", f"{certificate.certified_load:,.4g} x", "up to so many times this load"))
-    for cycle in certificate.any_policy.cycles if certificate.any_policy else ():
-        pools = " - ".join(cycle.pools)
-        why = f"jobs go round between {pools}: up to so many times this load, every work-conserving policy is stable"
-        if cycle.max_load == 0:
-            why = f"jobs go round between {pools}: nothing is known of every work-conserving policy"
-        facts.append(Fact("Cycle", f"{cycle.max_load:,.4g} x", why))
+    facts += [Fact("Cycle", f"{factor:,.4g} x", said) for factor, said in answer.cycles_in_words()]
     if virtual := certificate.virtual_station:
         classes = " and ".join(", ".join(of) for of in virtual.classes)
         why = f"above so many times this load this order fails, since {classes} are never served at once"
         facts.append(Fact("This order", f"{virtual.max_load:,.4g} x", why))
-    facts += [
-        Fact(
-            join.stage, f"{join.branches} branches", f"wait at the join: {join.bound}, Q_l those unfinished in branch l"
-        )
-        for join in certificate.joins
-    ]
+    if answer.order_fails:
+        facts.append(Fact("To try", "another order", ANOTHER_ORDER))
+    facts += [Fact(f"Join {join.stage}", f"{join.branches} branches", join.bound) for join in certificate.joins]
     return facts
 
 
@@ -140,7 +130,7 @@ def _pools_table(answer: NetworkAnswer) -> Table:
         for pool in answer.pools
     ]
     columns = ("Pool", "Load", "Margin", "Busy", "Tokens/s", "Tokens a batch", "Replicas", "Router", "Order")
-    return Table((*columns, "Policy", "Held by"), rows, "Busy: share of the simulated time in batches")
+    return Table((*columns, "Policy", "Held by"), rows, POOLS_IN_WORDS)
 
 
 def _hypotheses(certificate: NetworkCertificate) -> Section:

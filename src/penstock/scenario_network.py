@@ -67,8 +67,27 @@ def _delay(value: Any) -> Any:
     return length(value) if isinstance(value, Mapping) else value
 
 
+def _process(value: Any) -> Any:
+    """Ask for the process where arrivals are a rate alone."""
+    if isinstance(value, Mapping | ArrivalsSection) or value is None:
+        return value
+    rate = checks.shown(value) if type(value) in (int, float) else 3
+    raise InputError(f"arrivals are {checks.shown(value)}, but need a process; give {{poisson: {rate}}}, in jobs/s")
+
+
+def _rate(value: Any) -> Any:
+    """Ask for the number alone where a rate is a mapping, as it is in a workload."""
+    if isinstance(value, Mapping):
+        raise InputError(
+            f"the rate is {checks.shown(value)}, but must be a bare number of jobs/s, such as "
+            f"{checks.shown(value.get('rate', 3))}; lengths are those of the stages"
+        )
+    return value
+
+
 StageLength = Annotated[Any, BeforeValidator(_stage_length)]
 Delay = Annotated[Any, BeforeValidator(_delay)]
+Rate = Annotated[float | None, BeforeValidator(_rate)]
 
 
 class _Weights(Section):
@@ -115,6 +134,17 @@ class PoolSection(ServerSection):
             return f"{section}.{short(key)} ranks requests, but a pool ranks stages; give `order: {{priority: [...]}}`"
         return super().unknown(section, key)
 
+    def _limits(self) -> tuple[int, int | None]:
+        """Return token budget and max batch size, which no engine chooses here."""
+        if self.gpu is not None:
+            raise InputError(
+                "server.gpu is for vllm and sglang, which choose their limits by it, but no pool has an engine's "
+                "scheduler; leave it out, and give token_budget"
+            )
+        if self.token_budget is None:
+            raise InputError("server.token_budget is missing; add it, in tokens (vLLM's max_num_batched_tokens)")
+        return self.token_budget, self.max_batch_size
+
     def build_pool(self, where: str, folder: Path) -> Pool:
         """Return the pool that stands there in the file; paths are looked for in ``folder``."""
         with within(where, "server"):
@@ -132,8 +162,8 @@ class _GammaRate(Section):
 class ArrivalsSection(Section):
     """When jobs arrive, where each stage has lengths of its own."""
 
-    poisson: float | None = None
-    deterministic: float | None = None
+    poisson: Rate = None
+    deterministic: Rate = None
     gamma: _GammaRate | None = None
 
     def build(self, seed: int) -> Workload:
@@ -190,7 +220,7 @@ class DisaggregatedSection(Section):
 class WorkflowSection(Section):
     """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, or requests that all go to one ``pool``."""
 
-    arrivals: ArrivalsSection | None = None
+    arrivals: Annotated[ArrivalsSection | None, BeforeValidator(_process)] = None
     workload: WorkloadSection | None = None
     context: Literal["new", "grow", "reuse"] | None = None
     first: str | None = None

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.analysis.network_answer import ANOTHER_ORDER, POOLS_IN_WORDS
 from penstock.terminal import (
     facts,
     print_contradiction,
@@ -120,34 +121,21 @@ def _print_verdicts(console: Console, found: "NetworkAnswer") -> None:
 
 def _load_facts(found: "NetworkAnswer") -> list[tuple[str, str, str]]:
     """Return bottleneck, margin, cycles, virtual station and joins."""
-    certificate = found.certificate
-    tightest = min(found.pools, key=lambda pool: pool.margin)
-    limit = 1 / (1 - tightest.margin) if tightest.margin < 1 else float("inf")
+    certificate, tightest = found.certificate, found.bottleneck
     held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
     if not found.network.reuse_is_certain:
         held += ", if replicas reuse nothing"
     rows = [
-        ("Bottleneck", escape(certificate.bottleneck.name), f"load {_load(certificate.rho)}, the highest of all"),
+        ("Bottleneck", escape(tightest.name), f"load {_load(tightest.rho)}, the least margin of all"),
         (
             "Margin",
             _margin(tightest.margin),
-            f"no policy is stable above {limit:,.4g} times this load, at pool {escape(tightest.name)}{held}",
+            f"no policy is stable above {found.max_load:,.4g} times this load, at pool {escape(tightest.name)}{held}",
         ),
     ]
     if certificate.certified_load is not None:
         rows.append(("Certified", f"{certificate.certified_load:,.4g} x", "up to so many times this load, by theorem"))
-    if certificate.any_policy:
-        for cycle in certificate.any_policy.cycles:
-            said = f"jobs go round between {' - '.join(map(escape, cycle.pools))}: "
-            if cycle.max_load == 0:
-                said += "nothing is known of every work-conserving order"
-            else:
-                said += "the linear program certifies every work-conserving order up to so many times this load"
-            if cycle.max_load >= cycle.overload * (1 - 1e-5):
-                said += ", where a pool is overloaded"
-            elif cycle.exact:
-                said += "; above it some order fails"
-            rows.append(("Cycle", f"{cycle.max_load:,.4g} x", said))
+    rows += [("Cycle", f"{factor:,.4g} x", escape(said)) for factor, said in found.cycles_in_words()]
     if virtual := certificate.virtual_station:
         starving = zip(virtual.classes, virtual.loads, virtual.pools, strict=True)
         both = " and ".join(
@@ -161,10 +149,9 @@ def _load_facts(found: "NetworkAnswer") -> list[tuple[str, str, str]]:
                 f"multiplies a backlog by {math.prod(virtual.amplification()):,.3g} at this load",
             )
         )
-    rows += [
-        ("Join", escape(join.stage), f"{join.branches} branches; {escape(join.bound)}, Q_l unfinished in branch l")
-        for join in certificate.joins
-    ]
+    if found.order_fails:
+        rows.append(("To try", "another order", ANOTHER_ORDER))
+    rows += [("Join", escape(join.stage), f"{join.branches} branches; {join.bound}") for join in certificate.joins]
     return rows
 
 
@@ -191,7 +178,7 @@ def _print_pools(console: Console, found: "NetworkAnswer") -> None:
         )
     console.print("\n[bold]Pools[/bold]")
     console.print(table)
-    console.print("[dim]Busy: share of the time in batches; a batch: tokens in it, on average.[/dim]", highlight=False)
+    console.print(f"[dim]{POOLS_IN_WORDS} A batch: tokens in it, on average.[/dim]", highlight=False)
 
 
 def _print_hypotheses(console: Console, certificate: "NetworkCertificate") -> None:

@@ -27,7 +27,7 @@ def single(server: ps.Server, rate: float = 10.0, **pool: object) -> ps.Network:
 
 @pytest.fixture(scope="module")
 def forked() -> NetworkAnswer:
-    return check_network(fork_join(0.6), jobs=3000, seed=1)
+    return check_network(fork_join(0.6), jobs=6000, seed=1)
 
 
 def test_a_stable_network_has_one_verdict_and_a_latency(forked: NetworkAnswer) -> None:
@@ -101,9 +101,11 @@ def test_without_a_warm_up_the_means_are_those_of_the_run() -> None:
 
 def test_the_steady_state_of_one_pool_is_that_of_its_server() -> None:
     workload, server = ps.Workload.poisson(8.0, 129, ps.Geometric(112)), ps.Server(TP1, 1024)
-    alone = ps.steady_state(ps.simulate(workload, server, requests=4000))
     found = network_steady_state(ps.simulate_network(ps.Network.single(workload, server), jobs=4000))
-    assert (found.jobs, found.warmup_jobs) == (alone.requests, alone.warmup_requests)
+    run = ps.simulate(workload, server, requests=4000)
+    assert run.rows is not None
+    alone = ps.steady_state(dataclasses.replace(run, rows=run.rows.where(slice(found.warmup_jobs, None))))
+    assert (found.jobs, 0) == (alone.requests, alone.warmup_requests)
     (stage,) = found.stages.values()
     (workflow,) = found.workflows.values()
     for metric, known in (("ttft_s", stage["ttft_s"]), ("e2e_s", stage["e2e_s"]), ("e2e_s", workflow)):
@@ -138,12 +140,69 @@ def test_intervals_hold_the_e2e_of_two_classes_by_pollaczek_khinchine_nineteen_t
 
 
 def test_a_run_too_short_for_its_load_says_so_and_has_no_upper_end() -> None:
-    run = ps.simulate_network(fork_join(0.97), jobs=1000)
+    run = ps.simulate_network(fork_join(0.97), jobs=2500)
     found = network_steady_state(run, loads=[0.1, 0.97, 0.1, 0.1])
     assert found.too_short
     assert any("pool searcher" in notice and "relaxation" in notice for notice in found.notices)
     assert found.workflows["research"]["mean"].high is None
     assert found.workflows["research"]["mean"].low is not None
+
+
+def test_jobs_that_begin_within_twice_the_mean_e2e_of_the_start_are_left_out() -> None:
+    """Those of an empty network are quicker, and of jobs that take so long nothing else tells."""
+    run = ps.simulate_network(fork_join(0.6), jobs=6000)
+    found = network_steady_state(run)
+    assert found.warmup_jobs > 0
+    e2e = (run.finish - run.arrival).mean()
+    assert run.arrival[found.warmup_jobs] - run.arrival[0] >= 2 * e2e
+
+
+@pytest.mark.parametrize("jobs", [200, 1100])
+def test_no_interval_is_given_below_a_thousand_jobs_after_the_warm_up(jobs: int) -> None:
+    found = network_steady_state(ps.simulate_network(fork_join(0.6), jobs=jobs), loads=[0.3, 0.6, 0.3, 0.3])
+    mean = found.workflows["research"]["mean"]
+    assert (mean.low, mean.high) == (None, None)
+    assert any("which need 1,000" in notice for notice in found.notices)
+
+
+@pytest.mark.parametrize("rho", [0.4, 0.8])
+def test_as_many_jobs_as_a_short_run_says_would_do_do(rho: float) -> None:
+    network, loads = fork_join(rho), [0.3, rho, 0.3, 0.3]
+    for seed in range(4):
+        said = network_steady_state(ps.simulate_network(network, jobs=300, seed=seed), loads=loads).notices
+        told = {notice.split("; ")[-1] for notice in said}
+        assert len(told) == 1  # the same of every reason
+        would_do = told.pop().removesuffix(" would do").replace(",", "")
+        found = network_steady_state(ps.simulate_network(network, jobs=int(would_do), seed=seed), loads=loads)
+        assert not found.too_short, found.notices
+
+
+def test_the_bottleneck_is_the_pool_with_the_least_margin_although_another_has_more_load() -> None:
+    """A small batch size makes decodes fill few of the slots that the token budget would have room for."""
+    stages = {"plan": ps.Stage("slots", 50, 200, then="read"), "read": ps.Stage("tokens", 1500, 5)}
+    pools = {"slots": ps.Pool(ps.Server(TP1, 512, 8)), "tokens": ps.Pool(ps.Server(TP1, 512))}
+    found = check_network(
+        ps.Network(pools, [ps.Workflow("w", ps.Workload.poisson(1.0, 1, 1), stages)]), jobs=200, resolution=0.1
+    )
+    slots, tokens = found.pools
+    assert slots.rho < tokens.rho
+    assert slots.margin < tokens.margin
+    assert found.bottleneck is slots
+    load = found.as_dict()["load"]
+    assert (load["bottleneck"], load["rho"], load["margin"]) == ("slots", slots.rho, slots.margin)
+    assert load["max_load"] == pytest.approx(1 / (1 - slots.margin))
+
+
+def test_cycles_are_certified_in_words_only_where_all_other_hypotheses_hold() -> None:
+    certain = check_network(self_reflection(0.9), jobs=100, resolution=0.1)
+    ((factor, said),) = certain.cycles_in_words()
+    assert certain.certificate.any_policy is not None
+    assert factor == certain.certificate.any_policy.cycles[0].max_load
+    assert "the linear program certifies every work-conserving order of the stages" in said
+    open_ended = rybko_stolyar(0.5, "fcfs", ps.Geometric)
+    ((_, doubtful),) = check_network(open_ended, jobs=100, resolution=0.1).cycles_in_words()
+    assert "would, if the other hypotheses held, certify every work-conserving order of the stages" in doubtful
+    assert "certifies" not in doubtful
 
 
 def test_the_warm_up_of_quick_jobs_is_found_beside_slow_ones() -> None:

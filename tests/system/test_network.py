@@ -334,14 +334,6 @@ def test_a_pool_is_work_conserving_by_its_order_or_by_its_policy() -> None:
     assert Pool(idle, order="hlpps").work_conserving is True  # which fills what the policy leaves
 
 
-def test_replicas_are_covered_by_the_theorem_of_their_router() -> None:
-    assert Pool(PAPER, 1, "round-robin").parallel_theorem == "thm:multi-class"
-    assert Pool(PAPER, 2, "jsq").parallel_theorem == "pro:parallel"
-    assert Pool(PAPER, 2, Router.measure(prefill=1, decode=1)).parallel_theorem == "rem:jsq+"
-    assert Pool(PAPER, 2, "round-robin").parallel_theorem is None
-    assert Pool(PAPER, 2, "jsq", affinity=True).parallel_theorem is None
-
-
 def test_a_network_says_what_it_is() -> None:
     said = fork_join().describe()
     assert said == (

@@ -107,8 +107,18 @@ def test_orders_with_one_line_for_all_stages_have_no_function() -> None:
         ORDERS["fcfs"](TWO_LINES)
 
 
-def test_only_fcfs_over_all_stages_is_known_to_be_k_fcfs() -> None:
-    assert [name for name, known in ORDERS.items() if known.k_fcfs] == ["fcfs"]
+def test_an_order_of_ones_own_is_none_of_penstocks_whatever_its_name() -> None:
+    @ps.order(name="priority")
+    def first_come(lines, params, weights):  # type: ignore[no-untyped-def]
+        weights[:, 0] = lines[:, LINE_BATCHES]
+        return BY_LINE
+
+    assert Order.priority(["a.late"]).ranks_stages
+    assert not first_come.ranks_stages
+    stages = {"1": ps.Stage("pool", 10, 10, then="2"), "2": ps.Stage("pool", 10, 10)}
+    workflow = ps.Workflow("task", ps.Workload.poisson(1, 1, 1), stages)
+    network = ps.Network({"pool": ps.Pool(ps.Server(ps.Affine(1.0, 0.0), 64), order=first_come)}, [workflow])
+    assert network.priorities == (None,)
 
 
 def test_priority_takes_stages_by_name() -> None:
@@ -141,7 +151,7 @@ def prints(lines, params, weights):
 def test_an_order_of_ones_own_is_found_in_a_file_or_given_as_a_function(tmp_path: Path) -> None:
     (tmp_path / "own_order.py").write_text(OWN)
     found = resolve_order("own_order.py:longest", folder=tmp_path)
-    assert (found.name, found.k_fcfs) == ("longest", None)
+    assert found.name == "longest"
     assert found(TWO_LINES)[1][:, 0].tolist() == [8, 10]
     assert resolve_order("own_order:longest", folder=tmp_path).name == "longest"
     assert found.function is not None

@@ -11,18 +11,6 @@ def test_routers_have_codes_of_their_own() -> None:
     assert len({router.code for router in ROUTERS.values()}) == len(ROUTERS) == 6
 
 
-def test_the_paper_covers_random_jsq_and_measures_but_neither_turns_nor_two_choices() -> None:
-    assert {name: router.theorem for name, router in ROUTERS.items()} == {
-        "random": "pro:parallel",
-        "round-robin": None,
-        "jsq": "pro:parallel",
-        "tokens": "rem:jsq+",
-        "work": "rem:jsq+",
-        "power-of-two": None,
-    }
-    assert Router.measure(prefill=1, decode=2).theorem == "rem:jsq+"
-
-
 def test_routers_are_found_by_name() -> None:
     assert resolve_router("jsq") is ROUTERS["jsq"]
     assert resolve_router("jsq").code == ROUTE_REQUESTS

@@ -41,7 +41,7 @@ def network_model(
         replicas=np.array(replicas or [1] * pools),
         capacity=rates,
         full_batch=rates,
-        joins=np.array(joins or [False] * count),
+        branches=np.where(joins or [False] * count, (routes > 0).sum(axis=0), 0),
         sampled=None,
         standard_error=np.zeros(pools),
     )

@@ -279,7 +279,7 @@ def test_a_join_inside_a_cycle_is_certified_below_some_load_and_never_beyond_ove
     found = global_stability(forked, phases=False)
     assert 0 < found.max_load <= found.overload
     assert not found.exact or found.max_load == found.overload
-    plain = dataclasses.replace(forked, joins=np.zeros(4, np.bool_))
+    plain = dataclasses.replace(forked, branches=np.zeros(4, np.int64))
     assert found.max_load <= global_stability(plain, phases=False).max_load * (1 + FOUND)
 
 
@@ -290,7 +290,7 @@ def test_what_waits_at_joins_inside_a_cycle_costs_part_of_the_certificate() -> N
     joins = [k in (3, 7) for k in range(8)]
     external = [float(k in (0, 4)) for k in range(8)]
     forked = network_model([0, 1, 1, 0, 1, 0, 0, 1], [5, 5, 8, 7, 2, 9, 9, 11], [0] * 8, external, onward, joins=joins)
-    plain = global_stability(dataclasses.replace(forked, joins=np.zeros(8, np.bool_)), phases=False)
+    plain = global_stability(dataclasses.replace(forked, branches=np.zeros(8, np.int64)), phases=False)
     assert 0 < global_stability(forked, phases=False).max_load < 0.65 * plain.max_load
 
 
@@ -341,3 +341,31 @@ def test_networks_without_load_and_flags_that_do_not_fit_are_refused() -> None:
         global_stability(rybko_stolyar(), phases=[True, True, False])
     with pytest.raises(InputError, match="no stage that jobs visit has a token"):
         global_stability(route([0, 1], [0, 0]))
+
+
+def test_what_pools_without_a_backlog_pass_on_faster_than_full_batches_counts() -> None:
+    """Where smaller batches carry more than full ones, a pool that holds nothing may flood the next at their rate."""
+    onward = np.eye(5, k=1)
+    onward[4, 0] = 0.5
+    model = network_model([0, 1, 2, 2, 0], [3, 9, 4, 4, 7], [0] * 5, [1, 0, 0, 0, 0], onward)
+    assert global_stability(model, phases=False).max_load == pytest.approx(0.05)
+    faster_in_part = dataclasses.replace(model, capacity=2 * model.full_batch)
+    found = global_stability(faster_in_part, phases=False)
+    assert 0.03 < found.max_load < 0.045
+    assert not found.exact
+
+
+def test_no_limit_is_called_exact_where_jobs_fork_or_meet() -> None:
+    """What is proved of two servers is of jobs that each follow a route of their own."""
+    onward = np.array([[0, 1, 0, 0], [0] * 4, [0, 0, 0, 1], [0] * 4], np.float64)
+    apart = network_model([0, 1, 1, 0], [1, 3, 1, 3], [0] * 4, [1, 0, 1, 0], onward)
+    assert global_stability(apart, phases=False).exact
+    forked = np.zeros((5, 5))
+    forked[:4, :4], forked[0, 4] = onward, 1
+    both = network_model([0, 1, 1, 0, 1], [1, 3, 1, 3, 1], [0] * 5, [1, 0, 1, 0, 0], forked)
+    found = global_stability(both, phases=False)
+    assert found.max_load < found.overload
+    assert not found.exact
+    met = global_stability(network_model([0, 1, 1, 0], [1, 3, 1, 3], [0] * 4, [1, 0.1, 1, 0], onward), phases=False)
+    assert met.max_load < met.overload
+    assert not met.exact

@@ -275,7 +275,14 @@ def test_a_rest_after_a_prompt_has_a_share_without_a_first_token_that_is_sampled
         ),
         (
             {"a": call(["b", "b"]), "b": call("j"), "j": call({"b": 0.5, "end": 0.5}, join=True)},
-            "stage 'b' of agent reaches the join 'j' outside of a fork, so",
+            "stage 'b' of agent comes back to the join 'j' outside of a fork, so there is nothing to wait for; let the "
+            "loop come back to the fork, or to a stage of its own that is no join",
+        ),
+        (
+            {"a": call(["b", "c"]), "b": call("j"), "c": call("j"), "j": call("d", join=True),
+             "d": call({"j": 0.5, "end": 0.5}, most_visits=3)},
+            "stage 'd' of agent comes back to the join 'j' outside of a fork, so there is nothing to wait for; let the "
+            "loop come back to the fork, or to a stage of its own that is no join",
         ),
         (
             {"a": call(["b", "j"]), "b": call("j"), "j": call(join=True)},
@@ -292,8 +299,21 @@ def test_a_rest_after_a_prompt_has_a_share_without_a_first_token_that_is_sampled
         ),
         (
             {"a": call(["b"]), "b": call("j"), "j": call(join=True, most_visits=2)},
-            "stage 'j' of agent is a join with most_visits, and past it branches would never join; limit the fork",
+            "stage 'j' of agent is a join with most_visits, and past it branches would never join; let a loop come "
+            "back to a stage of its own that is no join, and limit that one",
         ),
+        (
+            {"a": call("f"), "f": call(["b", "b"]), "b": call("j"),
+             "j": call({"f": 0.5, "end": 0.5}, join=True, most_visits=2)},
+            "stage 'j' of agent is a join with most_visits, and past it branches would never join; limit the fork 'f' "
+            "instead",
+        ),
+        (
+            {"a": call(["b", "b", "c"]), "b": call(), "c": call(), "d": call()},
+            "stage 'a' of agent forks to 'b' twice, and no path leads to 'd'; put 'd' in place of one, name it in "
+            "another `then`, or leave it out",
+        ),
+        ({"a": call(["b"] * 3), "b": call(), "d": call()}, "stage 'a' of agent forks to 'b' 3 times, and no path"),
         ({"a": call(), "b": call()}, "stage 'b' of agent is reached by no path from 'a'; name it in `then`, or leave"),
         (
             {"a": call("serach"), "search": call()},
@@ -321,6 +341,11 @@ def test_a_rest_after_a_prompt_has_a_share_without_a_first_token_that_is_sampled
         ({"a": Stage("p", 1, 2.5)}, "the output of stage 'a' of agent is 2.5, but must be a whole number"),
         ({"a": call(join="yes")}, "join of stage 'a' of agent is 'yes', but must be true or false; mend it"),
         ({"a": call(delay_ms=-1)}, "delay_ms of stage 'a' of agent is -1, but must be a number from 0"),
+        (
+            {"a": call(delay_ms="400ms")},
+            "delay_ms of stage 'a' of agent is '400ms', but must be a number from 0 to 1,000,000,000,000 ms: give a "
+            "bare number, which counts ms, or for a random delay a distribution",
+        ),
         ({"a": call(transfer_ms_per_token=-1)}, "transfer_ms_per_token of stage 'a' of agent is -1, but must be"),
         (
             {"a": call(["b"]), "b": call("j"), "j": call(join=True, transfer_ms_per_token=1)},
@@ -354,6 +379,76 @@ def test_what_else_a_workflow_cannot_have_is_one_clear_line(given, message):
     with pytest.raises(InputError) as caught:
         Workflow(**{"name": "agent", "arrivals": POISSON, "stages": {"a": call()}} | given)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "repaired",
+    [
+        {"j": call({"f": 0.5, "end": 0.5}, join=True), "f": call(["b", "c"], most_visits=2)},
+        {"j": call({"r": 0.5, "end": 0.5}, join=True), "r": call({"r": 0.5, "end": 0.5}, most_visits=2)},
+        {"j": call("d", join=True), "d": call({"r": 0.5, "end": 0.5}), "r": call("d", most_visits=2)},
+    ],
+    ids=["the fork limited", "a limited stage of its own", "a stage of its own in the loop"],
+)
+def test_a_loop_after_a_join_can_be_limited_as_messages_say(repaired):
+    stages = {"a": call("f"), "f": call(["b", "c"]), "b": call("j"), "c": call("j")} | repaired
+    jobs = Workflow("w", POISSON, stages).jobs(500)
+    limited = next(name for name, stage in stages.items() if stage.most_visits)
+    job = np.repeat(np.arange(jobs.count), np.diff(jobs.first_request))
+    visits = np.bincount(job[jobs.stage == list(stages).index(limited)], minlength=jobs.count)
+    assert visits.max() == 2
+
+
+# Notices of joins that may have been forgotten
+
+
+def noted(stages):
+    return [(notice.split("'")[1], notice) for notice in Workflow("w", POISSON, stages).notices]
+
+
+def test_a_stage_that_all_branches_reach_without_a_join_is_noted_and_runs_once_for_each():
+    """Its successors run as often, but the note is of the one that would wait."""
+    stages = {
+        "plan": call(["web", "code", "docs"]),
+        "web": call("draft"),
+        "code": call("draft"),
+        "docs": call("draft"),
+        "draft": call("critic"),
+        "critic": call({"revise": 0.4, "end": 0.6}),
+        "revise": call("critic", most_visits=2),
+    }
+    assert noted(stages) == [
+        (
+            "draft",
+            "stage 'draft' of w is reached by 3 branches of 'plan' and is no join, so it runs once for each that "
+            "comes; give it join: true if it is to wait for them",
+        )
+    ]
+    assert np.bincount(Workflow("w", POISSON, stages).jobs(100).stage)[4] == 300
+    waiting = stages | {"draft": call("critic", join=True)}
+    assert noted(waiting) == []
+    assert np.bincount(Workflow("w", POISSON, waiting).jobs(100).stage)[4] == 100
+
+
+@pytest.mark.parametrize(
+    ("stages", "names"),
+    [
+        *((stages, []) for stages in GRAPHS.values()),  # copies of one branch are meant
+        ({"a": call(["b", "c"]), "b": call({"d": 0.5, "e": 0.5}), "c": call({"d": 0.5, "end": 0.5}), "d": call("e"),
+          "e": call()}, ["d", "e"]),
+        ({"a": call(["b", "c"]), "b": call({"a": 0.3, "end": 0.7}), "c": call()}, []),  # a fork begun anew
+        ({"a": call(["b", "c"]), "b": call("c"), "c": call()}, ["c"]),
+        ({"a": call(["b", "b", "c"]), "b": call("d"), "c": call("d"), "d": call()}, ["d"]),
+        ({"a": call(["b", "c"]), "b": call("d"), "c": call("d"), "d": call("j"), "j": call(join=True)}, ["d"]),
+        ({"a": call({"b": 0.5, "c": 0.5}), "b": call("d"), "c": call("d"), "d": call()}, []),  # no fork
+        # each branch forks and joins in itself, and what comes then waits for neither
+        ({"a": call(["b", "c"]), "b": call(["d", "e"]), "c": call(["e", "d"]), "d": call("j"), "e": call("j"),
+          "j": call("k", join=True), "k": call("l"), "l": call()}, ["d", "e", "k"]),
+        ({"a": call(["b", "c"]), "b": call({"d": 0.0, "end": 1.0}), "c": call("d"), "d": call()}, []),  # no chance
+    ],
+)  # fmt: skip
+def test_only_what_different_branches_of_a_fork_reach_first_is_noted(stages, names):
+    assert [name for name, _ in noted(stages)] == names
 
 
 def test_a_flood_of_an_unknown_stage_suggests_the_nearest():

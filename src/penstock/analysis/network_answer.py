@@ -1,6 +1,7 @@
 """The answer for a network: theorem, flood test and run side by side."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,21 @@ from penstock.run import Progress
 from penstock.simulate_network import simulate_network
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
-from penstock.theory.network import NetworkCertificate, certify_network
+from penstock.theory.network import CERTIFIED, SPIRAL, VIRTUAL, NetworkCertificate, certify_network
+from penstock.theory.network_hypotheses import CARRIED
 from penstock.workload.sessions import Sessions
 
 MOST_JOBS = 10_000_000
 """Of a run: each keeps a row per request in memory."""
 
 RECORDED = "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to test stability"
+
+POOLS_IN_WORDS = (
+    "Load: tokens that arrive, over the most that batches filled up to the token budget process. Margin: what is left "
+    "up to the load that no policy carries within all limits of a batch, so the two need not add up to 1. Busy: share "
+    "of the time in batches; decoding keeps a replica busy at any load, so busy is no sign of overload."
+)
+ANOTHER_ORDER = "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
 
 _TEST_SHARE = 0.5  # of the work, for the progress bar
 
@@ -127,17 +136,52 @@ class NetworkAnswer:
         said = self.certificate.verdict
         return self.stability.verdict if said == "unknown" and self.stability else said
 
+    @property
+    def bottleneck(self) -> PoolAnswer:
+        """The pool with the least margin."""
+        return min(self.pools, key=lambda pool: round(pool.margin, 9))
+
+    @property
+    def max_load(self) -> float:
+        """Factor on all rates above which no policy is stable."""
+        return 1 / (1 - self.bottleneck.margin) if self.bottleneck.margin < 1 else math.inf
+
+    @property
+    def order_fails(self) -> bool:
+        """Whether a priority order is what makes the network unstable, by theorem."""
+        return self.certificate.theorem in (VIRTUAL, SPIRAL)
+
+    def cycles_in_words(self) -> list[tuple[float, str]]:
+        """Return of each cycle of pools the factor on all rates that is certified, and what that means."""
+        anyone = self.certificate.any_policy
+        others = all(h.held for h in self.certificate.hypotheses if h.name not in (CERTIFIED, CARRIED))
+        said = []
+        for cycle in anyone.cycles if anyone else ():
+            if cycle.max_load == 0:
+                what = "nothing is known of every work-conserving order of the stages"
+            else:
+                what = "the linear program " + (
+                    "certifies" if others else "would, if the other hypotheses held, certify"
+                )
+                what += " every work-conserving order of the stages up to so many times this load"
+                if cycle.max_load >= cycle.overload * (1 - 1e-5):
+                    what += ", where a pool is overloaded"
+                elif cycle.exact and others:
+                    what += "; above it some order fails"
+            said.append((cycle.max_load, f"jobs go round between {' - '.join(cycle.pools)}: {what}"))
+        return said
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``network``."""
-        certificate, run, steady = self.certificate, self.run, self.latency
+        certificate, run, steady, bottleneck = self.certificate, self.run, self.latency, self.bottleneck
         growth = run.growth_tokens_per_s
         return {
             "verdict": self.verdict,
             "load": {
-                "bottleneck": certificate.bottleneck.name,
-                "rho": certificate.rho,
-                "margin": certificate.margin,
-                "max_load": certificate.max_load,
+                "bottleneck": bottleneck.name,
+                "rho": bottleneck.rho,
+                "margin": bottleneck.margin,
+                "max_load": self.max_load if np.isfinite(self.max_load) else None,
             },
             "certificate": certificate_as_dict(certificate),
             "stability": self.stability.as_dict() if self.stability else None,

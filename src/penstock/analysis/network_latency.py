@@ -26,7 +26,16 @@ Samples = tuple[Ints, Ints]
 Statistics = Mapping[str, Estimate]
 """By ``mean``, ``p50``, ``p90``, ``p95``, ``p99``; seconds."""
 
-LEAST_JOBS = LEAST_REQUESTS
+LEAST_JOBS = 1_000
+"""Jobs after the warm-up below which no interval is given."""
+
+FILLING = 2.0
+"""Mean E2E from the start over which jobs are left out: the first ones meet a network that is not yet full."""
+
+_GROUPS = 100
+"""Of jobs, over which the variability of what they bring is measured."""
+_NO_RUN = 1e8
+"""Jobs that no run has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +73,9 @@ def network_steady_state(
 ) -> NetworkSteadyState:
     """Estimate the latency of the steady state from one run.
 
-    The warm-up is found in the E2E of all jobs, each over the mean of its workflow. Jobs from the first unfinished one
-    on are left out, since behind it only the quick ones have ended. Intervals of a recording are for it gone on with.
+    The warm-up is found in the E2E of all jobs, each over the mean of its workflow, and is `FILLING` times the mean E2E
+    at least. Jobs from the first unfinished one on are left out, since behind it only the quick ones have ended.
+    Intervals of a recording are for it gone on with.
 
     Parameters
     ----------
@@ -97,11 +107,12 @@ def network_steady_state(
         )
     e2e = (run.finish - run.arrival)[:count]
     removed, still_warming = intervals.warmup(_relative(e2e, run.workflow[:count]))
-    used = (count - removed) // BATCHES * BATCHES
+    filling = _filling(run.arrival[:count], e2e)
+    used = max(count - max(removed, filling), 0) // BATCHES * BATCHES
     removed = count - used
-    short = []
+    at_once = float(e2e.sum()) / max(int(np.ptp(run.arrival[:count])), 1) if count else 0.0  # Little's law
+    short = _shortness(run, run.rows, count, count - filling, used, at_once, loads)
     if few := used < LEAST_JOBS:
-        short = [f"{used:,} jobs are too few for intervals, which need {LEAST_JOBS:,} after the warm-up"]
         used, removed = count, 0
     batch = np.full(run.arrived, -1)  # of each job; -1: left out
     batch[removed:count] = np.arange(used) * (1 if few else BATCHES) // max(used, 1)
@@ -120,7 +131,7 @@ def network_steady_state(
     }
     if not few:
         alike = max(found.correlation for found in workflows.values())
-        short = _shortness(run, run.rows, count, used, still_warming, alike, loads)
+        short += _unsteady(count, still_warming, alike)
 
     def estimated(found: "_Batched") -> Statistics:
         return found.estimates(confidence, run.tick_s, bool(short))
@@ -142,6 +153,19 @@ def _relative(e2e: Ints, workflow: npt.NDArray[np.int32]) -> Floats:
     means = np.bincount(workflow, e2e) / counts
     relative: Floats = e2e / np.maximum(means, 1.0)[workflow]
     return relative
+
+
+def _filling(arrival: Ints, e2e: Ints) -> int:
+    """Return how many jobs begin before the network has filled."""
+    if not e2e.size:
+        return 0
+    return int(np.searchsorted(arrival, arrival[0] + FILLING * e2e.mean()))
+
+
+def _rounded_up(jobs: float) -> int:
+    """Round up to two digits."""
+    step = 10 ** max(int(math.log10(jobs)) - 1, 0)
+    return math.ceil(jobs / step) * step
 
 
 class _Batched:
@@ -184,16 +208,8 @@ class _Batched:
         return found
 
 
-def _shortness(
-    run: NetworkRun,
-    rows: RequestRows,
-    count: int,
-    used: int,
-    still_warming: bool,
-    alike: float,
-    loads: npt.ArrayLike | None,
-) -> list[str]:
-    """Say why the run is too short, if it is."""
+def _unsteady(count: int, still_warming: bool, alike: float) -> list[str]:
+    """Say what E2E itself tells of a run that is too short."""
     why = []
     if still_warming:
         why.append(f"E2E still rises half-way through this run of {count:,} jobs; simulate more")
@@ -202,19 +218,44 @@ def _shortness(
             f"successive {BATCHES}ths of the run depend on each other (correlation {alike:.2f}), so intervals are too "
             f"narrow; simulate more than {count:,} jobs"
         )
+    return why
+
+
+def _shortness(
+    run: NetworkRun, rows: RequestRows, count: int, seen: int, used: int, at_once: float, loads: npt.ArrayLike | None
+) -> list[str]:
+    """Say why the jobs are too few, if they are, and how many would do."""
+    few, never = [], []
+    least = max(LEAST_JOBS, BATCHES * at_once)
+    if used < LEAST_JOBS:
+        few = [f"{used:,} jobs after the warm-up are too few for intervals, which need {LEAST_JOBS:,}"]
+    if seen < BATCHES * at_once:
+        few.append(
+            f"{at_once:,.0f} jobs are in the network at once, and each {BATCHES}th of the run must have as many, so "
+            f"{seen:,} after the warm-up are too few"
+        )
     for place, load in enumerate([] if loads is None else np.asarray(loads, np.float64).tolist()):
         relaxation = relaxation_requests(load, _variability(run, rows, place, count))
         name = list(run.network.pools)[place]
         if load >= 1:
-            why.append(f"as far as can be told, no less arrives at pool {name} than it carries: it may never be steady")
-        elif used < RELAXATIONS * relaxation:
-            enough = RELAXATIONS * relaxation
-            would_do = f"{enough:,.0f} would do" if enough < 1e8 else "no run is long enough"
-            why.append(
-                f"at {load:.3f} of what pool {name} can carry its queue forgets its past over {relaxation:,.0f} jobs "
-                f"(its relaxation time), so {used:,} are too few; {would_do}"
+            never.append(
+                f"as far as can be told, no less arrives at pool {name} than it carries: it may never be steady"
             )
-    return why
+            continue
+        least = max(least, RELAXATIONS * relaxation)
+        if seen < RELAXATIONS * relaxation:
+            few.append(
+                f"at {load:.3f} of what pool {name} can carry its queue forgets its past over {relaxation:,.0f} jobs "
+                f"(its relaxation time), so {seen:,} after the warm-up are too few"
+            )
+    if never:
+        return [*few, *never]
+    # A short run tells little of how long it should be: three standard errors of a variance are added. A warm-up that
+    # is found in E2E is half the run at most.
+    doubt = 1 + 3 * math.sqrt(2 / max(min(count // 10, _GROUPS), 1))
+    enough = max(2 * LEAST_JOBS, doubt * (least + FILLING * at_once))
+    would_do = f"{_rounded_up(enough):,} would do" if enough < _NO_RUN else "no run is long enough"
+    return [f"{why}; {would_do}" for why in few]
 
 
 def _variability(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> float:
@@ -226,7 +267,7 @@ def _variability(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> f
     gaps = np.diff(run.arrival[:count]).astype(float)
     if not gaps.any() or not tokens.any():
         return 0.0
-    size = count // 100 if count >= 1000 else 10
+    size = count // _GROUPS if count >= 10 * _GROUPS else 10
     drift = tokens[:-1] / tokens.mean() - gaps / gaps.mean()
     groups = drift[: drift.size // size * size].reshape(-1, size).sum(axis=1)
     return float(groups.var(ddof=1)) / size if groups.size > 1 and math.isfinite(groups.sum()) else 0.0

@@ -6,7 +6,8 @@ begin there, beside those that arrive as they do, and the work that the jobs in 
 included, is watched until it has fallen to half of what it was, or has risen to eight times of it. Stable if it falls
 from every flood; unstable if it rises from any: a priority order may be safe after one flood and not after another.
 
-As for one server, work arrives at its mean rate instead of as it came (a control variate), where that rate is known.
+Pools differ, and the work of a large one can drain while a small one fails. So from each flood the work of the flooded
+stage's own pool has to fall to half as well: what a pool that gets more than it can do still has to do never falls.
 """
 
 import dataclasses
@@ -31,12 +32,15 @@ from penstock.workload.jobs import Jobs
 FALLEN, RISEN = 0.5, 8.0
 """Barriers, in units of the work at the start."""
 
-_GONE = 0.125  # what is left when everything there was has left, whatever arrived
 _PASSES = 8  # initial work, in what fills every batch while a request is decoded
 _DELAYS = 4  # initial work, in that of the jobs which delays alone keep in the network
 _FEWEST_JOBS = 200
 _MOST_JOBS = 2**20
+_SAMPLE = 2_000  # jobs, for how their work varies
+_LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
+_MOST_AGAIN = 2e7  # jobs that may arrive in a larger flood after one that was undecided
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
+_LEVEL = 2.0  # initial work over the resolution that has arrived when a level that has not risen is taken for normal
 _PATIENCE = 10.0  # initial work over the resolution: what may arrive before the answer is undecided
 _STEPS = 256  # batches between two looks, at first
 _LOOKS = 256  # at the path, about, before it is thinned
@@ -137,7 +141,8 @@ def network_verdict(
         For everything random.
     most_jobs
         Jobs that may arrive during one flood before it is undecided. Default: as many as bring ten times the initial
-        work over the resolution.
+        work over the resolution; where the work stays level before, the flood is too small to tell, and a larger one is
+        tried.
     progress
         Called now and then with the share that is done.
 
@@ -163,7 +168,10 @@ def network_verdict(
                 progress((done + min(share, 1.0)) / len(stages))
 
         for times in range(_TRIES):
-            found = _Flooded(network, model, stage, resolution, seed, _LARGER**times).watch(most_jobs, report)
+            flooded = _Flooded(network, model, stage, resolution, seed, _LARGER**times)
+            if times and flooded.most_jobs > _MOST_AGAIN:
+                break
+            found = flooded.watch(most_jobs, report)
             if found.outcome != "undecided" or most_jobs is not None:
                 break
         floods.append(found)
@@ -181,75 +189,109 @@ class _Flooded:
     def __init__(
         self, network: Network, model: NetworkModel, stage: int, resolution: float, seed: int, times: int
     ) -> None:
-        self.network, self.stage, self.resolution = network, network.stages[stage], resolution
-        self.offered = float(model.offered.sum())
+        self.network, self.stage, self.pool = network, network.stages[stage], int(network.stage_pool[stage])
         self.jobs_rate = float(model.external.sum())
-        self.session = NetworkSession(network, TICK_S, True, NEVER)
-        trial = network.flooded(self.stage, _FEWEST_JOBS, seed)
-        waits = self.offered * float(trial.delay_s.sum()) / _FEWEST_JOBS  # tokens of jobs that wait for a tool
-        work = times * max(_PASSES * _pipeline(network), _DELAYS * waits)
-        self.initial = min(max(math.ceil(work / (_tokens(network, trial) / _FEWEST_JOBS)), _FEWEST_JOBS), _MOST_JOBS)
+        self.initial = _initial(network, model, self.stage, self.pool, resolution, seed, times)
         flood = network.flooded(self.stage, self.initial, seed)
         self.source: Iterator[Jobs] = network.blocks(seed)
-        self.session.add(Jobs.joined([flood, next(self.source)]))
-        self.work = float(_tokens(network, flood))
-        # tokens that are found in a cache, and how many a sampled mean really is, only the run can say
-        self.controlled = model.sampled is None and network.reuse_is_certain
-        self.dropped = 0
+        self.session = NetworkSession(network, TICK_S, True, NEVER)
+        self.gone = np.zeros(len(network.pools))  # tokens of the jobs that are dropped
+        self.known = np.zeros((1, len(network.pools)))
+        self.jobs = 0
+        self._add(Jobs.joined([flood, next(self.source)]))
+        self.work, self.work_here = float(self.known[self.initial].sum()), float(self.known[self.initial, self.pool])
+        here = self.work_here / float(model.offered[self.pool])
+        self.most_jobs = _PATIENCE / resolution * max(here, self.work / float(model.offered.sum())) * self.jobs_rate
         self.steps = _STEPS
+
+    def _add(self, jobs: Jobs) -> None:
+        """Let jobs arrive, and note what they bring to each pool."""
+        self.session.add(jobs)
+        self.known = np.concatenate([self.known, self.known[-1] + np.cumsum(_tokens(self.network, jobs), axis=0)])
 
     def watch(self, most_jobs: int | None, report: Progress) -> Flood:
         """Run until the work has reached a barrier."""
-        patience = _PATIENCE * self.work / self.resolution / self.offered  # seconds
-        if most_jobs is not None:
-            patience = most_jobs / self.jobs_rate
+        patience = (self.most_jobs if most_jobs is None else most_jobs) / self.jobs_rate
         path = [(0.0, 1.0)]
         highest, outcome = 1.0, "undecided"
+        level_s = patience * _LEVEL / _PATIENCE
         while path[-1][0] < patience:
             self._go_on()
-            time_s, ratio = self._look()
+            time_s, ratio, here = self._look()
             path.append((time_s, ratio))
             highest = max(highest, ratio)
-            if ratio <= FALLEN or self.session.future_tokens <= _GONE * self.work:
+            if max(ratio, here) <= FALLEN:
                 outcome = "stable"
                 break
             if ratio >= RISEN:
                 outcome = "unstable"
                 break
+            if time_s > level_s and ratio < 1 + _LEVEL / 2 * time_s / level_s:  # less than half of the resolution
+                break
             if len(path) > 2 * _LOOKS:
                 path, self.steps = path[::2], 2 * self.steps
             report(time_s / patience)
-        arrivals = self.dropped + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial
+        arrivals = self.jobs + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial
         return Flood(self.stage, outcome, self.initial, arrivals, path[-1][1], highest, np.array(path))  # type: ignore[arg-type]
 
     def _go_on(self) -> None:
         if self.session.run(False, steps=self.steps):
-            self.dropped += self.session.fold(everything=False).jobs.count
-            self.session.add(next(self.source))
+            done = self.session.fold(everything=False).jobs.count
+            self.jobs += done
+            self.known = self.known[done:]
+            self._add(next(self.source))
 
-    def _look(self) -> tuple[float, float]:
-        session = self.session
-        time_s = session.now * TICK_S
-        if not self.controlled:
-            return time_s, session.future_tokens / self.work
-        processed = int(session.net.servers[:, kernel.PROCESSED].sum())
-        return time_s, 1 + (self.offered * time_s - processed) / self.work
+    def _look(self) -> tuple[float, float, float]:
+        """Return the time, and what work is left over that at the start: in the network, and for the flooded pool."""
+        net, time_s = self.session.net, self.session.now * TICK_S
+        if not self.network.reuse_is_certain:  # what pools are spared shows when requests arrive
+            ratio = self.session.future_tokens / self.work
+            return time_s, ratio, ratio
+        processed = np.bincount(net.servers[:, kernel.POOL], net.servers[:, kernel.PROCESSED], len(self.gone))
+        left = self.known[net.state[kernel.NEXT_JOB]] - processed
+        return time_s, float(left.sum()) / self.work, float(left[self.pool]) / self.work_here
 
 
-def _tokens(network: Network, jobs: Jobs) -> int:
-    """Return the forward tokens of some jobs, without what is sure to be found of their contexts."""
+def _initial(
+    network: Network, model: NetworkModel, stage: str, pool: int, resolution: float, seed: int, times: int
+) -> int:
+    """Return how many jobs flood a stage.
+
+    So many that their work, at its pool and in all, is a multiple of what the network holds in its batches and delays
+    anyway, and that chance moves it to a barrier against a drift of the resolution with a probability of 1% at most:
+    exp(-resolution W / (E[S^2] / E[S])), S what an arriving job brings.
+    """
+    trial = network.flooded(stage, _FEWEST_JOBS, seed)
+    brought = _tokens(network, trial).mean(axis=0)
+    arriving = _tokens(network, network.jobs(_SAMPLE, seed))
+    waits = float(model.offered.sum()) * float(trial.delay_s.sum()) / trial.count  # tokens of jobs that wait for a tool
+    pipeline = _pipeline(network)
+    jobs = [float(_FEWEST_JOBS)]
+    for bring, come, held in (
+        (brought.sum(), arriving.sum(axis=1), max(_PASSES * pipeline.sum(), _DELAYS * waits)),
+        (brought[pool], arriving[:, pool], _PASSES * pipeline[pool]),
+    ):
+        chance = _LOG_ERROR / resolution * float((come**2).sum() / max(come.sum(), 1.0))
+        jobs.append(times * max(held, chance) / max(float(bring), 1.0))
+    return min(math.ceil(max(jobs)), _MOST_JOBS)
+
+
+def _tokens(network: Network, jobs: Jobs) -> npt.NDArray[np.float64]:
+    """Return the forward tokens that each job brings to each pool, without what is sure to be found of its context."""
     engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
-    saved = engine[network.stage_pool[jobs.stage]] & (jobs.prompt > 0) & (jobs.output > 0)
-    tokens = jobs.prompt.sum(dtype=np.int64) + jobs.output.sum(dtype=np.int64) - saved.sum()
+    pool = network.stage_pool[jobs.stage]
+    tokens = jobs.prompt + jobs.output.astype(np.int64) - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
     if network.reuse_is_certain:
-        tokens -= np.minimum(jobs.reuse, np.maximum(jobs.prompt - 1, 0)).sum(dtype=np.int64)
-    return int(tokens)
+        tokens -= np.minimum(jobs.reuse, np.maximum(jobs.prompt - 1, 0))
+    count = len(network.pools)
+    brought = np.bincount(jobs.job * count + pool, tokens, jobs.count * count).astype(np.float64)
+    return brought.reshape(jobs.count, count)
 
 
-def _pipeline(network: Network) -> float:
-    """Return the tokens that full batches of all replicas process while a mean request decodes."""
-    tokens = 0.0
+def _pipeline(network: Network) -> npt.NDArray[np.float64]:
+    """Return, for each pool, the tokens that its full batches process while a mean request decodes."""
+    tokens = []
     for place, pool in enumerate(network.pools.values()):
-        decodes = network.decode_means[network.stage_pool == place].max()
-        tokens += pool.replicas * pool.server.token_budget * max(float(decodes), 1.0)
-    return tokens
+        decodes = float(network.decode_means[network.stage_pool == place].max())
+        tokens.append(pool.replicas * pool.server.token_budget * max(decodes, 1.0))
+    return np.array(tokens)

@@ -120,11 +120,6 @@ class Network:
         return np.array([self.stage_line[self.stage_pool == p].max() + 1 for p in range(len(self.pools))], np.int64)
 
     @functools.cached_property
-    def router_codes(self) -> Ints:
-        """Shape (pools,), what the kernel calls each pool's router."""
-        return np.array([pool.router.code for pool in self.pools.values()], np.int64)
-
-    @functools.cached_property
     def router_weights(self) -> Ints:
         """Shape (stages, 2): what a request in prefill, and in decode, counts for routers that weigh; 0 for others."""
         expected = _WEIGHT * np.column_stack([self.prefill_means + self.decode_means, self.decode_means])
@@ -146,7 +141,7 @@ class Network:
 
     def _order_params(self, place: int, name: str) -> Floats:
         order = self.pools[name].order
-        if order.name != "priority":
+        if not order.ranks_stages:
             return np.array(order.params, np.float64)
         ranking = self.priorities[place]
         assert ranking is not None
@@ -157,7 +152,7 @@ class Network:
     def priorities(self) -> tuple[tuple[int, ...] | None, ...]:
         """The stages of each pool under ``priority``, most urgent first, by their numbers; None for other orders."""
         return tuple(
-            self._ranking(place, name) if pool.order.name == "priority" else None
+            self._ranking(place, name) if pool.order.ranks_stages else None
             for place, (name, pool) in enumerate(self.pools.items())
         )
 
@@ -189,16 +184,16 @@ class Network:
         """Return which of the full names is meant; a stage's own name will do where only one has it."""
         if given in names:
             return names.index(given)
-        short = [place for place, name in enumerate(names) if name in self.stages and name.endswith(f".{given}")]
+        short = [place for place, name in enumerate(names) if name.endswith(f".{given}")]
         if len(short) == 1:
             return short[0]
         if short:
             raise InputError(
                 f"{where} names {given!r}, which several workflows have; say which, such as {names[short[0]]!r}"
             )
-        if given in self.stages:
-            pool = self._pool_names[self.stages.index(given)]
-            raise InputError(f"{where} names {given!r}, which pool {pool!r} serves; leave it out")
+        for name, pool in zip(self.stages, self._pool_names, strict=True):
+            if name == given or name.endswith(f".{given}"):
+                raise InputError(f"{where} names {given!r}, which pool {pool!r} serves; leave it out")
         raise InputError(f"{where} names {checks.shown(given)}, which is no stage{nearest(given, names)}")
 
     def stage_number(self, stage: str) -> int:
@@ -320,7 +315,7 @@ class Network:
             replicas=self.replicas,
             capacity=self.replicas * np.array([s.batch_time.capacity(s.token_budget) for s in servers]),
             full_batch=self.replicas * np.array(full),
-            joins=np.array([stage.join for workflow in self.workflows for stage in workflow.stages.values()]),
+            branches=np.concatenate([workflow.branches for workflow in self.workflows]),
             sampled=min(sampled, default=None),
             standard_error=self._standard_error(),
         )

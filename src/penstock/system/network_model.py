@@ -35,8 +35,8 @@ class NetworkModel:
         Shape (pools,), tokens/s of the whole pool: replicas x max b/t_b.
     full_batch
         Shape (pools,), tokens/s with batches filled to the token budget: replicas x b_max / t_bmax.
-    joins
-        Whether each stage waits for several others; shape (stages,).
+    branches
+        Shape (stages,), how many branches of a job a stage waits for at most; 0 where it is no join.
     sampled
         Jobs from which means were sampled (loops with a cap, growing contexts), or None where they are exact.
     standard_error
@@ -54,9 +54,14 @@ class NetworkModel:
     replicas: Ints
     capacity: Floats
     full_batch: Floats
-    joins: npt.NDArray[np.bool_]
+    branches: Ints
     sampled: int | None
     standard_error: Floats
+
+    @property
+    def joins(self) -> npt.NDArray[np.bool_]:
+        """Shape (stages,), whether each stage waits for branches."""
+        return self.branches > 0
 
     @property
     def offered(self) -> Floats:

@@ -66,9 +66,6 @@ class Order:
     fills
         Whether a batch is filled with all that waits, whatever the pool's policy does: because the policy is not asked,
         or because what it leaves is filled. Else the pool is work-conserving if its policy is.
-    k_fcfs
-        Whether the K-FCFS condition holds over the stages of a pool, for policies that serve each phase in order of
-        arrival; None: not known.
     """
 
     name: str
@@ -76,7 +73,6 @@ class Order:
     params: tuple[float, ...] = ()
     stages: tuple[str, ...] = ()
     fills: bool = False
-    k_fcfs: bool | None = None
 
     @staticmethod
     def priority(stages: Sequence[str]) -> "Order":
@@ -91,6 +87,16 @@ class Order:
     def single_line(self) -> bool:
         """Whether all stages of a pool wait in one line."""
         return self.function is None
+
+    @property
+    def by_age(self) -> bool:
+        """Whether it is ``global-age``; a copy of it, too."""
+        return self.single_line and self.name == "global-age"
+
+    @property
+    def ranks_stages(self) -> bool:
+        """Whether it is ``priority``, and no order of the user's own by that name."""
+        return self.function is priority
 
     def __call__(self, lines: npt.ArrayLike, params: Sequence[float] | None = None) -> tuple[int, Floats]:
         """Return the mode and the weights, shape (lines, 2), for one state of the lines, shape (lines, 8)."""
@@ -216,14 +222,14 @@ def round_robin(lines, params, weights):  # type: ignore[no-untyped-def]
 ORDERS: dict[str, Order] = {
     o.name: o
     for o in (
-        Order("fcfs", None, k_fcfs=True),
-        Order("global-age", None, fills=True, k_fcfs=False),
-        Order("priority", priority, k_fcfs=False),
-        Order("decode-first", decode_first, fills=True, k_fcfs=False),
-        Order("back-pressure", back_pressure, k_fcfs=False),
-        Order("back-pressure-phase", back_pressure_phase, fills=True, k_fcfs=False),
-        Order("hlpps", hlpps, fills=True, k_fcfs=False),
-        Order("round-robin", round_robin, k_fcfs=False),
+        Order("fcfs", None),
+        Order("global-age", None, fills=True),
+        Order("priority", priority),
+        Order("decode-first", decode_first, fills=True),
+        Order("back-pressure", back_pressure),
+        Order("back-pressure-phase", back_pressure_phase, fills=True),
+        Order("hlpps", hlpps, fills=True),
+        Order("round-robin", round_robin),
     )
 }
 """The orders that have a name.

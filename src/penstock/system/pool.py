@@ -6,7 +6,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.kernel.signatures import SEES_DECODES
 from penstock.system.engines import Engine
-from penstock.system.orders import ORDERS, Order, OrderFunction, resolve_order
+from penstock.system.orders import Order, OrderFunction, resolve_order
 from penstock.system.policies import POLICIES, Policy
 from penstock.system.routing import Router, resolve_router
 from penstock.system.server import Server
@@ -83,15 +83,8 @@ class Pool:
         """
         if self.policy.sees == SEES_DECODES:
             return False
-        lasting = self.order.single_line or self.order.fills or self.order.function is ORDERS["priority"].function
+        lasting = self.order.single_line or self.order.fills or self.order.ranks_stages
         return lasting or any(self.policy.function is POLICIES[name].function for name in _TAKE_ALL)
-
-    @property
-    def parallel_theorem(self) -> str | None:
-        """What says that the replicas are stable up to their summed capacity; None where the paper says nothing."""
-        if self.replicas == 1:
-            return "thm:multi-class"
-        return None if self.affinity else self.router.theorem
 
     def describe(self) -> str:
         """Say in a few words what serves."""

@@ -26,16 +26,12 @@ class Router:
         How tables and messages call it.
     code
         What the kernel calls it (``ROUTE_...`` in `penstock.kernel.signatures`).
-    theorem
-        What says that the replicas together are stable up to their summed capacity, as one server is:
-        ``pro:parallel``, its remark ``rem:jsq+``, or None where the paper says nothing.
     prefill_weight, decode_weight
         For a `measure`: what a request in each phase counts.
     """
 
     name: str
     code: int
-    theorem: str | None = None
     prefill_weight: float | None = None
     decode_weight: float | None = None
 
@@ -54,17 +50,17 @@ class Router:
             checks.number(f"the {phase} weight of a measure", weight, _SMALLEST, _LARGEST, "", why)
             for phase, weight in (("prefill", prefill), ("decode", decode))
         ]
-        return Router("measure", ROUTE_WORK, "rem:jsq+", *weights)
+        return Router("measure", ROUTE_WORK, *weights)
 
 
 ROUTERS: dict[str, Router] = {
     r.name: r
     for r in (
-        Router("random", ROUTE_RANDOM, "pro:parallel"),
+        Router("random", ROUTE_RANDOM),
         Router("round-robin", ROUTE_ROUND_ROBIN),
-        Router("jsq", ROUTE_REQUESTS, "pro:parallel"),
-        Router("tokens", ROUTE_TOKENS, "rem:jsq+"),
-        Router("work", ROUTE_WORK, "rem:jsq+"),
+        Router("jsq", ROUTE_REQUESTS),
+        Router("tokens", ROUTE_TOKENS),
+        Router("work", ROUTE_WORK),
         Router("power-of-two", ROUTE_POWER_OF_TWO),
     )
 }

@@ -175,13 +175,21 @@ def _over_cycles(
         if len(stations) > 1:
             part = classes.at(stations)
             two = replicas is not None and len(stations) == 2 and all(replicas[s] == 1 for s in stations)
-            plain = not part.joins.any() and bool(np.isin(part.onward, (0.0, 1.0)).all())  # what the proofs look at
-            cycles.append(_cycle(part, stations, conditions(part, stations), two and plain))
+            cycles.append(_cycle(part, stations, conditions(part, stations), two and _fixed_routes(part)))
     overload = 1 / float(classes.rho.max())
     max_load = min([overload, *(cycle.max_load for cycle in cycles)])
     stable = overload > 1 and all(cycle.stable for cycle in cycles)
     exact = max_load == overload or any(cycle.exact for cycle in cycles if cycle.max_load == max_load)
     return GlobalStability(stable, max_load, overload, tuple(cycles), exact)
+
+
+def _fixed_routes(classes: FluidClasses) -> bool:
+    """Whether each class follows one other at most and is followed by one at most, as the proof of exactness asks."""
+    ways, follows = classes.onward, classes.onward.any(axis=0)
+    alone = (ways.sum(axis=0) <= 1).all() and (ways.sum(axis=1) <= 1).all()
+    begins = classes.external > 1e-12 * classes.rate
+    alone = alone and np.allclose(classes.fastest, classes.seconds)
+    return bool(np.isin(ways, (0.0, 1.0)).all() and alone and not (begins & follows).any() and not classes.joins.any())
 
 
 def _cycle(classes: FluidClasses, stations: tuple[int, ...], conditions: Conditions | None, exact: bool) -> Cycle:

@@ -33,6 +33,9 @@ class FluidClasses:
     seconds
         Shape (classes,), mean tokens over what full batches of the pool carry per second: its time for one
         request. Above 0.
+    fastest
+        Shape (classes,), the same in the batches that carry the most: those of a pool without a backlog may stop short
+        of the token budget, and be faster.
     external
         Shape (classes,), requests/s from outside.
     onward
@@ -52,6 +55,7 @@ class FluidClasses:
     phase: Ints
     station: Ints
     seconds: Floats
+    fastest: Floats
     external: Floats
     onward: Floats
     rate: Floats
@@ -79,6 +83,7 @@ class FluidClasses:
             phase=self.phase[kept],
             station=self.station[kept],
             seconds=self.seconds[kept],
+            fastest=self.fastest[kept],
             external=np.maximum(self.rate[kept] - self.rate[kept] @ onward, 0.0),
             onward=onward,
             rate=self.rate[kept],
@@ -134,6 +139,7 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         phase=phase[kept],
         station=model.pool[stage[kept]],
         seconds=tokens[kept] / model.full_batch[model.pool[stage[kept]]],
+        fastest=tokens[kept] / model.capacity[model.pool[stage[kept]]],
         external=external[kept] + external[~kept] @ through,
         onward=onward[np.ix_(kept, kept)] + onward[np.ix_(kept, ~kept)] @ through,
         rate=rate[kept],

@@ -13,8 +13,8 @@ one per station, such that for each class k that station s may serve
 
 where u_k is the weight of class k in G_j, or any weight of at least 0 if the class passes on what reaches it, since its
 level stays at 0. Then G_j grows by sum over k of alpha_k u_k + sum over s of r_s at most, and that must be below -eps.
-A station with fluid gives away all its time, and r_s has any sign; else it may idle, and r_s >= 0. Since u >= 0, what
-is certified at one load is certified at all smaller ones.
+A station with fluid gives away all its time, in full batches, and r_s has any sign; else it may idle, and r_s >= 0, or
+serve in the batches that carry the most. Since u >= 0, what is certified at one load is certified at all smaller ones.
 """
 
 import dataclasses
@@ -73,7 +73,8 @@ class LyapunovProgram:
     def __init__(self, classes: FluidClasses, conditions: list[dict[int, Condition]]) -> None:
         total = float(classes.external.sum())
         self._classes = classes
-        self._external, self._seconds = classes.external / total, classes.seconds * total
+        self._external = classes.external / total
+        self._seconds, self._fastest = classes.seconds * total, classes.fastest * total
         self._unit = np.linalg.solve(np.eye(classes.seconds.size) - classes.onward, self._seconds)
         size = classes.seconds.size
         most = [1.0] * size + [0.0 if join else 1.0 for join in classes.joins] + [1.0]
@@ -123,13 +124,14 @@ class LyapunovProgram:
         for state in condition.values():
             least, most = state.share
             holding = self._column(None if least > 0 and not state.open else 0.0)
+            busy = self._fastest if state.open else self._seconds
             for k in np.flatnonzero(state.holds):
-                self._row([*after[k], *((c, -f) for c, f in weight[k]), (holding, -self._seconds[k])])
-            passing = holding if least == 1 else self._column(0.0)
+                self._row([*after[k], *((c, -f) for c, f in weight[k]), (holding, -busy[k])])
+            passing, seconds = (holding, self._seconds) if least == 1 else (self._column(0.0), self._fastest)
             total = self._column(None)  # at least what the station adds, which is linear in the share
             growth.append((total, 1.0))
             for share in sorted({least, most}):
                 self._row([(holding, share), (passing, 1 - share), (total, -1.0)])
             for k in np.flatnonzero(state.passes):
-                self._row([*after[k], *((c, -f) for c, f in inflow[k]), (passing, -self._seconds[k])])
+                self._row([*after[k], *((c, -f) for c, f in inflow[k]), (passing, -seconds[k])])
         self._row(growth, [(c, f * self._external[k]) for k in range(size) for c, f in inflow[k]])

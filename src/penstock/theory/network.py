@@ -19,6 +19,7 @@ from penstock.theory.network_hypotheses import (
     CARRIED,
     ROUTED,
     SHORTEST,
+    STANDARD_ERRORS,
     PoolRules,
     pool_hypotheses,
     pool_rules,
@@ -29,15 +30,15 @@ from penstock.theory.virtual_stations import VirtualStation, priority_limit
 
 Floats = npt.NDArray[np.float64]
 
-MULTICLASS, DAG, FORK_JOIN = "thm:multi-class", "thm:dag", "thm:fork-join"
-PARALLEL, REMARK = "pro:parallel", "rem:jsq+"
+# As readers are told of the paper's thm:multi-class, thm:dag, thm:fork-join, pro:parallel and rem:jsq+.
+MULTICLASS, DAG, FORK_JOIN = "multi-class theorem", "DAG theorem", "fork-join theorem"
+PARALLEL, REMARK = "parallel-server proposition", "its remark on routers"
 CYCLE = "linear program (Dai and Vande Vate 2000)"
 SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
 OVERLOAD = "Theorem 1(a)"
 
 CERTIFIED = "cycles of pools are certified"
-_STANDARD_ERRORS = 4.0
 _KNOWN_ELSEWHERE = {
     "hlpps": "single-token fluid models under HLPPS are stable below load 1 (Bramson 1996)",
     "back-pressure": "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides 1992)",
@@ -62,7 +63,7 @@ class NetworkCertificate:
         What is certified for every work-conserving policy that treats phases as these do; None where nothing arrives
         in a cycle of pools.
     virtual_station
-        Where a static priority order fails first; None if it has no virtual station.
+        Where a static priority order fails first; None if it has no virtual station, or if nothing is said of it.
     order
         Sets of pools in topological order; jobs can go round within a set of several.
     joins
@@ -171,13 +172,17 @@ def network_certificate(
                 spiral = _spiral(model, static, phases)
         tried += _cycle_hypotheses(model, rules, cyclic, anyone, fixed)
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
-    known = failed <= {BOUNDED, ROUTED} and not at_most
-    fails = _why_the_order_fails(model, rules, virtual, spiral) if known else None
+    if not failed <= {BOUNDED, ROUTED} or at_most:  # the fluid model is not known to hold
+        virtual = spiral = None
+    if virtual is not None and not _alike(model, rules, virtual):
+        virtual = None
+    fails = _why_the_order_fails(virtual, spiral)
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
     if verdict == "unstable":
         theorem = (VIRTUAL if spiral is None else SPIRAL) if reason == fails else OVERLOAD
     limits = [found.max_load for found in (anyone, fixed) if found is not None]
-    carried = float((model.full_batch[model.offered > 0] / model.offered[model.offered > 0]).min())
+    most_offered, busy = model.offered + STANDARD_ERRORS * model.standard_error, model.offered > 0
+    carried = float((model.full_batch[busy] / most_offered[busy]).min())
     return NetworkCertificate(
         verdict=verdict,
         theorem=theorem if verdict in ("stable", "unstable") else None,
@@ -204,7 +209,7 @@ def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[P
     if not several:
         return name
     stretched = any(router not in ("jsq", "random") for router in several)
-    return f"{name}, {PARALLEL}" + (f" ({REMARK})" if stretched else "")
+    return f"{name}, {PARALLEL}" + (f" with {REMARK}" if stretched else "")
 
 
 def _ranking(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str] | None:
@@ -220,6 +225,9 @@ def _ranking(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int])
             )
         if s in cyclic and (rule.phases or (own is None and rule.order != "decode-first")):
             return None
+        if own is None:  # decode-first: stages without prompts before all others
+            prefill = dict(zip(model.stages, model.prefill.tolist(), strict=True))
+            here.sort(key=lambda name: prefill[name] > 0)
         ranking += here if own is None else own
     return ranking
 
@@ -239,21 +247,19 @@ def _spiral(model: NetworkModel, ranking: list[str], phases: list[bool]) -> tupl
     return max(grown.items(), key=lambda pair: pair[1], default=None)
 
 
-def _why_the_order_fails(
-    model: NetworkModel,
-    rules: Sequence[PoolRules],
-    virtual: VirtualStation | None,
-    spiral: tuple[str, float] | None,
-) -> str | None:
+def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: VirtualStation) -> bool:
+    """Whether replicas have the same shares of the two pools' fluid; those that do not can serve both at one time."""
+    both = [model.pools.index(name) for name in virtual.pools]
+    return all(model.replicas[s] == 1 or rules[s].router == "random" for s in both)
+
+
+def _why_the_order_fails(virtual: VirtualStation | None, spiral: tuple[str, float] | None) -> str | None:
     if spiral is not None:
         return f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid model of this order"
     if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
         return None
     first, second = virtual.pools
     classes = " and ".join(", ".join(of) for of in virtual.classes)
-    both = [model.pools.index(name) for name in virtual.pools]
-    if not all(model.replicas[s] == 1 or rules[s].router == "random" for s in both):
-        return None  # replicas that are not alike can serve both at the same time
     return (
         f"the order never serves {classes} at the same time, although they are at two pools ({first}, {second}), and "
         f"together they need more than all the time: it fails above {virtual.max_load:.4f} times this load"
@@ -267,12 +273,14 @@ def _cycle_hypotheses(
     anyone: GlobalStability,
     fixed: GlobalStability | None,
 ) -> tuple[Hypothesis, ...]:
-    forgets = model.sampled is None
-    why = (
-        "lengths and routes are drawn anew at each stage"
-        if forgets
-        else ("caps on visits or growing contexts make later visits unlike earlier ones, and only their mean is known")
-    )
+    remembered = _remembered(model, rules, cyclic)
+    if model.sampled is not None:
+        why = "caps on visits or growing contexts make later visits unlike earlier ones, and only their mean is known"
+    elif remembered:
+        why = f"{', '.join(remembered)}: lengths come with the job, so its later requests are like its earlier ones"
+    else:
+        why = "lengths and routes are drawn anew at each stage"
+    forgets = model.sampled is None and not remembered
     best = max((found for found in (fixed, anyone) if found is not None), key=lambda found: found.max_load)
     pools = "; ".join(" - ".join(cycle.pools) for cycle in best.cycles)
     whose = "every work-conserving policy"
@@ -294,6 +302,15 @@ def _cycle_hypotheses(
     )
 
 
+def _remembered(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str]:
+    """Return the stages in cycles with lengths of the job if more than one request of a job may have them."""
+    found = [name for s in cyclic for name in rules[s].of_job]
+    workflows = [name.split(".")[0] for name in found]
+    visits = np.linalg.inv(np.eye(len(model.stages)) - model.onward).diagonal()
+    again = dict(zip(model.stages, visits > 1 + 1e-9, strict=True))
+    return [name for name, own in zip(found, workflows, strict=True) if again[name] or workflows.count(own) > 1]
+
+
 def _verdict(
     model: NetworkModel,
     rules: Sequence[PoolRules],
@@ -301,7 +318,7 @@ def _verdict(
     fails: str | None,
     at_most: bool,
 ) -> tuple[Verdict, str]:
-    rho, error = model.rho, _STANDARD_ERRORS * model.standard_error / model.capacity
+    rho, error = model.rho, STANDARD_ERRORS * model.standard_error / model.capacity
     worst = int(np.argmax(rho - error))
     name = model.pools[worst]
     if at_most and rho.max() >= 1 - CRITICAL_BAND:

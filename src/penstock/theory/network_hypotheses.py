@@ -12,8 +12,12 @@ from penstock.system.policies import POLICIES
 from penstock.theory import hypotheses as conditions
 from penstock.theory.fluid_classes import FluidClasses
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
+from penstock.workload.workflow import Stage
 
+STANDARD_ERRORS = 4.0
+"""So many above a sampled load is where the load may be."""
 BOUNDED = "bounded lengths"
 CARRIED = "full batches carry the load of every pool"
 ROUTED = "replicas drain as one server would"
@@ -42,6 +46,10 @@ class PoolRules:
         Names of the pool's stages, the highest first, for a static order; else None.
     router, affinity
         Which replica gets a request: a name of `penstock.system.routing`, and whether a job stays with its replica.
+    of_job
+        Names of the pool's stages with lengths that come with the job: its later requests are like its earlier ones.
+    delays_vary
+        Whether requests may overtake one another on their way to the pool, since not all are delayed alike.
     checked
         Whether ``work_conserving`` is known; False: the user's word.
     """
@@ -54,6 +62,8 @@ class PoolRules:
     ranking: tuple[str, ...] | None = None
     router: str = "jsq"
     affinity: bool = False
+    of_job: tuple[str, ...] = ()
+    delays_vary: bool = False
     checked: bool = True
 
     @property
@@ -66,8 +76,11 @@ class PoolRules:
 
     @property
     def k_fcfs(self) -> bool:
-        """Whether stages of the pool are served together in order of arrival there (the K-FCFS condition)."""
-        return self.order == "fcfs"
+        """Whether requests leave about in the order in which they were released to the pool, if all have a prompt.
+
+        Under other policies a request without decodes may leave before any number of older ones that decode.
+        """
+        return self.order == "fcfs" and self.decode_first and not self.delays_vary
 
 
 def pool_rules(network: Network) -> tuple[PoolRules, ...]:
@@ -75,6 +88,7 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
     found = []
     for (name, pool), priorities in zip(network.pools.items(), network.priorities, strict=True):
         limit = pool.server.max_batch_size
+        stages = [(f"{w.name}.{n}", s) for w in network.workflows for n, s in w.stages.items() if s.pool == name]
         known = ORDERS.get(pool.order.name)
         named = known is not None and known.function is pool.order.function
         found.append(
@@ -87,6 +101,8 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                 ranking=None if priorities is None else tuple(network.stages[stage] for stage in priorities),
                 router=pool.router.name,
                 affinity=pool.affinity,
+                of_job=tuple(full for full, stage in stages if _of_job(stage)),
+                delays_vary=any(isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages),
                 checked=pool.order.fills or conditions.work_conserving(pool.server).checked,
             )
         )
@@ -100,7 +116,7 @@ def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
         process = workflow.arrivals if isinstance(workflow, Sessions) else workflow.arrivals.arrivals
         if process is None or not process.iid:
             renewals.append(f"those of {workflow.name} are not i.i.d.; try arrivals 'poisson'")
-        uses = any(stage.prompt == "job" or stage.output in ("job", "rest") for stage in workflow.stages.values())
+        uses = any(_of_job(stage) for stage in workflow.stages.values())
         if uses and not isinstance(workflow, Sessions) and not workflow.arrivals.lengths.iid:
             drawn.append(f"those of {workflow.name} are recorded in order; resample them with arrivals 'poisson'")
         if not workflow.means().bounded:
@@ -110,6 +126,11 @@ def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
         _of_all("i.i.d. jobs", drawn, "lengths and paths are drawn anew for each job"),
         _of_all(BOUNDED, bounded, "all prompts and outputs have upper limits"),
     )
+
+
+def _of_job(stage: Stage) -> bool:
+    """Whether its lengths come with the job."""
+    return stage.prompt == "job" or stage.output in ("job", "rest")
 
 
 def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
@@ -133,7 +154,8 @@ def pool_hypotheses(
         Shape (pools,).
     """
     cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
-    visits = np.bincount(stages.station, minlength=len(model.pools))
+    visited = np.bincount(model.pool[model.visits > 0], minlength=len(model.pools))  # those without a token, too
+    most_offered = model.offered + STANDARD_ERRORS * model.standard_error
     back = {int(stages.station[i]) for i, j in np.argwhere(stages.onward > 0) if stages.station[i] == stages.station[j]}
 
     def fills(s: int) -> str | None:
@@ -147,7 +169,7 @@ def pool_hypotheses(
         return "it is below the token budget, so it can keep batches from filling" if rules[s].slots_bind else None
 
     def carried(s: int) -> str | None:
-        if model.offered[s] < model.full_batch[s] * (1 - CRITICAL_BAND):
+        if most_offered[s] < model.full_batch[s] * (1 - CRITICAL_BAND):
             return None
         better = "" if model.capacity[s] <= model.full_batch[s] * (1 + CRITICAL_BAND) else "; smaller ones carry more"
         return f"{model.offered[s]:,.0f} tokens/s arrive, full batches carry {model.full_batch[s]:,.0f}{better}"
@@ -155,7 +177,7 @@ def pool_hypotheses(
     def routed(s: int) -> str | None:
         if model.replicas[s] == 1:
             return None
-        return _not_routed(rules[s], int(visits[s]), s in back, s in cyclic)
+        return _not_routed(rules[s], int(visited[s]), s in back, s in cyclic, model.sampled is not None)
 
     trusted = any(rule.work_conserving and not rule.checked for rule in rules)
     found = [
@@ -180,8 +202,11 @@ def _everywhere(model: NetworkModel, name: str, fails: Callable[[int], str | Non
     return _of_all(name, [f"{pool}: {why}" for pool, why in failed.items()], held)
 
 
-def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool) -> str | None:
-    """Return why several replicas are not known to drain as one server would, or None if they are."""
+def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, sampled: bool) -> str | None:
+    """Return why several replicas are not known to drain as one server would, or None if they are.
+
+    Requests that come back to random replicas do no harm if all are alike: a generalised Jackson network.
+    """
     if rules.router in SHORTEST:
         return (
             "affinity sends requests back to busy replicas in a cycle of pools" if cyclic and rules.affinity else None
@@ -189,7 +214,7 @@ def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool) -
     if cyclic:
         return f"{rules.router} may send requests to busy replicas, in a cycle of pools; take jsq"
     if rules.router == "random":
-        if comes_back and not rules.affinity and stages > 1:
+        if comes_back and not rules.affinity and (stages > 1 or sampled or rules.of_job):
             return "random sends requests that come back to other replicas, which makes a cycle of them; take jsq"
         return None
     if rules.router == "round-robin":

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.system.network_model import NetworkModel
 from penstock.theory.fluid_classes import FluidClasses
@@ -55,18 +56,20 @@ class JoinBound:
 
         sum of J <= (n - 1) (sum of Q_l),
 
-    whatever the order. If every pool on the way is K-FCFS, all but 2 K' of those that are unfinished in some branch are
-    so in the fullest, and sum of J <= (n - 1) (max of Q_l + 2 K'). (lem:join-bound-gen, which has no Q_l, is false:
-    orders of completion stay close, times do not.) In the fluid model both vanish once the branches have drained.
+    whatever the order; Q_l counts those in a delay, too. If every pool on the way is K-FCFS and all jobs take the same
+    way, without delays that vary, all but 2 K' of those that are unfinished in some branch are so in the fullest, and
+    sum of J <= (n - 1) (max of Q_l + 2 K'). (lem:join-bound-gen, which has no Q_l, is false: orders of completion stay
+    close, times do not.) In the fluid model both vanish once the branches have drained.
 
     Attributes
     ----------
     stage
         That waits.
     branches
-        n.
+        n, the most where they differ.
     k_fcfs
-        Whether all pools are K-FCFS: single servers that serve all stages in order of arrival.
+        Whether jobs come to the join about in the order in which they began: all pools are single servers that serve
+        all stages in order of arrival, and no stage decodes only beside one with prompts, which it would overtake.
     """
 
     stage: str
@@ -75,9 +78,9 @@ class JoinBound:
 
     @property
     def bound(self) -> str:
-        """The bound as text."""
-        most = "max of Q_l + 2 K'" if self.k_fcfs else "sum of Q_l"
-        return f"sum of J <= {self.branches - 1} ({most})"
+        """The bound in words."""
+        whose = "in the fullest branch, and a constant number more" if self.k_fcfs else "in any branch"
+        return f"done branches that wait: at most {self.branches - 1} for each unfinished request {whose}"
 
 
 def pool_loads(model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]]) -> tuple[PoolLoad, ...]:
@@ -106,11 +109,16 @@ def pool_loads(model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, 
 
 def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBound, ...]:
     """Return a bound for each stage that waits and is visited."""
-    found = []
-    in_order = all(rule.k_fcfs for rule in rules) and not (model.replicas > 1).any()
-    for stage in np.flatnonzero(model.joins & (model.visits > 0)):
-        into = model.onward[:, stage]
-        feeding = np.flatnonzero(into > 0)
-        branches = round(1 / float(into[feeding].max()))
-        found.append(JoinBound(model.stages[stage], branches, in_order))
-    return tuple(found)
+    visited, prompts = model.visits > 0, model.prefill > 0
+    decode_only = set(model.pool[visited & ~prompts & (model.decode > 0)].tolist())
+    overtaken = decode_only & set(model.pool[visited & prompts].tolist())
+    in_order = all(rule.k_fcfs for rule in rules) and not (model.replicas > 1).any() and not overtaken
+    chance = model.onward * np.maximum(model.branches, 1)  # an edge into a join counts 1 / branches
+    branching = np.abs(chance * (1 - chance)).max(axis=1) > 1e-9
+    leads: npt.NDArray[np.bool_] = np.linalg.inv(np.eye(len(visited)) - model.onward) > 1e-12
+    np.fill_diagonal(leads, False)
+    varies = leads[branching].any(axis=0)
+    return tuple(
+        JoinBound(model.stages[stage], int(model.branches[stage]), in_order and not bool(varies[stage]))
+        for stage in np.flatnonzero(model.joins & visited)
+    )

@@ -150,9 +150,22 @@ class Routes:
         for stage in np.flatnonzero(~reached).tolist():
             if self.joins[stage]:
                 raise self._fault(stage, "is a join that nothing reaches; name it in `then` of the forks' branches")
+            self._check_copies(stage)
             raise self._fault(
                 stage, f"is reached by no path from {self.names[self.first]!r}; name it in `then`, or leave it out"
             )
+
+    def _check_copies(self, left_out: int) -> None:
+        """Blame a fork that names a stage twice for one that is not reached; else that means copies, such as votes."""
+        for fork, targets in enumerate(self.targets):
+            again = next((target for target in targets if targets.count(target) > 1), None)
+            if again is not None:
+                twice = "twice" if targets.count(again) == 2 else f"{targets.count(again)} times"
+                raise self._fault(
+                    fork,
+                    f"forks to {self.names[again]!r} {twice}, and no path leads to {self.names[left_out]!r}; put "
+                    f"{self.names[left_out]!r} in place of one, name it in another `then`, or leave it out",
+                )
 
     def _check_forks_before_joins(self) -> None:
         for stage, targets in enumerate(self.targets):
@@ -165,9 +178,14 @@ class Routes:
                 )
         for stage, most in enumerate(self.most_visits):
             if self.joins[stage] and most is not None:
-                raise self._fault(
-                    stage, "is a join with most_visits, and past it branches would never join; limit the fork instead"
+                closes = dataclasses.replace(self, most_visits=(None,) * len(self.names)).closes
+                again = [fork for fork, join in closes.items() if join == stage and self._paths()[join, fork]]
+                remedy = (
+                    f"limit the fork {self.names[again[0]]!r} instead"
+                    if again
+                    else "let a loop come back to a stage of its own that is no join, and limit that one"
                 )
+                raise self._fault(stage, f"is a join with most_visits, and past it branches would never join; {remedy}")
         if self.joins[self.first]:
             raise self._fault(self.first, "is a join, and jobs begin there, where no fork is open; begin elsewhere")
 
@@ -245,13 +263,21 @@ class Routes:
                 f"{self._leaving(second)}, so a join would wait for ever; let "
                 "all branches come to the same join on every path, or none to any",
             )
+        paths, closing = self._paths(), set(self.closes.values())
         for stage, targets in enumerate(self.targets):
             for target in targets:
                 if self.joins[target] and None in self._inside[stage]:
+                    looped = target in closing and paths[target, stage]
+                    remedy = (
+                        "let the loop come back to the fork, or to a stage of its own that is no join"
+                        if looped
+                        else "make it no join, or fork before it"
+                    )
+                    comes = "comes back to" if looped else "reaches"
                     raise self._fault(
                         stage,
-                        f"reaches the join {self.names[target]!r} outside of a fork, so there is nothing to wait for; "
-                        "make it no join, or fork before it",
+                        f"{comes} the join {self.names[target]!r} outside of a fork, so there is nothing to wait for; "
+                        f"{remedy}",
                     )
 
     def _leaving(self, exit_: int) -> str:
@@ -318,6 +344,50 @@ class Routes:
                 if self.joins[target] and visits[stage] > 0:
                     matrix[stage, target] *= sum(shares) / visits[stage]
         return matrix
+
+    def forgotten_joins(self) -> list[str]:
+        """Say which stages, no joins, are reached by different branches of a fork, so that each branch runs them again.
+
+        Only the first on each path: what follows runs again because they do.
+        """
+        found: dict[int, str] = {}
+        for fork, targets in enumerate(self.targets):
+            if not self.forks[fork]:
+                continue
+            branches = {target: self._branch(fork, target) for target in targets}
+            reached = frozenset().union(*branches.values())
+            # a join among them closes a fork within each branch
+            shared = {s for s in reached if not self.joins[s] and sum(s in branch for branch in branches.values()) > 1}
+            after = {target for stage in reached - shared for target in self._edges(stage)}
+            for stage in shared & (after | set(targets)):
+                count = sum(stage in branches[target] for target in targets)
+                found.setdefault(
+                    stage,
+                    f"stage {self.names[stage]!r} of {self.workflow} is reached by {count} branches of "
+                    f"{self.names[fork]!r} and is no join, so it runs once for each that comes; give it join: true if "
+                    "it is to wait for them",
+                )
+        return [found[stage] for stage in sorted(found)]
+
+    def _branch(self, fork: int, first: int) -> frozenset[int]:
+        """Return the stages that a branch of a fork comes to before it joins, or comes back to the fork."""
+        reached, left = {first}, [first]
+        while left:
+            stage = left.pop()
+            if stage == fork:
+                continue
+            ways = {target for target in self._edges(stage) if not self.joins[target]}
+            ways |= {self.closes[stage]} if stage in self.closes else set()
+            left.extend(ways - reached)
+            reached |= ways
+        return frozenset(reached)
+
+    def branches(self) -> npt.NDArray[np.int64]:
+        """Return how many branches each stage waits for at most, shape (stages,); 0 where it is no join."""
+        most = np.zeros(len(self.names), np.int64)
+        for fork, join in self.closes.items():
+            most[join] = max(most[join], len(self.targets[fork]))
+        return most
 
     def most_requests(self) -> Floats:
         """Return the most requests of each stage that one job can have, or a little above; infinite for free loops."""

@@ -75,6 +75,11 @@ class Sessions:
         return self.arrivals.rate
 
     @property
+    def branches(self) -> Ints:
+        """Shape (1,), 0: its calls follow one another, and none waits for branches."""
+        return np.zeros(1, np.int64)
+
+    @property
     def ends(self) -> bool:
         """Whether sessions come to an end, as each recorded one begins once."""
         return isinstance(self.arrivals, Replay)

@@ -10,7 +10,7 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.workload.arrivals import BLOCK
-from penstock.workload.jobs import MOST_JOBS, Jobs, first_jobs
+from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, first_jobs
 from penstock.workload.lengths import LONGEST, Length
 from penstock.workload.means import SAMPLED, Means, Sample
 from penstock.workload.pairs import Empirical, Recorded
@@ -37,8 +37,8 @@ class Stage:
         Tokens, or a distribution. ``job``: the lengths that come with the job's arrival. ``rest`` (output): those less
         one, as when the prompt and the first token were made elsewhere. 0: no such phase here.
     then
-        What its end releases. None or ``end``: nothing; a name: that stage; a list of names: all of them (a fork); a
-        mapping from names, or ``end``, to probabilities: one of them.
+        What its end releases. None or ``end``: nothing; a name: that stage; a list of names: all of them (a fork), one
+        that stands there twice two times; a mapping from names, or ``end``, to probabilities: one of them.
     join
         Whether it waits for all branches of the innermost fork that is open.
     delay_ms
@@ -189,15 +189,21 @@ class Workflow:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What reading the data brought up, and what of it is not used."""
-        if self.arrivals.prefixes is None:
-            return self.arrivals.notices
-        return (*self.arrivals.notices, f"hash ids are left out: {self.name} knows shared prompts by its context alone")
+        """What reading the data brought up, what of it is not used, and stages that may lack a ``join``."""
+        notices = [*self.arrivals.notices, *self._plan.routes.forgotten_joins()]
+        if self.arrivals.prefixes is not None:
+            notices.append(f"hash ids are left out: {self.name} knows shared prompts by its context alone")
+        return tuple(notices)
 
     @property
     def ends(self) -> bool:
         """Whether jobs are recorded, so that they come to an end."""
         return self.arrivals.rows is not None
+
+    @property
+    def branches(self) -> Ints:
+        """Shape (stages,), how many branches each stage waits for at most; 0 where it is no join."""
+        return self._plan.routes.branches()
 
     def with_load(self, factor: float) -> Self:
         """Return the same workflow with its arrival rate times a factor."""
@@ -387,7 +393,7 @@ def _check_stage(workflow: str, name: str, stage: Stage, known: Mapping[str, Sta
     _check_tokens(f"the prompt of {what}", stage.prompt, ("job",))
     _check_tokens(f"the output of {what}", stage.output, ("job", "rest"))
     if not isinstance(stage.delay_ms, Length):
-        why = "for a random delay give a distribution"
+        why = "give a bare number, which counts ms, or for a random delay a distribution"
         checks.number(f"delay_ms of {what}", stage.delay_ms, 0, LONGEST_DELAY_MS, "ms", why)
     per_token = stage.transfer_ms_per_token
     checks.number(f"transfer_ms_per_token of {what}", per_token, 0, 1e6, "ms", "0 for no transfer")
