@@ -388,7 +388,10 @@ def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: netwo
         path = [(row["time"], row["work"]) for row in lines["rows"] if row["stage"] == flood.stage]
         np.testing.assert_allclose(path, np.column_stack([flood.path[:, 0], flood.path[:, 1].clip(low)]))
     (rules,) = [layer for layer in drawn if layer["mark"]["type"] == "rule"]
-    assert [row["work"] for row in rules["rows"]] == [network_stability.FALLEN, network_stability.RISEN]
+    assert [row["work"] for row in rules["rows"]] == [
+        network_stability.FALLEN,
+        min(flood.barrier for flood in stability.floods),
+    ]
     assert lines["encoding"]["y"]["title"] == "Work over that at the start"
     assert lines["encoding"]["x"]["title"] == "Time (s)"
 
@@ -446,7 +449,7 @@ def test_long_paths_and_many_floods_are_thinned_to_what_a_chart_holds() -> None:
     assert path.time_s.size > 1_500
     assert fluid_path(path).to_dict()
     looks = np.column_stack([np.linspace(0, 9, 500), np.linspace(1, 0.4, 500)])
-    floods = [network_stability.Flood(f"w.s{i}", "stable", 1, 1, 0.4, 1.0, looks) for i in range(30)]
+    floods = [network_stability.Flood(f"w.s{i}", "stable", 1, 1, 0.4, 1.0, 8.0, looks) for i in range(30)]
     drawn = layers(flood_paths(network_stability.NetworkStability("stable", 0.02, tuple(floods))))
     (lines,) = [layer for layer in drawn if layer["mark"]["type"] == "line"]
     for flood in floods:

@@ -141,6 +141,8 @@ def test_the_priority_order_that_fails_is_named_with_its_limit(
     place = page.words.index("This order")
     assert page.words[place + 1] == f"{virtual.max_load:,.4g} x"
     assert "search.reply" in page.words[place + 2]
+    assert any("try fcfs" in word for word in page.words)
+    assert {text for _, text in answer.cycles_in_words()} <= set(page.words)
     assert "complaint.look_into" in page.words[place + 2]
 
 

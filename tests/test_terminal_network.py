@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.analysis.network_answer import NetworkAnswer, check_network
+from penstock.analysis.network_answer import POOLS_IN_WORDS, NetworkAnswer, check_network
 from penstock.analysis.network_orders import compare_orders
 from penstock.scenario_network import NetworkScenario, build_network, read_network
 from penstock.terminal_network import print_network, print_orders
@@ -123,7 +123,11 @@ def test_every_number_printed_of_pools_stages_and_workflows_is_that_of_the_answe
             mean = workflow.e2e["mean"]
             row(workflow.name, [shown(n) for n in (mean.value, mean.low, mean.high, workflow.e2e["p99"].value)])
     assert f"{found.run.arrived:,} jobs" in said
-    assert f"load {found.certificate.rho:.3f}" in said
+    assert f"load {found.bottleneck.rho:.3f}, the least margin of all" in said
+    assert ("try fcfs" in " ".join(said.split())) == (found.certificate.verdict == "unstable")
+    assert all(join.bound in " ".join(said.split()) for join in found.certificate.joins)
+    assert all(text in " ".join(said.split()) for _, text in found.cycles_in_words())
+    assert POOLS_IN_WORDS in " ".join(said.split())
     assert ("No latency" in said) == (found.latency_refused is not None)
 
 
@@ -138,6 +142,7 @@ def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch
     first, second = virtual.amplification()
     assert f"multiplies a backlog by {first * second:,.3g}" in said
     assert f"This order {virtual.max_load:,.4g} x" in said
+    assert "try fcfs, or the order turned around" in said
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -155,7 +160,7 @@ def test_orders_fit_the_terminal_whatever_they_are_called(width: int, capsys, mo
 def test_every_mean_of_every_order_is_printed_with_its_interval(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     scenario = read_network(EXAMPLES / "rybko_stolyar.yaml")
     network = scenario.network.with_load(0.7)
-    found = compare_orders(network, {"own": {}, "fcfs": "fcfs", "hlpps": "hlpps"}, jobs=600)
+    found = compare_orders(network, {"own": {}, "fcfs": "fcfs", "hlpps": "hlpps"}, jobs=4000)
     said = in_words(capsys, monkeypatch, 120)(print_orders, scenario, found)
     rows = {line.split()[0]: line for line in said.splitlines() if line.split()[1:2] in (["unknown"], ["unstable"])}
     assert list(rows) == ["own", "fcfs", "hlpps"]

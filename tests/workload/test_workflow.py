@@ -227,6 +227,40 @@ def test_a_rest_after_a_prompt_has_a_share_without_a_first_token_that_is_sampled
     assert means.both == pytest.approx([0.75], abs=4 * np.sqrt(3 / 16) / 256)
 
 
+# Long jobs
+
+
+def looping(chance, most_visits=None):
+    return Workflow("w", POISSON, {"a": call({"a": chance, "end": 1 - chance}, most_visits=most_visits)})
+
+
+def test_the_longer_jobs_are_the_fewer_are_sampled_for_their_means():
+    few, many = looping(0.999, 1_500).means(), looping(0.9, 20).means()
+    requests = (1 - 0.999**1_500) / 0.001
+    assert 256 < few.sampled < 2**21 / (0.9 * requests) < many.sampled == 65_536
+    error = np.sqrt(few.covariance[0, 0]) / 15  # of the mean visits, each of 15 tokens
+    assert few.visits[0] == pytest.approx(requests, abs=4 * error)
+    assert looping(1.0, 10_000).means().visits == pytest.approx([10_000])
+    assert looping(1.0, 10_000).means().sampled == 256
+
+
+def test_jobs_of_thousands_of_requests_are_drawn_and_their_first_do_not_depend_on_how_many():
+    few, more = (looping(1.0, 5_000).jobs(count) for count in (3, 4))
+    assert np.diff(few.first_request).tolist() == [5_000] * 3
+    assert more.first(3).coin.tolist() == few.coin.tolist()
+
+
+@pytest.mark.parametrize(("workflow", "many"), [(looping(1 - 1e-6), "1,000,000"), (looping(1, 10**6), "more than")])
+def test_jobs_too_long_to_draw_are_refused_with_how_many_requests_they_have(workflow, many):
+    for draw in (lambda: workflow.jobs(3), lambda: workflow.flooded("a", 3, 0)):
+        with pytest.raises(InputError, match=f"^a job of w has {many} .*requests on average, .* most_visits$"):
+            draw()
+
+
+def test_means_of_jobs_too_long_to_draw_are_still_exact_without_limits():
+    assert looping(1 - 1e-6).means().visits == pytest.approx([1e6])
+
+
 # Refused
 
 
@@ -250,6 +284,11 @@ def test_a_rest_after_a_prompt_has_a_share_without_a_first_token_that_is_sampled
             {"a": call(["b", "b"]), "b": call({"a": 0.6, "end": 0.4})},
             "agent never ends on average: in the loop a -> b -> a each request is followed by 1.095 more, so they "
             "multiply; lower a probability, or limit a stage with most_visits",
+        ),
+        (
+            {"a": call({"a": 1 - 1e-9, "end": 1e-9})},
+            "agent never ends on average: in the loop a -> a each request is followed by one more, or so nearly that a "
+            "job has over 1,000,000,000 of them; lower a probability, or limit a stage with most_visits",
         ),
         (
             {"a": call({"b": 0.5, "c": 0.5}), "b": call("a", most_visits=2), "c": call("a")},
@@ -277,6 +316,12 @@ def test_a_rest_after_a_prompt_has_a_share_without_a_first_token_that_is_sampled
             {"a": call(["b", "b"]), "b": call("j"), "j": call({"b": 0.5, "end": 0.5}, join=True)},
             "stage 'b' of agent comes back to the join 'j' outside of a fork, so there is nothing to wait for; let the "
             "loop come back to the fork, or to a stage of its own that is no join",
+        ),
+        (
+            {"a": call({"d": 0.5, "f": 0.5}), "f": call(["b", "b"]), "b": call("j"), "d": call("j"),
+             "j": call(join=True)},
+            "stage 'd' of agent reaches the join 'j' outside of a fork, so there is nothing to wait for; make it no "
+            "join, or fork before it",
         ),
         (
             {"a": call(["b", "c"]), "b": call("j"), "c": call("j"), "j": call("d", join=True),
@@ -397,58 +442,6 @@ def test_a_loop_after_a_join_can_be_limited_as_messages_say(repaired):
     job = np.repeat(np.arange(jobs.count), np.diff(jobs.first_request))
     visits = np.bincount(job[jobs.stage == list(stages).index(limited)], minlength=jobs.count)
     assert visits.max() == 2
-
-
-# Notices of joins that may have been forgotten
-
-
-def noted(stages):
-    return [(notice.split("'")[1], notice) for notice in Workflow("w", POISSON, stages).notices]
-
-
-def test_a_stage_that_all_branches_reach_without_a_join_is_noted_and_runs_once_for_each():
-    """Its successors run as often, but the note is of the one that would wait."""
-    stages = {
-        "plan": call(["web", "code", "docs"]),
-        "web": call("draft"),
-        "code": call("draft"),
-        "docs": call("draft"),
-        "draft": call("critic"),
-        "critic": call({"revise": 0.4, "end": 0.6}),
-        "revise": call("critic", most_visits=2),
-    }
-    assert noted(stages) == [
-        (
-            "draft",
-            "stage 'draft' of w is reached by 3 branches of 'plan' and is no join, so it runs once for each that "
-            "comes; give it join: true if it is to wait for them",
-        )
-    ]
-    assert np.bincount(Workflow("w", POISSON, stages).jobs(100).stage)[4] == 300
-    waiting = stages | {"draft": call("critic", join=True)}
-    assert noted(waiting) == []
-    assert np.bincount(Workflow("w", POISSON, waiting).jobs(100).stage)[4] == 100
-
-
-@pytest.mark.parametrize(
-    ("stages", "names"),
-    [
-        *((stages, []) for stages in GRAPHS.values()),  # copies of one branch are meant
-        ({"a": call(["b", "c"]), "b": call({"d": 0.5, "e": 0.5}), "c": call({"d": 0.5, "end": 0.5}), "d": call("e"),
-          "e": call()}, ["d", "e"]),
-        ({"a": call(["b", "c"]), "b": call({"a": 0.3, "end": 0.7}), "c": call()}, []),  # a fork begun anew
-        ({"a": call(["b", "c"]), "b": call("c"), "c": call()}, ["c"]),
-        ({"a": call(["b", "b", "c"]), "b": call("d"), "c": call("d"), "d": call()}, ["d"]),
-        ({"a": call(["b", "c"]), "b": call("d"), "c": call("d"), "d": call("j"), "j": call(join=True)}, ["d"]),
-        ({"a": call({"b": 0.5, "c": 0.5}), "b": call("d"), "c": call("d"), "d": call()}, []),  # no fork
-        # each branch forks and joins in itself, and what comes then waits for neither
-        ({"a": call(["b", "c"]), "b": call(["d", "e"]), "c": call(["e", "d"]), "d": call("j"), "e": call("j"),
-          "j": call("k", join=True), "k": call("l"), "l": call()}, ["d", "e", "k"]),
-        ({"a": call(["b", "c"]), "b": call({"d": 0.0, "end": 1.0}), "c": call("d"), "d": call()}, []),  # no chance
-    ],
-)  # fmt: skip
-def test_only_what_different_branches_of_a_fork_reach_first_is_noted(stages, names):
-    assert [name for name, _ in noted(stages)] == names
 
 
 def test_a_flood_of_an_unknown_stage_suggests_the_nearest():

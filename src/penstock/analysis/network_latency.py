@@ -32,6 +32,8 @@ LEAST_JOBS = 1_000
 FILLING = 2.0
 """Mean E2E from the start over which jobs are left out: the first ones meet a network that is not yet full."""
 
+_FORESIGHT = 10
+"""Times as long as it is itself that a run can say a run should be; a shorter one names a least."""
 _GROUPS = 100
 """Of jobs, over which the variability of what they bring is measured."""
 _NO_RUN = 1e8
@@ -164,7 +166,7 @@ def _filling(arrival: Ints, e2e: Ints) -> int:
 
 def _rounded_up(jobs: float) -> int:
     """Round up to two digits."""
-    step = 10 ** max(int(math.log10(jobs)) - 1, 0)
+    step = int(10 ** max(int(math.log10(jobs)) - 1, 0))
     return math.ceil(jobs / step) * step
 
 
@@ -226,7 +228,9 @@ def _shortness(
 ) -> list[str]:
     """Say why the jobs are too few, if they are, and how many would do."""
     few, never = [], []
-    least = max(LEAST_JOBS, BATCHES * at_once)
+    # Jobs of a batch. Relaxation times of pools add up, since work of the one is work of the next, and twice, since
+    # batches of one relaxation time are correlated by .54, of two by .33.
+    batch = at_once
     if used < LEAST_JOBS:
         few = [f"{used:,} jobs after the warm-up are too few for intervals, which need {LEAST_JOBS:,}"]
     if seen < BATCHES * at_once:
@@ -242,7 +246,7 @@ def _shortness(
                 f"as far as can be told, no less arrives at pool {name} than it carries: it may never be steady"
             )
             continue
-        least = max(least, RELAXATIONS * relaxation)
+        batch += 2 * relaxation
         if seen < RELAXATIONS * relaxation:
             few.append(
                 f"at {load:.3f} of what pool {name} can carry its queue forgets its past over {relaxation:,.0f} jobs "
@@ -250,11 +254,13 @@ def _shortness(
             )
     if never:
         return [*few, *never]
-    # A short run tells little of how long it should be: three standard errors of a variance are added. A warm-up that
-    # is found in E2E is half the run at most.
+    # Three standard errors of a variance are added. A warm-up that is found in E2E is half the run at most.
     doubt = 1 + 3 * math.sqrt(2 / max(min(count // 10, _GROUPS), 1))
-    enough = max(2 * LEAST_JOBS, doubt * (least + FILLING * at_once))
-    would_do = f"{_rounded_up(enough):,} would do" if enough < _NO_RUN else "no run is long enough"
+    enough = max(2 * LEAST_JOBS, doubt * (BATCHES * batch + FILLING * at_once))
+    if enough >= _NO_RUN:
+        return [f"{why}; no run is long enough" for why in few]
+    told = count >= enough / _FORESIGHT  # else too little was seen of the steady state to promise anything
+    would_do = f"{_rounded_up(enough):,} would do" if told else f"simulate {_rounded_up(enough):,} or more"
     return [f"{why}; {would_do}" for why in few]
 
 

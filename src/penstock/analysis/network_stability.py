@@ -3,11 +3,13 @@
 The test of one server watches a slope. A network needs barriers: on its way to empty, its work can rise, and then fall,
 by a multiple of what it began with, as queues move from pool to pool. So each stage in turn is flooded with jobs that
 begin there, beside those that arrive as they do, and the work that the jobs in the network still need, requests to come
-included, is watched until it has fallen to half of what it was, or has risen to eight times of it. Stable if it falls
-from every flood; unstable if it rises from any: a priority order may be safe after one flood and not after another.
+included, is watched until it has fallen to half of what it was, or has risen to a multiple. Stable if it falls from
+every flood; unstable if it rises from any: a priority order may be safe after one flood and not after another.
 
-Pools differ, and the work of a large one can drain while a small one fails. So from each flood the work of the flooded
-stage's own pool has to fall to half as well: what a pool that gets more than it can do still has to do never falls.
+Pools differ. So work is counted in seconds of the pool that is to do it, and the work of a large pool can drain while
+a small one fails: from each flood the work of the flooded stage's own pool has to fall to half as well, for what a pool
+that gets more than it can do still has to do never falls. The jobs that queue up behind a flood may need more of other
+pools than those in it, so the upper barrier is four times the start over the pool's share of all loads.
 """
 
 import dataclasses
@@ -29,16 +31,20 @@ from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.workload.jobs import Jobs
 
-FALLEN, RISEN = 0.5, 8.0
-"""Barriers, in units of the work at the start."""
+FALLEN = 0.5
+"""The lower barrier, in units of the work at the start."""
 
+_RISEN = 4.0  # the upper barrier times the share of all loads that the flooded pool has
 _PASSES = 8  # initial work, in what fills every batch while a request is decoded
+_NORMAL = 2.0  # of what a network holds anyway, in its batches and delays, what may be left of it
 _DELAYS = 4  # initial work, in that of the jobs which delays alone keep in the network
 _FEWEST_JOBS = 200
 _MOST_JOBS = 2**20
+_MOST_FOR_OTHERS = 20_000  # jobs, if only what other pools hold asks for so many
 _SAMPLE = 2_000  # jobs, for how their work varies
 _LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
-_MOST_AGAIN = 2e7  # jobs that may arrive in a larger flood after one that was undecided
+_MOST_REQUESTS = 3 * 10**7  # that may arrive during a flood
+_MOST_LOAD = 4.0
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
 _LEVEL = 2.0  # initial work over the resolution that has arrived when a level that has not risen is taken for normal
 _PATIENCE = 10.0  # initial work over the resolution: what may arrive before the answer is undecided
@@ -55,13 +61,15 @@ class Flood:
     stage
         The stage.
     outcome
-        ``stable``: the work fell to half. ``unstable``: it rose to eight times. ``undecided``: neither.
+        ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``: neither.
     initial, arrivals
         Jobs that began there, and that arrived while it was watched.
     ratio
         Work at the end over that at the start.
     highest
         The most that the work ever was over that at the start.
+    barrier
+        What the work may not rise to, over that at the start.
     path
         Shape (looks, 2): seconds, and work over that at the start.
     """
@@ -72,6 +80,7 @@ class Flood:
     arrivals: int
     ratio: float
     highest: float
+    barrier: float
     path: npt.NDArray[np.float64] = dataclasses.field(repr=False)
 
 
@@ -116,7 +125,7 @@ class NetworkStability:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        names = ("stage", "outcome", "initial", "arrivals", "ratio", "highest")
+        names = ("stage", "outcome", "initial", "arrivals", "ratio", "highest", "barrier")
         floods = [{name: getattr(flood, name) for name in names} for flood in self.floods]
         return {"verdict": self.verdict, "reason": self.reason, "resolution": self.resolution, "floods": floods}
 
@@ -159,7 +168,11 @@ def network_verdict(
     if network.ends:
         raise InputError("the jobs are recorded and come to an end, so nothing can grow for ever; give them a rate")
     model = network.model()
-    stages = [stage for stage, visits in enumerate(model.visits) if visits > 0]
+    if (most := float(model.rho.max())) > _MOST_LOAD:  # more is as unstable, and takes as many more arrivals to see
+        network = network.with_load(_MOST_LOAD / most)
+        model = network.model()
+    visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
+    stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])  # where it fails first
     floods: list[Flood] = []
     for index, stage in enumerate(stages):
 
@@ -169,10 +182,8 @@ def network_verdict(
 
         for times in range(_TRIES):
             flooded = _Flooded(network, model, stage, resolution, seed, _LARGER**times)
-            if times and flooded.most_jobs > _MOST_AGAIN:
-                break
             found = flooded.watch(most_jobs, report)
-            if found.outcome != "undecided" or most_jobs is not None:
+            if not flooded.level or most_jobs is not None:
                 break
         floods.append(found)
         report(1.0)
@@ -184,96 +195,116 @@ def network_verdict(
 
 
 class _Flooded:
-    """A network of which one stage is flooded."""
+    """A network of which one stage is flooded. Work is counted in seconds of its pools."""
 
     def __init__(
         self, network: Network, model: NetworkModel, stage: int, resolution: float, seed: int, times: int
     ) -> None:
         self.network, self.stage, self.pool = network, network.stages[stage], int(network.stage_pool[stage])
-        self.jobs_rate = float(model.external.sum())
-        self.initial = _initial(network, model, self.stage, self.pool, resolution, seed, times)
+        self.capacity, self.jobs_rate = model.capacity, float(model.external.sum())
+        self.initial, self.normal = _initial(network, model, self.stage, self.pool, resolution, seed, times)
         flood = network.flooded(self.stage, self.initial, seed)
         self.source: Iterator[Jobs] = network.blocks(seed)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
-        self.gone = np.zeros(len(network.pools))  # tokens of the jobs that are dropped
-        self.known = np.zeros((1, len(network.pools)))
-        self.jobs = 0
+        self.known = np.zeros((1, len(network.pools)))  # seconds that the jobs known bring to each pool, summed up
+        self.done = self.requests = 0
+        self.level = False
         self._add(Jobs.joined([flood, next(self.source)]))
-        self.work, self.work_here = float(self.known[self.initial].sum()), float(self.known[self.initial, self.pool])
-        here = self.work_here / float(model.offered[self.pool])
-        self.most_jobs = _PATIENCE / resolution * max(here, self.work / float(model.offered.sum())) * self.jobs_rate
-        self.steps = _STEPS
+        brought = self.known[self.initial]
+        self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
+        share = float(model.rho[self.pool] / model.rho.sum())
+        self.risen = _RISEN / share  # jobs behind the flood may need more of other pools than the flooded ones did
+        self.patience_s = _PATIENCE / resolution * max(self.work_here / model.rho[self.pool], share * self.work)
 
     def _add(self, jobs: Jobs) -> None:
         """Let jobs arrive, and note what they bring to each pool."""
         self.session.add(jobs)
-        self.known = np.concatenate([self.known, self.known[-1] + np.cumsum(_tokens(self.network, jobs), axis=0)])
+        self.requests += jobs.requests
+        seconds = np.cumsum(_tokens(self.network, jobs), axis=0) / self.capacity
+        self.known = np.concatenate([self.known, self.known[-1] + seconds])
 
     def watch(self, most_jobs: int | None, report: Progress) -> Flood:
         """Run until the work has reached a barrier."""
-        patience = (self.most_jobs if most_jobs is None else most_jobs) / self.jobs_rate
-        path = [(0.0, 1.0)]
-        highest, outcome = 1.0, "undecided"
-        level_s = patience * _LEVEL / _PATIENCE
-        while path[-1][0] < patience:
-            self._go_on()
-            time_s, ratio, here = self._look()
+        patience_s = self.patience_s if most_jobs is None else most_jobs / self.jobs_rate
+        level_s = patience_s * _LEVEL / _PATIENCE
+        path, steps = [(0.0, 1.0)], _STEPS
+        highest = 1.0
+        outcome: Outcome = "undecided"
+        while path[-1][0] < patience_s and self.requests < _MOST_REQUESTS:
+            self._go_on(steps)
+            time_s, ratio, here, fallen = self._look()
             path.append((time_s, ratio))
             highest = max(highest, ratio)
-            if max(ratio, here) <= FALLEN:
+            if here <= FALLEN and fallen:
                 outcome = "stable"
                 break
-            if ratio >= RISEN:
+            if ratio >= self.risen:
                 outcome = "unstable"
                 break
-            if time_s > level_s and ratio < 1 + _LEVEL / 2 * time_s / level_s:  # less than half of the resolution
+            self.level = (
+                time_s > level_s and max(ratio, here) < 1 + _LEVEL / 2 * time_s / level_s
+            )  # half the resolution
+            if self.level:
                 break
             if len(path) > 2 * _LOOKS:
-                path, self.steps = path[::2], 2 * self.steps
-            report(time_s / patience)
-        arrivals = self.jobs + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial
-        return Flood(self.stage, outcome, self.initial, arrivals, path[-1][1], highest, np.array(path))  # type: ignore[arg-type]
+                path, steps = path[::2], 2 * steps
+            report(time_s / patience_s)
+        arrivals = self.done + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial
+        return Flood(
+            self.stage,
+            outcome,
+            self.initial,
+            arrivals,
+            path[-1][1],
+            highest,
+            self.risen,
+            np.array(path),
+        )
 
-    def _go_on(self) -> None:
-        if self.session.run(False, steps=self.steps):
+    def _go_on(self, steps: int) -> None:
+        if self.session.run(False, steps=steps):
             done = self.session.fold(everything=False).jobs.count
-            self.jobs += done
+            self.done += done
             self.known = self.known[done:]
             self._add(next(self.source))
 
-    def _look(self) -> tuple[float, float, float]:
-        """Return the time, and what work is left over that at the start: in the network, and for the flooded pool."""
+    def _look(self) -> tuple[float, float, float, bool]:
+        """Return the time, the work left over that at the start, in all and for the flooded pool, and if it fell."""
         net, time_s = self.session.net, self.session.now * TICK_S
-        if not self.network.reuse_is_certain:  # what pools are spared shows when requests arrive
-            ratio = self.session.future_tokens / self.work
-            return time_s, ratio, ratio
-        processed = np.bincount(net.servers[:, kernel.POOL], net.servers[:, kernel.PROCESSED], len(self.gone))
+        servers = net.servers
+        pools = len(self.capacity)
+        processed = np.bincount(servers[:, kernel.POOL], servers[:, kernel.PROCESSED], pools) / self.capacity
         left = self.known[net.state[kernel.NEXT_JOB]] - processed
-        return time_s, float(left.sum()) / self.work, float(left[self.pool]) / self.work_here
+        if not self.network.reuse_is_certain:  # what pools were spared shows when requests arrive
+            left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
+        total = float(left.sum())
+        fallen = total <= FALLEN * self.work + self.normal
+        return time_s, total / self.work, float(left[self.pool]) / self.work_here, fallen
 
 
 def _initial(
     network: Network, model: NetworkModel, stage: str, pool: int, resolution: float, seed: int, times: int
-) -> int:
-    """Return how many jobs flood a stage.
+) -> tuple[int, float]:
+    """Return how many jobs flood a stage, and the seconds of work that the network may hold anyway.
 
-    So many that their work, at its pool and in all, is a multiple of what the network holds in its batches and delays
-    anyway, and that chance moves it to a barrier against a drift of the resolution with a probability of 1% at most:
-    exp(-resolution W / (E[S^2] / E[S])), S what an arriving job brings.
+    The flood brings its pool a multiple of what that holds in batches and delays anyway, and so much that chance moves
+    it to a barrier against a drift of the resolution with a probability of 1% at most: exp(-resolution W E[S]/E[S^2]),
+    S what an arriving job brings.
     """
     trial = network.flooded(stage, _FEWEST_JOBS, seed)
     brought = _tokens(network, trial).mean(axis=0)
-    arriving = _tokens(network, network.jobs(_SAMPLE, seed))
-    waits = float(model.offered.sum()) * float(trial.delay_s.sum()) / trial.count  # tokens of jobs that wait for a tool
+    arriving = _tokens(network, network.jobs(_SAMPLE, seed))[:, pool]
+    delay_s = float(trial.delay_s.sum()) / trial.count  # of tools, while jobs wait in no batch
     pipeline = _pipeline(network)
-    jobs = [float(_FEWEST_JOBS)]
-    for bring, come, held in (
-        (brought.sum(), arriving.sum(axis=1), max(_PASSES * pipeline.sum(), _DELAYS * waits)),
-        (brought[pool], arriving[:, pool], _PASSES * pipeline[pool]),
-    ):
-        chance = _LOG_ERROR / resolution * float((come**2).sum() / max(come.sum(), 1.0))
-        jobs.append(times * max(held, chance) / max(float(bring), 1.0))
-    return min(math.ceil(max(jobs)), _MOST_JOBS)
+    held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
+    normal = _NORMAL * float(held.sum())
+    chance = _LOG_ERROR / resolution * float((arriving**2).sum() / max(arriving.sum(), 1.0))
+    work = max(_PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance)
+    jobs = max(
+        times * work / max(float(brought[pool]), 1.0),
+        min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
+    )
+    return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
 
 
 def _tokens(network: Network, jobs: Jobs) -> npt.NDArray[np.float64]:

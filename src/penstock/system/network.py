@@ -16,8 +16,8 @@ from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_reused
 from penstock.system.routing import Router
 from penstock.system.server import Server
-from penstock.workload.jobs import Jobs, first_jobs, merged
-from penstock.workload.means import Means
+from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
+from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
@@ -211,7 +211,8 @@ class Network:
             For all workflows; None: their own. Of workflows with the same seed only the first draws what it would draw
             alone: two that are described alike are not to repeat each other.
         """
-        seeds = [_seed(workflow) if seed is None else seed for workflow in self.workflows]
+        given = None if seed is None else checked_seed(seed)  # here, as what follows is not run before the first block
+        seeds = [_seed(workflow) if given is None else given for workflow in self.workflows]
         streams = zip(self.workflows, _apart(seeds), self.first_stage.tolist(), strict=False)
         return merged([_numbered(w.blocks(own), place, first) for place, (w, own, first) in enumerate(streams)])
 
@@ -229,6 +230,15 @@ class Network:
     def with_load(self, factor: float) -> "Network":
         """Return the same network with all arrival rates times ``factor``."""
         return dataclasses.replace(self, workflows=[workflow.with_load(factor) for workflow in self.workflows])
+
+    def check_rates(self) -> None:
+        """Raise an `InputError` if a workflow has no arrival rate: the jobs it has recorded all begin at once."""
+        for workflow in self.workflows:
+            if not workflow.rate > 0:
+                raise InputError(
+                    f"workflow {workflow.name} has no arrival rate, since all its recorded jobs begin at one instant; "
+                    "give it a `rate`"
+                )
 
     @property
     def ends(self) -> bool:
@@ -290,11 +300,11 @@ class Network:
         cached = np.zeros(len(self.stages))
         if not self.reuse_is_certain:
             return cached
-        for workflow, first in zip(self.workflows, self.first_stage, strict=False):
+        for workflow, first, means in zip(self.workflows, self.first_stage, self._means, strict=False):
             if _reuses(workflow):
                 here = slice(first, first + len(workflow.stages))
                 blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
-                cached[here] = mean_reused(blocks, self.stage_pool[here])
+                cached[here] = mean_reused(blocks, self.stage_pool[here], means.sampled or MOST_SAMPLED)
         return cached
 
     def model(self) -> NetworkModel:

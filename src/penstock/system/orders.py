@@ -20,6 +20,7 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
 from penstock import checks
 from penstock.errors import InputError, nearest
@@ -37,7 +38,7 @@ from penstock.kernel.signatures import (
     ORDER_SIGNATURE,
     SPLIT,
 )
-from penstock.system.own_functions import compiled, find, plain_function
+from penstock.system.own_functions import compiled, find, plain_function, returns
 
 Floats = npt.NDArray[np.float64]
 OrderFunction = Callable[[Floats, Floats, Floats], int]
@@ -158,6 +159,9 @@ def _made(function: OrderFunction, name: str | None, params: Sequence[float]) ->
     numbers = tuple(float(p) for p in checks.array("the params of an order", params).ravel()) if len(params) else ()
     made = Order(name or function.__name__.replace("_", "-"), function, numbers)
     _ = made.compiled
+    mode = returns(function, ORDER_SIGNATURE)
+    if not isinstance(mode, types.Integer):  # a float would be cut to a whole number
+        raise InputError(f"order {made.name!r} cannot be used: it returns {types.unliteral(mode)}, no whole number; {_RULE}")
     return made
 
 

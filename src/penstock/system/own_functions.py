@@ -35,11 +35,20 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
     try:
         try:
             # bounds are checked: it may look for a parameter that it was not given
-            return njit(signature, cache=True, boundscheck=True)(function)
+            made = njit(signature, cache=True, boundscheck=True)(function)
         except RuntimeError:  # typed at a prompt: there is no file to keep the compiled code beside
-            return njit(signature, boundscheck=True)(function)
+            made = njit(signature, boundscheck=True)(function)
     except (NumbaError, TypeError, NotImplementedError) as error:
         raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
+    if made.nopython_signatures[0].return_type != signature.return_type:  # as Numba takes a body that only raises
+        raise InputError(f"{what} cannot be used: it never returns; {rule}")
+    return made
+
+
+def returns(function: Callable[..., Any], signature: Any) -> Any:
+    """Return the Numba type that a function which `compiled` takes returns by itself, before it is converted."""
+    # not kept on disk, where it would take the place of the converting one
+    return njit(signature.args)(function).nopython_signatures[0].return_type
 
 
 def _reason(error: Exception) -> str:

@@ -53,7 +53,7 @@ class Pool:
         if not isinstance(server, Server):
             raise InputError(f"the server of a pool is {checks.shown(server)}; give a Server")
         _refuse_what_pools_lack(server)
-        why = "a pool without replicas serves nothing"
+        why = "none serve nothing, and a router cannot tell more apart"
         put = object.__setattr__
         put(self, "server", server)
         put(self, "replicas", checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", why))

@@ -6,18 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.workload.jobs import Jobs
-from penstock.workload.means import SAMPLED
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-def mean_reused(blocks: Iterable[Jobs], pool: Ints) -> Floats:
-    """Return the tokens that a request of each stage finds on average, over `SAMPLED` jobs, or all if there are fewer.
+def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:
+    """Return the tokens that a request of each stage finds on average, over so many jobs, or all if there are fewer.
 
     ``pool`` has the pool of each stage; shape (stages,).
     """
-    requests, tokens, left = np.zeros(pool.size), np.zeros(pool.size), SAMPLED
+    requests, tokens, left = np.zeros(pool.size), np.zeros(pool.size), most_jobs
     for block in blocks:
         jobs = block.first(left)
         requests += np.bincount(jobs.stage, minlength=pool.size)

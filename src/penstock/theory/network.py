@@ -108,8 +108,14 @@ def certify_network(network: Network) -> NetworkCertificate:
     Raises
     ------
     InputError
-        If a workflow has no arrival rate.
+        If it is no network, or a workflow has no arrival rate.
     """
+    if not isinstance(network, Network):
+        raise InputError(
+            f"certify_network takes a Network, not a {type(network).__name__}; for one server use certify, or "
+            "Network.single(workload, server)"
+        )
+    network.check_rates()
     given = workflow_hypotheses(network)
     return network_certificate(network.model(), pool_rules(network), given, at_most=not network.reuse_is_certain)
 

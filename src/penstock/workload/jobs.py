@@ -7,6 +7,7 @@ how the requests are served, and every simulator gets the same table.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -157,6 +158,11 @@ def merged(streams: Sequence[Iterator[Jobs]]) -> Iterator[Jobs]:
             blocks[place] = rest if rest.count else next(streams[place], None)
         joined = Jobs.joined(parts)
         yield joined.taken(np.argsort(joined.arrival_s, kind="stable"))
+
+
+def checked_seed(seed: Any) -> int:
+    """Return a seed, if it is one."""
+    return checks.whole("the seed", seed, 0, 2**128, "", "take any")
 
 
 def first_jobs(blocks: Iterator[Jobs], count: int, name: str) -> Jobs:

@@ -10,8 +10,15 @@ from penstock.workload.jobs import Ints, Jobs
 
 Floats = npt.NDArray[np.float64]
 
-SAMPLED = 65_536
-"""Jobs from which means are sampled where no formula gives them."""
+MOST_SAMPLED, FEWEST_SAMPLED = 65_536, 256
+"""Jobs from which means are sampled where no formula gives them; fewer where they are long."""
+
+_SAMPLED_REQUESTS = 2**21
+
+
+def sampled_jobs(requests: float) -> int:
+    """Return from how many jobs means are sampled, where a job has so many requests on average."""
+    return int(np.clip(_SAMPLED_REQUESTS / requests, FEWEST_SAMPLED, MOST_SAMPLED))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

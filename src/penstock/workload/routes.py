@@ -213,10 +213,15 @@ class Routes:
             while path[-1] not in path[:-1]:
                 path.append(int(np.argmax(matrix[path[-1]] * share)))
             loop = [states[state][0] for state in path[path.index(path[-1]) :]]
+            multiply = growth[largest].real > 1 + _ROUNDING
+            follows = (
+                f"{growth[largest].real:.4g} more, so they multiply"
+                if multiply
+                else f"one more, or so nearly that a job has over {1 / _ROUNDING:,.0f} of them"
+            )
             raise InputError(
                 f"{self.workflow} never ends on average: in the loop {self._path(loop)} each request is followed by "
-                f"{growth[largest].real:.4g} more, so they multiply; lower a probability, or limit a stage with "
-                "most_visits"
+                f"{follows}; lower a probability, or limit a stage with most_visits"
             )
 
     def _path(self, loop: Sequence[int]) -> str:

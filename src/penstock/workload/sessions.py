@@ -14,7 +14,7 @@ from penstock import checks
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
 from penstock.workload.arrivals import Arrivals, Deterministic, Poisson, Replay
-from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, first_jobs
+from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import LONGEST
 from penstock.workload.means import Means
 from penstock.workload.tables import Source, Table, open_table
@@ -102,7 +102,7 @@ class Sessions:
         seed
             For everything random; None: its own.
         """
-        arrival, draw, coin = _streams(self.seed if seed is None else seed)
+        arrival, draw, coin = _streams(self.seed if seed is None else checked_seed(seed))
         origin, done = None, 0
         for block in self.arrivals.blocks(arrival):
             origin = block[0] if origin is None else origin
@@ -123,7 +123,7 @@ class Sessions:
         if stage not in self.stages:
             raise InputError(f"{self.name} has no stage {shown(stage)}{nearest(str(stage), self.stages)}")
         count = checks.whole("the number of sessions", count, 1, MOST_JOBS, "", "that many are made")
-        _, draw, coin = _streams(seed)
+        _, draw, coin = _streams(checked_seed(seed))
         return self._at(np.zeros(count), draw.integers(0, self.recorded.count, count), coin)
 
     def _at(self, arrival_s: npt.NDArray[np.float64], places: Ints, coin: np.random.Generator) -> Jobs:
@@ -193,7 +193,7 @@ def read_sessions(
         raise InputError(f"the pool of the sessions is {shown(pool)}; give the name of one")
     if arrivals not in _ARRIVALS:
         raise InputError(f"unknown arrivals {shown(arrivals)} of sessions{nearest(str(arrivals), _ARRIVALS)}")
-    seed = checks.whole("the seed", seed, 0, 2**128, "", "take any")
+    seed = checked_seed(seed)
     source = Source.at(path)
     rows = _rows(source, open_table(source))
     notices: list[str] = []
@@ -233,7 +233,25 @@ def _rows(source: Source, table: Table) -> pl.DataFrame:
     cast = {name: _cast(source, table, text[name], name) for name in _COLUMNS}
     rows = text.select("trace_id", "agent").with_columns(**cast)
     session = ("trace_id", "agent")
+    _check_calls(source, table, rows)
     return rows.sort(pl.col("t_s").min().over(session), *session, "idx", maintain_order=True)
+
+
+def _check_calls(source: Source, table: Table, rows: pl.DataFrame) -> None:
+    """Refuse a call that belongs to no session, and a second call of the same number in one."""
+    nameless = (rows["trace_id"].fill_null("").str.strip_chars() == "").arg_true()
+    if len(nameless):
+        raise source.fault(
+            f"{table.explain(nameless[0])[0]} has an empty trace_id, so which session the call belongs to is unclear. "
+            "Correct or delete the row"
+        )
+    again = (~rows.select("trace_id", "agent", "idx").to_struct().is_first_distinct()).arg_true()
+    if len(again):
+        trace, agent, idx = rows.select("trace_id", "agent", "idx").row(again[0])
+        raise source.fault(
+            f"{table.explain(again[0])[0]} is the second call with idx {idx:,} of agent {shown(agent)} in session "
+            f"{shown(trace)}, so which comes first is unclear. Correct or delete the row"
+        )
 
 
 def _cast(source: Source, table: Table, text: pl.Series, name: str) -> pl.Series:

@@ -158,6 +158,15 @@ def unfold(plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, outpu
     return unfolding.table(arrival_s)
 
 
+def requests_of(plan: Plan, streams: Streams, prompt: Ints, output: Ints, begin: int, most: int) -> int:
+    """Return how many requests `unfold` makes of such jobs; once they are above ``most``, as many as there are then."""
+    unfolding = _Unfolding(plan, streams, prompt, output)
+    wave = unfolding.roots(prompt.size, begin)
+    while wave.job.size and unfolding.requests <= most:
+        wave = unfolding.onward(wave, *unfolding.visit(wave))
+    return unfolding.requests
+
+
 class _Unfolding:
     """Jobs on their way; requests are numbered in order of their wave until the table is made."""
 

@@ -10,12 +10,12 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.workload.arrivals import BLOCK
-from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, first_jobs
+from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import LONGEST, Length
-from penstock.workload.means import SAMPLED, Means, Sample
-from penstock.workload.pairs import Empirical, Recorded
+from penstock.workload.means import Means, Sample, sampled_jobs
+from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.routes import END, Routes
-from penstock.workload.unfold import Plan, Streams, unfold
+from penstock.workload.unfold import Plan, Streams, requests_of, unfold
 from penstock.workload.workload import Workload
 
 CONTEXTS = ("new", "grow", "reuse")
@@ -23,6 +23,10 @@ LONGEST_DELAY_MS = 1e12
 
 _REQUESTS = 2**18
 """Requests to be unfolded at a time, about; so many fit a cache."""
+_FEWEST_AT_A_TIME = 128
+"""Jobs to be unfolded at a time, however long they are: the time goes by visits, not by jobs."""
+MOST_REQUESTS_OF_JOB = 2**14
+"""On average: what `_FEWEST_AT_A_TIME` of them hold fits the memory, and is drawn in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -249,6 +253,7 @@ class Workflow:
                 f"{nearest(str(stage), self.stages)}"
             )
         count = checks.whole("the number of jobs", count, 1, MOST_JOBS, "", "that many are made")
+        seed = checked_seed(seed)
         begin = list(self.stages).index(stage)
         jobs = Jobs.joined(list(self._resampled(count, self._at_a_time, (seed, 3), begin)))
         jobs.delay_s[jobs.first_request[:-1]] = 0
@@ -258,7 +263,7 @@ class Workflow:
         """Return mean visits and lengths of the stages.
 
         Exact, but for visits where some are limited and for prompts where the context grows: those are means of
-        `SAMPLED` jobs.
+        at most `MOST_SAMPLED` jobs, fewer where jobs are long.
         """
         return self._means
 
@@ -293,22 +298,40 @@ class Workflow:
     @functools.cached_property
     def _at_a_time(self) -> int:
         """Jobs unfolded at a time: a number of the workflow's own, so that it does not depend on how many are asked."""
-        routes = self._plan.routes
-        if routes.limited:
-            sample = next(self._resampled(256, 256, (0,), routes.first))
-            requests = sample.requests / sample.count
-        else:
-            requests = float(routes.visits().sum())
-        return 1 << int(np.clip(np.log2(_REQUESTS / requests), 0, np.log2(BLOCK)))
+        fitting = np.log2(_REQUESTS / self._requests_of_job)
+        return 1 << int(np.clip(fitting, np.log2(_FEWEST_AT_A_TIME), np.log2(BLOCK)))
+
+    @functools.cached_property
+    def _requests_of_job(self) -> float:
+        """Requests of a job on average, if so many can be drawn; from a few jobs where no formula gives them."""
+        limited = self._plan.routes.limited
+        mean = self._requests_of_few(256, _REQUESTS) if limited else float(self._plan.routes.visits().sum())
+        if limited and mean * 256 > _REQUESTS:  # fewer do for longer ones
+            mean = self._requests_of_few(32, 32 * MOST_REQUESTS_OF_JOB)
+        if mean > MOST_REQUESTS_OF_JOB:
+            many = f"more than {MOST_REQUESTS_OF_JOB:,}" if limited else f"{mean:,.0f}"
+            raise InputError(
+                f"a job of {self.name} has {many} requests on average, but jobs are drawn whole, of at most "
+                f"{MOST_REQUESTS_OF_JOB:,}; lower the probabilities of loops, or most_visits"
+            )
+        return mean
+
+    def _requests_of_few(self, jobs: int, most: int) -> float:
+        drawn = self._own_lengths.sample(np.random.default_rng((0, 1)), jobs)
+        streams = Streams((0,), len(self.stages))
+        return requests_of(self._plan, streams, *drawn, self._plan.routes.first, most) / jobs
+
+    @property
+    def _own_lengths(self) -> Lengths:
+        """Lengths that come with jobs, drawn at random, recorded or not."""
+        lengths = self.arrivals.lengths
+        return Empirical(lengths.prompt_tokens, lengths.output_tokens) if isinstance(lengths, Recorded) else lengths
 
     def _resampled(self, count: int, at_a_time: int, seed: tuple[int, ...], begin: int) -> Iterator[Jobs]:
         """Yield jobs at time 0 whose own lengths are drawn at random, recorded or not."""
         streams, rng = Streams(seed, len(self.stages)), np.random.default_rng((*seed, 1))
-        lengths = self.arrivals.lengths
-        if isinstance(lengths, Recorded):
-            lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
         for done in range(0, count, at_a_time):  # in full, so that the first jobs do not depend on how many there are
-            drawn = lengths.sample(rng, at_a_time)
+            drawn = self._own_lengths.sample(rng, at_a_time)
             yield unfold(self._plan, streams, np.zeros(at_a_time), *drawn, begin).first(count - done)
 
     @functools.cached_property
@@ -318,8 +341,8 @@ class Workflow:
         external = np.eye(len(stages))[routes.first]
         onward, sampled, covariance = np.empty(0), None, np.zeros((len(stages), len(stages)))
         if self.context != "new" or routes.limited or np.isnan(both).any():
-            sampled = SAMPLED
-            blocks = self._resampled(SAMPLED, self._at_a_time, (self.arrivals.seed, 4), routes.first)
+            sampled = sampled_jobs(self._requests_of_job)
+            blocks = self._resampled(sampled, self._at_a_time, (self.arrivals.seed, 4), routes.first)
             sample = Sample.of(blocks, len(stages))
             covariance, both = sample.covariance, np.where(np.isnan(both), sample.both, both)
             onward = sample.onward
