@@ -163,6 +163,14 @@ def test_every_drawing_has_words_for_those_who_cannot_see_it_and_its_numbers_as_
     assert follows["research.answer"] == "end"
 
 
+def test_columns_of_words_are_flush_left_and_those_of_numbers_are_not(
+    research: tuple[NetworkScenario, NetworkAnswer, Page],
+) -> None:
+    table = report_network._pools_table(research[1])
+    words = [name for name, of_words in zip(table.columns, table.of_words, strict=True) if of_words]
+    assert words == ["Pool", "Router", "Order", "Policy", "Held by"]
+
+
 def test_hypotheses_that_fail_come_first(research: tuple[NetworkScenario, NetworkAnswer, Page]) -> None:
     _, answer, page = research
     states = [word for word in page.words[page.words.index("Hypotheses") :] if word in ("fails", "held", "on trust")]

@@ -113,7 +113,7 @@ def test_lengths_and_delays_of_stages_can_be_any_distribution_or_none() -> None:
     }
     found = workflow(made(workflow=POISSON | {"context": "grow", "stages": stages})).stages
     assert (found["a"].prompt, found["a"].output) == (ps.Geometric(40), 0)
-    assert (found["b"].prompt, found["b"].output, found["b"].delay_ms) == (0, ps.Constant(50), ps.Uniform(10, 90))
+    assert (found["b"].prompt, found["b"].output, found["b"].delay_ms) == (0, 50, ps.Uniform(10, 90))
     assert (found["b"].then, found["b"].transfer_ms_per_token, found["c"].delay_ms) == (["c", "d"], 0.5, 2.5)
     assert found["e"].join
 

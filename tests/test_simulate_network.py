@@ -1,5 +1,6 @@
 """Simulated networks: what every run of them must satisfy, whatever the pools, routers and orders."""
 
+import copy
 import pickle
 from typing import Any
 
@@ -35,12 +36,13 @@ def test_compression_changes_nothing(name: str) -> None:
     assert same(simulate_jobs(network, jobs), simulate_jobs(network, jobs, compress=False))
 
 
-@pytest.mark.parametrize("order", sorted(ORDERS.keys() - {"priority"}))
+@pytest.mark.parametrize("order", sorted(ORDERS))
 def test_a_copied_network_runs_as_the_original_does(order: str) -> None:
-    """As another process would have it."""
-    network = rybko_stolyar(0.8, order)
-    jobs = network.jobs(500)
-    assert same(simulate_jobs(network, jobs), simulate_jobs(pickle.loads(pickle.dumps(network)), jobs))
+    """As another process would have it, and jobs that the copy draws itself."""
+    network = rybko_stolyar(0.8, REVERSED if order == "priority" else order)
+    run = ps.simulate_network(network, jobs=500)
+    for copied in (pickle.loads(pickle.dumps(network)), copy.deepcopy(network)):
+        assert same(run, ps.simulate_network(copied, jobs=500))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

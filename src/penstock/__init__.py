@@ -15,7 +15,7 @@ from penstock.analysis.recommend import Recommendation, recommend
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Target
 from penstock.errors import InputError
-from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
+from penstock.kernel.signatures import BY_LINE, BY_PHASE, DECODE_FIRST, PREFILL_FIRST, SPLIT
 from penstock.network_run import NetworkRun
 from penstock.run import Run
 from penstock.simulate import simulate
@@ -43,6 +43,8 @@ from penstock.workload.workflow import Stage, Workflow
 from penstock.workload.workload import Workload, read_trace
 
 __all__ = [
+    "BY_LINE",
+    "BY_PHASE",
     "DECODE_FIRST",
     "ENGINES",
     "HARDWARE",
@@ -50,6 +52,7 @@ __all__ = [
     "POLICIES",
     "PREFILL_FIRST",
     "ROUTERS",
+    "SPLIT",
     "Affine",
     "Answer",
     "Audit",

@@ -202,7 +202,7 @@ class NetworkRun:
 
     @functools.cached_property
     def series(self) -> pl.DataFrame:
-        """At most 2,000 equally spaced instants, in long form: time_s, what, name, value.
+        """At most 2,000 equally spaced instants (fewer for hundreds of replicas), long form: time_s, what, name, value.
 
         Exact values after finishes and arrivals at that instant and before a batch formed then. ``what`` is
         ``prefill`` or ``decode`` (requests of a stage in that phase), ``unprocessed_tokens`` (of a replica, called

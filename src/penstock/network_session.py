@@ -33,6 +33,7 @@ from penstock.workload.jobs import Jobs
 Ints = npt.NDArray[np.int64]
 
 _NO_LIMIT = 2**40  # a max batch size that never binds
+_MOST_SERIES, _FEWEST_INSTANTS = 2**22, 64  # values of a series, instants
 _PER_REQUEST = ("rows", "delay", "coin", "context", "reuse", "home", "cached", "ready", "first_token", "finish")
 _PER_JOB = ("job_arrival", "job_root", "job_tokens")
 
@@ -111,7 +112,7 @@ class NetworkSession:
             touched=np.zeros(len(servers), np.int64),
             lookout=np.zeros((width, 8)),
             weights=np.zeros((width, 2)),
-            series=np.zeros((SERIES_INSTANTS, 2 + 2 * len(stages) + len(servers)), np.int64),
+            series=_series(2 + 2 * len(stages) + len(servers)),
             **_nothing(),
         )
         self.jobs = _no_jobs()
@@ -365,6 +366,12 @@ def _distinct(given: list[Any], what: str) -> list[Any]:
 
 def _index(known: list[Any], wanted: Any) -> int:
     return next(place for place, each in enumerate(known) if each.function is wanted.function)
+
+
+def _series(columns: int) -> Ints:
+    """Return room for the series: fewer instants where there are many replicas."""
+    instants = min(SERIES_INSTANTS, max(_MOST_SERIES // columns, _FEWEST_INSTANTS))
+    return np.zeros((instants // 2 * 2, columns), np.int64)
 
 
 def _nothing() -> dict[str, npt.NDArray[Any]]:

@@ -20,6 +20,7 @@ from penstock.errors import InputError
 
 GOOD = frozenset({"stable", "met", "held"})
 BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside"})
+_NUMBER = re.compile(r"[+-]?\.?\d")
 _LOOK = {
     "aria": False,  # the chart has one description, its marks need none
     "padding": {"left": 5, "top": 5, "bottom": 5, "right": 24},  # fonts may be wider where the page is read
@@ -85,6 +86,11 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+
+    @property
+    def of_words(self) -> list[bool]:
+        """Of each column whether no cell begins with a number, so that it is flush left."""
+        return [not any(_NUMBER.match(row[place]) for row in self.rows) for place in range(len(self.columns))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,8 @@ DARK = 0.71
 CYCLE, PLAIN, UNKNOWN = COLOURS[1], "#444444", "#d9d9d9"
 CYCLE_DASH = (6, 3)
 
-_ORDINALS = {1: "first", 2: "second", 3: "third"}
+_VIRTUAL = "stage of a virtual station"
+_ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
 def network_graph(network: Network, certificate: NetworkCertificate | None = None, about: str = "") -> alt.LayerChart:
@@ -222,21 +223,21 @@ def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | 
         boxes.append(corners | {"marked": marked})
         lines = [f"{_short(model.visits[k])}/s, {_short(tokens[k])} tokens"]
         shape = ["join"] * (stage in layout.joins) + ["fork"] * (stage in layout.forks)
-        if said := [*shape, *_rank(network, k), *(["virtual station"] * marked)]:
+        if said := [*shape, *_rank(network, k)]:
             lines.append(", ".join(said))
         name = stage if several else stage.split(".", 1)[-1]
         first = y - 7 * len(lines)
         names.append({"x": x, "y": first, "text": name})
         figures += [{"x": x, "y": first + 14 * (i + 1), "text": line} for i, line in enumerate(lines)]
     layers: list[alt.Chart] = []
-    for marked, look in (
-        (False, {"strokeWidth": 1.0, "stroke": "#333333"}),
-        (True, {"strokeWidth": 2.4, "stroke": CYCLE, "strokeDash": [3, 2]}),
-    ):
-        rows = [row for row in boxes if row["marked"] is marked]
-        if rows:
-            look |= {"fill": "white", "cornerRadius": 5}
-            layers.append(canvas.draw(rows, "rect", look, x2="x2:Q", y2="y2:Q"))
+    plain: dict[str, Any] = {"fill": "white", "cornerRadius": 5, "strokeWidth": 1.0, "stroke": "#333333"}
+    if rows := [row for row in boxes if not row["marked"]]:
+        layers.append(canvas.draw(rows, "rect", plain, x2="x2:Q", y2="y2:Q"))
+    if rows := [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]:
+        look = plain | {"strokeWidth": 2.4, "strokeDash": [3, 2]}
+        legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolDash=[3, 2], labelLimit=240)
+        stroke = alt.Stroke("marked:N", scale=alt.Scale(domain=[_VIRTUAL], range=[CYCLE]), legend=legend)
+        layers.append(canvas.draw(rows, "rect", look, x2="x2:Q", y2="y2:Q", stroke=stroke))
     layers.append(canvas.words(names, fontSize=12, fontWeight="bold", limit=layout.stage_width - 8))
     layers.append(canvas.words(figures, color="#333333", fontSize=10.5, limit=layout.stage_width - 6))
     arrivals = [route for route in layout.routes if route.kind == "arrival"]

@@ -51,8 +51,8 @@ def within(where: str, section: str = "") -> Iterator[None]:
 
 
 def _stage_length(value: Any) -> Any:
-    """Turn a length of a stage into what `Stage` takes: 0, ``job``, ``rest`` or a distribution."""
-    if value in ("job", "rest") or (type(value) in (int, float) and value == 0):
+    """Turn a length of a stage into what `Stage` takes: a number, ``job``, ``rest`` or a distribution."""
+    if value in ("job", "rest") or type(value) in (int, float):
         return value
     if isinstance(value, str):
         raise InputError(

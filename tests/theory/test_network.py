@@ -539,3 +539,31 @@ def test_rules_of_pools_say_what_orders_and_policies_do() -> None:
     assert (first.policy, first.work_conserving, first.decode_first, first.checked) == ("mine", True, False, False)
     assert (first.slots_bind, first.router, first.affinity, first.phases) == (True, "random", True, True)
     assert (second.order, second.phases, second.checked, second.k_fcfs) == ("hlpps", False, True, False)
+
+
+def test_a_network_of_one_server_is_certified_as_the_server_is() -> None:
+    """Also where its max batch size binds: what no policy carries, and what the drift certificate adds."""
+    a100 = ps.hardware("codellama-34b-a100-tp1").batch_time
+    server = ps.Server(a100, 2048, 64)
+    for rate, verdict in ((5.5, "unstable"), (4.0, "unknown"), (3.0, "stable")):
+        workload = ps.Workload.poisson(rate, 200, 300)
+        alone, network = ps.certify(workload, server), ps.certify_network(ps.Network.single(workload, server))
+        assert network.verdict == alone.verdict == verdict
+        assert network.max_load == pytest.approx(alone.max_rate / rate, rel=1e-6)
+        assert network.margin == pytest.approx(alone.margin, abs=1e-6)
+
+
+def test_round_robin_is_not_certified_where_lengths_depend_on_one_another() -> None:
+    """With contexts that grow a fork delivers long and short requests by turns: one replica gets all the long."""
+    fast, slow = ps.Server(ps.Affine(1e-3, 0.0), 20_000), ps.Server(ps.Affine(0.01, 1e-4), 512)
+    stages = {
+        "plan": ps.Stage("fast", 10, 10, then=["b", "c"]),
+        "b": ps.Stage("fast", 10, 10, then="d"),
+        "c": ps.Stage("fast", 4_000, 10, delay_ms=100, then="d"),
+        "d": ps.Stage("slow", 10, 10),
+    }
+    rate = 0.75 * 2 * slow.batch_time.capacity(512) / 4_200
+    workflow = ps.Workflow("w", ps.Workload.poisson(rate, 1, 1), stages, context="grow")
+    for router, verdict in (("round-robin", "unknown"), ("jsq", "stable")):
+        pools = {"fast": ps.Pool(fast), "slow": ps.Pool(slow, 2, router)}
+        assert ps.certify_network(ps.Network(pools, [workflow])).verdict == verdict

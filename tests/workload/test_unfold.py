@@ -263,6 +263,6 @@ def test_a_prompt_that_outgrows_the_longest_is_an_error_with_the_remedy():
 
 def test_jobs_without_an_end_in_sight_are_an_error_with_the_remedy(monkeypatch):
     monkeypatch.setattr("penstock.workload.unfold.MOST_REQUESTS", 10_000)
-    stages = {"a": Stage("p", 1, 1, then={"a": 0.99999, "end": 0.00001})}
+    stages = {"a": Stage("p", 1, 1, then={"a": 0.999, "end": 0.001})}
     with pytest.raises(InputError, match="more than 10,000 requests, with no end in sight; lower the probabilities"):
         unfolded(stages)

@@ -22,7 +22,8 @@ def blocks_of(requests):
     def blocks():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("penstock.workload.workflow._REQUESTS", requests)
-            patch.setattr("penstock.workload.workflow.SAMPLED", SAMPLED)
+            patch.setattr("penstock.workload.workflow._FEWEST_AT_A_TIME", 1)
+            patch.setattr("penstock.workload.means.MOST_SAMPLED", SAMPLED)
             yield
 
     return blocks

@@ -269,7 +269,7 @@ def check_network(
         progress=lambda share: report(_TEST_SHARE + (1 - _TEST_SHARE) * share),
     )  # fmt: skip
     model = network.model()
-    pools = pool_answers(network, model, certificate, run)
+    pools = pool_answers(network, certificate, run)
     refused, latency = _refused(certificate, stability), None
     if refused is None:
         latency = network_steady_state(run, loads=_loads(certificate, pools) if network.reuse_is_certain else None)

@@ -112,7 +112,8 @@ def network_steady_state(
     filling = _filling(run.arrival[:count], e2e)
     used = max(count - max(removed, filling), 0) // BATCHES * BATCHES
     removed = count - used
-    at_once = float(e2e.sum()) / max(int(np.ptp(run.arrival[:count])), 1) if count else 0.0  # Little's law
+    span = max(int(np.ptp(run.arrival[:count])), 1) if count else 1
+    at_once = min(float(e2e.sum()) / span, float(count))  # Little's law
     short = _shortness(run, run.rows, count, count - filling, used, at_once, loads)
     if few := used < LEAST_JOBS:
         used, removed = count, 0
@@ -233,11 +234,11 @@ def _shortness(
     batch = at_once
     if used < LEAST_JOBS:
         few = [f"{used:,} jobs after the warm-up are too few for intervals, which need {LEAST_JOBS:,}"]
-    if seen < BATCHES * at_once:
-        few.append(
+    elif seen < BATCHES * at_once:
+        few = [
             f"{at_once:,.0f} jobs are in the network at once, and each {BATCHES}th of the run must have as many, so "
             f"{seen:,} after the warm-up are too few"
-        )
+        ]
     for place, load in enumerate([] if loads is None else np.asarray(loads, np.float64).tolist()):
         relaxation = relaxation_requests(load, _variability(run, rows, place, count))
         name = list(run.network.pools)[place]

@@ -10,8 +10,6 @@ from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.hypotheses import CRITICAL_BAND
 from penstock.theory.network import NetworkCertificate
-from penstock.theory.region import linear_program
-from penstock.workload.lengths import Geometric
 
 _LOSS_WORTH_A_WARNING = 0.01
 
@@ -56,9 +54,7 @@ class PoolAnswer:
     tokens_per_batch: float
 
 
-def pool_answers(
-    network: Network, model: NetworkModel, certificate: NetworkCertificate, run: NetworkRun
-) -> tuple[PoolAnswer, ...]:
+def pool_answers(network: Network, certificate: NetworkCertificate, run: NetworkRun) -> tuple[PoolAnswer, ...]:
     """Return what each pool is asked for, and what it did."""
     busy, tokens, batches = (
         np.bincount(run.replica_pool, of, len(network.pools)) for of in (run.busy, run.tokens, run.batches)
@@ -66,7 +62,6 @@ def pool_answers(
     ticks = max(run.end, 1)
     found = []
     for place, (loaded, pool) in enumerate(zip(certificate.pools, network.pools.values(), strict=True)):
-        margin, binding = _limit(network, model, place)
         found.append(
             PoolAnswer(
                 name=loaded.name,
@@ -75,8 +70,8 @@ def pool_answers(
                 policy=pool.policy.name,
                 order=pool.order.name,
                 rho=loaded.rho,
-                margin=margin,
-                binding=binding,
+                margin=loaded.margin,
+                binding=loaded.binding,
                 drain_s=loaded.drain_s,
                 busy=float(busy[place]) / ticks / pool.replicas,
                 tokens_per_s=float(tokens[place]) / (ticks * run.tick_s),
@@ -84,21 +79,6 @@ def pool_answers(
             )
         )
     return tuple(found)
-
-
-def _limit(network: Network, model: NetworkModel, place: int) -> tuple[float, tuple[str, ...]]:
-    """Return what is left before the load that no policy carries at a pool, and the limits that set it."""
-    pool = list(network.pools.values())[place]
-    here = model.pool == place
-    visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
-    rates = np.array([visits @ prefill, visits @ decode]) / pool.replicas
-    if not rates.any():
-        return 1.0, ()
-    # Only the mean and the longest prompt count; the longest is not known of contexts that grow, so there is none.
-    prompts = float(visits[prefill > 0].sum())
-    mean = max(float(visits @ prefill) / prompts, 1.0) if prompts else 1.0
-    best = linear_program(pool.server, rates, prompt=Geometric(mean))
-    return 1 - 1 / best.scale, best.binding
 
 
 def pool_warnings(network: Network, model: NetworkModel, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:

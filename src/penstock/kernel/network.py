@@ -108,7 +108,6 @@ from penstock.kernel.server import (
     MORE,
     NEVER,
     PAUSED,
-    SERIES_INSTANTS,
     SLOT_CHAIN,
     SLOT_REQUEST,
 )
@@ -382,11 +381,11 @@ def _note_series(net: Arrays, before: int) -> None:
     n_stages, n_servers = net.stages.shape[0], net.servers.shape[0]
     tick = state[SERIES_ROWS] * state[SERIES_STEP]
     while tick < before:
-        if state[SERIES_ROWS] == SERIES_INSTANTS:  # full: keep every other instant
-            for row in range(1, SERIES_INSTANTS // 2):
+        if state[SERIES_ROWS] == series.shape[0]:  # full: keep every other instant
+            for row in range(1, series.shape[0] // 2):
                 for column in range(series.shape[1]):
                     series[row, column] = series[2 * row, column]
-            state[SERIES_ROWS] = SERIES_INSTANTS // 2
+            state[SERIES_ROWS] = series.shape[0] // 2
             state[SERIES_STEP] *= 2
         else:
             row = series[state[SERIES_ROWS]]

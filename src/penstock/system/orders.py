@@ -161,7 +161,7 @@ def _made(function: OrderFunction, name: str | None, params: Sequence[float]) ->
     _ = made.compiled
     mode = returns(function, ORDER_SIGNATURE)
     if not isinstance(mode, types.Integer):  # a float would be cut to a whole number
-        raise InputError(f"order {made.name!r} cannot be used: it returns {types.unliteral(mode)}, no whole number; {_RULE}")
+        raise InputError(f"order {made.name!r} cannot be used: it returns {mode}, no whole number; {_RULE}")
     return made
 
 

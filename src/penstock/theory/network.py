@@ -9,7 +9,7 @@ import numpy.typing as npt
 from penstock.errors import InputError
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
-from penstock.theory.certificate import Verdict
+from penstock.theory.certificate import Certificate, Verdict, certify
 from penstock.theory.cycles import GlobalStability, global_stability, priority_stability
 from penstock.theory.fluid_classes import components, fluid_classes
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
@@ -25,8 +25,9 @@ from penstock.theory.network_hypotheses import (
     pool_rules,
     workflow_hypotheses,
 )
-from penstock.theory.network_loads import JoinBound, PoolLoad, join_bounds, pool_loads
+from penstock.theory.network_loads import JoinBound, PoolLoad, join_bounds, pool_loads, within_batch_size
 from penstock.theory.virtual_stations import VirtualStation, priority_limit
+from penstock.workload.sessions import Sessions
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,6 +38,7 @@ CYCLE = "linear program (Dai and Vande Vate 2000)"
 SPIRAL = "fluid path of a static priority"
 VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
 OVERLOAD = "Theorem 1(a)"
+SLOTS = "Section 6 (stability region under a max batch size)"
 
 CERTIFIED = "cycles of pools are certified"
 _KNOWN_ELSEWHERE = {
@@ -83,8 +85,8 @@ class NetworkCertificate:
 
     @property
     def bottleneck(self) -> PoolLoad:
-        """The pool with the highest load."""
-        return max(self.pools, key=lambda pool: pool.rho)
+        """The pool with the least margin."""
+        return min(self.pools, key=lambda pool: pool.margin)
 
     @property
     def rho(self) -> float:
@@ -93,13 +95,13 @@ class NetworkCertificate:
 
     @property
     def margin(self) -> float:
-        """1 - load of the bottleneck."""
+        """Of the bottleneck; 1 - its load where no max batch size binds."""
         return self.bottleneck.margin
 
     @property
     def max_load(self) -> float:
-        """Factor on all rates at which the bottleneck's load is 1: beyond it no policy is stable."""
-        return 1 / self.rho
+        """Factor on all rates beyond which no policy is stable, at the bottleneck."""
+        return self.bottleneck.max_load
 
 
 def certify_network(network: Network) -> NetworkCertificate:
@@ -117,7 +119,40 @@ def certify_network(network: Network) -> NetworkCertificate:
         )
     network.check_rates()
     given = workflow_hypotheses(network)
-    return network_certificate(network.model(), pool_rules(network), given, at_most=not network.reuse_is_certain)
+    model, at_most = network.model(), not network.reuse_is_certain
+    found = network_certificate(model, pool_rules(network), given, at_most=at_most)
+    pools = tuple(within_batch_size(pool, network, model) for pool in found.pools)
+    found = dataclasses.replace(found, pools=pools)
+    tightest = found.bottleneck
+    error = STANDARD_ERRORS * tightest.standard_error / tightest.offered_tokens_per_s
+    if found.verdict == "unknown" and (alone := _one_server(network)) is not None and alone.verdict == "stable":
+        certified = None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
+        return dataclasses.replace(
+            found,
+            verdict="stable",
+            theorem=alone.theorem,
+            reason=alone.reason,
+            hypotheses=alone.hypotheses,
+            certified_load=certified,
+        )
+    if found.verdict == "unstable" or at_most or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND:
+        return found
+    slots = network.pools[tightest.name].server.max_batch_size
+    reason = (
+        f"under any policy the max batch size of {slots:,} lets pool {tightest.name} carry at most "
+        f"{tightest.max_load:.3f} times what arrives, so its backlog grows for ever"
+    )
+    return dataclasses.replace(found, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None)
+
+
+def _one_server(network: Network) -> Certificate | None:
+    """Return what is certified of a server alone, if the network is one that serves the requests of a workload."""
+    (pool, *pools), (workflow, *workflows) = network.pools.values(), network.workflows
+    if pools or workflows or pool.replicas > 1 or isinstance(workflow, Sessions) or len(workflow.stages) > 1:
+        return None
+    (stage,) = workflow.stages.values()
+    plain = (stage.prompt, stage.output, stage.then) == ("job", "job", None) and not stage.transfer_ms_per_token
+    return certify(workflow.arrivals, pool.server) if plain and stage.delay_ms == 0 else None
 
 
 def network_certificate(

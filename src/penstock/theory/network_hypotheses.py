@@ -220,6 +220,8 @@ def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, s
     if rules.router == "round-robin":
         if stages > 1 or comes_back:
             return "round-robin need not give each replica its share of every stage; take jsq or random"
+        if sampled or rules.of_job:
+            return "round-robin may give one replica all the long requests, since their lengths depend; take jsq"
         return None
     if rules.router == "power-of-two":
         if comes_back or rules.affinity:

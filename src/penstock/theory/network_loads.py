@@ -6,9 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.fluid_classes import FluidClasses
 from penstock.theory.network_hypotheses import PoolRules
+from penstock.theory.region import linear_program
+from penstock.workload.lengths import Geometric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,10 @@ class PoolLoad:
         T of the pools before it) / (1 - rho_s). Until those have drained it may wait for work, and after that it works
         at its full rate until none is left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside
         or behind a cycle, or overloaded.
+    max_load
+        Factor on all rates above which no policy is stable at this pool, under its token budget and max batch size.
+    binding
+        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where neither does.
     """
 
     name: str
@@ -36,6 +43,8 @@ class PoolLoad:
     capacity_tokens_per_s: float
     standard_error: float
     drain_s: float | None
+    max_load: float
+    binding: tuple[str, ...] = ("token budget",)
 
     @property
     def rho(self) -> float:
@@ -44,8 +53,8 @@ class PoolLoad:
 
     @property
     def margin(self) -> float:
-        """1 - rho."""
-        return 1 - self.rho
+        """What is left before no policy is stable, as a share of it: 1 - rho where no max batch size binds."""
+        return 1 - 1 / self.max_load
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +111,7 @@ def pool_loads(model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, 
             float(model.capacity[s]),
             float(model.standard_error[s]),
             float(seconds[s]) if np.isfinite(seconds[s]) else None,
+            float(model.capacity[s] / model.offered[s]) if model.offered[s] > 0 else np.inf,
         )
         for s, name in enumerate(model.pools)
     )
@@ -122,3 +132,17 @@ def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBo
         JoinBound(model.stages[stage], int(model.branches[stage]), in_order and not bool(varies[stage]))
         for stage in np.flatnonzero(model.joins & visited)
     )
+
+
+def within_batch_size(load: PoolLoad, network: Network, model: NetworkModel) -> PoolLoad:
+    """Return the load of a pool with the limit that its max batch size sets, too (Section 6, `theory.region`)."""
+    pool, here = network.pools[load.name], model.pool == model.pools.index(load.name)
+    visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
+    rates = np.array([visits @ prefill, visits @ decode]) / pool.replicas
+    if not rates.any():
+        return dataclasses.replace(load, binding=())
+    # Only the mean and the longest prompt count; the longest is not known of contexts that grow, so there is none.
+    prompts = float(visits[prefill > 0].sum())
+    mean = max(float(visits @ prefill) / prompts, 1.0) if prompts else 1.0
+    best = linear_program(pool.server, rates, prompt=Geometric(mean))
+    return dataclasses.replace(load, max_load=min(best.scale, load.max_load), binding=best.binding)

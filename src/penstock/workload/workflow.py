@@ -305,9 +305,9 @@ class Workflow:
     def _requests_of_job(self) -> float:
         """Requests of a job on average, if so many can be drawn; from a few jobs where no formula gives them."""
         limited = self._plan.routes.limited
-        mean = self._requests_of_few(256, _REQUESTS) if limited else float(self._plan.routes.visits().sum())
-        if limited and mean * 256 > _REQUESTS:  # fewer do for longer ones
-            mean = self._requests_of_few(32, 32 * MOST_REQUESTS_OF_JOB)
+        mean = self._requests_of_few(256, 1024) if limited else float(self._plan.routes.visits().sum())
+        if limited and mean > 1024:  # fewer do for longer ones
+            mean = self._requests_of_few(32, MOST_REQUESTS_OF_JOB)
         if mean > MOST_REQUESTS_OF_JOB:
             many = f"more than {MOST_REQUESTS_OF_JOB:,}" if limited else f"{mean:,.0f}"
             raise InputError(
@@ -317,9 +317,10 @@ class Workflow:
         return mean
 
     def _requests_of_few(self, jobs: int, most: int) -> float:
+        """Return the mean requests of so many jobs, or a number above ``most`` if that is more."""
         drawn = self._own_lengths.sample(np.random.default_rng((0, 1)), jobs)
         streams = Streams((0,), len(self.stages))
-        return requests_of(self._plan, streams, *drawn, self._plan.routes.first, most) / jobs
+        return requests_of(self._plan, streams, *drawn, self._plan.routes.first, most * jobs) / jobs
 
     @property
     def _own_lengths(self) -> Lengths:
