@@ -43,7 +43,7 @@ _MOST_JOBS = 2**20
 _MOST_FOR_OTHERS = 20_000  # jobs, if only what other pools hold asks for so many
 _SAMPLE = 2_000  # jobs, for how their work varies
 _LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
-_MOST_REQUESTS = 3 * 10**7  # that may arrive during a flood
+_MOST_REQUESTS, _LEAST_REQUESTS = 2 * 10**7, 10**6  # that arrive in all floods, or in one if there are many
 _MOST_LOAD = 4.0
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
 _LEVEL = 2.0  # initial work over the resolution that has arrived when a level that has not risen is taken for normal
@@ -151,7 +151,7 @@ def network_verdict(
     most_jobs
         Jobs that may arrive during one flood before it is undecided. Default: as many as bring ten times the initial
         work over the resolution; where the work stays level before, the flood is too small to tell, and a larger one is
-        tried.
+        tried. All floods together stop at some twenty million requests.
     progress
         Called now and then with the share that is done.
 
@@ -180,10 +180,14 @@ def network_verdict(
             if progress is not None:
                 progress((done + min(share, 1.0)) / len(stages))
 
+        requests = max(_MOST_REQUESTS // len(stages), _LEAST_REQUESTS) if most_jobs is None else NEVER
         for times in range(_TRIES):
             flooded = _Flooded(network, model, stage, resolution, seed, _LARGER**times)
-            found = flooded.watch(most_jobs, report)
-            if not flooded.level or most_jobs is not None:
+            if times and flooded.requests >= requests:
+                break
+            found = flooded.watch(most_jobs, requests, report)
+            requests -= flooded.requests
+            if not flooded.level or most_jobs is not None or requests <= 0:
                 break
         floods.append(found)
         report(1.0)
@@ -223,14 +227,14 @@ class _Flooded:
         seconds = np.cumsum(_tokens(self.network, jobs), axis=0) / self.capacity
         self.known = np.concatenate([self.known, self.known[-1] + seconds])
 
-    def watch(self, most_jobs: int | None, report: Progress) -> Flood:
+    def watch(self, most_jobs: int | None, most_requests: int, report: Progress) -> Flood:
         """Run until the work has reached a barrier."""
         patience_s = self.patience_s if most_jobs is None else most_jobs / self.jobs_rate
         level_s = patience_s * _LEVEL / _PATIENCE
         path, steps = [(0.0, 1.0)], _STEPS
         highest = 1.0
         outcome: Outcome = "undecided"
-        while path[-1][0] < patience_s and self.requests < _MOST_REQUESTS:
+        while path[-1][0] < patience_s and self.requests < most_requests:
             self._go_on(steps)
             time_s, ratio, here, fallen = self._look()
             path.append((time_s, ratio))
@@ -249,7 +253,7 @@ class _Flooded:
             if len(path) > 2 * _LOOKS:
                 path, steps = path[::2], 2 * steps
             report(time_s / patience_s)
-        arrivals = self.done + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial
+        arrivals = max(self.done + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial, 0)
         return Flood(
             self.stage,
             outcome,
@@ -293,7 +297,7 @@ def _initial(
     """
     trial = network.flooded(stage, _FEWEST_JOBS, seed)
     brought = _tokens(network, trial).mean(axis=0)
-    arriving = _tokens(network, network.jobs(_SAMPLE, seed))[:, pool]
+    arriving = _tokens(network, network.jobs(min(_SAMPLE, model.sampled or _SAMPLE), seed))[:, pool]
     delay_s = float(trial.delay_s.sum()) / trial.count  # of tools, while jobs wait in no batch
     pipeline = _pipeline(network)
     held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
