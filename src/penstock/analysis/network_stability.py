@@ -43,7 +43,7 @@ _MOST_JOBS = 2**20
 _MOST_FOR_OTHERS = 20_000  # jobs, if only what other pools hold asks for so many
 _SAMPLE = 2_000  # jobs, for how their work varies
 _LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
-_MOST_REQUESTS, _LEAST_REQUESTS = 2 * 10**7, 10**6  # that arrive in all floods, or in one if there are many
+_MOST_REQUESTS, _LEAST_REQUESTS = 4 * 10**7, 10**6  # that arrive: half of them in the first flood, half of the rest ...
 _MOST_LOAD = 4.0
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
 _LEVEL = 2.0  # initial work over the resolution that has arrived when a level that has not risen is taken for normal
@@ -151,7 +151,7 @@ def network_verdict(
     most_jobs
         Jobs that may arrive during one flood before it is undecided. Default: as many as bring ten times the initial
         work over the resolution; where the work stays level before, the flood is too small to tell, and a larger one is
-        tried. All floods together stop at some twenty million requests.
+        tried. All floods together stop at some forty million requests.
     progress
         Called now and then with the share that is done.
 
@@ -174,13 +174,15 @@ def network_verdict(
     visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
     stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])  # where it fails first
     floods: list[Flood] = []
+    most_requests = _MOST_REQUESTS
     for index, stage in enumerate(stages):
 
         def report(share: float, done: int = index) -> None:
             if progress is not None:
                 progress((done + min(share, 1.0)) / len(stages))
 
-        requests = max(_MOST_REQUESTS // len(stages), _LEAST_REQUESTS) if most_jobs is None else NEVER
+        requests = max(most_requests // 2, _LEAST_REQUESTS) if most_jobs is None else NEVER
+        most_requests -= requests
         for times in range(_TRIES):
             flooded = _Flooded(network, model, stage, resolution, seed, _LARGER**times)
             if times and flooded.requests >= requests:
