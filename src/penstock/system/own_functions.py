@@ -40,7 +40,7 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
             made = njit(signature, boundscheck=True)(function)
     except (NumbaError, TypeError, NotImplementedError) as error:
         raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
-    if config.DISABLE_JIT:  # interpreted: nothing is known of what it returns
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
         return made
     if made.nopython_signatures[0].return_type != signature.return_type:  # as Numba takes a body that only raises
         raise InputError(f"{what} cannot be used: it never returns; {rule}")
@@ -49,7 +49,7 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
 
 def returns(function: Callable[..., Any], signature: Any) -> Any:
     """Return the Numba type that a function which `compiled` takes returns by itself, before it is converted."""
-    if config.DISABLE_JIT:
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return signature.return_type
     # not kept on disk, where it would take the place of the converting one
     return njit(signature.args)(function).nopython_signatures[0].return_type
