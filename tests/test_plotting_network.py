@@ -25,7 +25,8 @@ from penstock.simulate_network import simulate_network
 from penstock.system.network import Network, Pool
 from penstock.theory.network import certify_network
 from penstock.theory.network_fluid import NetworkPath, network_path
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)

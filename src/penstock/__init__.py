@@ -39,7 +39,8 @@ from penstock.theory.region import Region, region
 from penstock.workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from penstock.workload.pairs import Empirical
 from penstock.workload.sessions import Sessions, read_sessions
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload, read_trace
 
 __all__ = [

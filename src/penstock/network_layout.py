@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock.system.network import Network
 from penstock.workload.routes import END
 from penstock.workload.sessions import Sessions
-from penstock.workload.workflow import Stage
+from penstock.workload.stage import Stage
 
 Floats = npt.NDArray[np.float64]
 Ways = Mapping[str, tuple[bool, Mapping[str, float]]]

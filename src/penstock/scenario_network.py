@@ -31,7 +31,8 @@ from penstock.system.network import Network, Pool
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router
 from penstock.workload.sessions import Sessions, read_sessions
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
 DEFAULT_JOBS = 20_000

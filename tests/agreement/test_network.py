@@ -32,7 +32,8 @@ from penstock.system.presets import hardware
 from penstock.system.routing import Router
 from penstock.system.server import Server
 from penstock.workload.lengths import Geometric, LogNormal
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
 ADAPTIVE = ("maxweight", "maxweight-tokens", "pool-controlled")

@@ -14,7 +14,8 @@ from penstock.system.orders import Order
 from penstock.system.reuse import reused
 from penstock.system.routing import Router
 from penstock.workload.jobs import Jobs
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 
 SLOT = ps.PiecewiseConstant(1.0, 0.0, 768)  # a batch takes one second, whatever is in it
 PAPER = ps.Server(SLOT, 768, convention="paper")

@@ -28,7 +28,8 @@ from penstock.theory.hypotheses import Hypothesis
 from penstock.theory.network import NetworkCertificate, certify_network, network_certificate
 from penstock.theory.network_fluid import network_path
 from penstock.theory.network_hypotheses import PoolRules, pool_rules
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 
 
 def rules(model: NetworkModel, **fields: object) -> list[PoolRules]:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 
 POISSON = ps.Workload.poisson(3.0, 1, 1, seed=7)
 

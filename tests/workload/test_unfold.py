@@ -5,7 +5,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 
 EVERY_SECOND = ps.Workload.deterministic(1.0, 100, 20)
 SHARED = ("stage", "prompt", "output", "pending", "child", "sibling")

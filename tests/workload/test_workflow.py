@@ -12,7 +12,8 @@ from penstock.errors import InputError
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.pairs import Empirical
 from penstock.workload.routes import closed_loop
-from penstock.workload.workflow import Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
 
 POISSON = ps.Workload.poisson(3.0, ps.Geometric(40), ps.Uniform(2, 30), seed=7)
 RECORDED = ps.Workload.from_arrays([3.0, 3.5, 5.0, 13.0], [1, 2, 3, 4], [10, 20, 30, 40])

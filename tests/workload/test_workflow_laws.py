@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.workload.means import released
-from penstock.workload.workflow import CONTEXTS, Stage, Workflow
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import CONTEXTS, Workflow
 
 ARRIVALS = ps.Workload.poisson(2.0, ps.Geometric(30), ps.Uniform(1, 9), seed=5)
 

@@ -333,12 +333,7 @@ def certificate_as_dict(certificate: NetworkCertificate) -> dict[str, Any]:
 
 def _length_of_run(network: Network, jobs: int | None, until: float | None) -> int | None:
     """Refuse a run of no length or too long a one before the test, not after."""
-    for workflow in network.workflows:
-        if not workflow.rate > 0:
-            raise InputError(
-                f"workflow {workflow.name} has no arrival rate, since all its recorded jobs begin at one instant; give "
-                "it a `rate`"
-            )
+    network.check_rates()
     if jobs is not None and until is not None:
         raise InputError(f"jobs={jobs} and until={until}: give one of them")
     if until is not None:

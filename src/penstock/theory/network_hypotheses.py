@@ -14,7 +14,7 @@ from penstock.theory.fluid_classes import FluidClasses
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.workload.lengths import Length
 from penstock.workload.sessions import Sessions
-from penstock.workload.workflow import Stage
+from penstock.workload.stage import Stage
 
 STANDARD_ERRORS = 4.0
 """So many above a sampled load is where the load may be."""

@@ -11,15 +11,15 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
-from penstock.workload.lengths import LONGEST, Length
+from penstock.workload.lengths import Length
 from penstock.workload.means import Means, Sample, sampled_jobs
 from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.routes import END, Routes
+from penstock.workload.stage import Stage, check_name, check_stage, is_fork, released
 from penstock.workload.unfold import Plan, Streams, requests_of, unfold
 from penstock.workload.workload import Workload
 
 CONTEXTS = ("new", "grow", "reuse")
-LONGEST_DELAY_MS = 1e12
 
 _REQUESTS = 2**18
 """Requests to be unfolded at a time, about; so many fit a cache."""
@@ -27,42 +27,6 @@ _FEWEST_AT_A_TIME = 128
 """Jobs to be unfolded at a time, however long they are: the time goes by visits, not by jobs."""
 MOST_REQUESTS_OF_JOB = 2**14
 """On average: what `_FEWEST_AT_A_TIME` of them hold fits the memory, and is drawn in seconds."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Stage:
-    """One kind of call in a workflow.
-
-    Parameters
-    ----------
-    pool
-        Name of the pool that serves it.
-    prompt, output
-        Tokens, or a distribution. ``job``: the lengths that come with the job's arrival. ``rest`` (output): those less
-        one, as when the prompt and the first token were made elsewhere. 0: no such phase here.
-    then
-        What its end releases. None or ``end``: nothing; a name: that stage; a list of names: all of them (a fork), one
-        that stands there twice two times; a mapping from names, or ``end``, to probabilities: one of them.
-    join
-        Whether it waits for all branches of the innermost fork that is open.
-    delay_ms
-        Between its release and its arrival at the pool, as for a tool call: milliseconds, or a distribution that
-        counts them.
-    transfer_ms_per_token
-        Times the prompt tokens of the request that released it: added to the delay, as for a transfer of KV memory.
-    most_visits
-        A job that has visited the stage so often goes there no more: its other ways are taken, in proportion to their
-        probabilities, and if there are none that branch ends.
-    """
-
-    pool: str
-    prompt: int | Length | str
-    output: int | Length | str
-    then: str | Sequence[str] | Mapping[str, float] | None = dataclasses.field(default=None, kw_only=True)
-    join: bool = dataclasses.field(default=False, kw_only=True)
-    delay_ms: float | Length = dataclasses.field(default=0, kw_only=True)
-    transfer_ms_per_token: float = dataclasses.field(default=0.0, kw_only=True)
-    most_visits: int | None = dataclasses.field(default=None, kw_only=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,7 +59,7 @@ class Workflow:
     context: str = dataclasses.field(default="new", kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_name("a workflow", self.name)
+        check_name("a workflow", self.name)
         if not isinstance(self.arrivals, Workload):
             raise InputError(f"the arrivals of {self.name} are {checks.shown(self.arrivals)}; give a Workload")
         _ = self.arrivals.rate  # which must be known
@@ -115,7 +79,7 @@ class Workflow:
                 f"unknown context {checks.shown(self.context)} of {self.name}{nearest(str(self.context), CONTEXTS)}"
             )
         for name, stage in self.stages.items():
-            _check_stage(self.name, name, stage, self.stages)
+            check_stage(self.name, name, stage, self.stages)
         if self.first is not None and self.first not in self.stages:
             raise InputError(
                 f"{self.name} begins at the unknown stage {checks.shown(self.first)}"
@@ -281,14 +245,14 @@ class Workflow:
 
     def _routes(self) -> Routes:
         places = {name: place for place, name in enumerate(self.stages)}
-        edges = [_edges(stage) for stage in self.stages.values()]
+        edges = [released(stage) for stage in self.stages.values()]
         return Routes(
             workflow=self.name,
             names=tuple(self.stages),
             first=places[self.begins],
             targets=tuple(tuple(places[target] for target, _ in edge) for edge in edges),
             chances=tuple(tuple(chance for _, chance in edge) for edge in edges),
-            forks=tuple(_is_fork(stage) for stage in self.stages.values()),
+            forks=tuple(is_fork(stage) for stage in self.stages.values()),
             joins=tuple(stage.join for stage in self.stages.values()),
             most_visits=tuple(
                 None if stage.most_visits is None else int(stage.most_visits) for stage in self.stages.values()
@@ -379,88 +343,3 @@ def _mean_and_most(tokens: int | Length | str, mean_of_job: float, most_of_job: 
     mean, most = (tokens.mean, tokens.max) if isinstance(tokens, Length) else (mean_of_job, most_of_job)
     less = tokens == "rest"
     return mean - less, float("inf") if most is None else float(most - less)
-
-
-def _is_fork(stage: Stage) -> bool:
-    return stage.then is not None and not isinstance(stage.then, str | Mapping)
-
-
-def _edges(stage: Stage) -> list[tuple[str, float]]:
-    """Return the stages that the end of one may release, with probabilities; ones at a fork."""
-    if stage.then is None:
-        return []
-    ways = {stage.then: 1.0} if isinstance(stage.then, str) else stage.then
-    pairs = list(ways.items()) if isinstance(ways, Mapping) else [(target, 1.0) for target in ways]
-    return [(target, chance) for target, chance in pairs if target != END]
-
-
-def _check_name(what: str, name: object) -> None:
-    if not isinstance(name, str) or not name or "." in name:
-        raise InputError(
-            f"the name of {what} is {checks.shown(name)}, but must be a text without full stops, as tables and orders "
-            "say workflow.stage; give another"
-        )
-
-
-def _check_stage(workflow: str, name: str, stage: Stage, known: Mapping[str, Stage]) -> None:
-    """Raise an `InputError` that names the stage and what is wrong with it."""
-    _check_name(f"a stage of {workflow}", name)
-    what = f"stage {name!r} of {workflow}"
-    if name == END:
-        raise InputError(f"{what} has the name that ends a branch in `then`; give it another")
-    if not isinstance(stage, Stage):
-        raise InputError(f"{what} is {checks.shown(stage)}, but must be a Stage with pool, prompt and output")
-    if not isinstance(stage.pool, str) or not stage.pool:
-        raise InputError(f"the pool of {what} is {checks.shown(stage.pool)}; give the name of one")
-    if not isinstance(stage.join, bool):
-        raise InputError(f"join of {what} is {checks.shown(stage.join)}, but must be true or false; mend it")
-    _check_tokens(f"the prompt of {what}", stage.prompt, ("job",))
-    _check_tokens(f"the output of {what}", stage.output, ("job", "rest"))
-    if not isinstance(stage.delay_ms, Length):
-        why = "give a bare number, which counts ms, or for a random delay a distribution"
-        checks.number(f"delay_ms of {what}", stage.delay_ms, 0, LONGEST_DELAY_MS, "ms", why)
-    per_token = stage.transfer_ms_per_token
-    checks.number(f"transfer_ms_per_token of {what}", per_token, 0, 1e6, "ms", "0 for no transfer")
-    if per_token and stage.join:
-        raise InputError(
-            f"{what} is a join with transfer_ms_per_token {per_token:g}, but which branch comes last, and so what is "
-            "transferred, is not known before it is served; give it a delay_ms"
-        )
-    if stage.most_visits is not None:
-        checks.whole(f"most_visits of {what}", stage.most_visits, 1, 2**30, "visits", "leave it out for no limit")
-    _check_then(what, stage, known)
-
-
-def _check_tokens(what: str, tokens: object, words: tuple[str, ...]) -> None:
-    if isinstance(tokens, Length) or (isinstance(tokens, str) and tokens in words):
-        return
-    remedy = f"give tokens, 0 for none, a distribution, or {' or '.join(repr(word) for word in words)}"
-    checks.whole(what, tokens, 0, LONGEST, "tokens", remedy)
-
-
-def _check_then(what: str, stage: Stage, known: Mapping[str, Stage]) -> None:
-    then = stage.then
-    if then is None:
-        return
-    if not isinstance(then, str | Mapping | Sequence) or not then:
-        raise InputError(
-            f"`then` of {what} is {checks.shown(then)}; give a stage, 'end', a list of stages (all of them), or "
-            "probabilities by stage (one of them)"
-        )
-    names = [then] if isinstance(then, str) else list(then)
-    for target in names:
-        if not isinstance(target, str) or (target not in known and target != END):
-            raise InputError(
-                f"{what} goes on to the unknown stage {checks.shown(target)}{nearest(str(target), [*known, END])}"
-            )
-    if _is_fork(stage) and END in names:
-        raise InputError(f"{what} forks to 'end', which is no branch; leave it out")
-    if isinstance(then, Mapping):
-        for target, chance in then.items():
-            checks.number(f"the probability of {target!r} after {what}", chance, 0, 1, "", "it is a probability")
-        total = sum(then.values())
-        if abs(total - 1) > 1e-9:
-            raise InputError(
-                f"the probabilities after {what} add up to {total:.10g}, but one of its ways is always taken, so they "
-                "must add up to 1; give what is missing to 'end', or scale them"
-            )
