@@ -20,7 +20,7 @@ from penstock.network_run import NetworkRun
 from penstock.run import Run
 from penstock.simulate import simulate
 from penstock.simulate_network import simulate_network
-from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from penstock.system.engines import ENGINES, engine_defaults
 from penstock.system.memory import Memory
 from penstock.system.network import Network
@@ -59,6 +59,7 @@ __all__ = [
     "Audit",
     "BatchTime",
     "Certificate",
+    "Composition",
     "Constant",
     "Empirical",
     "FluidPath",

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 
+_LONGEST_MS = 1e9
+
 
 def number(what: str, value: Any, low: float, high: float, unit: str, why: str) -> float:
     """Return the value as a float.
@@ -34,6 +36,11 @@ def number(what: str, value: Any, low: float, high: float, unit: str, why: str) 
     if not _is_number(value) or not low <= value <= high:
         raise InputError(f"{what} is {shown(value)}, but must be a number {_limits(low, high, unit)}: {why}")
     return float(value)
+
+
+def seconds(what: str, ms: Any) -> float:
+    """Return milliseconds as seconds; refuse negative ones, and days."""
+    return number(what, ms, 0, _LONGEST_MS, "ms", "nothing takes negative time, or days; give milliseconds") / 1e3
 
 
 def whole(what: str, value: Any, low: int, high: int, unit: str, why: str) -> int:

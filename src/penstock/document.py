@@ -1,4 +1,4 @@
-"""A scenario's YAML: read, checked against what its sections may hold, and refused in one line."""
+"""YAML: read, checked against what its sections may hold, and refused in one line."""
 
 import re
 import typing
@@ -46,8 +46,8 @@ class Section(BaseModel):
 Sections = TypeVar("Sections", bound=Section)
 
 
-def read_document(path: Path) -> Any:
-    """Return what a YAML file holds.
+def read_document(path: Path, kind: str = "scenario") -> Any:
+    """Return what a YAML file of some kind holds.
 
     Raises
     ------
@@ -57,14 +57,11 @@ def read_document(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise InputError(
-            f"there is no scenario file {path}; `penstock check --help` shows what one looks like"
-        ) from None
+        hint = "`penstock check --help` shows what one looks like" if kind == "scenario" else "check its name"
+        raise InputError(f"there is no {kind.removesuffix(' file')} file {path}; {hint}") from None
     except (OSError, ValueError) as error:  # a name that is too long or holds a zero; no UTF-8
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(
-            f"cannot read {checks.shown(str(path))} as text: {reason}; a scenario is a YAML file"
-        ) from None
+        raise InputError(f"cannot read {checks.shown(str(path))} as text: {reason}; a {kind} is a YAML file") from None
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:

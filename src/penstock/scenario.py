@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError, nearest
-from penstock.system.batch_time import Affine, BatchTime, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time_file import BatchTimeSection
 from penstock.system.engines import ENGINES, Engine, engine_defaults
 from penstock.system.memory import Memory
 from penstock.system.policies import Policy, resolve
@@ -21,8 +21,6 @@ from penstock.workload.lengths import Constant, Gamma, Geometric, Length, LogNor
 from penstock.workload.workload import Workload, read_trace
 
 DEFAULT_REQUESTS = 20_000
-
-_LONGEST_MS = 1e9
 
 
 class _Mean(Section):
@@ -165,56 +163,6 @@ class WorkloadSection(Section):
         return make(given.rate, given.prompt, given.output, seed=seed)
 
 
-class _PerToken(Section):
-    c_ms: float
-    a_ms_per_token: float
-
-
-class _Bend(_PerToken):
-    b0: float
-
-
-class BatchTimeSection(Section):
-    """Seconds of a batch: ``{c_ms, a_ms, b0}`` steps, or one of ``affine``, ``hinge``, ``table``."""
-
-    c_ms: float | None = None
-    a_ms: float | None = None
-    b0: Whole | None = None
-    affine: _PerToken | None = None
-    hinge: _Bend | None = None
-    table: str | None = None
-
-    def build(self, folder: Path) -> BatchTime:
-        """Return the model; a table's path is relative to ``folder``."""
-        steps = {"c_ms": self.c_ms, "a_ms": self.a_ms, "b0": self.b0}
-        given = [name for name in ("affine", "hinge", "table") if getattr(self, name) is not None]
-        if any(value is not None for value in steps.values()):
-            given.append("c_ms, a_ms, b0")
-        if len(given) != 1:
-            raise InputError(
-                "server.batch_time: give one of (c_ms, a_ms, b0), affine, hinge, table, "
-                f"not {' and '.join(given) or 'none'}"
-            )
-        if self.affine:
-            return Affine(_seconds("c_ms", self.affine.c_ms), _seconds("a_ms_per_token", self.affine.a_ms_per_token))
-        if self.hinge:
-            c, a = _seconds("c_ms", self.hinge.c_ms), _seconds("a_ms_per_token", self.hinge.a_ms_per_token)
-            return Hinge(c, a, self.hinge.b0)
-        if self.table is not None:
-            return Measured.read(folder / checks.path("server.batch_time.table", self.table))
-        if self.c_ms is None or self.a_ms is None or self.b0 is None:
-            missing = ", ".join(name for name, value in steps.items() if value is None)
-            raise InputError(
-                f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0"
-            )
-        return PiecewiseConstant(_seconds("c_ms", self.c_ms), _seconds("a_ms", self.a_ms), self.b0)
-
-
-def _seconds(name: str, ms: float) -> float:
-    why = "nothing takes negative time, or days; give milliseconds"
-    return checks.number(f"server: {name}", ms, 0, _LONGEST_MS, "ms", why) / 1e3
-
-
 ENGINE_NAMES = {
     "token_budget": ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
     "max_batch_size": ("max_batch_size", "max_num_seqs", "max_running_requests"),
@@ -348,7 +296,7 @@ class ServerSection(Section):
             watermark=given.watermark,
             admission=given.admission,
             preemption=given.preemption,
-            swap_s=_seconds("swap_ms_per_block", given.swap_ms_per_block),
+            swap_s=checks.seconds("server: swap_ms_per_block", given.swap_ms_per_block),
             too_long=given.too_long,
             prefix_caching=given.prefix_caching,
         )

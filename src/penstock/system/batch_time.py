@@ -1,4 +1,4 @@
-"""How long a batch takes: seconds as a function of its token load.
+"""How long a batch takes: seconds as a function of its token load, or of what is in it.
 
 Every model is a frozen dataclass that answers `batch_time(tokens)`, element by element for arrays.
 An empty batch is no batch: it takes 0 s (the paper's formula would give c; its dynamics need 0).
@@ -32,6 +32,9 @@ def _check_seconds(name: str, value: float, unit: str = "s") -> None:
 
 class BatchTime(abc.ABC):
     """Seconds that one forward pass takes, given the tokens in it."""
+
+    by_load: bool = True
+    """Whether the token load alone decides; else what `batch_time(tokens)` says is the least."""
 
     @abc.abstractmethod
     def _seconds(self, tokens: Seconds) -> Seconds:
@@ -258,6 +261,121 @@ class Measured(BatchTime):
                 "and nothing is known there; measure further or lower the token budget"
             )
         return np.interp(tokens, self.tokens, self.seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition(BatchTime):
+    """Batch times that depend on what is in a batch (paper, Appendix A).
+
+    A request with n new tokens in the batch and l before them adds ``per_request + self_attention n^2``, and
+    ``cross_attention n l`` in prefill or ``decode_attention l`` in decode, to what the token load costs. The paper's
+    t_b = c + a_1 sum n + a_2 sum n^2 + a_3 sum n l is ``Composition(Affine(c, a_1), a_2, a_3)``.
+
+    Parameters
+    ----------
+    linear
+        Seconds by token load: the linear layers, and what every batch takes.
+    self_attention
+        Seconds for each pair of new tokens of a request (a_2).
+    cross_attention
+        Seconds for each pair of a new token and one before it (a_3), in prefill.
+    decode_attention
+        Seconds for each token before a decode; None: as ``cross_attention``. Decodes read memory where prefill
+        computes, so on real machines it is much larger.
+    mixed_attention
+        The same in a batch that has prefill, too; None: as ``decode_attention``.
+    per_request
+        Seconds for each request in the batch: sampling, and the engine's own work.
+
+    >>> batch_time = Composition(Affine(c=0.01, a=1e-4), self_attention=1e-8, cross_attention=2e-8)
+    >>> float(batch_time.of_batch(prefill=[(512, 0)], decode=[1_000, 3_000]))
+    0.06410146
+    """
+
+    linear: BatchTime
+    self_attention: float = 0.0
+    cross_attention: float = 0.0
+    decode_attention: float | None = None
+    mixed_attention: float | None = None
+    per_request: float = 0.0
+
+    by_load = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.linear, BatchTime) or not self.linear.by_load:
+            raise InputError(
+                f"linear is {checks.shown(self.linear)}, but the linear layers take a time by token load; give a model "
+                "such as Affine(c, a)"
+            )
+        for name, unit in (
+            ("self_attention", "s per pair of tokens"),
+            ("cross_attention", "s per pair of tokens"),
+            ("decode_attention", "s per token of context"),
+            ("mixed_attention", "s per token of context"),
+            ("per_request", "s per request"),
+        ):
+            if getattr(self, name) is not None or name in ("self_attention", "cross_attention", "per_request"):
+                _check_seconds(name, getattr(self, name), unit)
+
+    @property
+    def of_decodes(self) -> tuple[float, float]:
+        """Seconds for each token before a decode: in a batch of decodes alone, and in one with prefill."""
+        alone = self.cross_attention if self.decode_attention is None else self.decode_attention
+        return alone, alone if self.mixed_attention is None else self.mixed_attention
+
+    def _seconds(self, tokens: Seconds) -> Seconds:
+        """Return a time that no batch of so many tokens stays below: nothing before them, the fewest pairs."""
+        return self.linear._seconds(tokens) + self.self_attention * tokens + self.per_request
+
+    def of_batches(
+        self,
+        prefill_tokens: npt.ArrayLike,
+        decode_tokens: npt.ArrayLike,
+        requests: npt.ArrayLike,
+        squares: npt.ArrayLike,
+        pairs: npt.ArrayLike,
+        context: npt.ArrayLike,
+    ) -> Seconds:
+        """Return the seconds of batches given what they add up to; 0 for an empty one.
+
+        Parameters
+        ----------
+        prefill_tokens, decode_tokens, requests
+            Any equal shapes: tokens in each phase, and requests.
+        squares, pairs
+            Over prompts, each with n new tokens and l before them: the sums of n^2 and of n l.
+        context
+            Over decodes: the sum of tokens before them.
+        """
+        x, y, k, nn, nl, before = (
+            checks.array(name, value)
+            for name, value in (
+                ("prefill_tokens", prefill_tokens),
+                ("decode_tokens", decode_tokens),
+                ("requests", requests),
+                ("squares", squares),
+                ("pairs", pairs),
+                ("context", context),
+            )
+        )
+        alone, mixed = self.of_decodes
+        attention = self.self_attention * (nn + y) + self.cross_attention * nl + np.where(x > 0, mixed, alone) * before
+        return np.where(x + y > 0, self.linear(x + y) + self.per_request * k + attention, 0.0)
+
+    def of_batch(self, prefill: Sequence[tuple[int, int]] = (), decode: Sequence[int] = ()) -> np.float64:
+        """Return the seconds of one batch.
+
+        Parameters
+        ----------
+        prefill
+            (new tokens, tokens before them) of each prompt.
+        decode
+            Tokens before each decode: its prompt, and what it has put out.
+        """
+        new, before = np.array(prefill, np.float64).reshape(-1, 2).T
+        decodes = np.array(decode, np.float64)
+        sums = ((new * new).sum(), (new * before).sum(), decodes.sum())
+        return np.float64(self.of_batches(new.sum(), decodes.size, new.size + decodes.size, *sums))
 
 
 def _not_instant(model: BatchTime) -> None:

@@ -1,0 +1,110 @@
+"""Batches whose time depends on what is in them: fixed-point arithmetic, and closed forms over equal batches.
+
+A cost is a time in units of 2^-BITS ticks, a whole number. A batch takes its cost rounded to the nearest tick. In a run
+of equal decode batches the context grows by one token per request and batch, so each costs as much more than the one
+before it; sums of the rounded times are sums of floors of an arithmetic progression, which take logarithmic time.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit, types
+
+BITS = 20
+_HALF = 1 << (BITS - 1)
+
+MOST_COST = 2**61
+"""No batch may cost more: sums stay within 64 bits."""
+
+# What each of these adds to a batch's cost.
+REQUEST, SELF, CROSS, DECODE, MIXED = range(5)
+N_TERMS = 5
+
+Ints = npt.NDArray[np.int64]
+
+
+class Terms(NamedTuple):
+    """What a batch costs, in units of 2^-BITS ticks."""
+
+    linear: Ints
+    """Shape (token budget + 1,): by token load."""
+    per: Ints
+    """Shape (N_TERMS,): per request; per pair of new tokens of a request; per pair of a new prompt token and one before
+    it; per token before a decode, in a batch of decodes alone and in one with prefill."""
+
+
+TERMS = types.NamedTuple((types.int64[::1], types.int64[::1]), Terms)  # type: ignore[no-untyped-call]
+
+
+@njit(cache=True, forceinline=True)
+def cost_of(terms: Terms, prefill: int, decodes: int, requests: int, squares: int, pairs: int, context: int) -> Any:
+    """Return what a batch costs.
+
+    Parameters
+    ----------
+    prefill, decodes, requests
+        Tokens in each phase, and requests.
+    squares, pairs
+        Over prompts: the sum of n^2 and that of n times the tokens processed before, n new tokens each.
+    context
+        Over decodes: the sum of tokens processed before.
+    """
+    per = terms.per
+    before = per[DECODE] if prefill == 0 else per[MIXED]
+    return (
+        terms.linear[prefill + decodes]
+        + per[REQUEST] * requests
+        + per[SELF] * (squares + decodes)
+        + per[CROSS] * pairs
+        + before * context
+    )
+
+
+@njit(cache=True, forceinline=True)
+def rise_of(terms: Terms, decodes: int) -> Any:
+    """Return by how much the next of equal decode batches costs more."""
+    return terms.per[DECODE] * decodes
+
+
+@njit(cache=True, forceinline=True)
+def ticks_of(cost: int) -> Any:
+    """Return a batch's ticks."""
+    return (cost + _HALF) >> BITS
+
+
+@njit(cache=True)
+def ticks_of_run(cost: int, rise: int, batches: int) -> Any:
+    """Return the ticks of so many batches, the first of which costs ``cost`` and each next one ``rise`` more.
+
+    The sum over i < n of floor((a i + b) / m), by Euclid's algorithm on a and m.
+    """
+    total, n, m, a, b = 0, batches, 1 << BITS, rise, cost + _HALF
+    while n > 0:
+        total += (n - 1) * n // 2 * (a // m) + n * (b // m)
+        a %= m
+        b %= m
+        top = a * n + b
+        n = top // m
+        b = top % m
+        a, m = m, a  # where a was 0, n is 0 now
+    return total
+
+
+@njit(cache=True)
+def batches_done(cost: int, rise: int, ticks: int, most: int) -> Any:
+    """Return how many of at most ``most`` such batches have ended when so many ticks have passed."""
+    low, high = 0, most  # `low` have, `high` + 1 have not
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ticks_of_run(cost, rise, middle) <= ticks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@njit(cache=True)
+def batches_begun(cost: int, rise: int, ticks: int, most: int) -> Any:
+    """Return how many of at most ``most`` such batches begin before so many ticks (at least one) have passed."""
+    return min(batches_done(cost, rise, ticks - 1, most) + 1, most)

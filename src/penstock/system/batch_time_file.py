@@ -1,0 +1,208 @@
+"""Batch times as YAML: the section of a scenario, and files that say where they come from."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from penstock import checks
+from penstock.document import Section, Whole, parsed, read_document
+from penstock.errors import InputError
+from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+
+_KINDS = ("affine", "hinge", "table", "measured", "composition", "file")
+
+
+class _PerToken(Section):
+    c_ms: float
+    a_ms_per_token: float
+
+
+class _Bend(_PerToken):
+    b0: float
+
+
+class _Table(Section):
+    tokens: list[float]
+    ms: list[float]
+
+
+class BatchTimeSection(Section):
+    """Seconds of a batch: ``{c_ms, a_ms, b0}`` steps, or one of the other keys.
+
+    ``table`` and ``file`` are paths: of measurements, and of a batch-time file such as `write_batch_time` writes.
+    """
+
+    c_ms: float | None = None
+    a_ms: float | None = None
+    b0: Whole | None = None
+    affine: _PerToken | None = None
+    hinge: _Bend | None = None
+    table: str | None = None
+    measured: _Table | None = None
+    composition: "_Composition | None" = None
+    file: str | None = None
+
+    def build(self, folder: Path) -> BatchTime:
+        """Return the model; paths are relative to ``folder``."""
+        steps = {"c_ms": self.c_ms, "a_ms": self.a_ms, "b0": self.b0}
+        given = [name for name in _KINDS if getattr(self, name) is not None]
+        if any(value is not None for value in steps.values()):
+            given.append("c_ms, a_ms, b0")
+        if len(given) != 1:
+            raise InputError(
+                f"server.batch_time: give one of (c_ms, a_ms, b0), {', '.join(_KINDS)}, "
+                f"not {' and '.join(given) or 'none'}"
+            )
+        if self.affine:
+            return Affine(
+                _seconds("c_ms", self.affine.c_ms),
+                _seconds("a_ms_per_token", self.affine.a_ms_per_token),
+            )
+        if self.hinge:
+            c, a = (
+                _seconds("c_ms", self.hinge.c_ms),
+                _seconds("a_ms_per_token", self.hinge.a_ms_per_token),
+            )
+            return Hinge(c, a, self.hinge.b0)
+        if self.table is not None:
+            return Measured.read(folder / checks.path("server.batch_time.table", self.table))
+        if self.measured:
+            return Measured(self.measured.tokens, [_seconds("measured.ms", ms) for ms in self.measured.ms])
+        if self.composition:
+            return self.composition.build(folder)
+        if self.file is not None:
+            return read_batch_time(folder / checks.path("server.batch_time.file", self.file)).batch_time
+        if self.c_ms is None or self.a_ms is None or self.b0 is None:
+            missing = ", ".join(name for name, value in steps.items() if value is None)
+            raise InputError(
+                f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0"
+            )
+        return PiecewiseConstant(_seconds("c_ms", self.c_ms), _seconds("a_ms", self.a_ms), self.b0)
+
+
+class _Composition(Section):
+    """A `Composition`: ``linear`` by token load, attention in ns per pair of tokens or per token of context."""
+
+    linear: BatchTimeSection
+    self_attention_ns: float = 0.0
+    cross_attention_ns: float = 0.0
+    decode_attention_ns: float | None = None
+    mixed_attention_ns: float | None = None
+    per_request_us: float = 0.0
+
+    def build(self, folder: Path) -> Composition:
+        """Return the model."""
+        return Composition(
+            self.linear.build(folder),
+            self.self_attention_ns / 1e9,
+            self.cross_attention_ns / 1e9,
+            None if self.decode_attention_ns is None else self.decode_attention_ns / 1e9,
+            None if self.mixed_attention_ns is None else self.mixed_attention_ns / 1e9,
+            self.per_request_us / 1e6,
+        )
+
+
+BatchTimeSection.model_rebuild()
+
+
+def _seconds(name: str, ms: float) -> float:
+    return checks.seconds(f"server: {name}", ms)
+
+
+class _File(Section):
+    description: str
+    batch_time: BatchTimeSection
+    source: str
+    licence: str | None = None
+    fit: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchTimeFile:
+    """A batch-time model, and where it comes from.
+
+    Attributes
+    ----------
+    description
+        Model, accelerator, parallelism.
+    batch_time
+        The model.
+    source
+        Which measurements it was fitted to, or who published it.
+    licence
+        Licence of those measurements.
+    fit
+        How well it fits them: whatever the fit reports, by name.
+    """
+
+    description: str
+    batch_time: BatchTime
+    source: str
+    licence: str | None = None
+    fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read_batch_time(path: str | Path) -> BatchTimeFile:
+    """Read a batch-time file.
+
+    Raises
+    ------
+    InputError
+        If it cannot be used; one line that says where and why.
+    """
+    path = Path(path)
+    needs = "description, batch_time and source"
+    section = parsed(read_document(path, "batch-time file"), _File, str(path), needs)
+    model = section.batch_time.build(path.parent)
+    return BatchTimeFile(section.description, model, section.source, section.licence, section.fit)
+
+
+def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
+    """Write a batch-time file, which `read_batch_time` and a scenario's ``batch_time: {file: ...}`` read.
+
+    Raises
+    ------
+    InputError
+        If the model is one of the user's own, which YAML cannot hold, or the file cannot be written.
+    """
+    content: dict[str, Any] = {"description": file.description, "batch_time": section_of(file.batch_time)}
+    content |= {"source": file.source} | ({"licence": file.licence} if file.licence else {})
+    content |= {"fit": dict(file.fit)} if file.fit else {}
+    try:
+        Path(path).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from None
+
+
+def section_of(model: BatchTime) -> dict[str, Any]:
+    """Return a model as a scenario's ``batch_time`` says it."""
+    match model:
+        case PiecewiseConstant(c, a, b0):
+            return {"c_ms": c * 1e3, "a_ms": a * 1e3, "b0": b0}
+        case Affine(c, a):
+            return {"affine": {"c_ms": c * 1e3, "a_ms_per_token": a * 1e3}}
+        case Hinge(c, a, b0):
+            return {"hinge": {"c_ms": c * 1e3, "a_ms_per_token": a * 1e3, "b0": b0}}
+        case Measured(tokens, seconds):
+            return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
+        case Composition():
+            said: dict[str, Any] = {"linear": section_of(model.linear)}
+            for name, unit, per_second in (
+                ("self_attention", "ns", 1e9),
+                ("cross_attention", "ns", 1e9),
+                ("decode_attention", "ns", 1e9),
+                ("mixed_attention", "ns", 1e9),
+                ("per_request", "us", 1e6),
+            ):
+                value = getattr(model, name)
+                if value is not None and value != type(model).__dataclass_fields__[name].default:
+                    said[f"{name}_{unit}"] = value * per_second
+            return {"composition": said}
+        case _:
+            raise InputError(
+                f"{checks.shown(model)} is a model of your own, which a file cannot hold; give a table of it, Measured"
+            )
