@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from penstock import progress, terminal
+from penstock.cli_hardware import hardware
 from penstock.cli_network import network
 from penstock.command import (
     EXIT_ANSWER_IS_NO,
@@ -315,6 +316,7 @@ def simulate(
 
 
 app.command()(network)
+app.command()(hardware)
 
 
 @traces_app.callback(invoke_without_command=True)

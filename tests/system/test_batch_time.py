@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import (
+    MOST_TOKENS,
+    Affine,
+    BatchTime,
+    Composition,
+    Hinge,
+    Measured,
+    PiecewiseConstant,
+)
 
 STEPS = PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)
 FAMILY = [
@@ -24,6 +32,8 @@ FAMILY = [
     Measured([1, 8, 100, 400, 2_000], [0.02, 0.019, 0.03, 0.2, 0.4]),
     Measured([300, 2_000], [0.02, 0.03]),
     Measured([MOST_TOKENS], [0.5]),
+    Composition(Affine(c=0.01, a=1e-4), 1e-8, 2e-8),
+    Composition(STEPS, cross_attention=1e-9, decode_attention=4e-8, mixed_attention=6e-8, per_request=2e-5),
 ]
 family = pytest.mark.parametrize("model", FAMILY, ids=repr)
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -284,3 +294,83 @@ def test_times_in_two_units_are_refused(write):
 
 def test_what_is_no_path_of_measurements_is_refused():
     assert "path" in refuse(Measured.read, None)
+
+
+# Times by composition
+
+
+tokens = st.integers(1, 5_000)
+before = st.integers(0, 50_000)
+seconds = st.floats(0, 1e-3)
+prompts = st.lists(st.tuples(tokens, before), max_size=5)
+decodes = st.lists(before, max_size=5)
+
+
+@quick
+@given(c=st.floats(1e-6, 1), a=st.tuples(seconds, seconds, seconds), prefill=prompts, decode=decodes)
+def test_a_composition_is_the_formula_of_appendix_a(c, a, prefill, decode):
+    model = Composition(Affine(c, a[0]), a[1], a[2])
+    requests = [*prefill, *((1, past) for past in decode)]  # (r - l + 1, l - 1) of each request in the batch
+    formula = c + sum(a[0] * n + a[1] * n * n + a[2] * n * past for n, past in requests)
+    assert model.of_batch(prefill, decode) == pytest.approx(formula if requests else 0, rel=1e-9)
+
+
+@quick
+@given(terms=st.tuples(*[seconds] * 5), prefill=prompts, decode=decodes)
+def test_no_batch_takes_less_than_its_token_load_says(terms, prefill, decode):
+    model = Composition(STEPS, *terms)
+    load = sum(n for n, _ in prefill) + len(decode)
+    assert model.of_batch(prefill, decode) >= float(model(load)) * (1 - 1e-12)
+
+
+@quick
+@given(prefill=prompts, decode=decodes)
+def test_without_attention_the_token_load_decides(prefill, decode):
+    load = sum(n for n, _ in prefill) + len(decode)
+    assert Composition(STEPS).of_batch(prefill, decode) == STEPS.of_batch(prefill, decode) == float(STEPS(load))
+    assert STEPS.by_load
+    assert not Composition(STEPS).by_load
+
+
+def test_decodes_beside_a_prompt_have_a_cost_of_their_own():
+    model = Composition(Affine(0.01, 0), decode_attention=1e-6, mixed_attention=3e-6)
+    assert model.of_batch(decode=[1_000]) == pytest.approx(0.011)
+    assert model.of_batch(prefill=[(10, 0)], decode=[1_000]) == pytest.approx(0.013)
+
+
+def test_decodes_cost_what_prefill_does_unless_told_otherwise():
+    model = Composition(Affine(0.01, 0), cross_attention=1e-6)
+    assert model.of_batch(decode=[1_000]) == pytest.approx(0.011)
+    assert model.of_batch(prefill=[(1, 0)], decode=[1_000]) == pytest.approx(0.011)
+
+
+def test_many_batches_are_answered_at_once():
+    model = Composition(STEPS, 1e-8, 2e-8, 3e-8, 4e-8, 5e-6)
+    batches = [([(512, 0), (100, 40)], [7, 900]), ([], [30]), ([(64, 64)], []), ([], [])]
+    sums = [
+        (
+            sum(n for n, _ in p),
+            len(d),
+            len(p) + len(d),
+            sum(n * n for n, _ in p),
+            sum(n * past for n, past in p),
+            sum(d),
+        )
+        for p, d in batches
+    ]
+    assert model.of_batches(*np.array(sums).T).tolist() == [model.of_batch(p, d) for p, d in batches]
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (lambda: Composition(Composition(STEPS)), "linear layers take a time by token load"),
+        (lambda: Composition(3), "linear is 3"),
+        (lambda: Composition(STEPS, -1e-9), "self_attention"),
+        (lambda: Composition(STEPS, None), "self_attention"),
+        (lambda: Composition(STEPS, decode_attention=math.nan), "decode_attention"),
+        (lambda: Composition(STEPS, per_request="1"), "per_request"),
+    ],
+)
+def test_what_is_no_composition_is_refused(make, part):
+    assert part in refuse(make)

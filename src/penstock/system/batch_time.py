@@ -78,6 +78,43 @@ class BatchTime(abc.ABC):
             )
         return found
 
+    def of_batches(
+        self,
+        prefill_tokens: npt.ArrayLike,
+        decode_tokens: npt.ArrayLike,
+        requests: npt.ArrayLike,
+        squares: npt.ArrayLike,
+        pairs: npt.ArrayLike,
+        context: npt.ArrayLike,
+    ) -> Seconds:
+        """Return the seconds of batches given what they add up to; 0 for an empty one.
+
+        Parameters
+        ----------
+        prefill_tokens, decode_tokens, requests
+            Any equal shapes: tokens in each phase, and requests.
+        squares, pairs
+            Over prompts, each with n new tokens and l before them: the sums of n^2 and of n l.
+        context
+            Over decodes: the sum of tokens before them.
+        """
+        return self(checks.array("prefill_tokens", prefill_tokens) + checks.array("decode_tokens", decode_tokens))
+
+    def of_batch(self, prefill: Sequence[tuple[int, int]] = (), decode: Sequence[int] = ()) -> float:
+        """Return the seconds of one batch.
+
+        Parameters
+        ----------
+        prefill
+            (new tokens, tokens before them) of each prompt.
+        decode
+            Tokens before each decode: its prompt, and what it has put out.
+        """
+        new, before = np.array(prefill, np.float64).reshape(-1, 2).T
+        decodes = np.array(decode, np.float64)
+        sums = ((new * new).sum(), (new * before).sum(), decodes.sum())
+        return float(self.of_batches(new.sum(), decodes.size, new.size + decodes.size, *sums))
+
     def table(self, token_budget: int) -> Seconds:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
         remedy = "a batch carries at least one token"
@@ -288,7 +325,7 @@ class Composition(BatchTime):
         Seconds for each request in the batch: sampling, and the engine's own work.
 
     >>> batch_time = Composition(Affine(c=0.01, a=1e-4), self_attention=1e-8, cross_attention=2e-8)
-    >>> float(batch_time.of_batch(prefill=[(512, 0)], decode=[1_000, 3_000]))
+    >>> batch_time.of_batch(prefill=[(512, 0)], decode=[1_000, 3_000])
     0.06410146
     """
 
@@ -336,46 +373,12 @@ class Composition(BatchTime):
         pairs: npt.ArrayLike,
         context: npt.ArrayLike,
     ) -> Seconds:
-        """Return the seconds of batches given what they add up to; 0 for an empty one.
-
-        Parameters
-        ----------
-        prefill_tokens, decode_tokens, requests
-            Any equal shapes: tokens in each phase, and requests.
-        squares, pairs
-            Over prompts, each with n new tokens and l before them: the sums of n^2 and of n l.
-        context
-            Over decodes: the sum of tokens before them.
-        """
-        x, y, k, nn, nl, before = (
-            checks.array(name, value)
-            for name, value in (
-                ("prefill_tokens", prefill_tokens),
-                ("decode_tokens", decode_tokens),
-                ("requests", requests),
-                ("squares", squares),
-                ("pairs", pairs),
-                ("context", context),
-            )
-        )
+        """Return the seconds of batches; see `BatchTime.of_batches`."""
+        sums = (prefill_tokens, decode_tokens, requests, squares, pairs, context)
+        x, y, k, nn, nl, before = (checks.array("what a batch adds up to", column) for column in sums)
         alone, mixed = self.of_decodes
         attention = self.self_attention * (nn + y) + self.cross_attention * nl + np.where(x > 0, mixed, alone) * before
         return np.where(x + y > 0, self.linear(x + y) + self.per_request * k + attention, 0.0)
-
-    def of_batch(self, prefill: Sequence[tuple[int, int]] = (), decode: Sequence[int] = ()) -> np.float64:
-        """Return the seconds of one batch.
-
-        Parameters
-        ----------
-        prefill
-            (new tokens, tokens before them) of each prompt.
-        decode
-            Tokens before each decode: its prompt, and what it has put out.
-        """
-        new, before = np.array(prefill, np.float64).reshape(-1, 2).T
-        decodes = np.array(decode, np.float64)
-        sums = ((new * new).sum(), (new * before).sum(), decodes.sum())
-        return np.float64(self.of_batches(new.sum(), decodes.size, new.size + decodes.size, *sums))
 
 
 def _not_instant(model: BatchTime) -> None:

@@ -116,6 +116,9 @@ def _seconds(name: str, ms: float) -> float:
 class _File(Section):
     description: str
     batch_time: BatchTimeSection
+    model: str | None = None
+    accelerator: str | None = None
+    tensor_parallel: Whole | None = None
     source: str
     licence: str | None = None
     fit: dict[str, Any] = Field(default_factory=dict)
@@ -128,13 +131,15 @@ class BatchTimeFile:
     Attributes
     ----------
     description
-        Model, accelerator, parallelism.
+        What was measured, in a line.
     batch_time
-        The model.
+        The batch-time model.
     source
         Which measurements it was fitted to, or who published it.
     licence
         Licence of those measurements.
+    model, accelerator, tensor_parallel
+        Which language model on what, over how many of them.
     fit
         How well it fits them: whatever the fit reports, by name.
     """
@@ -143,6 +148,9 @@ class BatchTimeFile:
     batch_time: BatchTime
     source: str
     licence: str | None = None
+    model: str | None = None
+    accelerator: str | None = None
+    tensor_parallel: int | None = None
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -157,8 +165,10 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
     path = Path(path)
     needs = "description, batch_time and source"
     section = parsed(read_document(path, "batch-time file"), _File, str(path), needs)
-    model = section.batch_time.build(path.parent)
-    return BatchTimeFile(section.description, model, section.source, section.licence, section.fit)
+    if section.batch_time.file is not None:
+        raise InputError(f"{path} names another file, {checks.shown(section.batch_time.file)}; use that one")
+    said = {name: getattr(section, name) for name in _File.model_fields if name != "batch_time"}
+    return BatchTimeFile(batch_time=section.batch_time.build(path.parent), **said)
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
@@ -169,9 +179,8 @@ def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
     InputError
         If the model is one of the user's own, which YAML cannot hold, or the file cannot be written.
     """
-    content: dict[str, Any] = {"description": file.description, "batch_time": section_of(file.batch_time)}
-    content |= {"source": file.source} | ({"licence": file.licence} if file.licence else {})
-    content |= {"fit": dict(file.fit)} if file.fit else {}
+    said = {name: getattr(file, name) for name in _File.model_fields} | {"batch_time": section_of(file.batch_time)}
+    content = {name: value for name, value in said.items() if value}
     try:
         Path(path).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
     except OSError as error:

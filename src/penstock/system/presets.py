@@ -1,48 +1,56 @@
-"""Hardware that has been measured: batch-time models by name, with their source."""
+"""Hardware that has been measured: batch-time models by name, with source and licence.
+
+Each is a batch-time file in `hardware_files/`; a new one is known by lying there.
+"""
 
 import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
-from penstock.system.batch_time import BatchTime, PiecewiseConstant
+from penstock.system.batch_time_file import BatchTimeFile, read_batch_time
+
+_FOLDER = Path(__file__).parent / "hardware_files"
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware:
-    """A model on a machine.
+class Hardware(BatchTimeFile):
+    """A model on a machine: a `BatchTimeFile`, and
 
     Attributes
     ----------
     name
         What a scenario's ``hardware`` key says.
-    description
-        Model, accelerator, parallelism.
-    batch_time
-        Seconds of a batch given its tokens.
-    source
-        Where the numbers come from.
     """
 
-    name: str
-    description: str
-    batch_time: BatchTime
-    source: str
+    name: str = ""
 
 
-_PAPER = "Dai, Deng, Li, Peng: Throughput-Optimal Scheduling Algorithms for LLM Inference and AI Agents, Section 2.3"
+class _Catalogue(Mapping[str, Hardware]):
+    """Known hardware by name; each is read when it is asked for."""
 
-HARDWARE: dict[str, Hardware] = {
-    entry.name: entry
-    for entry in (
-        Hardware(
-            f"codellama-34b-a100-tp{degree}",
-            f"CodeLlama-34B on {degree} A100 80 GB, tensor parallel {degree}",
-            PiecewiseConstant(c, a, 128),
-            _PAPER,
-        )
-        for degree, c, a in ((1, 11.28e-3, 35.47e-3), (2, 7.24e-3, 18.03e-3), (4, 6.96e-3, 8.69e-3))
-    )
-}
+    @functools.cached_property
+    def _paths(self) -> dict[str, Path]:
+        return {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
+
+    def __getitem__(self, name: str) -> Hardware:
+        return _read(self._paths[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+@functools.cache
+def _read(path: Path) -> Hardware:
+    return Hardware(**vars(read_batch_time(path)), name=path.stem)
+
+
+HARDWARE: Mapping[str, Hardware] = _Catalogue()
 """Known hardware by name."""
 
 

@@ -1,0 +1,33 @@
+"""The command ``penstock hardware``: batch times that have been measured."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from penstock.command import Json, print_json
+
+
+def hardware(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in full.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the hardware whose batch times are known, or show one: its model, its source, how well it fits."""
+    from penstock import terminal_hardware
+    from penstock.system import presets
+
+    shown = presets.HARDWARE if name is None else {name: presets.hardware(name)}
+    if as_json:
+        print_json({"hardware": [_as_dict(entry) for entry in shown.values()]})
+    elif name is None:
+        terminal_hardware.print_catalogue()
+    else:
+        terminal_hardware.print_hardware(shown[name])
+
+
+def _as_dict(entry: Any) -> dict[str, Any]:
+    from penstock.system.batch_time_file import section_of
+
+    said = {"name": entry.name} | vars(entry) | {"batch_time": section_of(entry.batch_time)}
+    document: dict[str, Any] = json.loads(json.dumps(said, default=str))  # a fit may hold what YAML knows and JSON not
+    return document
