@@ -57,6 +57,23 @@ def test_requests_per_second_at_load_090(benchmark, record: Record, policy: str)
     record("speed", REQUESTS / benchmark.stats["median"], "requests/s")
 
 
+@pytest.mark.parametrize("policy", ["sarathi", "vllm-vanilla"])
+def test_batch_times_by_composition_cost_little(benchmark, record: Record, policy: str) -> None:  # type: ignore[no-untyped-def]
+    """The same server by its token load, and with terms for attention: requests/s of one over those of the other."""
+    attention = ps.Composition(TP1, 1e-9, 2e-9, decode_attention=3e-8, per_request=1e-5)
+    servers = [ps.Server(model, 512, 128, policy=policy) for model in (TP1, attention)]
+    workload = conversation(0.6 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS)
+    for each in servers:
+        ps.simulate(workload, each, requests=1000)
+
+    def ratio() -> float:
+        by_load, composed = (seconds(lambda each=each: ps.simulate(workload, each)) for each in servers)  # type: ignore[misc]
+        return by_load / composed
+
+    ratios = benchmark.pedantic(lambda: sorted(ratio() for _ in range(2 * ROUNDS + 1)), rounds=1)
+    record("speed", ratios[ROUNDS], "x that by token load")
+
+
 @pytest.mark.parametrize("blocks", [20_000, 4_000])
 @pytest.mark.parametrize("load", [0.7, 0.9])
 def test_requests_per_second_of_vllm_with_kv_memory(benchmark, record: Record, load: float, blocks: int) -> None:  # type: ignore[no-untyped-def]

@@ -22,6 +22,40 @@ def test_memory_that_never_binds_changes_nothing() -> None:
             assert runs[0].compositions.equals(runs[1].compositions)
 
 
+@pytest.mark.parametrize(
+    "batch_time", [ps.Affine(0.01, 1e-5), ps.Composition(ps.Affine(0.01, 1e-5), decode_attention=1e-7)]
+)
+def test_compositions_are_counted_right_however_many_requests_come_to_run(batch_time: ps.BatchTime) -> None:
+    """Room for those that run is doubled in mid-run here; the plain loop keeps one for each decode of a batch."""
+    flood = ps.Workload.poisson(rate=300.0, prompt=8, output=ps.Uniform(50, 300), seed=3)
+    plain, ample = (
+        ps.simulate(
+            flood, ps.Server(batch_time, 64, policy="vllm-vanilla", kv_blocks=blocks), requests=3_000, drain=True
+        )
+        for blocks in (None, 10**6)
+    )
+    assert plain.compositions.equals(ample.compositions)
+    assert ample.compositions["batches"].sum() == ample.n_batches
+    assert ample.compositions["seconds"].sum() == pytest.approx(ample.busy * ample.tick_s)
+
+
+@pytest.mark.parametrize(
+    "batch_time", [ps.Affine(0.01, 1e-6), ps.Composition(ps.Affine(0.01, 1e-6), decode_attention=1e-8)]
+)
+@pytest.mark.parametrize("kv_blocks", [None, 10**6])
+def test_room_for_rare_compositions_is_made_as_often_as_they_fill_it(
+    batch_time: ps.BatchTime, kv_blocks: int | None
+) -> None:
+    """Nearly every batch of long prompts is one of its kind: the run goes on, and all are counted."""
+    rng = np.random.default_rng(1)
+    prompt, output = rng.integers(1, 8_000, 4_000), rng.integers(1, 40, 4_000)
+    workload = ps.Workload.from_arrays(np.cumsum(rng.exponential(0.02, 4_000)), prompt, output)
+    run = ps.simulate(workload, ps.Server(batch_time, 16_384, 200, kv_blocks=kv_blocks))
+    assert run.compositions["batches"].sum() == run.n_batches
+    assert run.compositions.height > 1_500
+    assert run.compositions["seconds"].sum() == pytest.approx(run.busy * run.tick_s)
+
+
 def test_a_summary_of_a_streamed_run_equals_the_run_with_rows() -> None:
     server = ps.Server(TP1, 256, 24, policy="vllm", kv_blocks=300)
     rows, summary = (ps.simulate(MANY, server, requests=40_000, record=r) for r in ("requests", "summary"))

@@ -1,4 +1,4 @@
-"""The command line: ``penstock check | compare | region | max-rate | recommend | simulate | network | traces``."""
+"""The command line: ``penstock check``, ``compare``, ``region``, ``network``, ``fit``, ``twin``, ``hardware`` and others."""
 
 import dataclasses
 import os
@@ -12,8 +12,11 @@ import typer
 from rich.console import Console
 
 from penstock import progress, terminal
+from penstock.cli_calibrate import calibrate
+from penstock.cli_fit import fit
 from penstock.cli_hardware import hardware
 from penstock.cli_network import network
+from penstock.cli_twin import profile, twin
 from penstock.command import (
     EXIT_ANSWER_IS_NO,
     EXIT_BAD_INPUT,
@@ -315,8 +318,8 @@ def simulate(
     terminal.print_run(chosen, asked, certificate.max_rate, run, warnings)
 
 
-app.command()(network)
-app.command()(hardware)
+for command in (network, fit, calibrate, profile, twin, hardware):
+    app.command()(command)
 
 
 @traces_app.callback(invoke_without_command=True)

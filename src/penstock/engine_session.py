@@ -71,6 +71,7 @@ class EngineSession(Session):
         if engine and server.max_batch_size is None:
             options[kernel.BATCH_SIZE] = server.token_budget
         self.block_size = memory.block_size if memory else 1
+        options[running.CELL_COLUMNS] = self.cell_columns
         options[running.RULE] = engine.rule if engine else running.SEAM
         options[running.BLOCK_SIZE] = self.block_size
         options[running.WATERMARK] = server.watermark_blocks
@@ -183,6 +184,7 @@ class EngineSession(Session):
 
     def fit(self, window: Window) -> None:
         """Make the ring of due epochs larger than the longest output, and room for what preempted requests leave."""
+        self.check_costs(window)
         known = self.resume.shape[0]
         if known < window.arrival.size:
             more = np.zeros((window.arrival.size - known, running.N_RESUME), np.int64)
@@ -263,8 +265,8 @@ class EngineSession(Session):
         """Call the kernel once."""
         policy = self.server.policy
         compiled = policy.compiled if isinstance(policy, Policy) else POLICIES["sarathi"].compiled
-        return loop.compiled_advance(self.cache is not None)(
-            compiled, self.params, self.options, self.duration,
+        return loop.compiled_advance(self.cache is not None, self.terms is not None)(
+            compiled, self.params, self.options, self.duration, self.terms,
             window.arrival, window.prompt, window.output, window.first_token, window.finish, self.resume,
             self.state, self.slots, self.heads, self.bits, self.growth, self.segments[0], self.ring, self.ratio,
             self.cache,

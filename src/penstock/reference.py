@@ -2,8 +2,8 @@
 
 This is the basic LLM queueing model of Section 3 (``sec:markov-chain``) in plain Python, one time slot after another,
 with the four policies of Section 4 (``sec:incumbent``) and the max batch size of Section 6, and the adaptive policies
-that answer its open question. It is slow on purpose: every line should be checkable against the paper. The fast kernel
-must equal it event for event.
+that answer its open question. Batch times go by the token load, or by what is in the batch (Appendix A). It is slow on
+purpose: every line should be checkable against the paper. The fast kernel must equal it event for event.
 
 Slots and ticks: slot ``n`` begins at tick ``n`` and ends at tick ``n + 1``. So a batch formed at tick ``n`` that takes
 ``t_b`` slots finishes at tick ``n + t_b``, and an arrival stamped ``T`` is the paper's arrival in slot ``T - 1``: the
@@ -13,6 +13,7 @@ scheduler sees it at tick ``T``. At a tick the order is finish, arrive, schedule
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from numbers import Integral
 from typing import TypeAlias
 
@@ -45,6 +46,11 @@ class Request:
         """Whether any token of it has been scheduled; prefill comes first, so a prompt token."""
         return self.prompt_tokens > self.P
 
+    @property
+    def processed(self) -> int:
+        """Tokens of it that went into batches."""
+        return self.prompt_tokens - self.P + self.decode_tokens - self.D
+
 
 @dataclass(frozen=True)
 class State:
@@ -55,7 +61,7 @@ class State:
     token_budget: int  # b_max
     max_batch_size: int | None  # k_max; None: no limit
     scope: str
-    batch_time: Callable[[int], int] = lambda tokens: 1  # t_b
+    batch_time: Callable[[int], int | Fraction] = lambda tokens: 1  # t_b
     arrived: tuple[Request, ...] = ()  # since tick 0, in arrival order; those that departed too
 
     @property
@@ -79,6 +85,38 @@ class State:
         partial = tuple(request for request in self.prompts if request.admitted)
         new = tuple(request for request in self.prompts if not request.admitted)
         return partial + new[:room]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """t_b = c + a_1 sum n + a_2 sum n^2 + a_3 sum n l over requests with n new tokens and l before them (Appendix A).
+
+    Every cost is a whole number of ``1 / per_tick`` ticks; a batch takes the nearest whole number of ticks.
+    """
+
+    linear: Sequence[int]  # c + a_1 b, by token load b
+    self_attention: int = 0  # a_2
+    cross_attention: int = 0  # a_3, in prefill
+    decode_attention: int = 0  # a_3, in decode
+    mixed_attention: int = 0  # the same, in a batch with prefill
+    per_request: int = 0
+    per_tick: int = 1
+
+    def __call__(self, b: int) -> Fraction:
+        """Return the least ticks of b tokens: what a policy goes by."""
+        return Fraction(self.linear[b] + self.self_attention * b + self.per_request, self.per_tick)
+
+    def ticks(self, allocation: Allocation, requests: Iterable[Request]) -> int:
+        """Return the ticks of a batch of requests, as they are before it."""
+        has_prefill = any(delta_p > 0 for delta_p, _ in allocation.values())
+        decoding = self.mixed_attention if has_prefill else self.decode_attention
+        cost = self.linear[token_load(allocation)]
+        for request in requests:
+            if request.index in allocation:
+                n = sum(allocation[request.index])
+                attention = self.cross_attention if request.P > 0 else decoding
+                cost += self.per_request + self.self_attention * n * n + attention * n * request.processed
+        return math.floor(Fraction(cost, self.per_tick) + Fraction(1, 2))
 
 
 Policy: TypeAlias = Callable[[State], Allocation]
@@ -137,7 +175,7 @@ def worth_most(state: State, prefill_worth: float, decode_worth: float) -> Alloc
             continue
         for x, y in splits(prompts, min(len(state.decoding), k), b, k, prefill_first=prefill_worth > decode_worth):
             load = math.ceil(x + y)
-            worth = (x * prefill_worth + y * decode_worth) / state.batch_time(load) if load > 0 else -1.0
+            worth = (x * prefill_worth + y * decode_worth) / float(state.batch_time(load)) if load > 0 else -1.0
             if worth > best + 1e-12 * best:  # apart by more than rounding errors
                 best, chosen = worth, (b, x, y)
     b, x, y = chosen
@@ -307,7 +345,7 @@ def simulate(
     prompt: Sequence[int],
     output: Sequence[int],
     *,
-    batch_time: Callable[[int], int],
+    batch_time: Callable[[int], int] | Composition,
     token_budget: int,
     max_batch_size: int | None = None,
     policy: str | Policy = "sarathi",
@@ -322,7 +360,7 @@ def simulate(
     arrival, prompt, output
         One entry per request, in arrival order: arrival tick, prompt tokens, output tokens.
     batch_time
-        Token load -> ticks, at least 1. (t_0 = 0: an empty batch is no batch.)
+        Token load -> ticks, at least 1. (t_0 = 0: an empty batch is no batch.) Or what a batch costs by what is in it.
     token_budget, max_batch_size
         The limits b_max and k_max (None: no limit).
     policy
@@ -374,7 +412,8 @@ def simulate(
             assert_feasible(state, pi)
             served = {i: (delta_p, delta_d) for i, (delta_p, delta_d) in pi.items() if delta_p + delta_d > 0}
             b = token_load(served)
-            t_b = at_least(f"batch_time({b})", batch_time(b), 1)
+            t_b = batch_time.ticks(served, Q) if isinstance(batch_time, Composition) else batch_time(b)
+            at_least(f"batch_time({b})", t_b, 1)
             batches.append(Batch(n, t_b, served))
             for request in Q:
                 delta_p, delta_d = served.get(request.index, (0, 0))

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
-from penstock.kernel import counting
+from penstock.kernel import composition, counting
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.run import Distribution, Record, Rows, Run, exact_sum
+from penstock.system.batch_time import Composition
 from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.workload.workload import Requests
@@ -26,6 +27,8 @@ MOST_BATCHES = 1_000
 
 _LEADING_BITS = 11  # of a time in a summary: within 0.05%
 _NO_LIMIT = 2**40  # a max batch size that never binds
+_ROUNDING = 1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
+_PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
 
 Ints = npt.NDArray[np.int64]
 
@@ -112,6 +115,41 @@ def ticks_of_batches(server: Server, tick_s: float) -> Ints:
     return duration
 
 
+def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
+    """Return what batches cost, each term rounded once, or None where their token load alone decides.
+
+    Raises
+    ------
+    InputError
+        If a batch could take less than half a tick, or one of the costs is too large to be counted.
+    """
+    model = server.batch_time
+    if not isinstance(model, Composition):
+        return None
+    seconds = _term_seconds(model)
+    linear = model.linear.table(server.most_tokens)
+    unit = tick_s / 2.0**composition.BITS
+    dearest = max(*seconds, float(linear.max()))
+    if dearest / unit >= composition.MOST_COST:
+        raise InputError(
+            f"the batch time has a term of {dearest:g} s, more ticks of {tick_s:g} s than can be counted; raise tick_s"
+        )
+    linear_costs, per = (np.rint(np.array(values) / unit).astype(np.int64) for values in (linear, seconds))
+    least = linear_costs[1:] + per[composition.REQUEST] + per[composition.SELF] * np.arange(1, linear.size)
+    if composition.ticks_of(int(least.min())) < 1:
+        load = int(np.argmin(least)) + 1
+        raise InputError(
+            f"a batch of {load} tokens may take {least[load - 1] * unit:g} s, less than half a tick of {tick_s:g} s; "
+            "lower tick_s"
+        )
+    return composition.Terms(linear_costs, per)
+
+
+def _term_seconds(model: Composition) -> tuple[float, ...]:
+    """Return the seconds of each term, in the order in which the kernel has their costs."""
+    return (model.per_request, model.self_attention, model.cross_attention, *model.of_decodes)
+
+
 class Session:
     """The kernel's arrays, and the calls that run it.
 
@@ -132,6 +170,7 @@ class Session:
         n_options, n_state, n_slot_rows = self.sizes
         self.params = np.array(server.params, np.float64)
         self.duration = ticks_of_batches(server, tick_s)
+        self.terms = terms_of(server, tick_s)
         self.options = np.zeros(n_options, np.int64)
         self.options[kernel.TOKEN_BUDGET] = server.token_budget
         self.options[kernel.BATCH_SIZE] = server.max_batch_size or _NO_LIMIT
@@ -140,7 +179,7 @@ class Session:
         self.options[kernel.COMPRESS] = compress
         self.options[kernel.SEES] = server.policy.sees
         self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
-        self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" else 0
+        self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" or self.terms else 0
         self.options[kernel.UNTIL] = stop
 
         self.state = np.zeros(n_state, np.int64)
@@ -153,8 +192,12 @@ class Session:
         self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.segments = np.zeros((2, room + 1), np.int64)
         self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
-        self.cells = np.zeros(min((server.most_tokens + 1) * (room + 1), kernel.MOST_CELLS), np.int64)
+        self.cell_columns = room + 1
+        self.cells = np.zeros(min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64)
         self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
+        if self.terms:
+            self.cells = np.zeros(2 * self.cells.size, np.int64)
+            self.stalls = counting.new_multiset(_PLACES)
         self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
         level = self.options[kernel.RECORD]
         self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
@@ -186,6 +229,7 @@ class Session:
 
     def fit(self, window: Window) -> None:
         """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
+        self.check_costs(window)
         longest = int(window.output.max(initial=1))
         size = max(64, 1 << longest.bit_length())
         if size <= self.heads.size:
@@ -195,6 +239,33 @@ class Session:
         for _ in range(int(self.state[kernel.LINKED])):
             kernel.chain(self.slots, self.heads, self.bits, slot)
             slot = int(self.slots[kernel.SLOT_NEXT, slot])
+
+    def check_costs(self, window: Window) -> None:
+        """Refuse requests so long that a batch costs more than can be counted, and ticks too long for the terms."""
+        model = self.server.batch_time
+        if self.terms is None or not isinstance(model, Composition):
+            return
+        server, per, unit = self.server, self.terms.per.tolist(), self.tick_s / 2**composition.BITS
+        budget, longest = server.most_tokens, int((window.prompt.astype(np.int64) + window.output).max(initial=1))
+        requests = min(budget, server.max_batch_size or budget)
+
+        def worst(each: Sequence[Any]) -> Any:
+            """Add up terms as often as they can be in a batch."""
+            return each[0] * requests + each[1] * budget**2 + max(each[2:]) * budget * longest
+
+        most = int(self.terms.linear.max()) + worst(per)
+        if most >= composition.MOST_COST:
+            raise InputError(
+                f"a batch of {budget:,} tokens, each after {longest:,} of its request, could take "
+                f"{most * unit:,.0f} s, more ticks of {self.tick_s:g} s than are counted "
+                "for a batch; raise tick_s, or drop the longest requests"
+            )
+        lost = worst([abs(t / unit - cost) for t, cost in zip(_term_seconds(model), per, strict=True)])
+        if lost > _ROUNDING * most:
+            raise InputError(
+                f"rounded to 2^-{composition.BITS} ticks of {self.tick_s:g} s, the terms of the batch time change that "
+                f"of the largest batches by {lost / most:.1%}; lower tick_s"
+            )
 
     def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
         """Call the kernel until the window is used up; a final one is run to its end, or to its last arrival."""
@@ -265,8 +336,8 @@ class Session:
     def _advance(self, window: Window) -> int:
         """Call the kernel once."""
         assert isinstance(self.server.policy, Policy)
-        return kernel.compiled_advance()(
-            self.server.policy.compiled, self.params, self.options, self.duration,
+        return kernel.compiled_advance(self.terms is not None)(
+            self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
             window.arrival, window.prompt, window.output, window.first_token, window.finish,
             self.state, self.slots, self.heads, self.bits, self.segments,
             self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
@@ -294,6 +365,7 @@ class Session:
     def finish(self, window: Window | None) -> Run:
         """Put the arrays into a `Run`."""
         self._keep_rows()
+        mixes, mix_ticks = self._mixes()
         rows = None
         if window is not None:
             rows = Rows(window.arrival, window.prompt, window.output, window.first_token, window.finish)
@@ -312,7 +384,8 @@ class Session:
             started_tokens=int(state[kernel.STARTED]),
             gaps=self.gaps(),
             folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
-            mixes=self._mixes(),
+            mixes=mixes,
+            mix_ticks=mix_ticks,
             series_rows=self.series[: state[kernel.SERIES_ROWS]],
             rows=rows,
             batch_rows=np.concatenate(self.kept_batches) if level >= kernel.RECORD_BATCHES else None,
@@ -328,21 +401,28 @@ class Session:
         used = np.flatnonzero(tally)
         return _collected(np.concatenate([self.duration[used], stalls]), np.concatenate([tally[used], counts]), total)
 
-    def _mixes(self) -> tuple[Ints, Ints]:
-        """Put the batch compositions together: prefill << 32 | decode, and how many batches had it."""
+    def _mixes(self) -> tuple[tuple[Ints, Ints], Ints]:
+        """Put the batch compositions together: prefill << 32 | decode, how many batches had it, and their ticks."""
         budget = self.server.token_budget
-        used, full = np.flatnonzero(self.cells), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
-        prefill, decode = np.divmod(used, self.slots.shape[1] + 1)
-        mixes, counts = counting.contents(self.mixes)
+        cells = self.cells.reshape(2 if self.terms else 1, -1)
+        used, full = np.flatnonzero(cells[0]), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
+        prefill, decode = np.divmod(used, self.cell_columns)
+        others, counts = counting.contents(self.mixes)
+        apart = int(np.searchsorted(others, kernel.MIX_TICKS))  # from there on ticks, in the same order
+        mixes, counts, ticks = others[:apart], counts[:apart], counts[apart:]
         keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
-        counts = np.concatenate([self.cells[used], self.tallies[kernel.TALLY_FULL, full], counts])
+        counts = np.concatenate([cells[0, used], self.tallies[kernel.TALLY_FULL, full], counts])
         every = _collected(keys, counts, 0)
-        return every.values, every.counts
+        total = every.counts * self.duration[(every.values >> 32) + (every.values & 0xFFFFFFFF)]
+        if self.terms:
+            total = np.zeros_like(total)
+            np.add.at(total, np.searchsorted(every.values, keys), np.concatenate([cells[1, used], ticks]))
+        return (every.values, every.counts), total
 
     def _make_room(self) -> None:
         while 4 * (self.state[kernel.STALLS_USED] + self.slots.shape[1]) > self.stalls.size:
             self.stalls = counting.doubled(self.stalls)
-        while 4 * (self.state[kernel.MIXES_USED] + 1) > self.mixes.size:
+        while 4 * (self.state[kernel.MIXES_USED] + 2) > self.mixes.size:
             self.mixes = counting.doubled(self.mixes)
         self._keep_rows()
 

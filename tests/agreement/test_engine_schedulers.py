@@ -54,6 +54,16 @@ class System:
     until: int | None = None
     hash_ids: tuple[tuple[int, ...], ...] | None = None
 
+    @property
+    def batch_time(self):
+        """The batch-time model of the kernel."""
+        return Ticks(self.ticks)
+
+    @property
+    def ticks_of(self):
+        """The batch time of the reference, which knows no seconds."""
+        return lambda load: self.ticks[load - 1]
+
     def kernel(self, record="requests", compress=True):
         memory = None
         if self.blocks is not None:
@@ -67,7 +77,7 @@ class System:
                 prefix_caching=self.hash_ids is not None,
             )
         server = ps.Server(
-            Ticks(self.ticks),
+            self.batch_time,
             self.budget,
             self.max_batch_size,
             policy=self.policy,
@@ -92,7 +102,7 @@ class System:
             self.arrival,
             self.prompt,
             self.output,
-            batch_time=lambda load: self.ticks[load - 1],
+            batch_time=self.ticks_of,
             engine=self.policy,
             token_budget=self.budget,
             max_batch_size=self.max_batch_size,

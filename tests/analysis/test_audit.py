@@ -63,6 +63,7 @@ def served_by(choose, server, arrival, prompt, output, until=None):
         started_tokens=sum(loads),
         gaps=Distribution.of(NOTHING),
         mixes=(NOTHING, NOTHING),
+        mix_ticks=NOTHING,
         series_rows=np.empty((0, 4), np.int64),
         rows=Rows(arrived, *lengths, first, finish),
         folded=None,

@@ -12,7 +12,7 @@ from penstock.errors import InputError
 from penstock.kernel import server as kernel
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.simulate import simulate
-from penstock.system.batch_time import Affine
+from penstock.system.batch_time import Affine, Composition
 from penstock.system.policies import policy
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
@@ -24,9 +24,13 @@ SCENARIO = {
 }
 
 
-def outcome(compress, record, policy="orca", scope="batch"):
+BY_LOAD = Affine(c=1.0, a=1.0)
+BY_COMPOSITION = Composition(BY_LOAD, 0.3, 0.1, 0.07, 0.21, 0.4)
+
+
+def outcome(compress, record, policy="orca", scope="batch", batch_time=BY_LOAD):
     """Run a small scenario that cuts prompts, passes decodes over, idles, and compresses."""
-    server = Server(Affine(c=1.0, a=1.0), 4, 3, policy=policy, scope=scope)
+    server = Server(batch_time, 4, 3, policy=policy, scope=scope)
     run = simulate(Workload.from_arrays(**SCENARIO), server, tick_s=1.0, record=record, compress=compress)
     numbers = [run.end, run.n_batches, run.busy, run.tokens, run.gaps.total, run.ttft.total, run.e2e.total]
     return [numbers, run.gaps.values.tolist(), run.gaps.counts.tolist(), run.series_rows.tolist()]
@@ -34,7 +38,8 @@ def outcome(compress, record, policy="orca", scope="batch"):
 
 def outcomes():
     return [
-        outcome(compress, record, policy, scope)
+        outcome(compress, record, policy, scope, batch_time)
+        for batch_time in (BY_LOAD, BY_COMPOSITION)
         for compress in (True, False)
         for record in ("summary", "allocations")
         for policy in ("orca", "sarathi", "vllm-vanilla")

@@ -347,17 +347,12 @@ def test_decodes_cost_what_prefill_does_unless_told_otherwise():
 def test_many_batches_are_answered_at_once():
     model = Composition(STEPS, 1e-8, 2e-8, 3e-8, 4e-8, 5e-6)
     batches = [([(512, 0), (100, 40)], [7, 900]), ([], [30]), ([(64, 64)], []), ([], [])]
-    sums = [
-        (
-            sum(n for n, _ in p),
-            len(d),
-            len(p) + len(d),
-            sum(n * n for n, _ in p),
-            sum(n * past for n, past in p),
-            sum(d),
-        )
-        for p, d in batches
-    ]
+    sums = []
+    for prefill, decode in batches:
+        new = sum(n for n, _ in prefill)
+        pairs = sum(n * past for n, past in prefill)
+        counts = new, len(decode), len(prefill) + len(decode)
+        sums.append((*counts, sum(n * n for n, _ in prefill), pairs, sum(decode)))
     assert model.of_batches(*np.array(sums).T).tolist() == [model.of_batch(p, d) for p, d in batches]
 
 

@@ -367,6 +367,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         "pool 'spare' serves no stage, so it would stand idle",
     ),
     "an engine": (lambda: Pool(ps.Server(SLOT, 768, 64, policy="vllm")), "take sarathi"),
+    "composition": (lambda: Pool(ps.Server(ps.Composition(SLOT, 1e-9), 768)), "depends on what is in its batches"),
     "kv memory": (lambda: Pool(ps.Server(SLOT, 768, kv_blocks=900)), "KV memory of 900 blocks"),
     "requests by priority": (lambda: Pool(ps.Server(SLOT, 768, order="priority")), "order=Order.priority([...])"),
     "no server": (lambda: Pool("tp1"), "the server of a pool is 'tp1'; give a Server"),  # type: ignore[arg-type]

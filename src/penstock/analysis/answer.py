@@ -260,7 +260,7 @@ def memory_warnings(workload: Workload, server: Server, estimated: bool = True) 
 
 def load_warnings(load: Load, server: Server) -> list[str]:
     """Say what the limits waste."""
-    full, best = load.full_batch_tokens_per_s, load.capacity_tokens_per_s
+    full, best = load.filled_batch_tokens_per_s, load.best_batch_tokens_per_s
     if full >= best * (1 - _LOSS_WORTH_A_WARNING):
         return []
     return [

@@ -15,6 +15,7 @@ from penstock.analysis.preemption import holds
 from penstock.analysis.replay import Replay, replay
 from penstock.errors import InputError
 from penstock.run import Rows, Run
+from penstock.system.batch_time import Composition
 from penstock.system.engines import Engine
 from penstock.system.server import Server
 
@@ -195,8 +196,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
     sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
     budget, limit = _token_limits(server, sums["prefill tokens"] > 0), _most_requests(server)
     free = np.append(0, r.end)[:m]
-    ticks = np.rint(server.batch_time.table(server.most_tokens) / run.tick_s).astype(np.int64)
-    expected = ticks[np.clip(r.load, 0, server.most_tokens)]
+    expected, error = _ticks(run, r, requests)
     columns = {"b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free, "expected": expected}
     columns |= {"load": r.load, "counted": counted, "budget": budget}
     which = "batch {b} (tick {start}) "
@@ -206,7 +206,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
         which + over: counted > (m + r.request.size if limit is None else limit),
         which + "starts before the one ahead ends at tick {free} (batch)": r.start < free,
         which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": ~_takes(
-            r.end - r.start - expected, server, run.tick_s
+            r.end - r.start - expected, error, server, run.tick_s
         ),
     }
     for column, (name, total) in enumerate((sums | {"requests": requests}).items(), start=2):
@@ -232,10 +232,30 @@ def _most_requests(server: Server) -> int | None:
     return server.max_batch_size
 
 
-def _takes(extra: Ints, server: Server, tick_s: float) -> Bools:
+def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
+    """Return the ticks that each batch takes without swaps, and by how much the rounding of its terms may change that.
+
+    The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and added up.
+    """
+    model, most, m = run.server.batch_time, run.server.most_tokens, r.start.size
+    if not isinstance(model, Composition):
+        table = np.rint(model.table(most) / run.tick_s).astype(np.int64)
+        expected = table[np.clip(r.load, 0, most)]
+        return expected, np.zeros_like(expected)
+    before = r.prefilled + r.decoded
+    sums = (r.prefill, r.decode, r.prefill**2, r.prefill * before, r.decode * before)
+    x, y, squares, pairs, context = (np.bincount(r.batch, values, m) for values in sums)
+    x = np.clip(x, 0, most)
+    seconds = model.of_batches(x, np.clip(y, 0, most - x), requests, squares, pairs, context)
+    terms = 1 + requests + squares + y + pairs + context
+    return np.rint(seconds / run.tick_s).astype(np.int64), np.ceil(terms * 2.0**-21).astype(np.int64)
+
+
+def _takes(extra: Ints, error: Ints, server: Server, tick_s: float) -> Bools:
     """Whether batches took this much longer than their tokens: not at all, or the time of whole blocks swapped."""
     per_block = round(server.memory.swap_s / tick_s) if server.memory is not None else 0
-    return np.asarray(extra == 0 if per_block == 0 else (extra >= 0) & (extra % per_block == 0), np.bool_)
+    blocks = np.maximum(np.rint(extra / per_block), 0) if per_block else 0
+    return np.asarray(np.abs(extra - blocks * per_block) <= error, np.bool_)
 
 
 def _check_memory(server: Server, r: Replay, found: _Findings) -> None:

@@ -14,6 +14,7 @@ from penstock.system.batch_time import MOST_TOKENS, BatchTime
 from penstock.system.engines import Engine
 from penstock.system.policies import Policy, resolve
 from penstock.system.server import Server
+from penstock.theory.attention import by_load
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.region import sarathi_region
 from penstock.workload.workload import Workload
@@ -130,8 +131,9 @@ def _budgets(workload: Workload, server: Server) -> dict[int, _Budget]:
     if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
         loads = [current]
     else:
-        most = _most_tokens(server.batch_time, min(int(max(_TIMES) * current), MOST_TOKENS))
-        efficient = _efficient_loads(server.batch_time, most)
+        linear = by_load(server.batch_time)
+        most = _most_tokens(linear, min(int(max(_TIMES) * current), MOST_TOKENS))
+        efficient = _efficient_loads(linear, most)
         wanted = [min(max(round(times * current), 1), most) for times in _TIMES]
         loads = [current, *(_near(load, efficient) for load in wanted if load != current)]
         if server.max_batch_size is not None and efficient.size:
@@ -179,6 +181,8 @@ def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
     slots = server.max_batch_size
     prompt = workload.mean_prompt
     if slots is None or slots >= budget or server.memory is not None or prompt < budget - slots + 1:
+        return None
+    if not server.batch_time.by_load:
         return None
     decode = server.tokens_per_request(prompt, workload.mean_output) - prompt
     region = sarathi_region(dataclasses.replace(server.with_policy("sarathi"), token_budget=budget))

@@ -116,11 +116,17 @@ def operating_point(workload: Workload, server: Server) -> OperatingPoint:
         notes.append(f"{1 - work.share:.2%} of the requests are dropped, as they never fit, and count as nothing")
     if reuses(workload, server):
         notes.append("prompts may be found in the prefix cache, so each counts as one prefill token")
+    by_load = server.batch_time.by_load
+    if not by_load:
+        notes.append(
+            "batch times depend on what is in a batch: region, mix and prices count the least for so many tokens, and "
+            "hold more than can be carried; the highest rate counts attention"
+        )
     return OperatingPoint(
         region=region(server, prompt=lengths),
         point=(rate * prompt, rate * decode),
         optimum=linear_program(server, (prompt, decode), prompt=lengths),
-        own=sarathi_region(server) if long_prompts and server.policy.name == "sarathi" else None,
+        own=sarathi_region(server) if by_load and long_prompts and server.policy.name == "sarathi" else None,
         arrival_rate=asked.arrival_rate,
         bound=min(bounds(workload, server, asked), key=lambda bound: bound.max_rate),
         notes=tuple(notes),

@@ -10,8 +10,9 @@ unnatural rate), and then watches the work V until it has moved by a barrier,
 Wald's sequential probability ratio test of a drift of +eps against -eps, as a share of the work that arrives (S the
 forward tokens of a request, eps the resolution). V counts arriving work at its mean rate instead of as it came (a
 control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
-h does. What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at
-least until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
+h does. (Where attention takes time, requests of as many tokens take unequal times: that variance is counted in full.)
+What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at least
+until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
 segments, does not hold 0. A backlog that leaves altogether counts as served, unless a lull of the arrivals explains it;
 then the test begins anew with a larger one.
 
@@ -26,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from penstock import checks
@@ -34,8 +36,13 @@ from penstock.errors import InputError
 from penstock.kernel.signatures import BATCH_FIELDS, FINISH_FIELDS
 from penstock.system.policies import Policy
 from penstock.system.server import Server
+from penstock.theory.attention import attention_of
 from penstock.theory.kv_blocks import fits, served
-from penstock.workload.workload import Workload
+from penstock.theory.load import Load, load
+from penstock.workload.workload import Requests, Workload
+
+Floats = npt.NDArray[np.floating[Any]]
+Mask = npt.NDArray[np.bool_]
 
 Outcome = Literal["stable", "unstable", "undecided"]
 
@@ -260,21 +267,25 @@ class _Test:
         forward = (sample.prompt_tokens + sample.output_tokens - float(server.convention == "engine"))[fitting]
         prompt = work.lengths.mean_prompt
         mean = server.tokens_per_request(prompt, work.lengths.mean_output)
-        plain = float(np.mean(forward**2)) / mean * math.log(1 / alpha - 1) / (2 * resolution)
+        asked = load(workload, server)
+        barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean  # tokens for a variance of 1 token^2
+        attention = _attention_noise(sample, fitting, forward, server, asked)
+        plain = (float(np.mean(forward**2)) + attention) * barrier_of
+        barrier = (_CONTROLLED * float(np.mean(forward**2)) + attention) * barrier_of
         if most_arrivals is None:
             most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
-        most_rate = _MOST_LOAD * server.batch_time.capacity(server.token_budget) / mean / work.share
+        most_rate = _MOST_LOAD * asked.max_rate
         if workload.rate > most_rate:
             workload = workload.with_rate(most_rate)
         offered, decodes = workload.rate * work.share * mean, mean - prompt
-        return cls(workload, server, alpha, offered, mean, decodes, plain, _CONTROLLED * plain, most_arrivals)
+        return cls(workload, server, alpha, offered, mean, decodes, plain, barrier, most_arrivals)
 
     def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
         """Run from one backlog; from a larger one where it was gone before the test could tell."""
         each: float = _SLOTS
         if _keeps_long_queues(self.server):
             # Each generation of the warm-up leaves a share rho of the one before.
-            rho = self.offered / self.server.batch_time.capacity(self.server.token_budget)
+            rho = load(self.workload, self.server).rho
             each = _SLOTS_WHERE_LONG / min(max(rho, _LEAST_LOAD), 1) ** _GENERATIONS
         work = max(2 * self.plain_barrier, each * slots(self.server) * self.forward)
         while True:
@@ -329,6 +340,19 @@ class _Test:
             return None
         times = max(self.barrier / abs(backlog.moved), ((high - drift) / drift) ** 2)
         return math.ceil(times * arrivals) if times < 1e6 else None
+
+
+def _attention_noise(sample: Requests, fitting: Mask, forward: Floats, server: Server, asked: Load) -> float:
+    """Return the variance that attention brings to the tokens done, tokens^2 for each request; 0 by token load.
+
+    A request of S forward tokens takes t S seconds and A of attention. In so many seconds as the server needs for
+    requests on average it does (A - a S) / (t + a) tokens less for each, a = E[A] / E[S].
+    """
+    if not any(asked.attention_s):
+        return 0.0
+    seconds = np.mean(attention_of(sample.prompt_tokens, sample.output_tokens, server), axis=0)[fitting]
+    each = float(seconds.mean() / forward.mean())
+    return float(np.var((seconds - each * forward) / (1 / asked.best_batch_tokens_per_s + each)))
 
 
 def _keeps_long_queues(server: Server) -> bool:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from numba import njit, types
 
 BITS = 20
-_HALF = 1 << (BITS - 1)
+HALF = 1 << (BITS - 1)
+
+_FEW = 256
 
 MOST_COST = 2**61
 """No batch may cost more: sums stay within 64 bits."""
@@ -34,7 +36,7 @@ class Terms(NamedTuple):
     it; per token before a decode, in a batch of decodes alone and in one with prefill."""
 
 
-TERMS = types.NamedTuple((types.int64[::1], types.int64[::1]), Terms)  # type: ignore[no-untyped-call]
+TERMS = types.NamedUniTuple(types.int64[::1], 2, Terms)  # type: ignore[no-untyped-call]
 
 
 @njit(cache=True, forceinline=True)
@@ -70,16 +72,21 @@ def rise_of(terms: Terms, decodes: int) -> Any:
 @njit(cache=True, forceinline=True)
 def ticks_of(cost: int) -> Any:
     """Return a batch's ticks."""
-    return (cost + _HALF) >> BITS
+    return (cost + HALF) >> BITS
 
 
 @njit(cache=True)
 def ticks_of_run(cost: int, rise: int, batches: int) -> Any:
     """Return the ticks of so many batches, the first of which costs ``cost`` and each next one ``rise`` more.
 
-    The sum over i < n of floor((a i + b) / m), by Euclid's algorithm on a and m.
+    The sum over i < n of floor((a i + b) / m), by Euclid's algorithm on a and m, or one by one where that is quicker.
     """
-    total, n, m, a, b = 0, batches, 1 << BITS, rise, cost + _HALF
+    if batches < _FEW:
+        few = 0
+        for i in range(batches):
+            few += ticks_of(cost + i * rise)
+        return few
+    total, n, m, a, b = 0, batches, 1 << BITS, rise, cost + HALF
     while n > 0:
         total += (n - 1) * n // 2 * (a // m) + n * (b // m)
         a %= m
@@ -93,8 +100,12 @@ def ticks_of_run(cost: int, rise: int, batches: int) -> Any:
 
 @njit(cache=True)
 def batches_done(cost: int, rise: int, ticks: int, most: int) -> Any:
-    """Return how many of at most ``most`` such batches have ended when so many ticks have passed."""
-    low, high = 0, most  # `low` have, `high` + 1 have not
+    """Return how many of at most ``most`` such batches have ended when so many ticks have passed.
+
+    They never get shorter, so the first and the last of them bound the number.
+    """
+    high = min(most, ticks // max(ticks_of(cost), 1))  # `high` + 1 have not
+    low = min(high, ticks // max(ticks_of(cost + rise * high), 1))  # `low` have
     while low < high:
         middle = (low + high + 1) // 2
         if ticks_of_run(cost, rise, middle) <= ticks:

@@ -15,10 +15,21 @@ from numba import njit, types
 
 from penstock.kernel import rules, seam
 from penstock.kernel.blocks import Cache, blocks_of, give_back, take
+from penstock.kernel.composition import (
+    TERMS,
+    Terms,
+    batches_begun,
+    batches_done,
+    cost_of,
+    rise_of,
+    ticks_of,
+    ticks_of_run,
+)
 from penstock.kernel.counting import Multiset, add
 from penstock.kernel.running import (
     BLOCK_SIZE,
     BY_PRIORITY,
+    CELL_COLUMNS,
     DECODING,
     FIRST_SLOT,
     FREE,
@@ -86,6 +97,7 @@ from penstock.kernel.server import (
     BUSY,
     COMPLETED,
     COMPRESS,
+    CONTEXT_BASE,
     DECODE_TOKENS,
     DONE,
     DROPPED,
@@ -94,7 +106,10 @@ from penstock.kernel.server import (
     FINAL,
     FINISHED,
     FINISHED_DECODES,
+    FLIGHT_BATCHES,
+    FLIGHT_COST,
     FLIGHT_END,
+    FLIGHT_RISE,
     FLIGHT_START,
     FLIGHT_TICKS,
     FLIGHT_TOKENS,
@@ -103,6 +118,7 @@ from penstock.kernel.server import (
     HEAD,
     IDLE_POLICY,
     LAST_SLOT,
+    MIX_TICKS,
     MIXES_USED,
     MORE,
     NEVER,
@@ -132,18 +148,24 @@ from penstock.kernel.server import (
     UNTIL,
     WAITING_TOKENS,
     chain,
+    count_run,
     count_stall,
     next_due_epoch,
     unchain,
 )
 from penstock.kernel.signatures import POLICY, PREFILL_FIRST, SEES_BATCH, SEES_DECODES, Limits, Queue
 
+NOT_BY_LOAD = -1
+"""In place of the ticks that every batch of a token load takes, where each takes its own."""
+
 STUCK = 6
 """Returned by `advance`: nothing runs, and the first that waits can never be admitted."""
 
 
 @njit(cache=True)
-def _note_series(state: Ints, arrival: Ints, prompt: Tokens, output: Tokens, engine: int, series: Ints) -> None:
+def _note_series(
+    state: Ints, arrival: Ints, prompt: Tokens, output: Tokens, engine: int, terms: Terms | None, series: Ints
+) -> None:
     """Write the exact values at the instants of the series up to now."""
     tick = state[SERIES_ROWS] * state[SERIES_STEP]
     while tick <= state[NOW]:
@@ -162,8 +184,14 @@ def _note_series(state: Ints, arrival: Ints, prompt: Tokens, output: Tokens, eng
         else:
             begun, ended, gone = state[STARTED], state[COMPLETED], state[FINISHED]
             if tick < state[FLIGHT_END]:
-                whole = (tick - state[FLIGHT_START]) // state[FLIGHT_TICKS]
-                part = (tick - state[FLIGHT_START]) - whole * state[FLIGHT_TICKS]
+                passed = tick - state[FLIGHT_START]
+                if terms is None:
+                    whole = passed // state[FLIGHT_TICKS]
+                    part = passed - whole * state[FLIGHT_TICKS]
+                else:
+                    cost, rise = state[FLIGHT_COST], state[FLIGHT_RISE]
+                    whole = batches_done(cost, rise, passed, state[FLIGHT_BATCHES] - 1)  # the last one goes on
+                    part = passed - ticks_of_run(cost, rise, whole)
                 begun = state[BEFORE_STARTED] + state[FLIGHT_TOKENS] * (whole + (1 if part > 0 else 0))
                 ended = state[BEFORE_COMPLETED] + state[FLIGHT_TOKENS] * whole
                 gone = state[BEFORE_FINISHED]
@@ -176,26 +204,32 @@ def _note_series(state: Ints, arrival: Ints, prompt: Tokens, output: Tokens, eng
 
 
 @njit(cache=True)
-def _put_off(state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, marked: bool) -> None:
-    """Put off the due epochs of decoding requests that this batch leaves out: all but the first, or those unmarked."""
-    served = 0
+def _put_off(state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, marked: bool) -> Any:
+    """Put off the due epochs of decoding requests that this batch leaves out: all but the first, or those unmarked.
+
+    Return the tokens before the decodes that it serves.
+    """
+    served = context = 0
     slot = state[FIRST_SLOT]
     while slot >= 0:
         if slots[SLOT_LEFT, slot] == 0:
             taken = slots[SLOT_TAKE, slot] > 0 if marked else served < state[SERVED_DECODES]
             if taken:
                 served += 1
+                context += done_by(state, slots, slot)
                 slots[SLOT_TAKE, slot] = 1
             else:
                 count_growth(options, slots, growth, slot, -1)
                 unchain(slots, heads, bits, slot)
                 slots[SLOT_DUE, slot] += 1
+                state[CONTEXT_BASE] -= 1
                 chain(slots, heads, bits, slot)
                 count_growth(options, slots, growth, slot, 1)
                 if slots[SLOT_LAST, slot] == IN_STEP:
                     slots[SLOT_LAST, slot] = state[LAST_STEP]
                     state[OWN] += 1
         slot = slots[SLOT_NEXT, slot]
+    return context
 
 
 @njit(cache=True)
@@ -281,6 +315,17 @@ def _head_tokens(state: Ints, options: Ints, slots: Ints, ring: Ints, resume: In
 
 
 @njit(cache=True, forceinline=True)
+def _attention(state: Ints, slots: Ints, served: Ints) -> Any:
+    """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed before."""
+    squares = pairs = 0
+    for place in range(state[SERVED]):
+        slot = served[place]
+        squares += slots[SLOT_TAKE, slot] ** 2
+        pairs += slots[SLOT_TAKE, slot] * done_by(state, slots, slot)
+    return squares, pairs
+
+
+@njit(cache=True, forceinline=True)
 def _grown(state: Ints, options: Ints, growth: Ints, repeat: int) -> Any:
     """Return the blocks that all decoding requests take in the batches after the first of so many."""
     if options[GROWS] == 0:
@@ -330,6 +375,7 @@ def advance(
     params: npt.NDArray[np.float64],
     options: Ints,
     duration: Ints,
+    terms: Terms | None,
     arrival: Ints,
     prompt: Tokens,
     output: Tokens,
@@ -359,8 +405,10 @@ def advance(
 
     Parameters
     ----------
+    terms
+        What batches cost, where more than their token load decides.
     resume
-        Shape (requests known, 6): what a preempted request has to do again, and its priority.
+        Shape (requests known, 8): what a preempted request has to do again, and its priority.
     growth
         Shape (block size,): decoding requests by the epochs, modulo the block size, at which they need a block.
     served
@@ -389,6 +437,8 @@ def advance(
     grows_slots = not running_scope or batch_size > slots.shape[1]
     known = arrival.size
     most_slots = slots.shape[1]
+    most_cells = cells.size if terms is None else cells.size // 2
+    cell_columns = options[CELL_COLUMNS]
     spare = 1 if rule in (VLLM_V0, VIDUR_VLLM, VIDUR_SARATHI) else 0
     status = PAUSED
 
@@ -405,7 +455,7 @@ def advance(
             status = MORE
             break
         if state[SERIES_ROWS] * state[SERIES_STEP] <= now:
-            _note_series(state, arrival, prompt, output, engine, series)
+            _note_series(state, arrival, prompt, output, engine, terms, series)
 
         # -- is there something to do, and room to note it?
         if now >= until:
@@ -416,7 +466,7 @@ def advance(
             break
         if (
             4 * (state[STALLS_USED] + most_slots) > stalls.size
-            or 4 * state[MIXES_USED] + 4 > mixes.size
+            or 4 * state[MIXES_USED] + 8 > mixes.size
             or (record >= RECORD_BATCHES and state[BATCH_ROWS] == batch_rows.shape[0])
             or (record >= RECORD_ALLOCATIONS and state[ALLOCATION_ROWS] + 2 * most_slots > allocation_rows.shape[0])
             or (grows_slots and state[RUNNING] + min(batch_size, budget) > most_slots)
@@ -534,20 +584,35 @@ def advance(
             status = STUCK
             break
 
-        # -- how many equal batches follow each other
-        plain = ticks = duration[load]
+        # -- how long it takes
+        cost = rise = 0
+        everyone = y == state[DECODING]
+        context = 0  # tokens before the decodes
+        if everyone:
+            context = state[CONTEXT_BASE] + y * state[EPOCH]
+        elif y > 0:
+            context = _put_off(state, options, slots, heads, bits, growth, marked)
+        if terms is None:
+            plain = ticks = duration[load]
+        else:
+            squares, pairs = _attention(state, slots, served)
+            cost = cost_of(terms, x, y, state[SERVED] + y, squares, pairs, context)
+            rise = rise_of(terms, y)
+            plain, ticks = NOT_BY_LOAD, ticks_of(cost)
         moved = state[MOVED] > 0
         if moved:
             ticks += state[MOVED] * options[SWAP_TICKS]
             state[MOVED] = 0
-        everyone = y == state[DECODING]
+
+        # -- how many equal batches follow each other
         repeat = 1
         equal = x == 0 and everyone and steady and compress and state[PREEMPTED] == 0 and not moved
         if cache is not None and waiting(state) > 0:  # a block that a decode takes may have been one's prefix
             equal = False
         if equal and record < RECORD_ALLOCATIONS and (rule != SEAM or sees != SEES_DECODES):
             most = NEVER
-            if arrived < known and (arrival_seen or by_priority or (rule == SEAM and sees != SEES_BATCH)):
+            arrival_ends = arrived < known and (arrival_seen or by_priority or (rule == SEAM and sees != SEES_BATCH))
+            if arrival_ends:
                 most = (arrival[arrived] - now + ticks - 1) // ticks
             if until < NEVER:
                 most = min(most, max((until - now) // ticks, 1))
@@ -555,17 +620,25 @@ def advance(
                 most = min(most, batch_rows.shape[0] - state[BATCH_ROWS])
             if most > 1:
                 repeat = _repeats(state, options, growth, bits, most, spare)
+            if terms is not None and repeat > 1:  # later ones take longer
+                if arrival_ends:
+                    repeat = batches_begun(cost, rise, arrival[arrived] - now, repeat)
+                if until < NEVER:
+                    repeat = max(batches_done(cost, rise, until - now, repeat), 1)
+        end = now + ticks * repeat
+        if terms is not None and repeat > 1:
+            end = now + ticks_of_run(cost, rise, repeat)
         if record >= RECORD_BATCHES:
+            start = now
             for i in range(repeat):
                 row = state[BATCH_ROWS]
-                batch_rows[row, 0] = now + i * ticks
-                batch_rows[row, 1] = ticks
+                batch_rows[row, 0] = start
+                batch_rows[row, 1] = ticks if terms is None or i == 0 else ticks_of(cost + i * rise)
                 batch_rows[row, 2] = x
                 batch_rows[row, 3] = y
                 batch_rows[row, 4] = state[SERVED] + y
+                start += batch_rows[row, 1]
                 state[BATCH_ROWS] += 1
-        if y > 0 and not everyone:
-            _put_off(state, options, slots, heads, bits, growth, marked)
         if record >= RECORD_ALLOCATIONS:
             row = state[ALLOCATION_ROWS]
             for place in range(state[SERVED]):
@@ -584,9 +657,10 @@ def advance(
                     row += 1
                 slot = slots[SLOT_NEXT, slot]
             state[ALLOCATION_ROWS] = row
-        end = now + ticks * repeat
         state[FLIGHT_START] = now
         state[FLIGHT_TICKS] = ticks
+        if terms is not None:
+            state[FLIGHT_COST], state[FLIGHT_RISE], state[FLIGHT_BATCHES] = cost, rise, repeat
         state[FLIGHT_TOKENS] = load
         state[FLIGHT_END] = end
         state[BEFORE_STARTED] = state[STARTED]
@@ -600,9 +674,14 @@ def advance(
             continue
         state[BUSY] += end - now
         state[COMPLETED] += load * repeat
-        cell = x * (most_slots + 1) + y
-        if cell < cells.size:
+        cell = x * cell_columns + y
+        if y < cell_columns and cell < most_cells:
             cells[cell] += repeat
+            if terms is not None:
+                cells[most_cells + cell] += end - now
+        elif terms is not None:
+            state[MIXES_USED] += add(mixes, (x << 32) | y, repeat)
+            state[MIXES_USED] += add(mixes, MIX_TICKS | (x << 32) | y, end - now)
         elif load == budget:
             tallies[TALLY_FULL, y] += repeat
         else:
@@ -631,7 +710,10 @@ def advance(
                     tallies[TALLY_GAPS, load] += in_step
                 else:
                     count_stall(state, stalls, gap, in_step, gap_bits)
-            tallies[TALLY_GAPS, load] += y * (repeat - 1)
+            if terms is None:
+                tallies[TALLY_GAPS, load] += y * (repeat - 1)
+            elif repeat > 1:
+                count_run(state, stalls, cost, rise, 1, repeat, y, gap_bits)
             state[LAST_STEP] = end
             state[DECODE_TOKENS] -= y * repeat
             state[EPOCH] += repeat
@@ -699,12 +781,13 @@ _I64_2 = types.int64[:, ::1]
 _CACHE = types.NamedTuple((_I64_2, _I64_2, types.int32[:, ::1], _I64, _I64, _I64), Cache)  # type: ignore[no-untyped-call]
 
 
-def _signature(cache: Any) -> Any:
+def _signature(cache: Any, terms: Any) -> Any:
     return types.int64(
         POLICY,
         types.Array(types.float64, 1, "C", readonly=True),
         _I64,
         _I64,
+        terms,
         _I64,
         types.int32[::1],
         types.int32[::1],
@@ -731,7 +814,11 @@ def _signature(cache: Any) -> Any:
 
 
 @functools.cache
-def compiled_advance(caching: bool) -> Callable[..., int]:
-    """Return `advance` compiled with a cache or without: seconds the first time, from the disk cache after."""
-    compiled: Callable[..., int] = njit(_signature(_CACHE if caching else types.none), cache=True)(advance)
+def compiled_advance(caching: bool, composed: bool) -> Callable[..., int]:
+    """Return `advance` compiled with a cache or without, and with terms or without.
+
+    Seconds the first time, from the disk cache after.
+    """
+    signature = _signature(_CACHE if caching else types.none, TERMS if composed else types.none)
+    compiled: Callable[..., int] = njit(signature, cache=True)(advance)
     return compiled

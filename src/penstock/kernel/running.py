@@ -18,6 +18,7 @@ from penstock.kernel import blocks as memory
 from penstock.kernel import server
 from penstock.kernel.blocks import Cache, blocks_of, give_back, occupy
 from penstock.kernel.server import (
+    CONTEXT_BASE,
     DECODE_TOKENS,
     DROPPED,
     ENGINE,
@@ -53,8 +54,9 @@ BLOCK_SIZE, FREE, REUSED = memory.BLOCK_SIZE, memory.FREE, memory.REUSED
     MOST_PREFILL,  # tokens of new prompts in a batch (sglang)
     CLIP,  # most future tokens counted for a request (sglang)
     RETRACT_STEPS,  # tokens that must be free for each request when others had to leave (sglang)
-) = range(memory.N_OPTIONS, memory.N_OPTIONS + 13)
-N_OPTIONS = memory.N_OPTIONS + 13
+    CELL_COLUMNS,  # of `cells`: one more than there were slots at first
+) = range(memory.N_OPTIONS, memory.N_OPTIONS + 14)
+N_OPTIONS = memory.N_OPTIONS + 14
 
 (SEAM, VLLM, VLLM_V0, SGLANG, TENSORRT, VIDUR_FASTERTRANSFORMER, VIDUR_ORCA, VIDUR_VLLM, VIDUR_SARATHI) = range(9)
 
@@ -376,6 +378,7 @@ def begin_decode(
     count_growth(options, slots, growth, slot, 1)
     state[DECODING] += 1
     state[DECODE_TOKENS] += iterations
+    state[CONTEXT_BASE] += slots[SLOT_TOTAL, slot] - slots[SLOT_DUE, slot]
 
 
 @njit(cache=True, forceinline=True)
@@ -384,6 +387,7 @@ def end_decode(state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words
     unchain(slots, heads, bits, slot)
     count_growth(options, slots, growth, slot, -1)
     state[DECODING] -= 1
+    state[CONTEXT_BASE] -= slots[SLOT_TOTAL, slot] - slots[SLOT_DUE, slot]
     if slots[SLOT_LAST, slot] == IN_STEP:
         slots[SLOT_LAST, slot] = state[LAST_STEP]
     else:

@@ -14,6 +14,8 @@ How it is fast, and still exact:
   times between tokens need.
 * When a batch has no prefill, the next one is the same until a request finishes or an arrival can change what
   the policy sees: those iterations are one step (*compression*).
+* Where a batch's time depends on its context, what all linked requests hold is a sum that moves with the epoch, and
+  equal decode batches rise by the same cost from one to the next: closed forms, in `penstock.kernel.composition`.
 
 All state lives in arrays that the caller owns, so a run can stop anywhere and go on: for more arrivals,
 for room, for a progress bar.
@@ -27,6 +29,18 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
+from penstock.kernel.composition import (
+    BITS,
+    HALF,
+    TERMS,
+    Terms,
+    batches_begun,
+    batches_done,
+    cost_of,
+    rise_of,
+    ticks_of,
+    ticks_of_run,
+)
 from penstock.kernel.counting import Multiset, add
 from penstock.kernel.signatures import POLICY, PREFILL_FIRST, SEES_BATCH, SEES_DECODES, Limits, Queue
 
@@ -92,8 +106,12 @@ N_OPTIONS = 11
     DECODE_TOKENS,  # decode iterations still to come of those in decode
     ARRIVED_TOKENS,  # prompt tokens of all that arrived
     FINISHED_DECODES,  # decode iterations of all that finished
-) = range(42)
-N_STATE = 42
+    CONTEXT_BASE,  # tokens before the next decodes of all linked requests, less LINKED * EPOCH
+    FLIGHT_COST,  # where the batch time depends on the composition: of the first batch of that flight,
+    FLIGHT_RISE,  # how much more each next one costs,
+    FLIGHT_BATCHES,  # and how many there are
+) = range(46)
+N_STATE = 46
 
 # Slots, one column per linked request.
 SLOT_REQUEST, SLOT_DUE, SLOT_PREV, SLOT_NEXT, SLOT_CHAIN = range(5)
@@ -105,6 +123,9 @@ N_TALLIES = 2
 
 MOST_CELLS = 2**17
 """Batch compositions that have a counter of their own; others share a multiset."""
+
+MIX_TICKS = 1 << 62
+"""Added to a composition's key in that multiset, counts the ticks of its batches instead of them."""
 
 # Segments, one column each, the oldest requests on top of the stack.
 SEGMENT_COUNT, SEGMENT_TIME = range(2)
@@ -185,11 +206,51 @@ def count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) 
     state[STALLS_USED] += add(stalls, gap, count)
 
 
+@njit(cache=True)
+def count_run(state: Ints, stalls: Multiset, cost: int, rise: int, first: int, end: int, count: int, bits: int) -> None:
+    """Count the times of the batches first .. end - 1 of a run, ``count`` gaps each, as `count_stall` would.
+
+    Batch i costs ``cost + i rise``; those whose times share their leading digits are counted at once.
+    """
+    ticks = ticks_of_run(cost + first * rise, rise, end - first)
+    low = state[STALL_SUM] + (ticks & (CARRY - 1)) * count
+    state[STALL_SUM] = low & (CARRY - 1)
+    state[STALL_SUM_CARRY] += (ticks >> CARRY_BITS) * count + (low >> CARRY_BITS)
+    while first < end:
+        gap = ticks_of(cost + first * rise)
+        shift = 0
+        while (gap >> shift) >= (1 << bits):
+            shift += 1
+        place = gap >> shift
+        beyond = end
+        if rise > 0:  # the first batch that takes (place + 1) << shift ticks
+            least = ((((place + 1) << shift) << BITS) - HALF - cost + rise - 1) // rise
+            beyond = min(least, end)
+        middle = (place << shift) + (1 << (shift - 1)) if shift > 0 else place
+        state[STALLS_USED] += add(stalls, middle, count * (beyond - first))
+        first = beyond
+
+
+@njit(cache=True)
+def _context(
+    slots: Ints, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32], engine: int, slot: int, along: int,
+    count: int, epoch: int,
+) -> Any:  # fmt: skip
+    """Return the tokens before the next decodes of so many linked requests, from a slot along the list."""
+    total = count * (epoch - engine)
+    for _ in range(count):
+        request = slots[SLOT_REQUEST, slot]
+        total += prompt[request] + output[request] - slots[SLOT_DUE, slot]
+        slot = slots[along, slot]
+    return total
+
+
 def advance(
     policy: Callable[[Queue, Limits, npt.NDArray[np.float64]], tuple[int, int, int]],
     params: npt.NDArray[np.float64],
     options: Ints,
     duration: Ints,
+    terms: Terms | None,
     arrival: Ints,
     prompt: npt.NDArray[np.int32],
     output: npt.NDArray[np.int32],
@@ -218,6 +279,8 @@ def advance(
         Limits, scope, convention, what to record, how far to run.
     duration
         Shape (token budget + 1,), ticks of a batch with so many tokens.
+    terms
+        What batches cost, where that depends on more than their tokens.
     arrival, prompt, output
         Shape (requests known,), ticks and tokens, in order of arrival.
     first_token, finish
@@ -226,9 +289,10 @@ def advance(
         What the server remembers: see the constants above.
     tallies
         Shape (2, token budget + 1): times between tokens that are one batch, by its token load; batches filled to the
-        token budget, by their decode tokens.
+        token budget, by their decode tokens. Not with ``terms``.
     cells
-        Shape (at most MOST_CELLS,): batches by composition, at prefill * (slots + 1) + decode.
+        Shape (at most MOST_CELLS,): batches by composition, at prefill * (slots + 1) + decode. With ``terms`` twice as
+        many: then their ticks.
     stalls, mixes
         Multisets of all other times between tokens (ticks) and batch compositions (prefill << 32 | decode).
     series
@@ -250,6 +314,9 @@ def advance(
     limits = Limits(budget, batch_size)
     known = arrival.size
     most_slots = slots.shape[1]
+    n_cells = cells.size
+    if terms is not None:
+        n_cells = cells.size // 2
 
     now = state[NOW]
     arrived = state[ARRIVED]
@@ -290,6 +357,10 @@ def advance(
     decode_tokens = state[DECODE_TOKENS]
     arrived_tokens = state[ARRIVED_TOKENS]
     finished_decodes = state[FINISHED_DECODES]
+    context_base = state[CONTEXT_BASE]
+    flight_cost = state[FLIGHT_COST]
+    flight_rise = state[FLIGHT_RISE]
+    flight_batches = state[FLIGHT_BATCHES]
 
     while True:
         # -- arrivals up to now
@@ -316,8 +387,12 @@ def advance(
             else:
                 begun, ended, gone = started, completed, finished
                 if tick < flight_end:
-                    whole = (tick - flight_start) // flight_ticks
-                    part = (tick - flight_start) - whole * flight_ticks
+                    if terms is not None:
+                        whole = batches_done(flight_cost, flight_rise, tick - flight_start, flight_batches - 1)
+                        part = (tick - flight_start) - ticks_of_run(flight_cost, flight_rise, whole)
+                    else:
+                        whole = (tick - flight_start) // flight_ticks
+                        part = (tick - flight_start) - whole * flight_ticks
                     begun = before_started + flight_tokens * (whole + (1 if part > 0 else 0))
                     ended = before_completed + flight_tokens * whole
                     gone = before_finished
@@ -337,7 +412,7 @@ def advance(
             break
         if (
             4 * (state[STALLS_USED] + most_slots) > stalls.size
-            or 4 * mixes_used + 4 > mixes.size
+            or 4 * mixes_used + 8 > mixes.size
             or (record >= RECORD_BATCHES and batch_used == batch_rows.shape[0])
             or (record >= RECORD_ALLOCATIONS and allocation_used + budget > allocation_rows.shape[0])
         ):
@@ -397,6 +472,7 @@ def advance(
         # -- prefill, oldest prompt first, cut anywhere
         prefilled_from = head
         prefill_requests = 0
+        squares, pairs = 0, 0
         left = wanted
         while left > 0 and prefill_requests < prefill_slots:
             rest = prompt[head] - head_done
@@ -407,6 +483,9 @@ def advance(
                 allocation_rows[allocation_used, 2] = take
                 allocation_rows[allocation_used, 3] = 0
                 allocation_used += 1
+            if terms is not None:
+                squares += take * take
+                pairs += take * head_done
             left -= take
             prefill_requests += 1
             if take == rest:
@@ -439,6 +518,8 @@ def advance(
             else:
                 slots[SLOT_NEXT, last_slot] = slot
             chain(slots, heads, bits, slot)
+            if terms is not None:
+                context_base += prompt[fresh] - epoch
             next_due = min(next_due, slots[SLOT_DUE, slot])
             last_slot = slot
             linked += 1
@@ -455,32 +536,55 @@ def advance(
 
         # -- how many equal batches follow each other
         ticks = duration[x + y]
+        cost, rise = 0, 0
+        if terms is not None:
+            context = context_base + linked * epoch
+            if 2 * y < linked:
+                context = _context(slots, prompt, output, engine, first_slot, SLOT_NEXT, y, epoch)
+            elif y < linked:
+                context -= _context(slots, prompt, output, engine, last_slot, SLOT_PREV, linked - y, epoch)
+            cost = cost_of(terms, x, y, prefill_requests + y, squares, pairs, context)
+            rise = rise_of(terms, y)
+            ticks = ticks_of(cost)
         repeat = 1
         if x == 0 and compress and record < RECORD_ALLOCATIONS:
             repeat = next_due - epoch
             if y < linked or sees == SEES_DECODES:
                 repeat = 1
             if arrived < known and (arrived < admissible or sees != SEES_BATCH):  # the next arrival would be seen
-                repeat = min(repeat, (arrival[arrived] - now + ticks - 1) // ticks)
+                if terms is not None:
+                    repeat = batches_begun(cost, rise, arrival[arrived] - now, repeat)
+                else:
+                    repeat = min(repeat, (arrival[arrived] - now + ticks - 1) // ticks)
             if until < NEVER:
-                repeat = min(repeat, max((until - now) // ticks, 1))
+                if terms is not None:
+                    repeat = max(batches_done(cost, rise, until - now, repeat), 1)
+                else:
+                    repeat = min(repeat, max((until - now) // ticks, 1))
             if record >= RECORD_BATCHES:
                 repeat = min(repeat, batch_rows.shape[0] - batch_used)
+        end = now + ticks * repeat
+        if terms is not None:
+            end = now + ticks_of_run(cost, rise, repeat)
         if record >= RECORD_BATCHES:
+            begin, lasts = now, ticks
             for i in range(repeat):
-                batch_rows[batch_used, 0] = now + i * ticks
-                batch_rows[batch_used, 1] = ticks
+                if terms is not None:
+                    lasts = ticks_of(cost + i * rise)
+                batch_rows[batch_used, 0] = begin
+                batch_rows[batch_used, 1] = lasts
+                begin += lasts
                 batch_rows[batch_used, 2] = x
                 batch_rows[batch_used, 3] = y
                 batch_rows[batch_used, 4] = prefill_requests + y
                 batch_used += 1
 
         tokens = (x + y) * repeat
-        end = now + ticks * repeat
         flight_start = now
         flight_ticks = ticks
         flight_tokens = x + y
         flight_end = end
+        flight_cost, flight_rise, flight_batches = cost, rise, repeat
         before_started = started
         before_completed = completed
         before_finished = finished
@@ -494,8 +598,13 @@ def advance(
         completed += tokens
 
         cell = x * (most_slots + 1) + y
-        if cell < cells.size:
+        if cell < n_cells:
             cells[cell] += repeat
+            if terms is not None:
+                cells[n_cells + cell] += end - now
+        elif terms is not None:
+            mixes_used += add(mixes, (x << 32) | y, repeat)
+            mixes_used += add(mixes, (x << 32) | y | MIX_TICKS, end - now)
         elif x + y == budget:
             tallies[TALLY_FULL, y] += repeat
         else:
@@ -505,13 +614,16 @@ def advance(
         if y > 0:
             decode_tokens -= y * repeat
             first_end = now + ticks
+            usual = ticks
+            if terms is not None:
+                usual = -1  # no gap is that of the token load
             slot = first_fresh
             for _ in range(y - already):
                 request = slots[SLOT_REQUEST, slot]
                 gap = first_end - first_token[request]
                 if first_token[request] < 0:
                     first_token[request] = first_end
-                elif gap == ticks:
+                elif gap == usual:
                     tallies[TALLY_GAPS, x + y] += 1
                 else:
                     count_stall(state, stalls, gap, 1, gap_bits)
@@ -520,7 +632,7 @@ def advance(
             while unserved > 0:
                 count = min(segments[SEGMENT_COUNT, top], unserved)
                 gap = first_end - segments[SEGMENT_TIME, top]
-                if gap == ticks:
+                if gap == usual:
                     tallies[TALLY_GAPS, x + y] += count
                 else:
                     count_stall(state, stalls, gap, count, gap_bits)
@@ -528,7 +640,10 @@ def advance(
                 segments[SEGMENT_COUNT, top] -= count
                 if segments[SEGMENT_COUNT, top] == 0:
                     top -= 1
-            tallies[TALLY_GAPS, x + y] += y * (repeat - 1)
+            if terms is None:
+                tallies[TALLY_GAPS, x + y] += y * (repeat - 1)
+            elif repeat > 1:
+                count_run(state, stalls, cost, rise, 1, repeat, y, gap_bits)
 
             # -- due epochs
             if y == linked:
@@ -540,8 +655,10 @@ def advance(
                     slots[SLOT_DUE, slot] -= 1
                     chain(slots, heads, bits, slot)
                     slot = slots[SLOT_NEXT, slot]
+                context_base += y
             else:
                 epoch += 1
+                context_base -= linked - y
                 slot = last_slot
                 for _ in range(linked - y):
                     unchain(slots, heads, bits, slot)
@@ -558,6 +675,8 @@ def advance(
                 request = slots[SLOT_REQUEST, slot]
                 finish[request] = end
                 finished_decodes += output[request] - engine
+                if terms is not None:
+                    context_base -= prompt[request] + output[request] - engine - epoch
                 previous = slots[SLOT_PREV, slot]
                 following = slots[SLOT_NEXT, slot]
                 if previous < 0:
@@ -636,37 +755,45 @@ def advance(
     state[DECODE_TOKENS] = decode_tokens
     state[ARRIVED_TOKENS] = arrived_tokens
     state[FINISHED_DECODES] = finished_decodes
+    state[CONTEXT_BASE] = context_base
+    state[FLIGHT_COST] = flight_cost
+    state[FLIGHT_RISE] = flight_rise
+    state[FLIGHT_BATCHES] = flight_batches
     return status
 
 
 _I64 = types.int64[::1]
-_SIGNATURE = types.int64(
-    POLICY,
-    types.Array(types.float64, 1, "C", readonly=True),
-    _I64,
-    _I64,
-    _I64,
-    types.int32[::1],
-    types.int32[::1],
-    _I64,
-    _I64,
-    _I64,
-    types.int64[:, ::1],
-    _I64,
-    types.uint64[::1],
-    types.int64[:, ::1],
-    types.int64[:, ::1],
-    _I64,
-    _I64,
-    _I64,
-    types.int64[:, ::1],
-    types.int64[:, ::1],
-    types.int64[:, ::1],
-)
+
+
+def _signature(terms: Any) -> Any:
+    return types.int64(
+        POLICY,
+        types.Array(types.float64, 1, "C", readonly=True),
+        _I64,
+        _I64,
+        terms,
+        _I64,
+        types.int32[::1],
+        types.int32[::1],
+        _I64,
+        _I64,
+        _I64,
+        types.int64[:, ::1],
+        _I64,
+        types.uint64[::1],
+        types.int64[:, ::1],
+        types.int64[:, ::1],
+        _I64,
+        _I64,
+        _I64,
+        types.int64[:, ::1],
+        types.int64[:, ::1],
+        types.int64[:, ::1],
+    )
 
 
 @functools.cache
-def compiled_advance() -> Callable[..., int]:
-    """Return `advance` compiled under its one signature: seconds the first time, from the disk cache after."""
-    compiled: Callable[..., int] = njit(_SIGNATURE, cache=True)(advance)
+def compiled_advance(composed: bool) -> Callable[..., int]:
+    """Return `advance` compiled with terms or without: seconds the first time, from the disk cache after."""
+    compiled: Callable[..., int] = njit(_signature(TERMS if composed else types.none), cache=True)(advance)
     return compiled

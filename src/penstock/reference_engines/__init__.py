@@ -5,7 +5,8 @@ description line by line, and every step is checked for feasibility. ``server`` 
 ``simulation`` the clock; the others are one family of schedulers each.
 """
 
+from penstock.reference_engines.batch_time import Composition
 from penstock.reference_engines.server import Batch, Request
 from penstock.reference_engines.simulation import ENGINES, History, simulate
 
-__all__ = ["ENGINES", "Batch", "History", "Request", "simulate"]
+__all__ = ["ENGINES", "Batch", "Composition", "History", "Request", "simulate"]

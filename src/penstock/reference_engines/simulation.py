@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.reference_engines.batch_time import Composition
 from penstock.reference_engines.prefix_cache import PrefixCache, PrefixCachingSeamServer, PrefixCachingVllmV1
 from penstock.reference_engines.seam import POLICIES, Policy, SeamServer
 from penstock.reference_engines.server import Allocation, Batch, Limits, Request, Server, at_least, token_load
@@ -46,7 +47,7 @@ def simulate(
     prompt: Sequence[int],
     output: Sequence[int],
     *,
-    batch_time: Callable[[int], int],
+    batch_time: Callable[[int], int] | Composition,
     engine: str | Policy = "sarathi",
     token_budget: int | None = None,
     max_batch_size: int | None = None,
@@ -72,7 +73,7 @@ def simulate(
         One entry per request, in arrival order: arrival tick, prompt tokens, output tokens, and what is served first
         in the order ``priority`` (the smaller; default 0).
     batch_time
-        Token load -> ticks, at least 1.
+        Token load -> ticks, at least 1; or what a batch costs given what is in it.
     engine
         A name in `ENGINES` or `POLICIES`, or a seam policy: ``(queue, limits, params) -> (prefill tokens, decode
         tokens, which phase is filled first)``.
@@ -144,7 +145,7 @@ def simulate(
             break
         batch, preempted = next_batch(server)
         if batch:
-            duration = at_least("batch_time", batch_time(token_load(batch)), 1) + swap_ticks * server.moved
+            duration = at_least("batch_time", ticks_of(batch, batch_time), 1) + swap_ticks * server.moved
             allocation = {request.index: tokens for request, tokens in batch.items()}
             batches.append(Batch(now, duration, allocation, [request.index for request in preempted]))
             if end is None or now + duration <= end:
@@ -160,6 +161,14 @@ def simulate(
     now = now if end is None else end
     reused = server.reused if isinstance(server, PrefixCache) else 0
     return History([request for request in requests if request.arrival <= now], batches, now, reused)
+
+
+def ticks_of(batch: Allocation, batch_time: Callable[[int], int] | Composition) -> int:
+    """Return how long a batch takes, before any of its tokens is computed."""
+    if not isinstance(batch_time, Composition):
+        return batch_time(token_load(batch))
+    prefill = [(tokens, request.computed) for request, tokens in batch.items() if not request.decoding]
+    return batch_time.ticks(prefill, [request.computed for request in batch if request.decoding])
 
 
 def next_batch(server: Server) -> tuple[Allocation, list[Request]]:

@@ -24,7 +24,8 @@ class Pool:
     Parameters
     ----------
     server
-        One replica. It has no KV memory and a policy of the seam: no scheduler of an engine.
+        One replica. It has no KV memory, a policy of the seam (no scheduler of an engine), and batch times by token
+        load.
     replicas
         How many there are.
     router
@@ -105,6 +106,11 @@ def _refuse_what_pools_lack(server: Server) -> None:
         raise InputError(
             f"the server of a pool has KV memory of {server.memory.blocks:,} blocks, but memory never binds in a "
             "network; leave it out, or bound the running requests with max_batch_size"
+        )
+    if not server.batch_time.by_load:
+        raise InputError(
+            "the batch time of a pool's server depends on what is in its batches, which networks do not simulate; give "
+            "one by token load, such as the Composition's linear with the attention of a usual batch in it"
         )
     if server.order != "fcfs":
         raise InputError(

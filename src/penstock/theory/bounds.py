@@ -4,6 +4,8 @@ Three limits, each with a rate that follows from conservation of what it limits.
 
 * **Token budget** (Theorem 1(a)): no batch carries more than max over b of b / t_b tokens per second.
 * **Max batch size** (paper, Section 6, Condition stable_condition, corrected): see `penstock.theory.region`.
+  Both say how many seconds a request takes at least by token load, 1 / rate. Where batches take longer for what is in
+  them, a request takes its attention besides (`penstock.theory.attention`): together these seconds are the bound.
 * **KV memory** (after Nie, Si, Zhou): with M blocks of memory, t the least batch time and g the blocks that a request
   holds, summed over the iterations that serve it, rate * E[g] * t <= M (Little's law for blocks). Each forward token
   leaves one KV entry, which is held from its own iteration on; `penstock.theory.kv_blocks.block_iterations` counts the
@@ -24,7 +26,8 @@ import numpy as np
 from penstock.system.batch_time import Measured
 from penstock.system.memory import Memory
 from penstock.system.server import Server
-from penstock.theory.kv_blocks import Served, block_iterations, least, reuses
+from penstock.theory.attention import WITH_ATTENTION, attention, beside, by_load
+from penstock.theory.kv_blocks import Served, block_iterations, least, reuses, served
 from penstock.theory.load import Load
 from penstock.theory.region import region
 from penstock.workload.workload import Workload
@@ -69,15 +72,21 @@ def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]
     InputError
         If a request can never be served.
     """
-    work = least(workload, server)
+    work, reused = least(workload, server), reuses(workload, server)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share
+    seconds = asked.attention_s[0]
+    if reused:
+        seconds = attention(served(workload, server).lengths, server, reused=True).least * work.share
+    by_tokens = asked.best_batch_tokens_per_s / tokens
+    more = f", and at least {seconds:.4g} s of attention" if seconds else ""
+    extended = WITH_ATTENTION if seconds else ""
     found = [
         Bound(
             "token budget",
-            asked.capacity_tokens_per_s / tokens,
-            "Theorem 1(a)",
-            f"the best batch ({asked.best_token_load:,} tokens) carries {asked.capacity_tokens_per_s:,.0f} tokens/s, "
-            f"and a request has {'at least ' if reuses(workload, server) else ''}{tokens:,.6g} of them",
+            beside(by_tokens, seconds),
+            f"Theorem 1(a){extended}",
+            f"the best batch ({asked.best_token_load:,} tokens) carries {asked.best_batch_tokens_per_s:,.0f} tokens/s, "
+            f"and a request has {'at least ' if reused else ''}{tokens:,.6g} of them{more}",
         )
     ]
     slots = server.max_batch_size
@@ -85,9 +94,9 @@ def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]
         found.append(
             Bound(
                 "max batch size",
-                region(_wasting(server), prompt=work.lengths).max_rate / work.share,
-                "Section 6 (stability region under a max batch size)",
-                f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} tokens",
+                beside(region(_wasting(server), prompt=work.lengths).max_rate / work.share, seconds),
+                f"Section 6 (stability region under a max batch size){extended}",
+                f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} tokens{more}",
             )
         )
     if server.memory is not None and not reuses(workload, server):
@@ -110,10 +119,12 @@ def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
 
 
 def _wasting(server: Server) -> Server:
-    """Return a server on which a batch takes no longer than one with more tokens.
+    """Return a server with batch times by token load, on which a batch takes no longer than one with more tokens.
 
     Tokens that are processed anew fill batches too: where larger ones are faster, they must not seem to be a loss.
     """
+    if not server.batch_time.by_load:
+        server = dataclasses.replace(server, batch_time=by_load(server.batch_time))
     if server.memory is None:
         return server
     seconds = server.batch_time.table(server.most_tokens)[1:]

@@ -17,6 +17,7 @@ from scipy.optimize import brentq
 from penstock import checks
 from penstock.errors import InputError
 from penstock.system.server import Server
+from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import LONGEST
 
 Floats = npt.NDArray[np.float64]
@@ -152,6 +153,7 @@ def _work(server: Server, prompt: float, output: float) -> _Work:
             f"the KV memory has {server.usable_blocks:,} blocks, but these capacities are known without a limit only; "
             "leave it out, or ask `memory_bound_rate`"
         )
+    refuse_composition(server, "what a policy carries", "ask `certify`, or `max_rate`, which simulates")
     least = "a request has at least one token"
     prompt = checks.number("the prompt", prompt, 1, LONGEST, "tokens", least)
     output = checks.number("the output", output, 1, LONGEST, "tokens", least)

@@ -1,11 +1,13 @@
 """Certificates: what a theorem says about a workload on a server, and whether its hypotheses hold."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
+from penstock.theory.attention import WITH_ATTENTION
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.drift import drift
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
@@ -103,6 +105,10 @@ def certify(workload: Workload, server: Server) -> Certificate:
 
     Neither knows KV memory, so on a server with one, both need that all requests that may run at once fit into it.
 
+    Where batches take longer for what is in them (`Composition`), a request brings seconds of attention besides. All
+    three take them into account: the necessary conditions at their least, the sufficient ones at their most (see
+    `penstock.theory.attention`), with ``unknown`` in the band between.
+
     Parameters
     ----------
     workload, server
@@ -166,28 +172,31 @@ def _tightest(limits: tuple[Bound, ...]) -> Bound:
 
 def _sufficient(workload: Workload, server: Server, asked: Load) -> tuple[str, tuple[Hypothesis, ...], float | None]:
     """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it certifies up to."""
-    shared = conditions.shared(workload, server)
+    shared = (*conditions.shared(workload, server), *conditions.sampled_attention(asked))
+    extended = WITH_ATTENTION if any(asked.attention_s) else ""
     fills = (conditions.work_conserving(server), conditions.batch_size(server))
     full = conditions.full_batches_carry_it(server, asked)
     sound = all(h.held for h in shared)
     if all(h.held for h in fills) or not sound:
         rate = asked.full_batch_tokens_per_s / asked.tokens_per_request if sound else None
-        return WORK_CONSERVING, (*shared, *fills, full), rate
+        return WORK_CONSERVING + extended, (*shared, *fills, full), rate or None
     ample = dataclasses.replace(server, memory=None)  # it holds all that may run, so batches are as without a limit
     found = drift(served(workload, server).lengths, ample)
     drains = conditions.every_batch_drains(asked, found)
     others = () if drains.held else (*fills, full)
-    return DRIFT, (*shared, *others, drains), found.certified_rate
+    return DRIFT + extended, (*shared, *others, drains), found.certified_rate
 
 
 def _overload(workload: Workload, server: Server, asked: Load, bound: Bound) -> tuple[Hypothesis, ...]:
     recorded = workload.rows is not None
-    if bound.name == "token budget" and bound.max_rate == asked.max_rate:
+    if bound.name == "token budget" and math.isclose(bound.max_rate, asked.max_rate):
         name = "load above 1"
         why = (
             f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch ({asked.best_token_load:,} tokens) "
             f"carries {asked.capacity_tokens_per_s:,.0f}"
         )
+        if asked.attention_s[0]:
+            why += f" of such requests, each with {asked.attention_s[0]:.4g} s of attention at least"
     else:
         name = f"arrival rate above the {bound.name}'s"
         why = f"{asked.arrival_rate:,.4g} requests/s arrive, at most {bound.max_rate:,.4g} are carried: {bound.why}"
@@ -196,6 +205,7 @@ def _overload(workload: Workload, server: Server, asked: Load, bound: Bound) -> 
         Hypothesis(name, True, why),
         Hypothesis("long-run averages exist", True, average, checked=not recorded),
         *conditions.dropped(workload, server),
+        *conditions.sampled_attention(asked),
     )
 
 
@@ -213,7 +223,7 @@ def _why_unstable(asked: Load, exceeded: list[Bound]) -> str:
 
 
 def _why_stable(server: Server, asked: Load, theorem: str, certified_rate: float | None) -> str:
-    if theorem == WORK_CONSERVING:
+    if theorem.startswith(WORK_CONSERVING):
         return (
             f"the load is {asked.rho:.3f} and {server.policy.name} is work-conserving, so the queues stay finite and "
             "have a steady state"

@@ -18,6 +18,14 @@ U the renewal function. U(s) / s -> lambda, so for large s the mean change of V 
 V > M'. By Foster's criterion V returns to {V <= M'}, a bounded queue, in finite mean time. Batch times that are random
 with mean t_b, drawn anew for each batch from a bounded range, change nothing.
 
+Where batches take longer for what is in them (`penstock.theory.attention`), let t_{x+y} be the time by token load, with
+`per_request` more where x > 0. Let w_p x + w_d y >= t_{x+y} for all those batches, and take for V the seconds
+
+    V = w_p W_p + w_d W_d + (the most that the attention of what is left may take).
+
+Each batch takes away at least as many seconds as it lasts, and lambda (w_p m_p + w_d m_d + A+) arrive per second, A+
+the most that the attention of a mean request may take. So below 1 the queues stay finite, as before.
+
 Which batches a backlog leads to is enumerated: every queue that a policy may see while L requests are in the system,
 and what the policy and the server make of it. Under a max batch size k in scope ``running``, d decoding requests leave
 k - d prompts to be seen, so such queues are finitely many, for a policy of the user's own too. Elsewhere queues grow
@@ -38,6 +46,7 @@ from penstock.system import policies
 from penstock.system.engines import Engine
 from penstock.system.policies import Policy
 from penstock.system.server import Server
+from penstock.theory.attention import attention, beside, by_load, cut_seconds
 from penstock.workload.pairs import Lengths
 
 Ints = npt.NDArray[np.int64]
@@ -87,31 +96,35 @@ def drift(lengths: Lengths, server: Server) -> Drift:
     Notes
     -----
     With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d y) / t requests/s. The
-    certified rate is the largest over a of the least f over the batches.
+    certified rate is the largest over a of the least f over the batches, and with attention 1 / (1 / f + A+).
     """
     try:
         fewest, most = backlog_batches(lengths, server)
     except _Unknown as unknown:
         return Drift(None, 0.0, 0.0, (0, 0), str(unknown))
     load = np.flatnonzero(most >= 0)
+    cut = np.tile(fewest[load] < load, 2) * cut_seconds(server.batch_time)
     decode = np.concatenate([fewest[load], most[load]])
     load = np.tile(load, 2)
     prompt = lengths.mean_prompt
     decodes = server.tokens_per_request(prompt, lengths.mean_output) - prompt
-    seconds = server.batch_time(load)
+    seconds = by_load(server.batch_time)(load) + cut
     by_prefill = (load - decode) / prompt / seconds
     by_decode = decode / decodes / seconds if decodes > 0 else by_prefill
     share = _best_share(by_prefill, by_decode) if decodes > 0 else 1.0
     drained = share * by_prefill + (1 - share) * by_decode
     worst = int(np.argmin(drained))
-    rate, x, y = float(drained[worst]), int(load[worst] - decode[worst]), int(decode[worst])
+    x, y = int(load[worst] - decode[worst]), int(decode[worst])
+    extra = attention(lengths, server).most
+    rate = beside(float(drained[worst]), extra)
+    with_attention = f", with up to {extra:.4g} s of attention per request," if extra else ""
     return Drift(
-        rate,
+        rate if rate > 0 else None,
         share / prompt,
         (1 - share) / decodes if decodes > 0 else 1 / prompt,
         (x, y),
         f"of the batches that a backlog leads to, the one of {x:,} prefill and {y:,} decode tokens drains least: "
-        f"enough for {rate:.4g} requests/s",
+        f"enough{with_attention} for {rate:.4g} requests/s",
     )
 
 

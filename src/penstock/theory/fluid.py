@@ -28,6 +28,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.system.server import Server
+from penstock.theory.attention import refuse_composition
 from penstock.theory.load import traffic
 from penstock.workload.lengths import LONGEST
 
@@ -232,6 +233,7 @@ def full_batch_rate(server: Server) -> float:
             else "bounds the running requests, so none pile up in decode"
         )
         raise InputError(f"the max batch size of {limit:,} {why}; leave it out, or ask `region`")
+    refuse_composition(server, "the fluid limit", "ask `certify` or `verdict`")
     return server.token_budget / float(server.batch_time(server.token_budget))
 
 

@@ -83,6 +83,15 @@ def dropped(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
     return (Hypothesis("share of the requests that are dropped", True, why, checked=False),)
 
 
+def sampled_attention(asked: Load) -> tuple[Hypothesis, ...]:
+    """What the attention of a mean request takes is what a sample says, where the distribution is not Penstock's."""
+    if not asked.sampled:
+        return ()
+    low, high = asked.attention_s
+    why = f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
+    return (Hypothesis("mean attention of a request", True, why, checked=False),)
+
+
 def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are."""
     name, policy = "KV memory never binds", server.policy
@@ -142,12 +151,14 @@ def batch_size(server: Server) -> Hypothesis:
 def full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
     """Batches filled to the token budget carry the load, although batches that stop short might carry more."""
     held = asked.offered_tokens_per_s < asked.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
+    attention = f", with up to {asked.attention_s[1]:.4g} s of attention per request" if asked.attention_s[1] else ""
     why = (
         f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} tokens carry "
-        f"{asked.full_batch_tokens_per_s:,.0f}"
+        f"{asked.full_batch_tokens_per_s:,.0f}{attention}"
     )
-    if not held and asked.full_batch_tokens_per_s < asked.capacity_tokens_per_s * (1 - CRITICAL_BAND):
-        why += f" but batches of {asked.best_token_load:,} would carry {asked.capacity_tokens_per_s:,.0f}: lower it"
+    if not held and asked.filled_batch_tokens_per_s < asked.best_batch_tokens_per_s * (1 - CRITICAL_BAND):
+        best = f"{asked.best_batch_tokens_per_s:,.0f}{' without attention' if attention else ''}"
+        why += f" but batches of {asked.best_token_load:,} would carry {best}: lower it"
     return Hypothesis("full batches carry the load", held, why)
 
 

@@ -15,6 +15,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.system.engines import Engine
 from penstock.system.server import Server
+from penstock.theory.attention import attention, by_load, cut_seconds, refuse_composition
 from penstock.theory.kv_blocks import served
 from penstock.workload.lengths import LONGEST
 from penstock.workload.routes import closed_loop
@@ -37,20 +38,42 @@ class Load:
     tokens_per_request
         Forward tokens of a request, on average: prompt + output (convention ``paper``), or prompt + output - 1
         (``engine``: the end of prefill yields the first output token). Those that are dropped have none.
-    capacity_tokens_per_s
-        max over 1 <= b <= token budget of b / t_b: no policy processes more (Theorem 1(a)). A few engines go beyond
-        the token budget; then over all batches that they form.
+    best_batch_tokens_per_s
+        max over 1 <= b <= token budget of b / t_b. A few engines go beyond the token budget; then over all batches
+        that they form.
     best_token_load
         The b at which that maximum is attained.
-    full_batch_tokens_per_s
+    filled_batch_tokens_per_s
         b_max / t_bmax: what batches filled to the token budget (without one: as large as they come) process.
+    attention_s
+        Seconds of a request beside those by token load, on average: the least under any policy, and the most in batches
+        filled in order of arrival (see `penstock.theory.attention`); (0, 0) for batch times by token load.
+    sampled
+        Whether a sample of the lengths says so.
     """
 
     arrival_rate: float
     tokens_per_request: float
-    capacity_tokens_per_s: float
+    best_batch_tokens_per_s: float
     best_token_load: int
-    full_batch_tokens_per_s: float
+    filled_batch_tokens_per_s: float
+    attention_s: tuple[float, float] = (0.0, 0.0)
+    sampled: bool = False
+
+    @property
+    def capacity_tokens_per_s(self) -> float:
+        """Forward tokens/s of such requests that no policy exceeds (Theorem 1(a))."""
+        return self._carried(self.best_batch_tokens_per_s, self.attention_s[0])
+
+    @property
+    def full_batch_tokens_per_s(self) -> float:
+        """Forward tokens/s of such requests that filled batches are sure to process."""
+        return self._carried(self.filled_batch_tokens_per_s, self.attention_s[1])
+
+    def _carried(self, tokens_per_s: float, seconds: float) -> float:
+        if not seconds:
+            return tokens_per_s
+        return self.tokens_per_request / (self.tokens_per_request / tokens_per_s + seconds)
 
     @property
     def offered_tokens_per_s(self) -> float:
@@ -81,16 +104,22 @@ def load(workload: Workload, server: Server) -> Load:
             f"{workload.name} has no arrival rate (its requests span no time, or next to none), so it has no load; "
             "give a rate with arrivals 'poisson'"
         )
-    best, capacity = server.batch_time.best_load(server.most_tokens)
+    linear = by_load(server.batch_time)
+    best, capacity = linear.best_load(server.most_tokens)
     endless = isinstance(server.policy, Engine) and not server.policy.has_token_budget
     full = server.most_tokens if endless else server.token_budget
     work = served(workload, server)
+    tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)
+    least, most, sampled = attention(work.lengths, server)
+    most += tokens / full * cut_seconds(server.batch_time)
     return Load(
         arrival_rate=workload.rate,
-        tokens_per_request=server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share,
-        capacity_tokens_per_s=capacity,
+        tokens_per_request=tokens * work.share,
+        best_batch_tokens_per_s=capacity,
         best_token_load=best,
-        full_batch_tokens_per_s=full / float(server.batch_time(full)),
+        filled_batch_tokens_per_s=full / float(linear(full)),
+        attention_s=(least * work.share, most * work.share),
+        sampled=sampled,
     )
 
 
@@ -180,6 +209,7 @@ def multiclass_load(
     prompts, outputs = (_mean_tokens(name, given, classes) for name, given in (("prompt", prompt), ("output", output)))
     if not isinstance(server, Server):
         raise InputError(f"multiclass_load takes a Server, not {checks.shown(server)}; give one")
+    refuse_composition(server, "the load of classes given by mean lengths", "ask `check` with the lengths themselves")
     tokens = [server.tokens_per_request(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
     return MulticlassLoad(effective, np.array(tokens), server.batch_time.capacity(server.most_tokens))
 

@@ -51,6 +51,7 @@ from penstock.system.engines import Engine
 from penstock.system.memory import Memory
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
+from penstock.theory.attention import refuse_composition
 from penstock.theory.kv_blocks import decode_blocks, drawn, peak_blocks, reserves, reuses, served
 from penstock.workload.workload import Workload
 
@@ -264,6 +265,7 @@ def _known_for(workload: Workload, server: Server) -> Memory:
     memory, policy = server.memory, server.policy
     if memory is None:
         raise InputError("the server has no KV memory, so memory limits nothing; give kv_blocks")
+    refuse_composition(server, "what its KV memory carries", "ask max_rate")
     if isinstance(policy, Engine):
         known = bool(policy.work_conserving)
     else:

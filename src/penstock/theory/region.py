@@ -11,7 +11,9 @@ everywhere inside is open. A max batch size in scope ``running`` binds every bat
 
 For a given token load and y, more prefill requests only help, so k_p = min(k_max, b) - y (x bounds it too). Then
 (x, y, k_p) is linear in y, and for each token load only y = 0 and the largest y matter: two columns per token load
-describe the whole region, exactly, for any batch-time model.
+describe the whole region, exactly, for any batch-time model by token load. Where batches take longer for what is in
+them, t_{x+y} is the least for so many tokens, and the region holds more than can be carried; the bounds of a workload
+(`penstock.theory.bounds`) count its attention.
 """
 
 import dataclasses
@@ -26,6 +28,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, PiecewiseConstant
 from penstock.system.server import Server
+from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import LONGEST, Constant, Length
 from penstock.workload.pairs import Lengths
 
@@ -176,9 +179,9 @@ class _Columns(NamedTuple):
 def region(server: Server, *, prompt: int | Length | Lengths, output: int | Length | None = None) -> Region:
     """Return the token rates that a server can carry under its limits; outside no policy is stable.
 
-    Exact, for any batch-time model and any limits. Every batch is a point (x / t, y / t), and the region is the convex
-    hull of those points and all that lies below them. Where prompts differ in length, a prefill request brings
-    m_p tokens on average, but up to the longest prompt to one batch: then a vertex may mix two batches, one with
+    Exact, for any batch-time model by token load and any limits. Every batch is a point (x / t, y / t), and the region
+    is the convex hull of those points and all that lies below them. Where prompts differ in length, a prefill request
+    brings m_p tokens on average, but up to the longest prompt to one batch: then a vertex may mix two batches, one with
     more tokens than its k_p m_p and one with fewer.
 
     Parameters
@@ -320,6 +323,7 @@ def sarathi_region(server: Server) -> Region:
     server
         Batch times and limits. Its policy does not matter.
     """
+    refuse_composition(server, "the region of sarathi", "ask `certify`, or `max_rate`, which simulates")
     b = server.token_budget
     k = min(server.max_batch_size or b, b)
     full, decodes = float(server.batch_time(b)), float(server.batch_time(k))

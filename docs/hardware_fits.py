@@ -1,0 +1,129 @@
+"""Fit the entries of ``penstock hardware`` that come from published measurements, and write their files.
+
+Run ``python docs/hardware_fits.py ../shared/data``. No row is copied: each file holds the parameters of a fit.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import penstock as ps
+from penstock.fitting.batches import MeasuredBatches
+from penstock.fitting.drawn import draw_batches
+from penstock.fitting.fit import fit
+from penstock.fitting.layer_times import Link
+from penstock.fitting.layers import read_llmservingsim, read_vidur
+from penstock.fitting.readers import read_batches
+from penstock.system.batch_time_file import write_batch_time
+
+TARGET = Path(ps.__file__).parent / "system" / "hardware_files"
+CHAT = ps.Workload.preset("azure-conv").with_rate(1.0, arrivals="poisson")
+"""Contexts as long as these are what the fits of composition are for."""
+
+VIDUR = (
+    "Vidur's layer profiles (Agrawal et al., MLSys 2024), linear layers only: no attention, no exchange between GPUs"
+)
+SPLITWISE = "runs of whole models profiled for Splitwise (Patel et al., ISCA 2024), batches of up to 16,384 tokens"
+LLMSERVINGSIM = "LLMServingSim's layer profiles (Cho et al.), batches drawn with the lengths of Azure conversations"
+MOST_TOKENS = 16_384
+"""Of batches that are fitted: larger ones were measured to take less."""
+MODELS = {
+    "llama-2-7b": ("Llama-2-7B", "meta-llama/Llama-2-7b-hf", 32),
+    "llama-3-8b": ("Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 32),
+    "codellama-34b": ("CodeLlama-34B", "codellama/CodeLlama-34b-Instruct-hf", 48),
+    "llama-2-70b": ("Llama-2-70B", "meta-llama/Llama-2-70b-hf", 80),
+}
+CARDS = {"a100": "A100 80 GB", "h100": "H100 80 GB"}
+PRO = "RTX PRO 6000"
+PROFILES = (
+    ("llama-3.1-8b-rtx4090-tp1", "Llama-3.1-8B", "RTX 4090", "RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1", 32, 0),
+    (
+        "llama-3.1-8b-rtxpro6000-tp1",
+        "Llama-3.1-8B",
+        "RTX PRO 6000",
+        "RTXPRO6000/meta-llama/Llama-3.1-8B/bf16/tp1",
+        32,
+        0,
+    ),
+    ("qwen3-32b-rtxpro6000-tp1", "Qwen3-32B", PRO, "RTXPRO6000/Qwen/Qwen3-32B/bf16/tp1", 64, 0),
+    ("qwen3-32b-rtxpro6000-tp2", "Qwen3-32B", PRO, "RTXPRO6000/Qwen/Qwen3-32B/bf16/tp2", 64, 5_120),
+)
+
+Found = tuple[str, str, str, int, str, str, str, MeasuredBatches]
+"""File name, language model, accelerator, tensor parallel, what was measured, licence, model to fit, the batches."""
+
+
+def linear_layers(data: Path) -> Iterator[Found]:
+    """Yield Vidur's profiles."""
+    for card, accelerator in CARDS.items():
+        for name, (model, folder, layers) in MODELS.items():
+            file = data / "profiling" / "vidur" / card / folder / "mlp.csv.gz"
+            for degree in (1, 2, 4, 8) if file.exists() else ():
+                try:
+                    profile = read_vidur(file, layers=layers, tensor_parallel=degree)
+                except ps.InputError:  # that degree was not profiled
+                    continue
+                batches = profile.without_attention()
+                yield f"{name}-{card}-linear-tp{degree}", model, accelerator, degree, VIDUR, "MIT", "auto", batches
+
+
+def whole_models(data: Path) -> Iterator[Found]:
+    """Yield Splitwise's runs of whole models."""
+    file = data / "profiling" / "splitwise_sim" / "perf_model.csv"
+    for name, label, degrees in (("llama2-70b", "Llama-2-70B", (2, 4, 8)), ("bloom-176b", "BLOOM-176B", (8,))):
+        for card, degree in itertools.product(CARDS, degrees):
+            where = {"model": name, "hardware": f"{card}-80gb", "tensor_parallel": str(degree)}
+            batches = read_batches(file, where=where).up_to(MOST_TOKENS)
+            yield (
+                f"{label.lower()}-{card}-tp{degree}",
+                label,
+                CARDS[card],
+                degree,
+                SPLITWISE,
+                "MIT",
+                "composition",
+                batches,
+            )
+
+
+def layers_with_attention(data: Path) -> Iterator[Found]:
+    """Yield batches drawn from LLMServingSim's profiles."""
+    rows = CHAT.requests(4_000)
+    for name, model, accelerator, folder, layers, hidden in PROFILES:
+        degree = int(folder[-1])
+        link = Link(16e9, 20e-6, token_bytes=2 * hidden) if degree > 1 else None  # as of the published deployment
+        profile = read_llmservingsim(data / "profiling" / "llmservingsim" / folder, layers, link=link)
+        drawn = draw_batches(
+            rows.prompt_tokens, rows.output_tokens, token_budget=2_048, max_batch_size=256, count=4_000, seed=0
+        )
+        batches = profile.measured(drawn)
+        exchange = "; exchange between them at 16 GB/s and 20 us, as in the published deployment" if link else ""
+        yield name, model, accelerator, degree, LLMSERVINGSIM + exchange, "MIT", "composition", batches
+
+
+def main(data: Path) -> None:
+    """Write a file for each, and say how well it fits."""
+    for kind in (linear_layers, whole_models, layers_with_attention):
+        for name, model, accelerator, degree, source, licence, family, batches in kind(data):
+            found = fit(batches, family)
+            many = f"{degree} {accelerator}, tensor parallel {degree}" if degree > 1 else f"one {accelerator}"
+            what = " (linear layers only)" if kind is linear_layers else ""
+            file = found.as_file(f"{model} on {many}{what}", licence)
+            said = {
+                "model": found.name,
+                "batches": found.n,
+                "tokens": [int(batches.tokens.min()), int(batches.tokens.max())],
+                "outliers": int(found.outliers.sum()),
+                "r2": round(found.r2, 4),
+                "r2_without_outliers": round(found.r2_without_outliers, 4),
+                "mean_absolute_error": round(found.mean_absolute_error, 4),
+                "bias": round(found.bias, 4),
+            }
+            facts = {**vars(file), "source": source, "model": model, "accelerator": accelerator, "fit": said}
+            write_batch_time(TARGET / f"{name}.yaml", type(file)(**facts | {"tensor_parallel": degree}))
+            print(f"{name:36} {found.name:22} R2 {found.r2:.4f}  mean error {found.mean_absolute_error:.1%}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

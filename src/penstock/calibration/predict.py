@@ -1,0 +1,228 @@
+"""What a benchmark would have measured on a server: its load pattern, simulated, and seen from the client."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from penstock.calibration.equations import spread_of
+from penstock.run import Run
+from penstock.simulate import simulate
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MOST_AT_ONCE = 1_000_000  # requests of one row: a benchmark sends fewer
+_ERRORS = 3  # standard errors that a mean may be off
+_IN_QUEUE = 8_000  # requests that wait at first when it is asked what a server carries: several times those that run
+
+
+@dataclasses.dataclass(frozen=True)
+class Overhead:
+    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, and the streams of all the others.
+
+    Parameters
+    ----------
+    fixed
+        Seconds of every request, up to its first token.
+    per_stream
+        Seconds for each request that streams tokens at that moment: front ends and clients handle them in turn.
+    """
+
+    fixed: float = 0.0
+    per_stream: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Load:
+    """The requests of one row of a benchmark.
+
+    Attributes
+    ----------
+    arrival_s
+        Shape (requests,), seconds since the first; all 0 where the loop is closed.
+    prompt_tokens, output_tokens
+        Shape (requests,).
+    in_flight
+        Requests that a closed loop keeps under way; None: arrivals do not wait for departures.
+    until_s
+        Seconds at which the benchmark stopped; what had not finished by then was left out. None: it waited for all.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    in_flight: int | None
+    until_s: float | None
+
+
+def load_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None) -> Load:
+    """Return requests as the benchmark drew them.
+
+    Lengths are spread evenly over their distribution, in random order, and then scaled so that those of the requests
+    that finish on ``server`` have the means that the row states, but by no more than those of so few requests stray.
+
+    Parameters
+    ----------
+    row
+        A row of `read_benchmarks`.
+    server
+        Anything near the server in question.
+    seed
+        For arrivals and the order of lengths.
+    most
+        Requests after which the benchmark is taken to stop; None: as it did.
+    """
+    rng = np.random.default_rng([seed, int(row["row"])])
+    until = row["duration_s"] if row["incomplete"] is None or row["incomplete"] > 0 else None
+    if most is not None and row["completed"] > most:
+        until = row["duration_s"] * most / row["completed"]
+    arrival = _arrivals(row, until, rng)
+    closed = row["in_flight"] if arrival is None else None
+    count = _count(row, until) if arrival is None else arrival.size
+    quantiles = {name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")}
+    scale = {"prompt": 1.0, "output": 1.0}
+
+    def drawn() -> Load:
+        prompt, output = (_lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output"))
+        return Load(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
+
+    found = drawn()
+    finished = _rows_of(simulated(found, server))
+    if finished.size > 1:
+        for name, tokens in (("prompt", found.prompt_tokens), ("output", found.output_tokens)):
+            stray = _ERRORS * np.sqrt(spread_of(row, name) / row["completed"])
+            scale[name] = float(np.clip(row[f"{name}_tokens"] / tokens[finished].mean(), 1 - stray, 1 + stray))
+        found = drawn()
+    return found
+
+
+def simulated(load: Load, server: Server) -> Run:
+    """Run the requests through a server.
+
+    A closed loop is a full queue before a server with as many places: whenever one leaves, the next comes in.
+    """
+    if load.in_flight is not None:
+        places = min(load.in_flight, server.max_batch_size or load.in_flight)
+        server = dataclasses.replace(server, max_batch_size=places, policy_params=())
+    workload = Workload.from_arrays(load.arrival_s, load.prompt_tokens, load.output_tokens)
+    if load.until_s is None:
+        return simulate(workload, server)
+    return simulate(workload, server, until=load.until_s)
+
+
+def predict(load: Load, server: Server, overhead: Overhead) -> dict[str, float]:
+    """Return what the client measures, by the names of the columns of `read_benchmarks`.
+
+    Everything is NaN where no request finished in time.
+    """
+    run = simulated(load, server)
+    assert run.rows is not None
+    chosen = _rows_of(run)
+    names = (
+        "ttft_mean_s",
+        "ttft_p50_s",
+        "ttft_p99_s",
+        "itl_mean_s",
+        "itl_p50_s",
+        "e2e_mean_s",
+        "e2e_p50_s",
+        "e2e_p99_s",
+    )
+    if not chosen.size:
+        return dict.fromkeys((*names, "requests_per_s", "concurrency"), float("nan"))
+    first, finish = (
+        np.multiply(ticks, run.tick_s, dtype=np.float64) for ticks in (run.rows.first_token, run.rows.finish)
+    )
+    arrival = run.rows.arrival * run.tick_s
+    gaps = run.rows.output_tokens.astype(np.float64) - 1
+    if load.in_flight is not None:
+        arrival = _closed_arrivals(finish, load.in_flight)
+    begun, ended = np.sort(first[first >= 0]), np.sort(finish[finish >= 0])
+    streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(ended, first[chosen], "right")
+    ttft = first[chosen] - arrival[chosen] + overhead.fixed + overhead.per_stream * streams
+    decode, gaps = (finish - first)[chosen], gaps[chosen]
+    several = gaps > 0
+    itl = decode[several] / gaps[several] if several.any() else np.array([np.nan])
+    pooled = float(decode.sum() / gaps.sum()) if several.any() else float("nan")
+    if load.in_flight is not None and load.in_flight > 1 and several.any():
+        ttft = ttft + pooled  # a client that hears of a departure is too late for the batch that follows it
+    e2e = ttft + decode
+    seconds = load.until_s or float(finish.max())
+    return {
+        "ttft_mean_s": float(ttft.mean()),
+        "ttft_p50_s": float(np.median(ttft)),
+        "ttft_p99_s": float(np.quantile(ttft, 0.99)),
+        "itl_mean_s": pooled,
+        "itl_p50_s": float(np.median(itl)),
+        "e2e_mean_s": float(e2e.mean()),
+        "e2e_p50_s": float(np.median(e2e)),
+        "e2e_p99_s": float(np.quantile(e2e, 0.99)),
+        "requests_per_s": chosen.size / seconds,
+        "concurrency": float(e2e.sum()) / seconds,
+    }
+
+
+def sustained_rate(load: Load, server: Server) -> float:
+    """Return the requests per second that a server carries of such lengths: those that leave while many more wait."""
+    many = np.resize(np.arange(load.prompt_tokens.size), _IN_QUEUE)
+    workload = Workload.from_arrays(np.zeros(many.size), load.prompt_tokens[many], load.output_tokens[many])
+    run = simulate(workload, server, record="requests")
+    assert run.rows is not None
+    left = np.sort(run.rows.finish) * run.tick_s
+    low, high = many.size // 4, 3 * many.size // 4
+    return float((high - low) / max(left[high] - left[low], run.tick_s))
+
+
+def _rows_of(run: Run) -> Ints:
+    """Return the places of the requests that finished."""
+    assert run.rows is not None
+    return np.flatnonzero(run.rows.finish >= 0)
+
+
+def _closed_arrivals(finish: Floats, in_flight: int) -> Floats:
+    """Return when each request of a closed loop was sent: the first at once, each later one at a departure."""
+    ended = np.sort(np.where(finish >= 0, finish, np.inf))
+    return np.concatenate([np.zeros(min(in_flight, finish.size)), ended[: max(finish.size - in_flight, 0)]])
+
+
+def _count(row: Mapping[str, Any], until: float | None) -> int:
+    """Return how many requests a closed loop may need: more than were sent, in case the prediction is faster."""
+    sent = row["completed"] + (row["incomplete"] or 0)
+    return int(sent if until is None else min(2 * sent + row["in_flight"], _MOST_AT_ONCE))
+
+
+def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Generator) -> Floats | None:
+    """Return arrival times, or None where arrivals follow departures."""
+    if row["pattern"] == "closed":
+        return None
+    rate, burst = row["rate"], int(row["burst"] or 0)
+    count = row["completed"] if until is None else int(until * rate * 1.2 + 10 * np.sqrt(until * rate)) + 1
+    count = max(int(count) - burst, 1)
+    gaps = np.full(count, 1 / rate)
+    if row["pattern"] == "poisson":
+        shape = row["burstiness"] or 1.0
+        gaps = rng.gamma(shape, 1 / (shape * rate), count)
+    times = np.concatenate([np.zeros(burst), np.cumsum(gaps) - gaps[0]])
+    return times if until is None else times[times <= until]
+
+
+def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
+    """Return lengths at these quantiles: uniform between limits, else gamma with the spread, else all equal."""
+    mean = row[f"{name}_tokens"]
+    low, high, deviation = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_std"]
+    if deviation:
+        shape = (mean / deviation) ** 2
+        tokens = stats.gamma.ppf(quantiles, shape, scale=mean / shape)
+        tokens = tokens if low is None else np.clip(tokens, low, high)
+    elif low is not None and high > low:
+        tokens = low + quantiles * (high - low)
+    else:
+        tokens = np.full(quantiles.size, float(mean))
+    whole: Ints = np.maximum(np.rint(tokens * scale), 1).astype(np.int64)
+    return whole

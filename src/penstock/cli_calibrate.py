@@ -1,0 +1,98 @@
+"""The command ``penstock calibrate``: from end-to-end benchmark results to a server whose predictions are judged."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import checks, progress
+from penstock.command import Figures, Json, Report, check_outputs, print_json, save_figures, say_written
+from penstock.errors import InputError
+
+
+def calibrate(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULTS...",
+            help="Benchmark results: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, CSV.",
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."),
+    ] = None,
+    token_budget: Annotated[int, typer.Option("--token-budget", help="Of the server (max_num_batched_tokens).")] = 8192,
+    max_batch_size: Annotated[int, typer.Option("--max-batch-size", help="Of the server (max_num_seqs).")] = 1024,
+    policy: Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")] = "vllm",
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option("--kv-tokens", help="Tokens that KV memory holds; default: found in rows that it holds back."),
+    ] = None,
+    fit_rows: Annotated[
+        str, typer.Option("--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all.")
+    ] = "spread:3",
+    parameters: Annotated[
+        str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: what rows can tell.")
+    ] = None,
+    per_run: Annotated[
+        str, typer.Option("--per-run", help="What to adjust to each file's own rows: nothing, overhead or all.")
+    ] = "all",
+    seed: Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Write a batch-time file (YAML), which scenarios read."),
+    ] = None,
+    description: Annotated[
+        str, typer.Option("--description", help="Model, accelerator, parallelism: what the batch-time file says.")
+    ] = "",
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+) -> None:
+    """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off that is."""
+    for path in results:
+        check_outputs(path, figures, report)
+        if output is not None and output.exists() and path.exists() and output.samefile(path):
+            raise InputError(f"--output {output} is one of the results, which would be lost; give another file")
+    if output is not None:
+        checks.writable("--output", output)
+    from penstock.calibration.benchmarks import read_benchmarks
+    from penstock.calibration.calibrate import calibrate as calibrate_on
+
+    benchmarks = read_benchmarks(results, format)
+    progress.announce_compilation()
+    with progress.bar(f"Simulating {benchmarks.height:,} loads") as show:
+        found = calibrate_on(
+            benchmarks,
+            fit_rows=fit_rows,
+            parameters=None if parameters is None else [name.strip() for name in parameters.split(",")],
+            token_budget=token_budget,
+            max_batch_size=max_batch_size,
+            policy=policy,
+            kv_tokens=kv_tokens,
+            per_run=per_run,
+            seed=seed,
+            progress=show,
+        )
+    names = ", ".join(path.name for path in results[:3]) + (f" and {len(results) - 3} more" if len(results) > 3 else "")
+    if output is not None:
+        from penstock.system.batch_time_file import write_batch_time
+
+        write_batch_time(output, found.batch_time_file(description or f"Calibrated on {names}", names))
+        say_written("Batch-time file", [output], as_json)
+    if figures is not None:
+        from penstock import plotting_calibrate
+
+        save_figures(plotting_calibrate.figures(found), figures, as_json)
+    if report is not None:
+        from penstock.report_calibrate import report_calibration
+
+        report_calibration(report, found, names)
+        say_written("Report", [report], as_json)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        from penstock.terminal_calibrate import print_calibration
+
+        print_calibration(found, names)

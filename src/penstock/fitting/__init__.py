@@ -1,0 +1,1 @@
+"""From measured batches to a batch-time model."""

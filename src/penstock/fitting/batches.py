@@ -1,0 +1,158 @@
+"""Measured batches: what was in each, and how long it took."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError
+
+Array = npt.NDArray[np.float64]
+
+_SORTED = 0.9
+"""Share of steps between rows that go one way in a sweep over token loads; in a run of an engine loads go both ways."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MeasuredBatches:
+    """Batches that an engine processed, in the order of the file.
+
+    Parameters
+    ----------
+    seconds
+        Shape (n,), how long each took.
+    tokens
+        Shape (n,), its token load: prefill and decode tokens.
+    prefill_tokens, decode_tokens, requests
+        Shape (n,), tokens in each phase, and requests in both; None where not known.
+    squares, pairs
+        Shape (n,): over the prompts of a batch, each with n new tokens and l before them, the sums of n^2 and of n l.
+    context
+        Shape (n,): over its decodes, the sum of tokens before them.
+    source
+        File and format, for messages and for batch-time files.
+    left_out
+        Rows of the file that could not be used.
+    notes
+        What the file does not say exactly, in words.
+    """
+
+    seconds: Array
+    tokens: Array
+    prefill_tokens: Array | None = None
+    decode_tokens: Array | None = None
+    requests: Array | None = None
+    squares: Array | None = None
+    pairs: Array | None = None
+    context: Array | None = None
+    source: str = "measured batches"
+    left_out: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in COLUMNS:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, self._column(name))
+        bad = ~((self.seconds > 0) & (self.tokens > 0))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise InputError(
+                f"{self.source}: batch {row + 1:,} has {self.tokens[row]:g} tokens and takes {self.seconds[row]:g} s, "
+                "but a batch carries tokens and takes time; drop it"
+            )
+        if self.prefill_tokens is not None and self.decode_tokens is not None:
+            off = np.abs(self.prefill_tokens + self.decode_tokens - self.tokens) > 1e-6 * self.tokens
+            if off.any():
+                row = int(np.argmax(off))
+                raise InputError(
+                    f"{self.source}: batch {row + 1:,} has {self.prefill_tokens[row]:g} prefill and "
+                    f"{self.decode_tokens[row]:g} decode tokens, but {self.tokens[row]:g} in all; correct one"
+                )
+
+    def _column(self, name: str) -> Array:
+        """Return a column as finite numbers of at least 0, as many as there are batches."""
+        values = checks.column(f"{self.source}: {name}", getattr(self, name)).astype(np.float64)
+        if values.size != np.size(self.seconds):
+            raise InputError(
+                f"{self.source}: {values.size:,} values of {name} for {np.size(self.seconds):,} batches; give one each"
+            )
+        bad = ~(np.isfinite(values) & (values >= 0))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise InputError(
+                f"{self.source}: {name} of batch {row + 1:,} is {values[row]:g}, but must be at least 0; correct or "
+                "drop it"
+            )
+        return values
+
+    def __len__(self) -> int:
+        return int(self.seconds.size)
+
+    def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> "MeasuredBatches":
+        """Return some of the batches: a mask, or positions."""
+        columns = ((name, getattr(self, name)) for name in COLUMNS)
+        chosen: dict[str, Any] = {name: None if values is None else values[rows] for name, values in columns}
+        return dataclasses.replace(self, **chosen)
+
+    def up_to(self, tokens: int) -> "MeasuredBatches":
+        """Return the batches of at most so many tokens.
+
+        Raises
+        ------
+        InputError
+            If there is none.
+        """
+        most = checks.whole("the largest token load", tokens, 1, 2**40, "tokens", "larger batches are left out")
+        if self.tokens.min() > most:
+            raise InputError(
+                f"{self.source}: the smallest batch has {self.tokens.min():,.0f} tokens, so none is left of at most "
+                f"{most:,}; allow larger ones"
+            )
+        return self.take(self.tokens <= most)
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether rows are sorted by token load, as profiles are; then their order says nothing about time."""
+        steps = np.diff(self.tokens)
+        steps = steps[steps != 0]
+        return bool(steps.size) and max(np.mean(steps >= 0), np.mean(steps <= 0)) > _SORTED
+
+    def blocks(self, count: int, seed: int = 0) -> list[npt.NDArray[np.int64]]:
+        """Cut the rows into blocks of about equal size: of neighbours in time, or dealt out at random in a sweep.
+
+        Batches close in time resemble each other, so that single rows held out of a fit would be too easy to
+        predict; blocks of a sweep would be whole ranges of token loads, which must be extrapolated.
+        """
+        order = np.random.default_rng(seed).permutation(len(self)) if self.is_sweep else np.arange(len(self))
+        return [np.sort(block) for block in np.array_split(order, min(count, len(self)))]
+
+
+COLUMNS = (
+    "seconds",
+    "tokens",
+    "prefill_tokens",
+    "decode_tokens",
+    "requests",
+    "squares",
+    "pairs",
+    "context",
+)
+"""What is known of each batch."""
+
+
+def joined(parts: list[MeasuredBatches]) -> MeasuredBatches:
+    """Put batches of several files together; a column that one of them lacks is dropped."""
+    if len(parts) == 1:
+        return parts[0]
+    columns: dict[str, Any] = {}
+    for name in COLUMNS:
+        values = [getattr(part, name) for part in parts]
+        columns[name] = None if any(v is None for v in values) else np.concatenate(values)
+    return MeasuredBatches(
+        **columns,
+        source=", ".join(part.source for part in parts),
+        left_out=sum(part.left_out for part in parts),
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )

@@ -1,0 +1,188 @@
+"""Logs and metrics in which engines say what was in each batch, line by line.
+
+A line that cannot be read is left out and counted: logs are cut at both ends, and written by several processes.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.fitting.batches import MeasuredBatches
+from penstock.workload.tables import Source
+
+_ITERATION = re.compile(
+    r"(\d+) context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
+    r"iteration elapsed time: ([\d.]+) ms(?:.*?KV cache usage: ([\d.]+)%)?"
+)
+_KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+_EQUAL = "prompts of one batch are taken as equally long: the file gives their sum"
+
+
+def find_iterations(source: Source) -> MeasuredBatches:
+    """Read the lines that vLLM writes with ``--enable-logging-iteration-details``.
+
+    The context is known where the log also says how many tokens the KV cache holds (``GPU KV cache size``): the share
+    in use, less the prompts of this batch; prompts that share a prefix share memory.
+    """
+    rows: list[tuple[float, ...]] = []
+    bad, capacity = 0, None
+    with source.open() as file:
+        for raw in file:
+            line = raw.decode("utf-8", "replace")
+            if size := _KV_TOKENS.search(line):
+                capacity = float(size[1].replace(",", ""))
+            if "iteration elapsed time" not in line:
+                continue
+            found = _ITERATION.search(line)
+            if found is None:
+                bad += 1
+                continue
+            share = float(found[6]) / 100 if found[6] else np.nan
+            rows.append((*(float(found[place]) for place in range(1, 5)), float(found[5]) / 1e3, share))
+    prompts, new, decodes, out, seconds, usage = np.array(rows, float).reshape(-1, 6).T
+    context, notes = None, []
+    if capacity is not None and np.isfinite(usage).all():
+        context = np.where(decodes > 0, np.maximum(usage * capacity - new, 0), 0.0)
+        notes.append("context is taken from the share of the KV cache in use, which the log rounds to 0.1%")
+    return _batches(source, "vllm", bad, seconds, prompts, new, None, decodes, out, context, notes)
+
+
+def find_passes(source: Source) -> MeasuredBatches:
+    """Read forward-pass metrics, version 1: JSON Lines as a subscriber stores them, or Dynamo's trace of them.
+
+    SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through Dynamo. Idle heartbeats
+    take no time and are no batches.
+    """
+    rows, bad = [], 0
+    for record in _records(source):
+        try:
+            told = record.get("fpm", record)
+            batch = told["scheduled_requests"]
+            row = _counts([told["wall_time"], *(batch.get(name, 0) for name in _PASS)])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            bad += 1
+            continue
+        if row[0] > 0 and row[2] + row[4] > 0:
+            rows.append(row)
+    seconds, prompts, new, before, decodes, context = np.array(rows, float).reshape(-1, 6).T
+    return _batches(source, "sglang", bad, seconds, prompts, new, before, decodes, decodes, context, [])
+
+
+_PASS = (
+    "num_prefill_requests",
+    "sum_prefill_tokens",
+    "sum_prefill_kv_tokens",
+    "num_decode_requests",
+    "sum_decode_kv_tokens",
+)
+
+
+def find_stats(source: Source) -> MeasuredBatches:
+    """Read TensorRT-LLM's iteration statistics: what ``/metrics`` of trtllm-serve returned, one answer a line.
+
+    ``numCtxKvTokens`` and ``numGenKvTokens`` are 0 throughout where a backend does not count them.
+    """
+    rows, bad = [], 0
+    for record in _records(source):
+        try:
+            batch = record["inflightBatchingStats"]
+            row = _counts([float(record["iterLatencyMS"]) / 1e3, *(batch.get(name, 0) for name in _STATS)])
+        except (AttributeError, KeyError, TypeError, ValueError):
+            bad += 1
+            continue
+        if row[0] > 0 and row[2] + row[4] > 0:
+            rows.append(row)
+    seconds, prompts, new, before, decodes, context = np.array(rows, float).reshape(-1, 6).T
+    counted = bool(context.any())
+    return _batches(
+        source,
+        "tensorrt-llm",
+        bad,
+        seconds,
+        prompts,
+        new,
+        before if counted else None,
+        decodes,
+        decodes,
+        context if counted else None,
+        [],
+    )
+
+
+_STATS = ("numContextRequests", "numCtxTokens", "numCtxKvTokens", "numGenRequests", "numGenKvTokens")
+
+
+def _counts(values: list[Any]) -> list[float]:
+    """Return seconds and counts; ValueError where one is no finite number of at least 0."""
+    row = [float(value) for value in values]
+    if not all(0 <= value < math.inf for value in row):
+        raise ValueError
+    return row
+
+
+def _records(source: Source) -> Iterator[Any]:
+    """Return the JSON objects of a file: one a line, lists of them, or one document; None for what is none."""
+    with source.open() as file:
+        text = file.read().decode("utf-8", "replace")
+    try:
+        yield from _listed(json.loads(text))
+        return
+    except (ValueError, RecursionError):
+        pass
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        try:
+            yield from _listed(json.loads(line))
+        except (ValueError, RecursionError):
+            yield None
+
+
+def _listed(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
+
+
+def _batches(
+    source: Source,
+    format: str,
+    bad: int,
+    seconds: Any,
+    prompts: Any,
+    new: Any,
+    before: Any,
+    decodes: Any,
+    out: Any,
+    context: Any,
+    notes: list[str],
+) -> MeasuredBatches:
+    """Put together what the line formats tell: prompts and their sums, decodes and their sums."""
+    used = (new + out > 0) & (seconds > 0)
+    if not used.any():
+        raise source.fault(
+            f"has no batch that can be read as {format}" + (f", {bad:,} lines cannot" if bad else "") + ". Check the "
+            "format, and that the engine was told to write its iterations"
+        )
+    several = np.maximum(prompts, 1)
+    if (prompts > 1).any():
+        notes = [*notes, _EQUAL]
+    columns = {
+        "seconds": seconds,
+        "tokens": new + out,
+        "prefill_tokens": new,
+        "decode_tokens": out,
+        "requests": prompts + decodes,
+        "squares": new**2 / several,
+        "pairs": None if before is None else new * before / several,
+        "context": context,
+    }
+    kept: dict[str, Any] = {name: None if values is None else values[used] for name, values in columns.items()}
+    return MeasuredBatches(
+        **kept,
+        source=f"{source.name} ({format})",
+        left_out=bad,
+        notes=tuple(notes),
+    )

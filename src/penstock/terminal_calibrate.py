@@ -1,0 +1,72 @@
+"""Calibrations as words and tables on the terminal."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.calibration.calibrate import METRICS, Calibration
+from penstock.calibration.words import error_rows, parameter_rows
+from penstock.terminal import facts
+
+
+def print_calibration(found: Calibration, names: str) -> None:
+    """Print the server, the errors of its predictions, and every row."""
+    console = Console()
+    server = found.server
+    console.print(
+        f"[bold]{escape(names)}[/bold]  {found.rows.height:,} loads of {found.rows['shape'].n_unique():,} shapes; "
+        f"{escape(server.policy.name)}, {server.limits}\n",
+        highlight=False,
+    )
+    _print_parameters(console, found)
+    _print_errors(console, found)
+    _print_rows(console, found)
+
+
+def _print_parameters(console: Console, found: Calibration) -> None:
+    console.print("[bold]Calibrated[/bold]")
+    rows = [(escape(name), value, f"[dim]{escape(said)}[/dim]") for name, value, said in parameter_rows(found)]
+    console.print(facts(rows), highlight=False)
+
+
+def _table(title: str, columns: tuple[str, ...], words: int) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place < words else "right", no_wrap=True)
+    return table
+
+
+def _print_errors(console: Console, found: Calibration) -> None:
+    columns = ("Rows", "", *(name.upper() if len(name) < 5 else "req/s" for name in METRICS))
+    table = _table("Mean of |predicted / measured - 1|", columns, 1)
+    for row in error_rows(found):
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+
+
+def _print_rows(console: Console, found: Calibration) -> None:
+    """Print what was predicted beside what was measured, and by how much it is off."""
+    wide = console.width >= 100
+    heads = ("TTFT ms", "off", "ITL ms", "off", "E2E s", "off") if wide else ("TTFT ms", "off", "ITL ms", "off")
+    table = _table("Predicted, and how far off", (" Shape", "Load", *heads, "Carries/s"), 2)
+    metrics = (("ttft", 1e3), ("itl", 1e3), ("e2e", 1.0))[: 3 if wide else 2]
+    for row in found.rows.sort("shape", "requests_per_s_measured", maintain_order=True).iter_rows(named=True):
+        cells: list[str] = []
+        for metric, per in metrics:
+            value, error = row[f"{metric}_predicted"], row[f"{metric}_error"]
+            cells += ["-" if value is None else f"{value * per:,.4g}", "-" if error is None else f"{error:+.1%}"]
+        limit = f"{row['limit_per_s']:,.4g}"
+        name = f"{'*' if row['fitted'] else ' '}{row['shape']}"
+        table.add_row(
+            escape(name), escape(row["load"]), *cells, f"[bold red]{limit}[/bold red]" if row["beyond"] else limit
+        )
+    console.print()
+    console.print(table)
+    beyond = int(found.rows["beyond"].sum())
+    last = f" In {beyond} of the rows more arrive than that: queues grow for as long as they last." if beyond else ""
+    console.print(
+        "[dim]* used to fit. TTFT: median where there is one. Carries/s: requests of this shape that leave per second "
+        f"while many more wait, simulated.{last}[/dim]",
+        highlight=False,
+    )

@@ -1,0 +1,55 @@
+"""Fits of batch times as words and tables on the terminal."""
+
+import math
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.fitting.fit import Fit
+from penstock.fitting.words import formula, parameters, quality
+from penstock.terminal import facts, print_warnings
+
+_KNOTS = 12
+"""Rows of a table of batch times that are printed."""
+
+
+def print_fit(fit: Fit) -> None:
+    """Print the model, its parameters, how well it fits, and what it was chosen from."""
+    console = Console()
+    console.print(f"[bold]{escape(fit.batches.source)}[/bold]", highlight=False)
+    console.print(f"\n[bold]{fit.name.upper()}[/bold]  batch time of b tokens: {escape(formula(fit))}", highlight=False)
+    console.print()
+    console.print(_parameters(fit), highlight=False)
+    console.print()
+    console.print(facts([(name, figure, escape(why)) for name, figure, why in quality(fit)]), highlight=False)
+    if fit.candidates:
+        console.print()
+        console.print(_candidates(fit), highlight=False)
+    print_warnings(console, fit.warnings)
+
+
+def _parameters(fit: Fit) -> Table:
+    table = _table(f"Parameters, with {fit.confidence:.0%} intervals", ("", "value", "from", "to", "", "cost of"))
+    rows = parameters(fit)
+    every = -(-len(rows) // _KNOTS) if fit.name == "table" else 1
+    for row in [*rows[:-1:every], rows[-1]]:
+        table.add_row(row.name, *(f"{value:,.4g}" for value in (row.value, row.low, row.high)), row.unit, row.meaning)
+    return table
+
+
+def _candidates(fit: Fit) -> Table:
+    table = _table("Error on batches held out of the fit", ("", "parameters", "error", "+-", ""))
+    for one in fit.candidates:
+        chosen = "[bold blue]chosen[/bold blue]" if one.chosen else ""
+        held_out = (f"{value:.2%}" if math.isfinite(value) else "-" for value in (one.error, one.standard_error))
+        table.add_row(one.name, str(one.parameters), *held_out, chosen)
+    return table
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    words = ("", "cost of")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if column in words else "right", no_wrap=place < len(columns) - 1)
+    return table

@@ -1,0 +1,217 @@
+"""Theorem 1, with attention: batches that take t = t_b + (what their requests' attention takes) (Appendix A).
+
+t_b is the time by token load (the linear layers). Attention is additive over requests, and what a request's takes in
+all hardly depends on how its tokens are spread over batches. With n new tokens and l before them a request costs
+s n^2 + p n l in prefill (s: `self_attention`, p: `cross_attention`), s + d l for a decode (d: `decode_attention`, or
+`mixed_attention` beside prefill), and e, `per_request`, each time.
+
+* **Prompt.** v tokens cut into n_1, ..., n_m have sum n_i l_i = (v^2 - sum n_i^2) / 2, so they cost
+
+      p v^2 / 2 + g sum n_i^2 + m e,    g = s - p / 2.
+
+  For causal attention g = 0, and cuts cost nothing. Else v^2 / m <= sum n_i^2, at least v (single tokens), and at most
+  q b^2 + r^2, where v = q b + r and b is the most tokens in a batch (pieces as large as batches allow).
+* **Decodes.** The j-th of D, j = 0 .. D - 1, has v + j tokens before it: in all d (D v + D (D - 1) / 2) + D (s + e).
+
+Let a request's attention be at least A- and at most A+ on average, over all the ways to cut and to mix.
+
+**Theorem 1(a), with attention.** If lambda (E[tokens] min over b of t_b / b + A-) > 1, no policy is stable.
+Proof. Until T the server has been busy for at most T seconds, and each request that is done has taken at least its own
+tokens min t_b / b + A-. So the requests in the system have at least the sum of that over all arrivals until T, less T,
+which grows like T. As it is integrable, no few requests can make it up: their number grows.
+
+**Theorem 1(b), with attention.** For i.i.d. arrivals and lengths, bounded lengths and a work-conserving policy that no
+max batch size keeps from filling batches: if lambda (E[tokens] (t_bmax + e) / b_max + A+) < 1, the queues stay finite.
+Proof. Let V be the tokens left of all requests times (t_bmax + e) / b_max, plus the most that the attention of what is
+left of each may take. A piece of a prompt costs no more than the most with that piece less the most without it. Batches
+cut at most one prompt, so a batch serves as many pieces of prompts as end prompts, and one more: that one's e is in
+t_bmax + e, all others are counted once per prompt. Hence a full batch takes V down by at least the seconds that it
+lasts. While V is large all batches are full, and V changes by lambda (...) - 1 < 0 per second on average. Batch times
+are bounded as lengths are, so the rest is as in `penstock.theory.drift`. That one cut is enough is so for all policies
+of the seam, where the server takes prompts in order, and for the engines that are known to be work-conserving.
+
+Between the two nothing is known: a band, that is narrow where g = 0 and decodes cost the same beside prefill.
+
+Where memory is short, a request may be preempted, and then computes c tokens (and one new) anew in place of a decode
+with c before it. It takes c / max(b / t_b) seconds at least, or if it finds them in a prefix cache p c, so A- counts no
+more than that for a decode. Tokens of a prompt that are found in a cache cost nothing themselves.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.server import Server
+from penstock.theory.kv_blocks import drawn, reserves
+from penstock.theory.moments import mean_of, mean_product
+from penstock.workload.pairs import Empirical, Independent, Lengths
+
+Floats = npt.NDArray[np.float64]
+Pair = tuple[float, float]
+
+WITH_ATTENTION = ", with attention"
+"""Added to the names of theorems where batches take longer for what is in them."""
+
+_STANDARD_ERRORS = 4.0
+
+
+class Attention(NamedTuple):
+    """Seconds of a mean request beside those by token load (A- and A+), and whether a sample says so."""
+
+    least: float
+    most: float
+    sampled: bool = False
+
+
+NONE = Attention(0.0, 0.0)
+
+
+def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Attention:
+    """Return what the attention of a mean request takes, at least and at most.
+
+    Parameters
+    ----------
+    lengths
+        Prompts and outputs.
+    server
+        Batch times, token budget, convention and memory.
+    reused
+        Whether prompts may be found in a prefix cache, all but a token.
+
+    Notes
+    -----
+    Exact for recorded rows, and for distributions of Penstock's up to 131,072 tokens. For others, four standard errors
+    of a sample are taken off the one and added to the other.
+    """
+    model = server.batch_time
+    if model.by_load:
+        return NONE
+    if not isinstance(model, Composition):
+        return Attention(0.0, np.inf)
+    found = None if isinstance(lengths, Empirical) else _of_distribution(lengths, server, model, reused)
+    if found is not None:
+        return found
+    least, most = attention_of(*drawn(lengths), server, reused=reused)
+    low, high = float(least.mean()), float(most.mean())
+    if isinstance(lengths, Empirical):
+        return Attention(low, max(low, high))
+    low, high = (
+        mean + sign * _STANDARD_ERRORS * float(rows.std()) / np.sqrt(rows.size)
+        for mean, sign, rows in ((low, -1, least), (high, 1, most))
+    )
+    return Attention(max(low, 0.0), high, sampled=True)
+
+
+def attention_of(
+    prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64], server: Server, *, reused: bool = False
+) -> tuple[Floats, Floats]:
+    """Return the least and the most seconds that the attention of each request takes; shape (rows,) each.
+
+    Parameters
+    ----------
+    prompt, output
+        Shape (rows,), tokens.
+    server, reused
+        As in `attention`.
+    """
+    model, v = server.batch_time, prompt.astype(np.float64)
+    if not isinstance(model, Composition):
+        return np.zeros_like(v), np.zeros_like(v)
+    decodes = output.astype(np.float64) - _last(server)
+    before = decodes * v + decodes * (decodes - 1) / 2
+    each = decodes * (model.self_attention + model.per_request)
+    least, most = prefill_seconds(v, model, server.most_tokens)
+    if reused:
+        least = np.full_like(v, model.self_attention + model.per_request)
+    low, high = _of_decodes(server, model)
+    return least + each + low * before, most + each + high * before
+
+
+def by_load(batch_time: BatchTime) -> BatchTime:
+    """Return the part of batch times that goes by token load."""
+    return batch_time.linear if isinstance(batch_time, Composition) else batch_time
+
+
+def cut_seconds(batch_time: BatchTime) -> float:
+    """Return the seconds that a batch takes longer because it cuts a prompt."""
+    return batch_time.per_request if isinstance(batch_time, Composition) else 0.0
+
+
+def beside(rate: float, seconds: float) -> float:
+    """Return the requests/s where each takes so many seconds more than 1 / rate."""
+    return 1 / (1 / rate + seconds) if seconds else rate
+
+
+def refuse_composition(server: Server, what: str, instead: str) -> None:
+    """Raise where batch times depend on more than the token load, and something is known for that only."""
+    if not server.batch_time.by_load:
+        raise InputError(
+            f"batch times depend on what is in a batch ({type(server.batch_time).__name__}), so {what} is not known; "
+            f"{instead}"
+        )
+
+
+def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Floats, Floats]:
+    """Return the least and the most that prompts take beside t_b, however they are cut; shape (n,) each.
+
+    Parameters
+    ----------
+    prompt
+        Shape (n,), tokens.
+    model
+        Batch times.
+    budget
+        Most tokens in a batch.
+
+    Notes
+    -----
+    Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v sqrt(g / e). The most
+    counts e once; see `cut_seconds` for what further pieces cost.
+    """
+    each, pair = model.per_request, model.cross_attention / 2
+    excess = model.self_attention - pair
+    fewest = np.ceil(prompt / budget)
+    rest = prompt - (fewest - 1) * budget
+    largest = (fewest - 1) * float(budget) ** 2 + rest**2  # sum n_i^2 of the fewest pieces
+    whole = pair * prompt**2
+    if excess > 0:
+        pieces = np.clip(prompt * np.sqrt(excess / each), fewest, prompt) if each else prompt
+        return whole + excess * prompt**2 / pieces + each * pieces, whole + excess * largest + each
+    return whole + excess * largest + each * fewest, whole + excess * prompt + each
+
+
+def _of_decodes(server: Server, model: Composition) -> Pair:
+    """Return the least and the most seconds for each token before a decode."""
+    low, high = min(model.of_decodes), max(model.of_decodes)
+    if server.memory is not None and not reserves(server):
+        low = min(low, 1 / model.linear.capacity(server.most_tokens))
+        if server.memory.prefix_caching:
+            low = min(low, model.cross_attention)
+    return low, high
+
+
+def _of_distribution(lengths: Lengths, server: Server, model: Composition, reused: bool) -> Attention | None:
+    """Return the same from moments, or None where they are not known."""
+    if not isinstance(lengths, Independent):
+        return None
+    last, budget = _last(server), server.most_tokens
+    cheapest = mean_of(lambda v: prefill_seconds(v, model, budget)[0], lengths.prompt)
+    dearest = mean_of(lambda v: prefill_seconds(v, model, budget)[1], lengths.prompt)
+    pairs = mean_of(lambda out: (out - last) * (out - last - 1) / 2, lengths.output)
+    if cheapest is None or dearest is None or pairs is None:
+        return None
+    once = model.self_attention + model.per_request
+    each = (lengths.mean_output - last) * once
+    products = mean_product(lengths)
+    fewest, most = (product - last * lengths.mean_prompt + two for product, two in zip(products, pairs, strict=True))
+    low, high = _of_decodes(server, model)
+    least = (once if reused else cheapest[0]) + each + low * max(fewest, 0.0)
+    return Attention(least, max(least, dearest[1] + each + high * most))
+
+
+def _last(server: Server) -> int:
+    """Return the outputs that the end of a prefill yields."""
+    return 1 if server.convention == "engine" else 0

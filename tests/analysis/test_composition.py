@@ -1,0 +1,85 @@
+"""Servers whose batch time depends on what is in a batch: theorem and sequential test, search, advice."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.system.batch_time import BatchTime
+
+LINEAR: list[BatchTime] = [ps.Affine(2e-3, 1e-4), ps.PiecewiseConstant(1e-3, 2e-3, 16), ps.Hinge(3e-3, 1e-4, 20)]
+POLICIES = ["sarathi", "orca", "vllm-vanilla", "fastertransformer"]
+
+
+def small(seed: int, *, causal: bool) -> tuple[ps.Workload, ps.Server]:
+    """Draw a small system whose attention takes from a few percent to most of the time."""
+    rng = np.random.default_rng(seed)
+    a = 10 ** rng.uniform(-6, -4)
+    shares = rng.uniform(size=5)
+    linear = LINEAR[rng.integers(3)]
+    uneven = ps.Composition(linear, *(shares * np.array([a, a, 10 * a, 10 * a, 1e-4])).tolist())
+    model = ps.Composition(linear, a / 2, a) if causal else uneven
+    budget, prompt, output = (int(rng.integers(low, high)) for low, high in ((8, 65), (2, 120), (2, 40)))
+    slots = [None, budget, int(rng.integers(2, budget))][rng.integers(3)]
+    policy = POLICIES[rng.integers(2 if causal else 4)]
+    scope, convention = ["running", "batch"][rng.integers(2)], ["paper", "engine"][rng.integers(2)]
+    server = ps.Server(model, budget, None if causal else slots, policy, scope, convention)  # type: ignore[arg-type]
+    return ps.Workload.poisson(1.0, prompt, ps.Geometric(output, max=8 * output)), server
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_theorem_and_sequential_test_agree_on_both_sides_of_the_band(causal: bool) -> None:
+    """5% inside and outside the ends; the band is next to nothing where cuts and mixing cost nothing."""
+    certified = 0
+    for seed in range(12):
+        workload, server = small(seed, causal=causal)
+        certificate = ps.certify(workload, server)
+        if causal:
+            assert certificate.certified_rate is not None
+            full = server.batch_time.linear.best_load(server.token_budget)[0]  # type: ignore[attr-defined]
+            if full == server.token_budget:
+                assert certificate.certified_rate == pytest.approx(certificate.max_rate, rel=1e-9)
+        rates = {"unstable": 1.05 * certificate.max_rate}
+        if certificate.certified_rate:
+            certified += 1
+            rates["stable"] = 0.95 * certificate.certified_rate
+        for said, rate in rates.items():
+            at = workload.with_rate(rate)
+            assert ps.certify(at, server).verdict == said
+            assert ps.verdict(at, server, resolution=0.02, seed=seed).verdict == said, (seed, said)
+    assert certified >= 8
+
+
+def test_the_highest_stable_rate_lies_in_the_band() -> None:
+    workload, server = small(4, causal=False)
+    certificate = ps.certify(workload, server)
+    found = ps.max_rate(workload, server, precision=0.02)
+    assert certificate.certified_rate is not None
+    assert 0.98 * certificate.certified_rate <= found.rate <= certificate.max_rate
+    assert found.disagreement is None
+
+
+def test_check_answers_by_theorem_or_test_and_keeps_its_keys() -> None:
+    workload = ps.Workload.poisson(1.0, ps.Geometric(30, max=120), ps.Geometric(10, max=40))
+    server = ps.Server(ps.Composition(LINEAR[0], 1e-5, 1e-5, 5e-5, 8e-5, 1e-4), 32)
+    certificate = ps.certify(workload, server)
+    assert certificate.certified_rate is not None
+    for rate in (0.9 * certificate.certified_rate, 0.5 * (certificate.certified_rate + certificate.max_rate)):
+        answer = ps.check(workload.with_rate(rate), server, requests=2_000)
+        load = answer.as_dict()["load"]
+        assert load["rho"] == pytest.approx(rate / load["max_rate"])
+        assert load["rho"] == pytest.approx(load["offered_tokens_per_s"] / load["capacity_tokens_per_s"])
+        assert answer.verdict in ("stable", "unstable", "undecided")
+        assert answer.disagreement is None
+    assert answer.certificate.verdict == "unknown"
+    assert not any("set the budget" in warning for warning in answer.warnings)
+
+
+def test_advice_weighs_what_attention_takes() -> None:
+    """It simulates what no theorem decides, and says that the region counts tokens alone."""
+    linear = ps.PiecewiseConstant(1e-3, 2e-3, 16)
+    server = ps.Server(ps.Composition(linear, 1e-6, 2e-6, 5e-6, 8e-6, 1e-5), 20, 12)
+    workload = ps.Workload.poisson(8.0, ps.Geometric(30, max=120), ps.Geometric(10, max=40))
+    advice = ps.recommend(workload, server, requests=1_000, policies=("sarathi",))
+    assert advice.recommended.stable_rate >= advice.current.stable_rate * 0.99
+    assert advice.bound >= max(candidate.stable_rate for candidate in advice.candidates) * 0.99
+    assert "CONTRADICTION" not in " ".join(advice.warnings)

@@ -1,0 +1,87 @@
+"""Costs in fixed point, and closed forms over equal batches, against sums of Python's integers."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.kernel import counting
+from penstock.kernel import server as kernel
+from penstock.kernel.composition import (
+    BITS,
+    HALF,
+    Terms,
+    batches_begun,
+    batches_done,
+    cost_of,
+    rise_of,
+    ticks_of,
+    ticks_of_run,
+)
+
+costs = st.integers(HALF, 2**44) | st.integers(HALF, 2**24)
+rises = st.integers(0, 2**36) | st.integers(0, 2**22) | st.integers(0, 30)
+numbers = st.integers(1, 400)
+
+
+def ticks(cost: int, rise: int, batches: int) -> list[int]:
+    """Return the ticks of each batch: its cost over 2^BITS, to the nearest."""
+    return [(cost + i * rise + 2 ** (BITS - 1)) // 2**BITS for i in range(batches)]
+
+
+@given(costs, rises, numbers)
+def test_ticks_of_a_run_are_the_sum_of_those_of_its_batches(cost: int, rise: int, batches: int) -> None:
+    each = ticks(cost, rise, batches)
+    assert [ticks_of(cost + i * rise) for i in range(batches)] == each
+    assert [ticks_of_run(cost, rise, n) for n in (0, 1, batches)] == [0, each[0], sum(each)]
+
+
+@given(costs, rises, numbers, st.integers(0, 2**20), st.integers(-1, 1))
+def test_batches_that_have_ended_and_begun_are_those_whose_times_add_up(
+    cost: int, rise: int, batches: int, share: int, off: int
+) -> None:
+    """At any tick, and at and around the very ends of batches."""
+    each = ticks(cost, rise, batches)
+    ends = np.cumsum(each).tolist()
+    for now in (share * ends[-1] // 2**20 + 1, ends[share % batches] + off):
+        assert batches_done(cost, rise, now, batches) == sum(end <= now for end in ends)
+        if now >= 1:
+            assert batches_begun(cost, rise, now, batches) == sum(start < now for start in [0, *ends[:-1]])
+
+
+@given(costs, rises, numbers, st.integers(1, 300), st.integers(3, 11), st.integers(0, 399))
+def test_times_of_a_run_are_counted_as_one_by_one(
+    cost: int, rise: int, batches: int, count: int, bits: int, first: int
+) -> None:
+    """To the same leading digits, with the same exact sum."""
+    first = min(first, batches)
+    states, found = [np.zeros(kernel.N_STATE, np.int64) for _ in range(2)], []
+    for state, at_once in zip(states, (True, False), strict=True):
+        stalls = counting.new_multiset(2048)
+        if at_once:
+            kernel.count_run(state, stalls, cost, rise, first, batches, count, bits)
+        else:
+            for gap in ticks(cost, rise, batches)[first:]:
+                kernel.count_stall(state, stalls, gap, count, bits)
+        found.append([column.tolist() for column in counting.contents(stalls)])
+    assert found[0] == found[1]
+    assert (states[0] == states[1]).all()
+    total = int(states[0][kernel.STALL_SUM]) + kernel.CARRY * int(states[0][kernel.STALL_SUM_CARRY])
+    assert total == count * sum(ticks(cost, rise, batches)[first:])
+
+
+amounts = st.integers(0, 2**20)
+
+
+@given(st.lists(amounts, min_size=5, max_size=5), *[amounts] * 6)
+def test_a_batch_costs_the_sum_of_its_terms_and_equal_ones_rise_by_their_decodes(
+    per: list[int], linear: int, prefill: int, requests: int, squares: int, pairs: int, context: int
+) -> None:
+    decodes, request, self_, cross, decode, mixed = 3, *per
+    prefill %= 5
+    terms = Terms(np.full(9, linear), np.array(per))
+    attention = self_ * (squares + decodes) + cross * pairs + (mixed if prefill else decode) * context
+    cost = cost_of(terms, prefill, decodes, requests, squares, pairs, context)
+    assert cost == linear + request * requests + attention
+    if prefill == 0:
+        after = cost_of(terms, 0, decodes, requests, squares, pairs, context + decodes)
+        assert after - cost == rise_of(terms, decodes)

@@ -1,0 +1,93 @@
+"""`penstock calibrate` prints what it found and how far off its predictions are, in words or JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from penstock.cli_calibrate import calibrate
+from penstock.errors import InputError
+from penstock.system.batch_time_file import read_batch_time
+
+FEW = ["--parameters", "step,per_token,overhead", "--fit-rows", "spread:2"]
+TABLE = """rate,prompt,output,ttft_ms,itl_ms,e2e_ms,completed,incomplete
+1,500,60,21,9.4,576,200,0
+6,500,60,26,10.7,657,200,0
+12,500,60,31,13.5,828,200,0
+"""
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text(TABLE)
+    return path
+
+
+@pytest.fixture
+def penstock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = typer.Typer()
+    app.command()(calibrate)
+    runner = CliRunner()
+    return lambda *arguments: runner.invoke(app, [str(each) for each in arguments])
+
+
+def test_words_mark_rows_used_to_fit_and_fit_eighty_columns(penstock: Any, results: Path) -> None:
+    said = penstock(results, *FEW).output
+    lines = said.splitlines()
+    assert max(map(len, lines)) <= 80
+    marked = [line.split()[0] for line in lines if "500+60" in line]
+    assert marked == ["*500+60", "500+60", "*500+60"]
+    assert "Mean of |predicted / measured - 1|" in said
+    assert "not asked for" in said
+
+
+def test_json_is_all_of_it_and_nothing_else(penstock: Any, results: Path) -> None:
+    document = json.loads(penstock(results, *FEW, "--json").stdout)
+    assert document["rows_fitted"] == 2
+    assert set(document["parameters"]) == {"step", "per_token", "overhead"}
+    assert document["parameters"]["step"]["unit"] == "ms"
+    assert [row["fitted"] for row in document["rows"]] == [True, False, True]
+    assert set(document["errors"]) == {"fitted", "judged", "all"}
+
+
+def test_files_are_written(penstock: Any, results: Path, tmp_path: Path) -> None:
+    outputs = [
+        "--output",
+        tmp_path / "found.yaml",
+        "--figures",
+        tmp_path / "figures",
+        "--report",
+        tmp_path / "page.html",
+    ]
+    assert penstock(results, *FEW, *outputs, "--description", "my server").exit_code == 0
+    assert read_batch_time(tmp_path / "found.yaml").description == "my server"
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {
+        f"{name}.{end}" for name in ("predicted_over_measured", "errors_by_load") for end in ("svg", "png")
+    }
+    assert "Mean relative errors over the rows that were not used to fit" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--fit-rows", "few"], "--fit-rows is 'few'; give lowest:3"),
+        (["--format", "guidelm"], "did you mean 'guidellm'"),
+        (["--parameters", "step,speed"], "unknown parameter 'speed'"),
+        (["--output", "mine.csv"], "is one of the results, which would be lost"),
+    ],
+)
+def test_bad_input_is_one_line(
+    penstock: Any, results: Path, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(results.parent)
+    refused = penstock(results, *options).exception
+    assert isinstance(refused, InputError)
+    assert said in str(refused)
+    assert "\n" not in str(refused)
