@@ -1,4 +1,4 @@
-"""The command line: ``penstock check``, ``compare``, ``region``, ``network``, ``fit``, ``twin``, ``hardware`` and others."""
+"""The command line: ``penstock check``, ``compare``, ``network``, ``fit``, ``twin``, ``hardware`` and others."""
 
 import dataclasses
 import os

@@ -14,7 +14,7 @@ def print_calibration(found: Calibration, names: str) -> None:
     console = Console()
     server = found.server
     console.print(
-        f"[bold]{escape(names)}[/bold]  {found.rows.height:,} loads of {found.rows['shape'].n_unique():,} shapes; "
+        f"[bold]{escape(names)}[/bold]  {found.rows.height:,} loads, shapes: {found.rows['shape'].n_unique():,}; "
         f"{escape(server.policy.name)}, {server.limits}\n",
         highlight=False,
     )

@@ -91,7 +91,8 @@ def tables(found: "Twin") -> list[tuple[str, tuple[str, ...], Rows]]:
         start = (f"{trial.prediction.rho:g}", f"{trial.seed}")
         run, rate = trial.measured, f"{trial.prediction.rate:.3g}"
         per_batch = f"{run.tokens / run.n_batches:.1f}"
-        runs.append((*start, rate, f"{run.arrived:,}", f"{run.n_batches:,}", per_batch, f"{trial.batch_error:+.1%}"))
+        counts = (f"{run.arrived:,}", f"{run.n_batches:,}", per_batch)
+        runs.append((*start, rate, trial.prediction.theory, *counts, f"{trial.batch_error:+.1%}"))
         for metric in METRICS:
             cells = []
             for statistic in ("mean", "p99"):
@@ -99,7 +100,7 @@ def tables(found: "Twin") -> list[tuple[str, tuple[str, ...], Rows]]:
                 cells += [seconds(measured), seconds(simulated), f"{trial.error(metric, statistic):+.1%}"]
             latency.append((*start, metric[:-2].upper(), *cells))
     drifts: Rows = [row for trial in found.trials if (row := _drift_row(trial))]
-    of_runs = ("rho", "Seed", "Requests/s", "Requests", "Batches", "Tokens each", "Model")
+    of_runs = ("rho", "Seed", "Requests/s", "Theory", "Requests", "Batches", "Tokens each", "Model")
     of_latency = ("rho", "Seed", "", "Mean", "Sim.", "Error", "p99", "Sim.", "Error")
     of_drift = ("rho", "Seed", "Backlog", "Predicted", "Measured", "Offered", "Carried", "95%", "Sim.")
     found_tables = [("Runs", of_runs, runs), ("Latency (s), measured and simulated", of_latency, latency)]
@@ -123,8 +124,8 @@ def _drift_row(trial: "Trial") -> tuple[str, ...] | None:
 def notes(found: "Twin") -> list[str]:
     """Say what the numbers rest on."""
     said = [
-        "Sim.: the same requests, with batch times measured before. Model: its time for the very batches of the run, "
-        "over theirs."
+        "Theory: the certificate. Sim.: the same requests, with batch times measured before. Model: its time for the "
+        "very batches of the run, over theirs."
     ]
     for rho in dict.fromkeys(found.settings.loads):
         errors = [trial.error("e2e_s") for trial in found.at(rho)]

@@ -15,10 +15,10 @@ Floats = npt.NDArray[np.float64]
 Values = dict[str, float]
 Build = Callable[[Values], tuple[Server, Overhead]]
 
-_MOST_ROUNDS = 6
+_MOST_ROUNDS = 10
 _TRIES = 4  # of a step, each shorter than the one before
 _SLOPE = 0.02  # change of a parameter, in its own size, that slopes are taken over
-_ENOUGH = 0.005  # share by which a round must improve the fit, or it is the last
+_ENOUGH = 0.001  # share by which a round must improve the fit, or it is the last
 _STIFFNESS = 0.2
 _NOISE = 0.02  # misfits below this count as squares, others as they are: one odd row must not bend the rest
 _FARTHEST = 1.0  # logarithm; what is further off counts as this far

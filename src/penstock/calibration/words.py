@@ -11,7 +11,7 @@ _SAID = {
     "per_request": "a request in a batch",
     "decode_attention": "a token before a decode",
     "self_attention": "a pair of prompt tokens",
-    "overhead": "beside the engine, until the first token; of each run below",
+    "overhead": "beside the engine, until the first token",
     "overhead_per_stream": "beside the engine, for each other request that streams",
     "kv_tokens": "what the KV memory holds",
 }

@@ -22,6 +22,7 @@ from penstock.run import METRICS, Progress, Run
 from penstock.simulate import simulate
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
+from penstock.theory.certificate import certify
 from penstock.twin.drift import Drift, drift_of
 from penstock.twin.observed import observed_run
 from penstock.workload.arrivals import Poisson
@@ -118,11 +119,14 @@ class Prediction:
         Requests/s.
     carried
         Requests/s that the simulated server completes in overload.
+    theory
+        What the certificate says of the server under Poisson arrivals at this rate: stable, unstable or unknown.
     """
 
     rho: float
     rate: float
     carried: float
+    theory: str
 
     @property
     def direction(self) -> str:
@@ -214,7 +218,7 @@ def calibrate(
 
 
 def predict(server: Server, lengths: Lengths, loads: Sequence[float], seed: int = 0) -> list[Prediction]:
-    """Return rates and directions at given loads.
+    """Return rates, directions and certificates at given loads.
 
     What the server carries is found by simulation in slight overload; the rate of overload is found in a few steps.
     """
@@ -226,7 +230,10 @@ def predict(server: Server, lengths: Lengths, loads: Sequence[float], seed: int 
         half = run.batches.filter(run.batches["start_ns"] >= run.end * run.tick_s * 5e8)
         tokens = int((half["prefill_tokens"] + half["decode_tokens"]).sum())
         carried = tokens / (float(half["duration_ns"].sum()) * 1e-9) / forward
-    return [Prediction(rho, rho * carried, carried) for rho in loads]
+    return [
+        Prediction(rho, rate, carried, certify(Workload(Poisson(rate), lengths, seed), server).verdict)
+        for rho, rate in ((rho, rho * carried) for rho in loads)
+    ]
 
 
 def requests_of(
@@ -331,7 +338,7 @@ def twin(
         for prediction in predict(server, settings.lengths, settings.loads, settings.seed):
             say(
                 f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog {prediction.direction}, says the "
-                "simulation"
+                f"simulation; by theorem it is {prediction.theory}"
             )
             seed = settings.seed + number
             trials.append(run_trial(engine, server, prediction, settings, seed, next(share)))
@@ -380,6 +387,7 @@ def _trial_as_dict(trial: Trial) -> dict[str, Any]:
         "requests": trial.measured.arrived,
         "backlog": trial.backlog,
         "predicted": trial.prediction.direction,
+        "theory": trial.prediction.theory,
         "batch_error": trial.batch_error,
     }
     for name, run, drift in (
