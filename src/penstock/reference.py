@@ -100,17 +100,18 @@ class Composition:
     decode_attention: int = 0  # a_3, in decode
     mixed_attention: int = 0  # the same, in a batch with prefill
     per_request: int = 0
+    with_prefill: int = 0  # in a batch with prefill
     per_tick: int = 1
 
     def __call__(self, b: int) -> Fraction:
-        """Return the least ticks of b tokens: what a policy goes by."""
-        return Fraction(self.linear[b] + self.self_attention * b + self.per_request, self.per_tick)
+        """Return the ticks of b tokens by their number alone: what a policy goes by."""
+        return Fraction(self.linear[b], self.per_tick)
 
     def ticks(self, allocation: Allocation, requests: Iterable[Request]) -> int:
         """Return the ticks of a batch of requests, as they are before it."""
         has_prefill = any(delta_p > 0 for delta_p, _ in allocation.values())
         decoding = self.mixed_attention if has_prefill else self.decode_attention
-        cost = self.linear[token_load(allocation)]
+        cost = self.linear[token_load(allocation)] + (self.with_prefill if has_prefill else 0)
         for request in requests:
             if request.index in allocation:
                 n = sum(allocation[request.index])

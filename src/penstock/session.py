@@ -135,19 +135,12 @@ def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
             f"the batch time has a term of {dearest:g} s, more ticks of {tick_s:g} s than can be counted; raise tick_s"
         )
     linear_costs, per = (np.rint(np.array(values) / unit).astype(np.int64) for values in (linear, seconds))
-    least = linear_costs[1:] + per[composition.REQUEST] + per[composition.SELF] * np.arange(1, linear.size)
-    if composition.ticks_of(int(least.min())) < 1:
-        load = int(np.argmin(least)) + 1
-        raise InputError(
-            f"a batch of {load} tokens may take {least[load - 1] * unit:g} s, less than half a tick of {tick_s:g} s; "
-            "lower tick_s"
-        )
     return composition.Terms(linear_costs, per)
 
 
 def _term_seconds(model: Composition) -> tuple[float, ...]:
     """Return the seconds of each term, in the order in which the kernel has their costs."""
-    return (model.per_request, model.self_attention, model.cross_attention, *model.of_decodes)
+    return (model.per_request, model.self_attention, model.cross_attention, *model.of_decodes, model.with_prefill)
 
 
 class Session:
@@ -249,23 +242,23 @@ class Session:
         budget, longest = server.most_tokens, int((window.prompt.astype(np.int64) + window.output).max(initial=1))
         requests = min(budget, server.max_batch_size or budget)
 
-        def worst(each: Sequence[Any]) -> Any:
-            """Add up terms as often as they can be in a batch."""
-            return each[0] * requests + each[1] * budget**2 + max(each[2:]) * budget * longest
-
-        most = int(self.terms.linear.max()) + worst(per)
+        counts = (requests, budget**2, *[budget * longest] * 3, 1)  # of each term in a batch, at most
+        costs = [cost * count for cost, count in zip(per, counts, strict=True)]
+        linear = self.terms.linear
+        most = int(linear.max()) + sum(costs)
         if most >= composition.MOST_COST:
             raise InputError(
                 f"a batch of {budget:,} tokens, each after {longest:,} of its request, could take "
                 f"{most * unit:,.0f} s, more ticks of {self.tick_s:g} s than are counted "
                 "for a batch; raise tick_s, or drop the longest requests"
             )
-        lost = worst([abs(t / unit - cost) for t, cost in zip(_term_seconds(model), per, strict=True)])
-        if lost > _ROUNDING * most:
-            raise InputError(
-                f"rounded to 2^-{composition.BITS} ticks of {self.tick_s:g} s, the terms of the batch time change that "
-                f"of the largest batches by {lost / most:.1%}; lower tick_s"
-            )
+        for seconds, cost, count in zip(_term_seconds(model), per, counts, strict=True):
+            lost = abs(seconds / unit - cost) * count / (int(linear[1:].min()) + cost * count)
+            if lost > _ROUNDING:
+                raise InputError(
+                    f"rounded to 2^-{composition.BITS} ticks of {self.tick_s:g} s, a term of {seconds:g} s changes the "
+                    f"time of batches by up to {lost:.1%}; lower tick_s"
+                )
 
     def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
         """Call the kernel until the window is used up; a final one is run to its end, or to its last arrival."""

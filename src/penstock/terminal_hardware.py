@@ -27,7 +27,8 @@ def print_catalogue() -> None:
     console.print(table)
     console.print(
         f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' time that those "
-        "cost; - where token load alone decides.\n"
+        "cost; - where token load alone decides. Entries named `linear` have the linear layers only: no attention, no "
+        "exchange between GPUs.\n"
         "`penstock hardware NAME` shows one in full; a scenario says `server: {hardware: NAME}`.",
         highlight=False,
     )
@@ -51,8 +52,10 @@ def print_hardware(entry: Hardware) -> None:
     console.print(f"{context}Source: {entry.source}", highlight=False)
     if entry.licence:
         console.print(f"Licence: {entry.licence}", highlight=False)
+    if entry.fit:
+        console.print("Fit:")
     for name, value in entry.fit.items():
-        console.print(f"{name}: {value}", highlight=False)
+        console.print(f"  {name}: {value}", highlight=False)
 
 
 def milliseconds(model: BatchTime, decodes: int, prompt: int) -> float:

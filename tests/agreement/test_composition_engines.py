@@ -32,6 +32,7 @@ class Composed(System):
     decode_attention: int = 0
     mixed_attention: int = 0
     request: int = 0
+    with_prefill: int = 0
     odd: int = 0  # units that each token load costs besides its ticks
 
     @property
@@ -41,14 +42,14 @@ class Composed(System):
     @property
     def batch_time(self):
         linear = Ticks(tuple(ticks + self.odd / UNITS for ticks in self.ticks))
-        return Composition(linear, *(units / UNITS for units in (*self.attention, self.request)))
+        return Composition(linear, *(units / UNITS for units in (*self.attention, self.request, self.with_prefill)))
 
     @property
     def ticks_of(self):
         def linear(load):
             return self.ticks[load - 1] * UNITS + self.odd
 
-        return reference_engines.Composition(linear, *self.attention, self.request, UNITS)
+        return reference_engines.Composition(linear, *self.attention, self.request, self.with_prefill, UNITS)
 
 
 def composed(rng, system):
@@ -56,9 +57,9 @@ def composed(rng, system):
     parts = {field.name: getattr(system, field.name) for field in dataclasses.fields(System)}
     per_pair = rng.choice([1, 1_000, 30_000, UNITS, 7 * UNITS])
     costs = np.where(rng.random(4) < 0.2, 0, rng.integers(0, per_pair + 1, 4))
-    request, odd = rng.integers(0, UNITS, 2) * (rng.random(2) < 0.5)
+    request, odd, beside = rng.integers(0, UNITS, 3) * (rng.random(3) < 0.5)
     until = None if system.until is None else int(system.until * rng.choice([1, 5]))
-    return Composed(**parts | {"until": until}, request=int(request), odd=int(odd), **dict(
+    return Composed(**parts | {"until": until}, request=int(request), with_prefill=int(beside), odd=int(odd), **dict(
         zip(("self_attention", "cross_attention", "decode_attention", "mixed_attention"), costs.tolist(), strict=True)
     ))  # fmt: skip
 
@@ -117,8 +118,11 @@ def test_with_the_compiler_off_every_number_is_the_same() -> None:
 def test_the_plain_python_is_appendix_a() -> None:
     """Prompts of 3 tokens after none and 2 after 5, and a decode after 7: by hand, then as the model says."""
     costs = {"self_attention": 2, "cross_attention": 3, "decode_attention": 5, "mixed_attention": 11, "per_request": 13}
+    costs["with_prefill"] = 19
     plain = reference_engines.Composition(lambda load: 17 * load, **costs, per_tick=10)
-    assert plain.ticks([(3, 0), (2, 5)], [7]) == round((17 * 6 + 2 * (9 + 4 + 1) + 3 * (2 * 5) + 11 * 7 + 13 * 3) / 10)
+    assert plain.ticks([(3, 0), (2, 5)], [7]) == round(
+        (17 * 6 + 2 * (9 + 4 + 1) + 3 * (2 * 5) + 11 * 7 + 13 * 3 + 19) / 10
+    )
     assert plain.ticks([], [7, 1]) == round((17 * 2 + 2 * 2 + 5 * 8 + 13 * 2) / 10)
     model = Composition(Affine(0, 1.7), **{name: cost / 10 for name, cost in costs.items()})
     rng = np.random.default_rng(0)

@@ -11,7 +11,8 @@ from penstock.analysis.audit import MOST_KEPT, Shortfall, audit
 from penstock.errors import InputError
 from penstock.run import Distribution, Rows, Run
 from penstock.simulate import simulate
-from penstock.system.batch_time import Affine, BatchTime
+from penstock.system.batch_time import Affine, BatchTime, Composition, PiecewiseConstant
+from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
@@ -392,3 +393,26 @@ def test_the_order_in_which_allocations_were_written_down_does_not_matter():
     run = simulated(arrival, rng.integers(1, 20, 60), rng.integers(1, 20, 60), server)
     shuffled = dataclasses.replace(run, allocation_rows=rng.permutation(run.allocation_rows))
     assert audit(shuffled) == audit(run)
+
+
+@pytest.mark.parametrize(
+    ("policy", "budget", "memory", "params"),
+    [
+        ("vllm", 16, Memory(24, 4), {"long_prefill_threshold": 5}),
+        ("sarathi", 64, Memory(24, 4, admission="optimistic"), ()),
+        ("vllm", 16, None, ()),
+    ],
+)
+def test_batches_take_as_long_as_what_is_in_them_says_where_that_is_certain(policy, budget, memory, params):
+    """Of a request preempted in the middle of its prefill it is not: its batches are not judged."""
+    model = Composition(PiecewiseConstant(0.002, 0.008, 8), 1e-5, 2e-5, 1e-3, 1.3e-3, 1e-4, 5e-4)
+    rng = np.random.default_rng(1)
+    arrival = np.cumsum(rng.exponential(1 / 6, 300))
+    workload = Workload.from_arrays(arrival - arrival[0], rng.integers(1, 31, 300), rng.integers(1, 31, 300))
+    run = simulate(
+        workload, Server(model, budget, 6, policy, policy_params=params, memory=memory), record="allocations"
+    )
+    assert (run.preemptions > 0) == (memory is not None)
+    assert audit(run).feasible
+    slower = dataclasses.replace(run, server=dataclasses.replace(run.server, batch_time=Affine(1.0, 0.0)))
+    assert not audit(slower).feasible

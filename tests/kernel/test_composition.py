@@ -72,16 +72,16 @@ def test_times_of_a_run_are_counted_as_one_by_one(
 amounts = st.integers(0, 2**20)
 
 
-@given(st.lists(amounts, min_size=5, max_size=5), *[amounts] * 6)
+@given(st.lists(amounts, min_size=6, max_size=6), *[amounts] * 6)
 def test_a_batch_costs_the_sum_of_its_terms_and_equal_ones_rise_by_their_decodes(
     per: list[int], linear: int, prefill: int, requests: int, squares: int, pairs: int, context: int
 ) -> None:
-    decodes, request, self_, cross, decode, mixed = 3, *per
+    decodes, request, self_, cross, decode, mixed, beside = 3, *per
     prefill %= 5
     terms = Terms(np.full(9, linear), np.array(per))
     attention = self_ * (squares + decodes) + cross * pairs + (mixed if prefill else decode) * context
     cost = cost_of(terms, prefill, decodes, requests, squares, pairs, context)
-    assert cost == linear + request * requests + attention
+    assert cost == linear + (beside if prefill else 0) + request * requests + attention
     if prefill == 0:
         after = cost_of(terms, 0, decodes, requests, squares, pairs, context + decodes)
         assert after - cost == rise_of(terms, decodes)

@@ -18,7 +18,9 @@ from penstock.system.batch_time import (
     Hinge,
     Measured,
     PiecewiseConstant,
+    scaled,
 )
+from penstock.system.server import Server
 
 STEPS = PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)
 FAMILY = [
@@ -369,3 +371,23 @@ def test_many_batches_are_answered_at_once():
 )
 def test_what_is_no_composition_is_refused(make, part):
     assert part in refuse(make)
+
+
+def test_the_kernel_follows_no_composition_of_ones_own():
+    class Mine(Composition):
+        def of_batches(self, *sums):
+            return 2 * super().of_batches(*sums)
+
+    assert "of your own" in refuse(lambda: Server(Mine(STEPS), 512))
+
+
+def test_policies_weigh_the_budgets_of_the_linear_part():
+    server = Server(Composition(STEPS, self_attention=1e-12), 1024, 128, policy="pool-controlled")
+    assert server.params == Server(STEPS, 1024, 128, policy="pool-controlled").params
+
+
+@family
+def test_a_machine_half_as_fast_takes_twice_as_long_for_any_batch(model):
+    most = 8 if isinstance(model, Measured) else 300
+    for prefill, decode in (([], [5, 9]), ([(most - 2, 3)], [7, 2])):
+        assert scaled(model, 2.0).of_batch(prefill, decode) == pytest.approx(2 * model.of_batch(prefill, decode))

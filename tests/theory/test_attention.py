@@ -24,7 +24,9 @@ from penstock.workload.pairs import Independent
 STEPS = ps.PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)
 CAUSAL = ps.Composition(STEPS, self_attention=5e-8, cross_attention=1e-7)
 """A cut costs nothing, and decodes cost the same beside prefill: the work of a request is known exactly."""
-UNEVEN = ps.Composition(STEPS, 4e-8, 2e-8, decode_attention=3e-7, mixed_attention=5e-7, per_request=1e-5)
+UNEVEN = ps.Composition(
+    STEPS, 4e-8, 2e-8, decode_attention=3e-7, mixed_attention=5e-7, per_request=1e-5, with_prefill=2e-3
+)
 CHAT = ps.Workload.poisson(5.0, 129, 112)
 
 costs = st.sampled_from([0.0, 1e-4, 3e-4, 1e-3])
@@ -270,6 +272,38 @@ def test_full_batches_take_no_longer_than_the_work_that_they_take_away(
     asked = load(recorded, server)
     brought = 60 * asked.tokens_per_request / asked.full_batch_tokens_per_s
     assert seconds <= brought * (1 + 1e-6)
+
+
+def test_a_prompt_that_vidur_breaks_off_costs_less_than_its_attention() -> None:
+    """What is left of it becomes output, so the bound of a server with short memory counts none of it."""
+    model = ps.Composition(ps.Affine(1e-6, 1e-7), 5e-4, 1e-3, decode_attention=0.0)
+    server = ps.Server(model, 4, 3, "vidur-sarathi", memory=ps.Memory(107, 4, watermark=0.0))
+    rng = np.random.default_rng(0)
+    prompt, output = rng.integers(146, 293, 60), rng.integers(1, 122, 60)
+    flood = ps.Workload.from_arrays(np.zeros(60), prompt, output)
+    recorded = ps.Workload.from_arrays(np.arange(60.0), prompt, output)
+    run = ps.simulate(flood, server, drain=True)
+    assert run.preemptions > 0
+    assert 60 / ps.certify(recorded, server).max_rate * 60 / 59 <= run.seconds * (1 + 1e-6)
+
+
+def test_a_worst_batch_that_drains_nothing_gives_no_certificate_and_no_error() -> None:
+    server = ps.Server(ps.Composition(ps.Affine(2e-3, 1e-4), 1e-6), 64, 8, "orca")
+    found = ps.certify(ps.Workload.poisson(1.0, 50, ps.Geometric(1, max=6)), server)
+    assert found.verdict in ("unknown", "stable")
+
+
+def test_the_bound_by_slots_counts_no_attention_where_tokens_may_be_computed_anew() -> None:
+    model = ps.Composition(ps.Hinge(1e-3, 1e-9, 8192), decode_attention=1e-3 / 8192)
+    ample = ps.Server(model, 8192, 2)
+    short = dataclasses.replace(ample, memory=ps.Memory(600, 16))
+    chat = ps.Workload.poisson(1.0, 4_000, 300)
+    bound, other = (
+        next(b for b in ps.certify(chat, server).bounds if b.name == "max batch size") for server in (ample, short)
+    )
+    assert "attention" in bound.theorem
+    assert "attention" not in other.theorem
+    assert other.max_rate > bound.max_rate
 
 
 def test_where_requests_are_preempted_what_they_compute_anew_may_be_cheaper_than_decodes() -> None:

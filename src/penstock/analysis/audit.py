@@ -233,9 +233,10 @@ def _most_requests(server: Server) -> int | None:
 
 
 def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
-    """Return the ticks that each batch takes without swaps, and by how much the rounding of its terms may change that.
+    """Return the ticks that each batch takes without swaps, and by how much they may differ.
 
-    The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and added up.
+    The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and added up. Of a request
+    that was preempted it is not certain where it began anew, so its batches may take any time.
     """
     model, most, m = run.server.batch_time, run.server.most_tokens, r.start.size
     if not isinstance(model, Composition):
@@ -247,8 +248,10 @@ def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
     x, y, squares, pairs, context = (np.bincount(r.batch, values, m) for values in sums)
     x = np.clip(x, 0, most)
     seconds = model.of_batches(x, np.clip(y, 0, most - x), requests, squares, pairs, context)
-    terms = 1 + requests + squares + y + pairs + context
-    return np.rint(seconds / run.tick_s).astype(np.int64), np.ceil(terms * 2.0**-21).astype(np.int64)
+    terms = 2 + requests + squares + y + pairs + context
+    error = np.ceil(terms * 2.0**-21).astype(np.int64)
+    error[r.batch[r.preempted[r.request]]] = np.iinfo(np.int64).max
+    return np.rint(seconds / run.tick_s).astype(np.int64), error
 
 
 def _takes(extra: Ints, error: Ints, server: Server, tick_s: float) -> Bools:

@@ -14,7 +14,6 @@ from penstock.system.batch_time import MOST_TOKENS, BatchTime
 from penstock.system.engines import Engine
 from penstock.system.policies import Policy, resolve
 from penstock.system.server import Server
-from penstock.theory.attention import by_load
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.region import sarathi_region
 from penstock.workload.workload import Workload
@@ -131,7 +130,7 @@ def _budgets(workload: Workload, server: Server) -> dict[int, _Budget]:
     if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
         loads = [current]
     else:
-        linear = by_load(server.batch_time)
+        linear = server.batch_time.by_tokens
         most = _most_tokens(linear, min(int(max(_TIMES) * current), MOST_TOKENS))
         efficient = _efficient_loads(linear, most)
         wanted = [min(max(round(times * current), 1), most) for times in _TIMES]

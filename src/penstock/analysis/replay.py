@@ -25,8 +25,9 @@ class Replay:
         Shape (requests,): tick, tokens, and tokens processed when it finishes.
     admitted_in, first_in, finished_in
         Shape (requests,): batch that served it first, yielded its first output, and finished it.
-    unexplained
-        Shape (requests,): whether no sequence of preemptions explains its allocations.
+    preempted, unexplained
+        Shape (requests,): whether it was preempted and computed again, and whether no sequence of preemptions explains
+        its allocations.
     start, end, load
         Shape (batches,): ticks, tokens.
     request, batch, prefill, decode
@@ -46,6 +47,7 @@ class Replay:
     admitted_in: Ints
     first_in: Ints
     finished_in: Ints
+    preempted: Bools
     unexplained: Bools
     start: Ints
     end: Ints
@@ -94,7 +96,8 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
     total = prompt + rows.output_tokens - extra
     accounts, unexplained = _accounts(run, rows, request, prefill, decode, np.where(end <= run.end, end, -1)[batch])
 
-    again = np.zeros(request.size, bool)
+    again, preempted = np.zeros(request.size, bool), np.zeros(n, bool)
+    preempted[request[list(accounts)]] = True
     for first, account in accounts.items():
         again[first : first + len(account.again)] = account.again
     is_first = (np.diff(request, prepend=-1) != 0) | again
@@ -133,7 +136,7 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
     return Replay(
         arrival=rows.arrival, prompt=prompt, total=total,
         admitted_in=batch_of(prefill + decode > 0), first_in=batch_of(whole if extra else decode > 0),
-        finished_in=finished_in, unexplained=unexplained,
+        finished_in=finished_in, preempted=preempted, unexplained=unexplained,
         start=start, end=end, load=np.bincount(batch, prefill + decode, m).astype(np.int64),
         request=request, batch=batch, prefill=prefill, decode=decode, again=again,
         target=target, prefilled=prefilled, decoded=decoded, held=held, until=until,

@@ -17,11 +17,11 @@ HALF = 1 << (BITS - 1)
 _FEW = 256
 
 MOST_COST = 2**61
-"""No batch may cost more: sums stay within 64 bits."""
+"""No batch may cost more: its cost stays within 64 bits."""
 
 # What each of these adds to a batch's cost.
-REQUEST, SELF, CROSS, DECODE, MIXED = range(5)
-N_TERMS = 5
+REQUEST, SELF, CROSS, DECODE, MIXED, PREFILL = range(6)
+N_TERMS = 6
 
 Ints = npt.NDArray[np.int64]
 
@@ -53,9 +53,10 @@ def cost_of(terms: Terms, prefill: int, decodes: int, requests: int, squares: in
         Over decodes: the sum of tokens processed before.
     """
     per = terms.per
-    before = per[DECODE] if prefill == 0 else per[MIXED]
+    before, beside = (per[DECODE], 0) if prefill == 0 else (per[MIXED], per[PREFILL])
     return (
         terms.linear[prefill + decodes]
+        + beside
         + per[REQUEST] * requests
         + per[SELF] * (squares + decodes)
         + per[CROSS] * pairs

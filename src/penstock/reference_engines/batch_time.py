@@ -17,6 +17,7 @@ class Composition:
     decode_attention: int = 0  # a_3, in decode
     mixed_attention: int = 0  # the same, in a batch with prefill
     per_request: int = 0
+    with_prefill: int = 0  # in a batch with prefill
     per_tick: int = 1
 
     def ticks(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
@@ -26,6 +27,7 @@ class Composition:
         """
         decode_attention = self.mixed_attention if prefill else self.decode_attention
         cost = self.linear(sum(n for n, _ in prefill) + len(decode)) + self.per_request * (len(prefill) + len(decode))
+        cost += self.with_prefill if prefill else 0
         for n, before in prefill:
             cost += self.self_attention * n**2 + self.cross_attention * n * before
         for before in decode:

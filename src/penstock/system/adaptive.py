@@ -28,9 +28,9 @@ def budgets(batch_time: BatchTime, token_budget: int) -> npt.NDArray[np.int64]:
     """Return the budgets worth weighing: loads at which one more token changes the batch time, and the largest.
 
     For `PiecewiseConstant` they are the multiples of b0. More than `MOST_BUDGETS` are thinned to as many, in steps of
-    about equal ratio.
+    about equal ratio. Where what is in a batch counts too, they are those of the part that goes by token load.
     """
-    seconds = batch_time.table(token_budget)
+    seconds = batch_time.by_tokens.table(token_budget)
     loads = np.append(np.flatnonzero(np.diff(seconds[1:])) + 1, token_budget)
     if loads.size > MOST_BUDGETS:
         wanted = np.geomspace(loads[0], token_budget, MOST_BUDGETS)
@@ -43,7 +43,7 @@ def maxweight_parameters(
 ) -> tuple[float, ...]:
     """Return mean prompt and mean decode tokens (0: learn it), then each budget and 1 / its batch time, 1/s."""
     loads = budgets(batch_time, token_budget)
-    pairs = np.column_stack([loads, 1 / batch_time(loads)])
+    pairs = np.column_stack([loads, 1 / batch_time.by_tokens(loads)])
     return (_LEARN, _LEARN, *pairs.ravel().tolist())
 
 

@@ -36,6 +36,11 @@ class BatchTime(abc.ABC):
     by_load: bool = True
     """Whether the token load alone decides; else what `batch_time(tokens)` says is the least."""
 
+    @property
+    def by_tokens(self) -> "BatchTime":
+        """The part that goes by token load: all of it, unless what is in a batch counts, too."""
+        return self
+
     @abc.abstractmethod
     def _seconds(self, tokens: Seconds) -> Seconds:
         """Seconds for each positive token load."""
@@ -323,6 +328,8 @@ class Composition(BatchTime):
         The same in a batch that has prefill, too; None: as ``decode_attention``.
     per_request
         Seconds for each request in the batch: sampling, and the engine's own work.
+    with_prefill
+        Seconds that a batch with prefill takes beside: engines run decodes alone from CUDA graphs, and others not.
 
     >>> batch_time = Composition(Affine(c=0.01, a=1e-4), self_attention=1e-8, cross_attention=2e-8)
     >>> batch_time.of_batch(prefill=[(512, 0)], decode=[1_000, 3_000])
@@ -335,6 +342,7 @@ class Composition(BatchTime):
     decode_attention: float | None = None
     mixed_attention: float | None = None
     per_request: float = 0.0
+    with_prefill: float = 0.0
 
     by_load = False
 
@@ -350,9 +358,15 @@ class Composition(BatchTime):
             ("decode_attention", "s per token of context"),
             ("mixed_attention", "s per token of context"),
             ("per_request", "s per request"),
+            ("with_prefill", "s"),
         ):
-            if getattr(self, name) is not None or name in ("self_attention", "cross_attention", "per_request"):
+            if getattr(self, name) is not None or name not in ("decode_attention", "mixed_attention"):
                 _check_seconds(name, getattr(self, name), unit)
+
+    @property
+    def by_tokens(self) -> BatchTime:
+        """The linear part."""
+        return self.linear
 
     @property
     def of_decodes(self) -> tuple[float, float]:
@@ -378,7 +392,33 @@ class Composition(BatchTime):
         x, y, k, nn, nl, before = (checks.array("what a batch adds up to", column) for column in sums)
         alone, mixed = self.of_decodes
         attention = self.self_attention * (nn + y) + self.cross_attention * nl + np.where(x > 0, mixed, alone) * before
-        return np.where(x + y > 0, self.linear(x + y) + self.per_request * k + attention, 0.0)
+        others = self.per_request * k + np.where(x > 0, self.with_prefill, 0.0)
+        return np.where(x + y > 0, self.linear(x + y) + others + attention, 0.0)
+
+
+def scaled(model: BatchTime, factor: float) -> BatchTime:
+    """Return batch times so many times as long: the same work on a machine that is slower or faster.
+
+    Raises
+    ------
+    InputError
+        If the model is one of the user's own.
+    """
+    match model:
+        case PiecewiseConstant() | Affine() | Hinge():
+            return dataclasses.replace(model, c=model.c * factor, a=model.a * factor)
+        case Measured():
+            return dataclasses.replace(model, seconds=[seconds * factor for seconds in model.seconds])
+        case Composition():
+            costs = {name: getattr(model, name) for name in ("self_attention", "cross_attention", "per_request")}
+            costs |= {"decode_attention": model.of_decodes[0], "mixed_attention": model.of_decodes[1]}
+            costs |= {"with_prefill": model.with_prefill}
+            others = {name: cost * factor for name, cost in costs.items()}
+            return dataclasses.replace(model, linear=scaled(model.linear, factor), **others)
+        case _:
+            raise InputError(
+                f"{checks.shown(model)} is a model of your own, which is scaled by you alone; give another"
+            )
 
 
 def _not_instant(model: BatchTime) -> None:

@@ -93,6 +93,7 @@ class _Composition(Section):
     decode_attention_ns: float | None = None
     mixed_attention_ns: float | None = None
     per_request_us: float = 0.0
+    with_prefill_ms: float = 0.0
 
     def build(self, folder: Path) -> Composition:
         """Return the model."""
@@ -103,6 +104,7 @@ class _Composition(Section):
             None if self.decode_attention_ns is None else self.decode_attention_ns / 1e9,
             None if self.mixed_attention_ns is None else self.mixed_attention_ns / 1e9,
             self.per_request_us / 1e6,
+            self.with_prefill_ms / 1e3,
         )
 
 
@@ -206,6 +208,7 @@ def section_of(model: BatchTime) -> dict[str, Any]:
                 ("decode_attention", "ns", 1e9),
                 ("mixed_attention", "ns", 1e9),
                 ("per_request", "us", 1e6),
+                ("with_prefill", "ms", 1e3),
             ):
                 value = getattr(model, name)
                 if value is not None and value != type(model).__dataclass_fields__[name].default:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.system.batch_time import MOST_TOKENS, BatchTime
+from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
 from penstock.system.engines import Engine
 from penstock.system.memory import Memory
 from penstock.system.policies import Policy, PolicyFunction, resolve
@@ -79,6 +79,11 @@ class Server:
         if not isinstance(batch_time, BatchTime):
             raise InputError(
                 f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, a, b0)"
+            )
+        if not batch_time.by_load and type(batch_time) is not Composition:
+            raise InputError(
+                f"batch_time is {checks.shown(batch_time)}, a model of your own that goes by more than the token load, "
+                "which the kernel cannot follow; give a Composition"
             )
         carries = "a batch carries at least one token"
         token_budget = checks.whole("token_budget", token_budget, 1, MOST_TOKENS, "tokens", carries)

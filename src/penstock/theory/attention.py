@@ -3,7 +3,7 @@
 t_b is the time by token load (the linear layers). Attention is additive over requests, and what a request's takes in
 all hardly depends on how its tokens are spread over batches. With n new tokens and l before them a request costs
 s n^2 + p n l in prefill (s: `self_attention`, p: `cross_attention`), s + d l for a decode (d: `decode_attention`, or
-`mixed_attention` beside prefill), and e, `per_request`, each time.
+`mixed_attention` beside prefill), and e, `per_request`, each time. A batch with prefill takes w, `with_prefill`, more.
 
 * **Prompt.** v tokens cut into n_1, ..., n_m have sum n_i l_i = (v^2 - sum n_i^2) / 2, so they cost
 
@@ -21,14 +21,14 @@ tokens min t_b / b + A-. So the requests in the system have at least the sum of 
 which grows like T. As it is integrable, no few requests can make it up: their number grows.
 
 **Theorem 1(b), with attention.** For i.i.d. arrivals and lengths, bounded lengths and a work-conserving policy that no
-max batch size keeps from filling batches: if lambda (E[tokens] (t_bmax + e) / b_max + A+) < 1, the queues stay finite.
-Proof. Let V be the tokens left of all requests times (t_bmax + e) / b_max, plus the most that the attention of what is
-left of each may take. A piece of a prompt costs no more than the most with that piece less the most without it. Batches
-cut at most one prompt, so a batch serves as many pieces of prompts as end prompts, and one more: that one's e is in
-t_bmax + e, all others are counted once per prompt. Hence a full batch takes V down by at least the seconds that it
-lasts. While V is large all batches are full, and V changes by lambda (...) - 1 < 0 per second on average. Batch times
-are bounded as lengths are, so the rest is as in `penstock.theory.drift`. That one cut is enough is so for all policies
-of the seam, where the server takes prompts in order, and for the engines that are known to be work-conserving.
+max batch size keeps from filling batches: if lambda (E[tokens] (t_bmax + e + w) / b_max + A+) < 1, the queues stay
+finite. Proof. Let V be the tokens left of all requests times (t_bmax + e + w) / b_max, plus the most that the attention
+of what is left of each may take. A piece of a prompt costs no more than the most with that piece less the most without
+it. Batches cut at most one prompt, so a batch serves as many pieces of prompts as end prompts, and one more: that one's
+e is in t_bmax + e + w, all others are counted once per prompt. Hence a full batch takes V down by at least the seconds
+that it lasts. While V is large all batches are full, and V changes by lambda (...) - 1 < 0 per second on average. Batch
+times are bounded as lengths are, so the rest is as in `penstock.theory.drift`. That one cut is enough is so for all
+policies of the seam, where the server takes prompts in order, and for the engines that are known to be work-conserving.
 
 Between the two nothing is known: a band, that is narrow where g = 0 and decodes cost the same beside prefill.
 
@@ -44,6 +44,7 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.engines import Engine
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import drawn, reserves
 from penstock.theory.moments import mean_of, mean_product
@@ -84,25 +85,29 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
     Notes
     -----
     Exact for recorded rows, and for distributions of Penstock's up to 131,072 tokens. For others, four standard errors
-    of a sample are taken off the one and added to the other.
+    of a sample are taken off the one and added to the other. The least has a share of w for each token of a prompt, as
+    b of them at most are in a batch; the most has none, see `beside_prefill`.
     """
     model = server.batch_time
     if model.by_load:
         return NONE
     if not isinstance(model, Composition):
         return Attention(0.0, np.inf)
+    if server.memory is not None and isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi":
+        reused = True  # what is left of a prompt broken off becomes output, which costs no attention among itself
     found = None if isinstance(lengths, Empirical) else _of_distribution(lengths, server, model, reused)
+    shared = 0.0 if reused else model.with_prefill * lengths.mean_prompt / server.most_tokens
     if found is not None:
-        return found
+        return found._replace(least=found.least + shared)
     least, most = attention_of(*drawn(lengths), server, reused=reused)
     low, high = float(least.mean()), float(most.mean())
     if isinstance(lengths, Empirical):
-        return Attention(low, max(low, high))
+        return Attention(low + shared, max(low, high))
     low, high = (
         mean + sign * _STANDARD_ERRORS * float(rows.std()) / np.sqrt(rows.size)
         for mean, sign, rows in ((low, -1, least), (high, 1, most))
     )
-    return Attention(max(low, 0.0), high, sampled=True)
+    return Attention(max(low, 0.0) + shared, high, sampled=True)
 
 
 def attention_of(
@@ -130,19 +135,14 @@ def attention_of(
     return least + each + low * before, most + each + high * before
 
 
-def by_load(batch_time: BatchTime) -> BatchTime:
-    """Return the part of batch times that goes by token load."""
-    return batch_time.linear if isinstance(batch_time, Composition) else batch_time
-
-
-def cut_seconds(batch_time: BatchTime) -> float:
-    """Return the seconds that a batch takes longer because it cuts a prompt."""
-    return batch_time.per_request if isinstance(batch_time, Composition) else 0.0
+def beside_prefill(batch_time: BatchTime) -> float:
+    """Return the seconds that a batch may take longer for its prefill: w, and e for the prompt that it cuts."""
+    return batch_time.per_request + batch_time.with_prefill if isinstance(batch_time, Composition) else 0.0
 
 
 def beside(rate: float, seconds: float) -> float:
     """Return the requests/s where each takes so many seconds more than 1 / rate."""
-    return 1 / (1 / rate + seconds) if seconds else rate
+    return 1 / (1 / rate + seconds) if seconds and rate > 0 else rate
 
 
 def refuse_composition(server: Server, what: str, instead: str) -> None:
@@ -169,7 +169,7 @@ def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Fl
     Notes
     -----
     Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v sqrt(g / e). The most
-    counts e once; see `cut_seconds` for what further pieces cost.
+    counts e once; see `beside_prefill` for what further pieces cost, and for w.
     """
     each, pair = model.per_request, model.cross_attention / 2
     excess = model.self_attention - pair

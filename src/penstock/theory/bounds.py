@@ -26,8 +26,8 @@ import numpy as np
 from penstock.system.batch_time import Measured
 from penstock.system.memory import Memory
 from penstock.system.server import Server
-from penstock.theory.attention import WITH_ATTENTION, attention, beside, by_load
-from penstock.theory.kv_blocks import Served, block_iterations, least, reuses, served
+from penstock.theory.attention import WITH_ATTENTION, attention, beside
+from penstock.theory.kv_blocks import Served, block_iterations, least, reserves, reuses, served
 from penstock.theory.load import Load
 from penstock.theory.region import region
 from penstock.workload.workload import Workload
@@ -90,6 +90,8 @@ def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]
         )
     ]
     slots = server.max_batch_size
+    if server.memory is not None and not reserves(server):
+        seconds, more, extended = 0.0, "", ""  # tokens computed anew may ride along in batches short of requests
     if slots is not None and slots < server.most_tokens:
         found.append(
             Bound(
@@ -124,7 +126,7 @@ def _wasting(server: Server) -> Server:
     Tokens that are processed anew fill batches too: where larger ones are faster, they must not seem to be a loss.
     """
     if not server.batch_time.by_load:
-        server = dataclasses.replace(server, batch_time=by_load(server.batch_time))
+        server = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
     if server.memory is None:
         return server
     seconds = server.batch_time.table(server.most_tokens)[1:]

@@ -19,7 +19,7 @@ V > M'. By Foster's criterion V returns to {V <= M'}, a bounded queue, in finite
 with mean t_b, drawn anew for each batch from a bounded range, change nothing.
 
 Where batches take longer for what is in them (`penstock.theory.attention`), let t_{x+y} be the time by token load, with
-`per_request` more where x > 0. Let w_p x + w_d y >= t_{x+y} for all those batches, and take for V the seconds
+`per_request` and `with_prefill` more where x > 0. Let w_p x + w_d y >= t_{x+y} for all those batches. Let V be
 
     V = w_p W_p + w_d W_d + (the most that the attention of what is left may take).
 
@@ -46,7 +46,7 @@ from penstock.system import policies
 from penstock.system.engines import Engine
 from penstock.system.policies import Policy
 from penstock.system.server import Server
-from penstock.theory.attention import attention, beside, by_load, cut_seconds
+from penstock.theory.attention import attention, beside, beside_prefill
 from penstock.workload.pairs import Lengths
 
 Ints = npt.NDArray[np.int64]
@@ -103,12 +103,12 @@ def drift(lengths: Lengths, server: Server) -> Drift:
     except _Unknown as unknown:
         return Drift(None, 0.0, 0.0, (0, 0), str(unknown))
     load = np.flatnonzero(most >= 0)
-    cut = np.tile(fewest[load] < load, 2) * cut_seconds(server.batch_time)
+    cut = np.tile(fewest[load] < load, 2) * beside_prefill(server.batch_time)
     decode = np.concatenate([fewest[load], most[load]])
     load = np.tile(load, 2)
     prompt = lengths.mean_prompt
     decodes = server.tokens_per_request(prompt, lengths.mean_output) - prompt
-    seconds = by_load(server.batch_time)(load) + cut
+    seconds = server.batch_time.by_tokens(load) + cut
     by_prefill = (load - decode) / prompt / seconds
     by_decode = decode / decodes / seconds if decodes > 0 else by_prefill
     share = _best_share(by_prefill, by_decode) if decodes > 0 else 1.0

@@ -15,7 +15,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.system.engines import Engine
 from penstock.system.server import Server
-from penstock.theory.attention import attention, by_load, cut_seconds, refuse_composition
+from penstock.theory.attention import attention, beside_prefill, refuse_composition
 from penstock.theory.kv_blocks import served
 from penstock.workload.lengths import LONGEST
 from penstock.workload.routes import closed_loop
@@ -104,14 +104,14 @@ def load(workload: Workload, server: Server) -> Load:
             f"{workload.name} has no arrival rate (its requests span no time, or next to none), so it has no load; "
             "give a rate with arrivals 'poisson'"
         )
-    linear = by_load(server.batch_time)
+    linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)
     endless = isinstance(server.policy, Engine) and not server.policy.has_token_budget
     full = server.most_tokens if endless else server.token_budget
     work = served(workload, server)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)
     least, most, sampled = attention(work.lengths, server)
-    most += tokens / full * cut_seconds(server.batch_time)
+    most += tokens / full * beside_prefill(server.batch_time)
     return Load(
         arrival_rate=workload.rate,
         tokens_per_request=tokens * work.share,

@@ -20,7 +20,7 @@ from penstock.profiling.measurements import measured
 from penstock.profiling.sweep import Sweep, measure
 from penstock.run import METRICS, Progress, Run
 from penstock.simulate import simulate
-from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.batch_time import BatchTime, Composition, scaled
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.twin.drift import Drift, drift_of
@@ -34,7 +34,7 @@ NEAR = 0.85
 
 _SAMPLE = 10_000
 _OVERLOAD = 1.1
-_PROBES = 4
+_PROBES = 8
 _SLOWEST = 5.0
 """A run may take so many times the time of its arrivals and its backlog."""
 
@@ -333,9 +333,14 @@ def twin(
     for number in range(settings.seeds):
         if batch_time is None:
             calibrations.append(calibrate(engine, sweep, settings.calibrate_s, warm=False, progress=next(share)))
-        first = first or _probe(engine, sweep)
-        server = Server(calibrations[-1].batch_time, engine.token_budget, engine.max_running, policy=engine.policy)
-        for prediction in predict(server, settings.lengths, settings.loads, settings.seed):
+        calibrated = _probe(engine, sweep)
+        first = first or calibrated
+        for load in settings.loads:
+            model = calibrations[-1].batch_time
+            if batch_time is None:  # the machine may have become slower or faster since
+                model = scaled(model, _probe(engine, sweep) / calibrated)
+            server = Server(model, engine.token_budget, engine.max_running, policy=engine.policy)
+            (prediction,) = predict(server, settings.lengths, [load], settings.seed)
             say(
                 f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog {prediction.direction}, says the "
                 f"simulation; by theorem it is {prediction.theory}"
