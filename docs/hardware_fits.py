@@ -3,17 +3,21 @@
 Run ``python docs/hardware_fits.py ../shared/data``. No row is copied: each file holds the parameters of a fit.
 """
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import polars as pl
+
 import penstock as ps
 from penstock.fitting.batches import MeasuredBatches
-from penstock.fitting.drawn import draw_batches
 from penstock.fitting.fit import fit
-from penstock.fitting.layer_times import Link
-from penstock.fitting.layers import read_llmservingsim, read_vidur
+from penstock.fitting.layers.batch_contents import draw_batches
+from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.fitting.layers.times import Link
 from penstock.fitting.readers import read_batches
 from penstock.system.batch_time_file import write_batch_time
 
@@ -28,6 +32,8 @@ SPLITWISE = "runs of whole models profiled for Splitwise (Patel et al., ISCA 202
 LLMSERVINGSIM = "LLMServingSim's layer profiles (Cho et al.), batches drawn with the lengths of Azure conversations"
 MOST_TOKENS = 16_384
 """Of batches that are fitted: larger ones were measured to take less."""
+MOST_BIAS = 0.03
+"""Of the sum of batch times: fits that are further off are left out."""
 MODELS = {
     "llama-2-7b": ("Llama-2-7B", "meta-llama/Llama-2-7b-hf", 32),
     "llama-3-8b": ("Llama-3-8B", "meta-llama/Meta-Llama-3-8B", 32),
@@ -59,11 +65,9 @@ def linear_layers(data: Path) -> Iterator[Found]:
     for card, accelerator in CARDS.items():
         for name, (model, folder, layers) in MODELS.items():
             file = data / "profiling" / "vidur" / card / folder / "mlp.csv.gz"
-            for degree in (1, 2, 4, 8) if file.exists() else ():
-                try:
-                    profile = read_vidur(file, layers=layers, tensor_parallel=degree)
-                except ps.InputError:  # that degree was not profiled
-                    continue
+            degrees = pl.read_csv(file)["num_tensor_parallel_workers"].unique().sort() if file.exists() else ()
+            for degree in degrees:
+                profile = read_vidur(file, layers=layers, tensor_parallel=degree)
                 batches = profile.without_attention()
                 yield f"{name}-{card}-linear-tp{degree}", model, accelerator, degree, VIDUR, "MIT", "auto", batches
 
@@ -107,6 +111,14 @@ def main(data: Path) -> None:
     for kind in (linear_layers, whole_models, layers_with_attention):
         for name, model, accelerator, degree, source, licence, family, batches in kind(data):
             found = fit(batches, family)
+            model_of = found.model
+            if isinstance(model_of, ps.Composition) and not np.any(batches.pairs):
+                # No prompt was cut, so the cost of a token before it was not seen: cuts are taken to cost nothing.
+                model_of = dataclasses.replace(model_of, cross_attention=2 * model_of.self_attention)
+            if abs(found.bias) > MOST_BIAS or (isinstance(model_of, ps.Composition) and not any(model_of.of_decodes)):
+                print(f"{name:36} left out: bias {found.bias:+.1%}, or decodes cost nothing for their context")
+                (TARGET / f"{name}.yaml").unlink(missing_ok=True)
+                continue
             many = f"{degree} {accelerator}, tensor parallel {degree}" if degree > 1 else f"one {accelerator}"
             what = " (linear layers only)" if kind is linear_layers else ""
             file = found.as_file(f"{model} on {many}{what}", licence)
@@ -118,9 +130,12 @@ def main(data: Path) -> None:
                 "r2": round(found.r2, 4),
                 "r2_without_outliers": round(found.r2_without_outliers, 4),
                 "mean_absolute_error": round(found.mean_absolute_error, 4),
+                "error_of_95_in_100_within": round(float(np.quantile(np.abs(found.errors), 0.95)), 4),
                 "bias": round(found.bias, 4),
+                "warnings": list(found.warnings),
             }
-            facts = {**vars(file), "source": source, "model": model, "accelerator": accelerator, "fit": said}
+            facts = {**vars(file), "batch_time": model_of, "source": source, "model": model, "fit": said}
+            facts["accelerator"] = accelerator
             write_batch_time(TARGET / f"{name}.yaml", type(file)(**facts | {"tensor_parallel": degree}))
             print(f"{name:36} {found.name:22} R2 {found.r2:.4f}  mean error {found.mean_absolute_error:.1%}")
 

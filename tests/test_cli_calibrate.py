@@ -77,7 +77,7 @@ def test_files_are_written(penstock: Any, results: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--fit-rows", "few"], "--fit-rows is 'few'; give lowest:3"),
+        (["--fit-rows", "few"], "fit_rows is 'few'; give lowest:3"),
         (["--format", "guidelm"], "did you mean 'guidellm'"),
         (["--parameters", "step,speed"], "unknown parameter 'speed'"),
         (["--output", "mine.csv"], "is one of the results, which would be lost"),

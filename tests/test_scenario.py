@@ -114,7 +114,7 @@ BAD = {
     "an unknown preset": (said("{preset: azure-cod}"), "did you mean 'azure-code'"),
     "unknown hardware": (
         said(server="hardware: codellama-34b-a100, token_budget: 5"),
-        "did you mean 'codellama-34b-a100-tp",
+        "known: codellama-34b-a100-linear-tp1",
     ),
     "an unknown policy": (said(server=f"{KNOWN}, token_budget: 5, policy: sarati"), "did you mean 'sarathi'"),
     "a negative rate": (said("{preset: azure-code, rate: -1}"), "rate is -1"),

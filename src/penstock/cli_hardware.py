@@ -9,20 +9,27 @@ from penstock.command import Json, print_json
 
 
 def hardware(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this one in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show this one in full, or list those that match.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the hardware whose batch times are known, or show one: its model, its source, how well it fits."""
     from penstock import terminal_hardware
     from penstock.system import presets
 
-    shown = presets.HARDWARE if name is None else {name: presets.hardware(name)}
+    names = list(presets.HARDWARE)
+    if name is not None and name not in names:
+        names = presets.matching(name)
+    elif name is not None:
+        names = [name]
+    shown = [presets.hardware(each) for each in names] or [presets.hardware(str(name))]  # which says that there is none
     if as_json:
-        print_json({"hardware": [_as_dict(entry) for entry in shown.values()]})
-    elif name is None:
-        terminal_hardware.print_catalogue()
+        print_json({"hardware": [_as_dict(entry) for entry in shown]})
+    elif name is None or len(shown) > 1:
+        terminal_hardware.print_catalogue(shown)
     else:
-        terminal_hardware.print_hardware(shown[name])
+        terminal_hardware.print_hardware(shown[0])
 
 
 def _as_dict(entry: Any) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def twin(
     from penstock import terminal_twin
     from penstock import twin as experiment
 
-    settings = experiment.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed)
+    settings = experiment.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
     model_given = _batch_time(batch_time)
     running = _open(engine, model, token_budget, threads, policy, max_running, longest, device, clock)
     progress.announce_compilation()

@@ -36,10 +36,10 @@ _CELLS = 48  # batches of a region chart are gathered on a grid of so many cells
 _GANTT_WIDTH, _DIGIT_WIDTH = 680, 6.5  # px
 
 
-def _policy_channels(names: list[str]) -> dict[str, Any]:
-    """Colour and dash by policy, one legend for both."""
+def _policy_channels(names: list[str], legend_title: str | None = "Policy") -> dict[str, Any]:
+    """Colour and dash by policy, or whatever the legend says, one legend for both."""
     count = range(len(names))
-    legend = alt.Legend(title="Policy", symbolStrokeWidth=2.5, symbolSize=300)
+    legend = alt.Legend(title=legend_title, symbolStrokeWidth=2.5, symbolSize=300)
     return {
         "color": alt.Color(
             "policy:N",
@@ -89,7 +89,9 @@ def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
     return {name: run.series.filter(pl.col("time_s") <= until) for name, run in runs.items()}
 
 
-def latency_cdfs(runs: Mapping[str, Run], about: str = "", policies: Iterable[str] | None = None) -> alt.HConcatChart:
+def latency_cdfs(
+    runs: Mapping[str, Run], about: str = "", policies: Iterable[str] | None = None, legend: str | None = "Policy"
+) -> alt.HConcatChart:
     """Cumulative distributions of TTFT, TBT and E2E, a line per policy.
 
     Parameters
@@ -100,11 +102,15 @@ def latency_cdfs(runs: Mapping[str, Run], about: str = "", policies: Iterable[st
         One line under the figure.
     policies
         All policies of the comparison, where some have no latency to draw: a policy keeps its colour and its dash.
+    legend
+        What the lines stand for.
     """
-    return _side_by_side(latency_panels(runs, policies), about)
+    return _side_by_side(latency_panels(runs, policies, legend), about)
 
 
-def latency_panels(runs: Mapping[str, Run], policies: Iterable[str] | None = None) -> list[alt.Chart]:
+def latency_panels(
+    runs: Mapping[str, Run], policies: Iterable[str] | None = None, legend: str | None = "Policy"
+) -> list[alt.Chart]:
     """Return the panels of `latency_cdfs`."""
     names = list(policies or runs)
     panels = []
@@ -121,7 +127,7 @@ def latency_panels(runs: Mapping[str, Run], policies: Iterable[str] | None = Non
                     axis=alt.Axis(format="~g", tickCount=5),
                 ),
                 y=alt.Y("share:Q", title="Share at most", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
-                **_policy_channels(names),
+                **_policy_channels(names, legend),
             )
             .properties(width=250, height=260)
         )

@@ -22,7 +22,9 @@ def charts(found: "Twin") -> dict[str, Any]:
     drawn: dict[str, Any] = {"twin_tokens": tokens(found)}
     for rho in dict.fromkeys(found.settings.loads):
         trial = found.at(rho)[0]
-        drawn[f"twin_latency_{100 * rho:g}"] = latency_cdfs(runs_of(trial), f"rho {rho:g}, seed {trial.seed}")
+        drawn[f"twin_latency_{100 * rho:g}"] = latency_cdfs(
+            runs_of(trial), f"rho {rho:g}, seed {trial.seed}", legend=None
+        )
     return drawn
 
 

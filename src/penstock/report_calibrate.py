@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock import page, plotting_calibrate
 from penstock.calibration.calibrate import METRICS, Calibration
-from penstock.calibration.words import error_rows, parameter_rows
+from penstock.calibration.words import error_rows, errors_said, parameter_rows
 from penstock.page import Fact, Figure, Section, Table, Verdict
 
 
@@ -21,6 +21,7 @@ def report_calibration(path: Path, found: Calibration, names: str) -> None:
         f"{name.upper()} {error:.1%}" for name, error in judged.items() if error is not None and len(name) < 5
     )
     which = "rows that were not used to fit" if found.fitted < found.rows.height else "rows, all of them used to fit"
+    note = " ".join((errors_said(found), *(f"{said}." for said in found.notes)))
     figures = Figure(
         "Predicted and measured",
         {
@@ -37,7 +38,7 @@ def report_calibration(path: Path, found: Calibration, names: str) -> None:
         heading=f"{found.server.policy.name}, {found.server.limits}",
         verdicts=[Verdict("calibrated", f"Mean relative errors over the {which}: {said}.", "simulation of every row")],
         sections=[
-            Section("Errors", tables=[Table(("Rows", "Number", *METRICS.values()), error_rows(found))]),
+            Section("Errors", tables=[Table(("Rows", "Number", *METRICS.values()), error_rows(found), note)]),
             Section("Parameters", facts=[Fact(*row) for row in parameter_rows(found)]),
             Section("Predicted and measured", figures=[figures]),
             Section("Every row", tables=[_rows(found)]),

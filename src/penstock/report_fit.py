@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from penstock import page, plotting_fit
+from penstock.fitting.description import formula, parameters, quality
 from penstock.fitting.fit import Fit
-from penstock.fitting.words import formula, parameters, quality
 from penstock.page import Fact, Figure, Section, Table, Verdict
 
 

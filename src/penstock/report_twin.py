@@ -72,7 +72,7 @@ def _latencies(found: "Twin") -> list[Figure]:
     for rho in dict.fromkeys(found.settings.loads):
         trial = found.at(rho)[0]
         runs = plotting_twin.runs_of(trial)
-        panels = plotting.latency_panels(runs)
+        panels = plotting.latency_panels(runs, legend=None)
         rows = []
         for metric in ("ttft_s", "tbt_s", "e2e_s"):
             for statistic in ("mean", "p50", "p99"):

@@ -261,6 +261,13 @@ class ServerSection(Section):
             block_size=self.block_size,
         )
 
+    def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
+        """Return what is known of the batch times, and should be told."""
+        if self.batch_time is not None and self.batch_time.file is None:
+            return ()
+        known = hardware(str(self.hardware)) if self.batch_time is None else self.batch_time.read_file(folder)
+        return known.notes(server.token_budget, memory=server.memory is not None)
+
     def _limits(self) -> tuple[int, int | None]:
         """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
         budget, slots = self.token_budget, self.max_batch_size
@@ -370,6 +377,8 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     if server.order == "priority" and workload.priority is None:
         said = "no request has a priority (a trace has them with `columns: {priority: NAME}`): first come, first served"
         workload = dataclasses.replace(workload, notices=(*workload.notices, said))
+    if notes := given.server.notes(folder, server):
+        workload = dataclasses.replace(workload, notices=(*workload.notices, *notes))
     requests = simulate.requests
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS

@@ -5,8 +5,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.calibration.calibrate import METRICS, Calibration
-from penstock.calibration.words import error_rows, parameter_rows
+from penstock.calibration.words import error_rows, errors_said, parameter_rows
 from penstock.terminal import facts
+
+_HEADS = {"requests_per_s": "req/s", "ttft_p99": "p99 TTFT", "e2e_p99": "p99 E2E"} | {
+    name: name.upper() for name in ("ttft", "itl", "e2e")
+}
 
 
 def print_calibration(found: Calibration, names: str) -> None:
@@ -37,12 +41,14 @@ def _table(title: str, columns: tuple[str, ...], words: int) -> Table:
 
 
 def _print_errors(console: Console, found: Calibration) -> None:
-    columns = ("Rows", "", *(name.upper() if len(name) < 5 else "req/s" for name in METRICS))
+    columns = ("Rows", "", *(_HEADS[name] for name in METRICS))
     table = _table("Mean of |predicted / measured - 1|", columns, 1)
     for row in error_rows(found):
         table.add_row(*row)
     console.print()
     console.print(table)
+    for said in (errors_said(found), *found.notes):
+        console.print(f"[dim]{escape(said)}[/dim]", highlight=False)
 
 
 def _print_rows(console: Console, found: Calibration) -> None:

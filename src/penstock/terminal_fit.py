@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.fitting.description import formula, parameters, quality
 from penstock.fitting.fit import Fit
-from penstock.fitting.words import formula, parameters, quality
 from penstock.terminal import facts, print_warnings
 
 _KNOTS = 12
@@ -30,10 +30,14 @@ def print_fit(fit: Fit) -> None:
 
 
 def _parameters(fit: Fit) -> Table:
-    table = _table(f"Parameters, with {fit.confidence:.0%} intervals", ("", "value", "from", "to", "", "cost of"))
     rows = parameters(fit)
-    every = -(-len(rows) // _KNOTS) if fit.name == "table" else 1
-    for row in [*rows[:-1:every], rows[-1]]:
+    loads = [row for row in rows if row.name.startswith("t_")]
+    every = -(-len(loads) // _KNOTS) or 1
+    shown = [*loads[:-1:every], *loads[-1:], *rows[len(loads) :]]
+    some = f"; {len(shown) - len(rows) + len(loads)} of {len(loads)} token loads" if len(shown) < len(rows) else ""
+    title = f"Parameters, with {fit.confidence:.0%} intervals{some}"
+    table = _table(title, ("", "value", "from", "to", "", "cost of"))
+    for row in shown:
         table.add_row(row.name, *(f"{value:,.4g}" for value in (row.value, row.low, row.high)), row.unit, row.meaning)
     return table
 

@@ -1,29 +1,31 @@
 """Hardware in the terminal: what is known, and one of them in full."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from penstock.system.batch_time import BatchTime, Composition, Measured
 from penstock.system.batch_time_file import section_of
-from penstock.system.presets import HARDWARE, Hardware
+from penstock.system.presets import Hardware
 
 _CONTEXT = 1_000
 LOADS = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
 """Decodes and prefill tokens of the batches that are shown."""
 
 
-def print_catalogue() -> None:
-    """Print every entry in a line."""
+def print_catalogue(entries: Sequence[Hardware]) -> None:
+    """Print each entry in a line."""
     console = Console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Hardware", overflow="fold")
     for name in ("1 decode\nms", "64 decodes\nms", "512-token\nprompt, ms", "share of\ncontext"):
         table.add_column(name, justify="right")
-    for name, entry in HARDWARE.items():
+    for entry in entries:
         model = entry.batch_time
         shown = [milliseconds(model, decodes, prompt) for decodes, prompt in ((1, 0), (64, 0), (0, 512))]
-        table.add_row(name, *(f"{ms:,.2f}" for ms in shown), "-" if model.by_load else f"{_share(model):.0%}")
+        table.add_row(entry.name, *(f"{ms:,.2f}" for ms in shown), "-" if model.by_load else f"{_share(model):.0%}")
     console.print(table)
     console.print(
         f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' time that those "
@@ -80,11 +82,11 @@ def _words(decodes: int, prompt: int) -> str:
 
 
 def _parameters(section: dict[str, object], within: str = "") -> list[tuple[str, str]]:
-    """Return the parameters of a model line by line."""
+    """Return the parameters of a model line by line, without where they lie."""
     found: list[tuple[str, str]] = []
     for name, value in section.items():
         if isinstance(value, dict):
-            found += _parameters(value, f"{within}{name}.")
+            found += _parameters(value, "" if name == "composition" else f"{name} ")
         elif isinstance(value, list):
             found.append((f"{within}{name}", f"{len(value)} values from {value[0]:,.4g} to {value[-1]:,.4g}"))
         else:

@@ -130,7 +130,14 @@ def notes(found: "Twin") -> list[str]:
     for rho in dict.fromkeys(found.settings.loads):
         errors = [trial.error("e2e_s") for trial in found.at(rho)]
         mean = sum(errors) / len(errors)
-        said.append(f"rho {rho:g}: mean E2E predicted {mean:+.1%} off, {min(errors):+.1%} to {max(errors):+.1%}")
+        spread = f", {min(errors):+.1%} to {max(errors):+.1%}" if len(errors) > 1 else ""
+        said.append(f"rho {rho:g}: mean E2E predicted {mean:+.1%} off{spread}")
+    worst = max((trial.batch_error for trial in found.trials), key=abs)
+    if abs(worst) > _DRIFTED:
+        said.append(
+            f"The batch times themselves were off by up to {worst:+.1%}, which queues multiply: do not read those "
+            "latencies as errors of the queueing; measure for longer (--calibrate), on a quieter machine"
+        )
     for number, calibration in enumerate(found.calibrations):
         if calibration.fit is not None:
             fit = calibration.fit

@@ -84,11 +84,22 @@ def test_guidellm_strategies_are_load_patterns(
     assert (row["pattern"], row["in_flight"]) == (pattern, in_flight)
 
 
+def test_guidellm_begins_with_a_burst_only_where_it_says_so(tmp_path: Path) -> None:
+    for said, requests in (({"initial_burst": True}, 2), ({"initial_burst": False}, 0), ({}, 0)):
+        entry = GUIDELLM | {"args": {"strategy": {"type_": "constant", "rate": 2.5} | said}, "request_totals": TOTALS}
+        assert one(written(tmp_path / "benchmarks.json", {"benchmarks": [entry]}))["burst"] == requests
+
+
+def test_a_table_has_a_burst_only_where_a_column_says_so(tmp_path: Path) -> None:
+    text = "load,prompt,output,ttft_ms,burst\npoisson@20,64,64,20,\nconstant@20,64,64,20,20\n"
+    assert read_benchmarks(written(tmp_path / "mine.csv", text))["burst"].to_list() == [None, 20]
+
+
 def test_a_real_guidellm_sweep_says_the_same_as_its_table_of_all_sweeps(sweeps: Path) -> None:
     raw = read_benchmarks(sweeps / "sweep-i256-o64.json.gz")
     table = read_benchmarks(sweeps / "tidy.csv").filter(pl.col("run") == "sweep-i256-o64.json")
     assert raw.height == table.height == 10
-    for name in ("in_flight", "completed", "incomplete", "burst", "prompt_low", "output_high", "shape", "pattern"):
+    for name in ("in_flight", "completed", "incomplete", "prompt_low", "output_high", "shape", "pattern"):
         assert raw[name].to_list() == table[name].to_list()
     for name in ("ttft_p50_s", "itl_mean_s", "e2e_mean_s", "e2e_p99_s", "prompt_tokens", "requests_per_s"):
         assert raw[name].to_list() == pytest.approx(table[name].to_list())
@@ -213,6 +224,30 @@ def test_a_table_with_strategies_and_compressed(tmp_path: Path) -> None:
     (tmp_path / "mine.csv.gz").write_bytes(gzip.compress(text.encode()))
     row = one(tmp_path / "mine.csv.gz")
     assert (row["pattern"], row["in_flight"], row["load"]) == ("closed", 4, "concurrent@4")
+
+
+def test_a_load_that_is_no_strategy_is_only_a_name(tmp_path: Path) -> None:
+    row = one(written(tmp_path / "mine.csv", "load,rate,prompt,output,ttft_ms\nteam@prod,3,64,64,20\n"))
+    assert (row["load"], row["pattern"], row["rate"]) == ("team@prod", "poisson", 3.0)
+
+
+def test_rows_that_say_too_little_are_left_out_and_counted(tmp_path: Path) -> None:
+    table = read_benchmarks(written(tmp_path / "mine.csv", CSV + "0,512,100,40,9000,1.5\n,512,100,40,9000,1.5\n"))
+    assert table.height == 2
+    assert table["note"].to_list() == ["2 rows of mine.csv without a load, lengths or times left out", None]
+
+
+LIMIT = "the client sent no more than 16 requests at once, which is not simulated beside a rate"
+
+
+@pytest.mark.parametrize(("e2e_ms", "said"), [(100.0, None), (9000.0, LIMIT)])
+def test_a_limit_on_requests_at_once_beside_a_rate_is_said_where_it_may_bind(
+    e2e_ms: float, said: str | None, tmp_path: Path
+) -> None:
+    row = one(written(tmp_path / "a.json", VLLM | {"max_concurrency": 16, "mean_e2el_ms": e2e_ms}))
+    assert (row["pattern"], row["in_flight"], row["note"]) == ("poisson", None, said)
+    table = f"rate,in_flight,requests_per_s,prompt,output,ttft_ms,e2e_ms\n2,16,1.3,64,64,9,{e2e_ms}\n"
+    assert one(written(tmp_path / "mine.csv", table))["note"] == said
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock.calibration.benchmarks import COLUMNS
-from penstock.calibration.predict import Load, Overhead, load_of, predict, simulated, sustained_rate
+from penstock.calibration.predict import Overhead, Requests, predict, requests_of, simulated, sustained_rate
 
 SERVER = ps.Server(
     ps.Composition(ps.Affine(0.007, 2e-5), decode_attention=4e-8, per_request=2e-5), 8192, 256, policy="vllm"
@@ -34,7 +34,7 @@ def row(**known: Any) -> dict[str, Any]:
 def test_a_closed_loop_is_an_open_one_whose_arrivals_are_its_departures() -> None:
     rng = np.random.default_rng(1)
     prompt, output = rng.integers(1, 900, 400), rng.integers(2, 120, 400)
-    run = simulated(Load(np.zeros(400), prompt, output, 20, None), SERVER)
+    run = simulated(Requests(np.zeros(400), prompt, output, 20, None), SERVER)
     assert run.rows is not None
     arrivals = np.concatenate([np.zeros(20, np.int64), np.sort(run.rows.finish)[: 400 - 20]])
     open_loop = ps.simulate(ps.Workload.from_arrays(arrivals * run.tick_s, prompt, output), SERVER)
@@ -44,7 +44,7 @@ def test_a_closed_loop_is_an_open_one_whose_arrivals_are_its_departures() -> Non
 
 
 def test_one_request_at_a_time_takes_its_prefill_and_its_decodes_and_the_overhead() -> None:
-    load = load_of(row(pattern="closed", rate=None, in_flight=1, completed=50), SERVER)
+    load = requests_of(row(pattern="closed", rate=None, in_flight=1, completed=50), SERVER)
     predicted = predict(load, SERVER, Overhead(fixed=0.003))
     prefill = float(SERVER.batch_time.of_batch(prefill=[(500, 0)]))  # type: ignore[attr-defined]
     decodes = [float(SERVER.batch_time.of_batch(decode=[500 + i])) for i in range(99)]  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_requests_that_a_benchmark_cuts_off_are_left_out() -> None:
     long = row(
         output_tokens=1600.0, output_low=1000.0, output_high=3000.0, duration_s=30.0, completed=60, incomplete=90
     )
-    load = load_of(long, SERVER)
+    load = requests_of(long, SERVER)
     run = simulated(load, SERVER)
     assert run.rows is not None
     finished = run.rows.finish >= 0
@@ -71,39 +71,52 @@ def test_the_lengths_of_few_requests_have_the_means_that_were_measured() -> None
     few = row(
         pattern="closed", in_flight=1, rate=None, completed=12, incomplete=1, prompt_tokens=430.0, duration_s=12.0
     )
-    load = load_of(few | {"prompt_low": 250.0, "prompt_high": 750.0}, SERVER)
+    load = requests_of(few | {"prompt_low": 250.0, "prompt_high": 750.0}, SERVER)
     run = simulated(load, SERVER)
     assert run.rows is not None
     assert load.prompt_tokens[run.rows.finish >= 0].mean() == pytest.approx(430, rel=0.02)
 
 
 def test_a_benchmark_that_waits_for_all_finishes_all() -> None:
-    run = simulated(load_of(row(incomplete=0, pattern="poisson"), SERVER), SERVER)
+    run = simulated(requests_of(row(incomplete=0, pattern="poisson"), SERVER), SERVER)
     assert (run.arrived, run.finished) == (300, 300)
 
 
 def test_gamma_gaps_have_the_rate_and_the_burstiness_of_the_tool() -> None:
-    load = load_of(row(incomplete=0, pattern="poisson", completed=20_000, rate=50.0, burstiness=0.25), SERVER)
+    load = requests_of(row(incomplete=0, pattern="poisson", completed=20_000, rate=50.0, burstiness=0.25), SERVER)
     gaps = np.diff(load.arrival_s)
     assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(2, rel=0.05)
 
 
 def test_a_burst_at_the_start_comes_at_once() -> None:
-    load = load_of(row(burst=7), SERVER)
-    assert (load.arrival_s == 0).sum() == 8
-    assert np.diff(load.arrival_s)[8:] == pytest.approx(0.2)
+    load = requests_of(row(burst=7), SERVER)
+    assert (load.arrival_s == 0).sum() == 7
+    assert np.diff(load.arrival_s)[6:] == pytest.approx(0.2)
+
+
+def test_a_median_is_predicted_by_a_median_and_a_mean_over_requests_by_such_a_mean() -> None:
+    """Gaps beside prompts are long and few, and requests with few tokens count as much as those with many."""
+    load = requests_of(row(rate=15.0, pattern="poisson", incomplete=0, completed=900, output_std=100.0), SERVER)
+    predicted, run = predict(load, SERVER, NOTHING), simulated(load, SERVER)
+    assert run.rows is not None
+    decode = (run.rows.finish - run.rows.first_token) * run.tick_s
+    gaps = run.rows.output_tokens - 1
+    assert predicted["itl_mean_s"] == pytest.approx(decode.sum() / gaps.sum())
+    assert predicted["tpot_mean_s"] == pytest.approx((decode[gaps > 0] / gaps[gaps > 0]).mean())
+    assert predicted["itl_p50_s"] == pytest.approx(run.latency().filter(metric="tbt_s")["p50"].item())
+    assert predicted["itl_p50_s"] < 0.95 * predicted["itl_mean_s"]
 
 
 def test_streams_delay_the_first_token_by_as_many_times_their_overhead() -> None:
-    load = load_of(row(pattern="poisson", duration_s=1000.0, completed=5000), SERVER)
+    load = requests_of(row(pattern="poisson", duration_s=1000.0, completed=5000), SERVER)
     without, with_streams = (predict(load, SERVER, Overhead(per_stream=each)) for each in (0.0, 1e-3))
     streams = (with_streams["ttft_mean_s"] - without["ttft_mean_s"]) / 1e-3
     assert streams == pytest.approx(without["requests_per_s"] * 99 * without["itl_mean_s"], rel=0.15)
 
 
 def test_a_server_carries_what_it_is_stable_at_and_no_more() -> None:
-    limit = sustained_rate(load_of(row(), SERVER), SERVER)
+    limit = sustained_rate(requests_of(row(), SERVER), SERVER)
     below, above = (
         ps.simulate(ps.Workload.deterministic(share * limit, 500, 100), SERVER, requests=4000) for share in (0.95, 1.1)
     )
@@ -112,7 +125,7 @@ def test_a_server_carries_what_it_is_stable_at_and_no_more() -> None:
 
 
 def test_memory_that_holds_requests_back_shows_as_time_to_first_token() -> None:
-    load = load_of(row(pattern="closed", in_flight=200, rate=None, completed=2000, incomplete=200), SERVER)
+    load = requests_of(row(pattern="closed", in_flight=200, rate=None, completed=2000, incomplete=200), SERVER)
     short = dataclasses.replace(SERVER, memory=ps.Memory.of_tokens(40_000), policy_params=())
     ample, scarce = (predict(load, server, NOTHING) for server in (SERVER, short))
     assert scarce["ttft_p50_s"] > 5 * ample["ttft_p50_s"]

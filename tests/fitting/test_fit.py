@@ -1,5 +1,6 @@
 """A fit finds the parameters that made the batches, says how sure it is, and which family they come from."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 from penstock.errors import InputError
 from penstock.fitting.batches import MeasuredBatches, joined
 from penstock.fitting.choose import choose
-from penstock.fitting.fit import fit, seconds_of
+from penstock.fitting.fit import fit
+from penstock.fitting.judged import seconds_of
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 AFFINE, HINGE = Affine(c=9e-3, a=7e-5), Hinge(c=12e-3, a=9e-5, b0=200)
 STEPS = PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)
-COMPOSED = Composition(AFFINE, 1e-8, 2.5e-8, 3e-8, 5e-8, 2e-5)
+COMPOSED = Composition(AFFINE, 1e-8, 2.5e-8, 3e-8, 5e-8, 2e-5, 2e-3)
 
 
 def batches(model: BatchTime, count: int, seed: int, noise: float = 0.0, outliers: float = 0.0) -> MeasuredBatches:
@@ -53,8 +55,14 @@ def same(found: BatchTime, planted: BatchTime, rtol: float) -> bool:
     """Say whether every parameter is the planted one."""
     if isinstance(found, Composition):
         assert isinstance(planted, Composition)
-        ours = (found.self_attention, found.cross_attention, *found.of_decodes, found.per_request)
-        theirs = (planted.self_attention, planted.cross_attention, *planted.of_decodes, planted.per_request)
+        ours = (found.self_attention, found.cross_attention, *found.of_decodes, found.per_request, found.with_prefill)
+        theirs = (
+            planted.self_attention,
+            planted.cross_attention,
+            *planted.of_decodes,
+            planted.per_request,
+            planted.with_prefill,
+        )
         return same(found.linear, planted.linear, rtol) and np.allclose(ours, theirs, rtol=rtol)
     assert type(found) is type(planted)
     return np.allclose(list(vars(found).values()), list(vars(planted).values()), rtol=rtol)
@@ -101,12 +109,14 @@ def test_intervals_hold_the_planted_values_as_often_as_they_say_with_a_tenth_of_
     true = {"c": AFFINE.c, "a": AFFINE.a}
     if isinstance(planted, Composition):
         costs = ("self_attention", "cross_attention", "decode_attention", "mixed_attention", "per_request")
-        true |= {cost: getattr(planted, cost) for cost in costs}
-    held = []
-    for seed in range(40):
-        found = fit(batches(planted, 300, seed, noise=0.05, outliers=0.1), name)
-        held += [low <= true[cost] <= high for cost, (_, low, high) in found.parameters.items()]
-    assert 0.87 <= np.mean(held) <= 1.0
+        true |= {cost: getattr(planted, cost) for cost in (*costs, "with_prefill")}
+    found = [fit(batches(planted, 300, seed, noise=0.05, outliers=0.1), name).parameters for seed in range(40)]
+    held = [low <= true[cost] <= high for one in found for cost, (_, low, high) in one.items()]
+    assert np.mean(held) >= 0.87
+    for cost in true:
+        values, low, high = np.array([one[cost] for one in found]).T
+        spread = np.ptp(np.quantile(values, [0.1, 0.9])) / 2.56  # standard deviations from the middle 80%
+        assert 0.6 < np.median(high - low) / (4 * spread) < 1.5, cost
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -151,6 +161,102 @@ def test_the_model_says_what_the_fit_predicts(name: str) -> None:
     assert np.allclose(seconds_of(found.model, measured), found.predicted, rtol=1e-9)
 
 
+def mixture(extra: float, share: float, seed: int = 0, **known: bool) -> MeasuredBatches:
+    """Return decodes among which some batches hold a short prompt, too, and take ``extra`` seconds more for it."""
+    rng = np.random.default_rng(seed)
+    beside = rng.random(3_000) < share
+    decodes = rng.integers(1, 200, 3_000)
+    new = np.where(beside, rng.integers(10, 120, 3_000), 0)
+    context = decodes * rng.integers(200, 1_500, 3_000)
+    seconds = 0.008 + 3e-5 * (new + decodes) + 3e-8 * context + extra * beside
+    seconds = seconds * (1 + 0.015 * rng.standard_normal(3_000))
+    if known:
+        return MeasuredBatches(seconds, new + decodes, new)
+    return MeasuredBatches(seconds, new + decodes, new, decodes, decodes + beside, new**2, 0 * new, context)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.08, 0.15])
+def test_what_a_batch_with_a_prompt_takes_beside_is_found_and_none_is_left_out_for_it(share: float) -> None:
+    """CUDA graphs hold decodes alone: 6 ms more are no stalls, and nothing that attention costs."""
+    measured = mixture(6e-3, share)
+    found = fit(measured, "composition-affine")
+    beside = measured.prefill_tokens > 0  # type: ignore[operator]
+    assert found.outliers[beside].mean() < 0.01
+    assert found.errors[beside].mean() == pytest.approx(0, abs=0.01)
+    value, low, high = found.parameters["with_prefill"]
+    assert low <= value <= high
+    assert value == pytest.approx(6e-3, rel=0.03)
+    assert found.parameters["self_attention"][0] < 5e-8  # 6 ms would be 4e-7
+
+
+def test_batches_with_prompts_are_no_outliers_of_decodes_even_where_the_model_has_no_term_for_them() -> None:
+    measured = mixture(6e-3, 0.08, only_tokens=True)
+    found = fit(measured, "affine")
+    beside = measured.prefill_tokens > 0  # type: ignore[operator]
+    assert found.outliers[beside].mean() < 0.01
+    assert abs(found.bias) < 0.01
+
+
+def test_stalls_are_found_among_prompts_and_among_decodes() -> None:
+    exact = mixture(6e-3, 0.15)
+    stalled = np.arange(3_000) % 25 == 0
+    found = fit(dataclasses.replace(exact, seconds=exact.seconds * np.where(stalled, 3, 1)), "composition-affine")
+    assert (found.outliers == stalled).mean() > 0.998
+
+
+def test_where_batches_with_prompts_are_left_out_for_the_most_part_it_is_said() -> None:
+    """Half of those with prompts stall."""
+    exact = mixture(6e-3, 0.1)
+    stalled = (exact.prefill_tokens > 0) & (np.arange(3_000) % 3 == 0)  # type: ignore[operator]
+    found = fit(dataclasses.replace(exact, seconds=exact.seconds * np.where(stalled, 4, 1)), "composition-affine")
+    assert any("of the batches with prefill were left out" in said for said in found.warnings)
+    assert not any("with prefill were left out" in said for said in fit(exact, "composition-affine").warnings)
+
+
+def test_seconds_that_the_model_lacks_are_the_first_warning_and_stand_in_the_file() -> None:
+    """5% of the batches five times as long: a fifth more time in all, whatever the model says."""
+    exact = batches(AFFINE, 2_000, seed=1, noise=0.03)
+    stalled = np.arange(2_000) % 20 == 0
+    found = fit(dataclasses.replace(exact, seconds=exact.seconds * np.where(stalled, 5, 1)), "affine")
+    longer = 1 / (1 + found.bias) - 1
+    assert longer == pytest.approx(0.2, abs=0.03)
+    assert found.warnings[0].startswith(f"all batches together took {longer:.1%} longer")
+    assert found.as_file().fit["warnings"][0] == found.warnings[0]
+    assert not any("together took" in said for said in fit(exact, "affine").warnings)
+
+
+def test_noise_is_no_fall_of_times_with_load() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        tokens = rng.integers(1, 500, 1_000)
+        seconds = AFFINE(tokens) * (1 + 0.1 * rng.standard_normal(1_000))
+        assert not any("less time" in said for said in fit(MeasuredBatches(seconds, tokens), "affine").warnings)
+
+
+def test_up_to_which_lengths_attention_was_measured_is_said() -> None:
+    found = fit(mixture(0.0, 0.1), "composition-affine")
+    (said,) = (said for said in found.warnings if said.startswith("attention was measured"))
+    assert "119 tokens of a prompt at once, 1,499 tokens before a decode" in said
+    assert not any(said.startswith("attention") for said in fit(mixture(0.0, 0.1), "affine").warnings)
+
+
+def test_medians_of_a_profile_have_no_outliers() -> None:
+    """Steps of a kernel's tiling are what the times are."""
+    tokens = np.arange(1, 200)
+    jumps = AFFINE(tokens) * np.where(tokens % 24 == 0, 1.3, 1)
+    assert fit(MeasuredBatches(jumps, tokens), "affine").outliers.any()
+    assert not fit(MeasuredBatches(jumps, tokens, averaged=True), "affine").outliers.any()
+
+
+def test_of_prefill_and_decode_tokens_one_gives_the_other_and_the_model_says_what_is_predicted() -> None:
+    whole = batches(COMPOSED, 300, seed=2)
+    for name in ("prefill_tokens", "decode_tokens"):
+        part = dataclasses.replace(whole, **{name: None})
+        assert np.allclose(getattr(part, name), getattr(whole, name))
+        found = fit(part, "composition-affine")
+        assert np.allclose(seconds_of(found.model, part), found.predicted, rtol=1e-9)
+
+
 def test_terms_that_cannot_be_told_apart_are_left_out_and_named() -> None:
     """In decodes alone every request is a token."""
     rng = np.random.default_rng(0)
@@ -178,8 +284,12 @@ def test_a_few_decodes_beside_prefill_cost_what_others_do() -> None:
     assert found.parameters["decode_attention"][0] == pytest.approx(3e-8, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_any_batches_give_a_model_that_says_what_is_predicted_or_one_line(seed: int) -> None:
+def test_any_batches_give_a_model_that_says_what_is_predicted_or_one_line() -> None:
+    """And most give a model."""
+    assert sum(gives_a_model(seed) for seed in range(24)) >= 16
+
+
+def gives_a_model(seed: int) -> bool:
     rng = np.random.default_rng(seed)
     count = int(rng.choice([5, 9, 30, 100]))
     new = np.where(rng.random(count) < 0.3, rng.integers(1, int(rng.choice([2, 50, 5_000])), count), 0)
@@ -195,9 +305,12 @@ def test_any_batches_give_a_model_that_says_what_is_predicted_or_one_line(seed: 
         said = str(error)
     else:
         said = ""
-        assert np.allclose(seconds_of(found.model, measured), found.predicted, rtol=1e-6)
-        assert all(0 <= low <= value <= high for value, low, high in found.parameters.values())
     assert "\n" not in said
+    if said:
+        return False
+    assert np.allclose(seconds_of(found.model, measured), found.predicted, rtol=1e-6)
+    assert all(0 <= low <= value <= high for value, low, high in found.parameters.values())
+    return True
 
 
 def test_times_that_fall_give_no_negative_cost_but_a_warning() -> None:
@@ -240,8 +353,12 @@ def test_batches_held_out_are_neighbours_in_time_but_dealt_out_in_a_sweep() -> N
     assert not run.is_sweep
     assert all((np.diff(block) == 1).all() for block in run.blocks(5))
     sweep = by_load(AFFINE, np.arange(1, 101))
-    assert sweep.is_sweep
-    assert all(block.max() - block.min() > 50 for block in sweep.blocks(5))
+    nested = by_load(AFFINE, np.tile(2 ** np.arange(8), 12))
+    chosen = dataclasses.replace(run, sweep=True)
+    for measured in (sweep, nested, chosen):
+        assert measured.is_sweep
+        assert all(block.max() - block.min() > 50 for block in measured.blocks(5))
+    assert not dataclasses.replace(sweep, sweep=False).is_sweep
     for measured in (run, sweep):
         assert sorted(np.concatenate(measured.blocks(5)).tolist()) == list(range(100))
 
@@ -272,6 +389,8 @@ ONE_LOAD = MeasuredBatches(np.full(20, 0.01), np.full(20, 64.0))
         (lambda: fit(GOOD, "steps", b0=0), "b0 is 0"),
         (lambda: fit(GOOD, "affine", confidence=2), "confidence is 2"),
         (lambda: choose(GOOD, folds=1), "folds is 1"),
+        (lambda: MeasuredBatches(np.ones(1), np.ones(1), np.full(1, 2.0)), "has 2 prefill tokens, but 1 in all"),
+        (lambda: MeasuredBatches(np.ones(1), np.ones(1), squares=np.ones(1)), "give prefill_tokens, too"),
         (lambda: GOOD.up_to(0), "the largest token load is 0"),
         (lambda: ONE_LOAD.up_to(10), "none is left"),
         (lambda: MeasuredBatches(np.ones(2), np.ones(3)), "3 values of tokens for 2 batches"),

@@ -5,15 +5,16 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.fitting.attention import Grid
-from penstock.fitting.drawn import Compositions, draw_batches
-from penstock.fitting.layer_times import LayerTimes, Link
-from penstock.fitting.layers import read_llmservingsim, read_vidur
+from penstock.fitting.layers.attention import Grid
+from penstock.fitting.layers.batch_contents import BatchContents, draw_batches
+from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.fitting.layers.times import LayerTimes, Link
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "profiling"
@@ -97,6 +98,31 @@ def test_a_decode_that_outlasts_the_others_costs_what_the_profile_says_of_a_prom
 def test_a_batch_beyond_the_profile_is_refused(profile) -> None:
     with pytest.raises(InputError, match="beyond"):
         profile.seconds([(2049, 0)])
+
+
+def test_the_head_goes_on_in_a_straight_line_beyond_the_most_requests_that_were_profiled(profile) -> None:
+    """256 requests were; each further one costs as much as those before."""
+    more, fewer = profile.seconds((), [100] * 400), profile.seconds((), [100] * 300)
+    assert more - fewer == pytest.approx((LAYERS * (DENSE + 0.02 + ALONE * 100) + 0.2 + REQUEST) * 100 / 1e6)
+
+
+def test_experts_in_all_and_per_token_may_be_given_where_the_profile_does_not_begin_with_one_token(tmp_path) -> None:
+    """The profile goes from 8 to 128 experts at work; each token is sent to 4 of 64."""
+    folder = write_profile(tmp_path / "tp1", experts=True)
+    told, guessed = (
+        read_llmservingsim(folder, LAYERS, **counts) for counts in ({"experts": 64, "experts_per_token": 4}, {})
+    )
+    at_work = [e * (1 - (1 - k / e) ** 16) for e, k in ((64, 4), (128, 8))]
+    assert told.seconds([(16, 0)]) - guessed.seconds([(16, 0)]) == pytest.approx(
+        LAYERS * 2 * (at_work[0] - at_work[1]) / 1e6
+    )
+    with pytest.raises(InputError, match="experts_per_token"):
+        read_llmservingsim(folder, LAYERS, experts_per_token=0)
+
+
+def test_a_batch_time_file_names_the_profile_and_not_the_folders_above_it(profile, tmp_path) -> None:
+    file = profile.composition([500, 900], [100, 50], max_batch_size=32, count=200).as_file("a planted profile")
+    assert file.source == "tp1 (layer profile of LLMServingSim)"
 
 
 def test_an_empty_batch_is_refused(profile) -> None:
@@ -250,7 +276,7 @@ def test_ranks_are_fitted_up_to_the_load_that_one_of_them_may_get(tmp_path) -> N
 
 
 def test_compositions_count_what_a_model_needs() -> None:
-    batches = Compositions(np.array([2.0, 0.0]), np.array([50.0, 0.0]), np.array([40.0, 0.0]), np.array([0, 1, 1]),
+    batches = BatchContents(np.array([2.0, 0.0]), np.array([50.0, 0.0]), np.array([40.0, 0.0]), np.array([0, 1, 1]),
                            np.array([5.0, 7.0, 2.0]), np.array([0.0, 3.0, 0.0]))  # fmt: skip
     assert batches.prefill.tolist() == [5, 9]
     assert batches.prompts.tolist() == [1, 2]
@@ -297,6 +323,21 @@ def test_vidurs_attention_kernels_add_up() -> None:
     apart = whole.seconds(prefill) - plain.seconds(prefill) + whole.seconds((), decode) - plain.seconds((), decode)
     assert both == pytest.approx(apart)
     assert 0.01 < both / linear < 0.5
+
+
+@with_profiles
+def test_saving_keys_and_values_counts_where_the_profile_has_it(tmp_path) -> None:
+    """Half a millisecond in each of 48 layers."""
+    folder = SHARED / "vidur" / "a100"
+    mlp = folder / "codellama" / "CodeLlama-34b-Instruct-hf" / "mlp.csv.gz"
+    attention = folder / "attention_gqa64q8kv_tp2.csv.gz"
+    saving = pl.lit(0.5).alias("time_stats.attn_kv_cache_save.median")
+    pl.read_csv(attention).with_columns(saving).write_csv(tmp_path / "attention.csv")
+    without, with_it = (
+        read_vidur(mlp, file, layers=48, tensor_parallel=2).seconds((), [1_000] * 32)
+        for file in (attention, tmp_path / "attention.csv")
+    )
+    assert with_it - without == pytest.approx(48 * 0.5e-3, rel=1e-6)
 
 
 @with_profiles

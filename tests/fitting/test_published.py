@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.fitting.fit import fit, seconds_of
+from penstock.fitting.fit import fit
+from penstock.fitting.judged import seconds_of
 from penstock.fitting.readers import read_batches
 
 PAPER = {1: (11.28e-3, 35.47e-3), 2: (7.24e-3, 18.03e-3), 4: (6.96e-3, 8.69e-3)}

@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from penstock.errors import InputError
+from penstock.fitting.fit import fit
 from penstock.fitting.readers import FORMATS, read_batches
 
 LINE = (
@@ -77,6 +78,12 @@ def test_three_models_in_one_table_must_be_told_apart(shared_data: Path) -> None
         read_batches(shared_data / "real_runs" / "blis_stepml" / "steps_with_true_cycle.parquet")
 
 
+def test_spaces_around_a_value_chosen_do_not_matter(shared_data: Path) -> None:
+    path = shared_data / "profiling" / "splitwise_sim" / "perf_model.csv"
+    machine = {"model": " llama2-70b", "hardware": "a100-80gb ", "tensor_parallel": "2"}
+    assert len(read_batches(path, where=machine)) > 0
+
+
 def test_a_row_of_splitwise_is_a_prefill_and_a_decode(shared_data: Path) -> None:
     path = shared_data / "profiling" / "splitwise_sim" / "perf_model.csv"
     machine = {"model": "llama2-70b", "hardware": "a100-80gb", "tensor_parallel": "2"}
@@ -106,6 +113,26 @@ def test_layer_times_are_read_when_the_number_of_layers_is_given(profile: str, s
     assert (few.seconds < many.seconds).all()
     with pytest.raises(InputError, match="--layers"):
         read_batches(path)
+
+
+@pytest.mark.parametrize(
+    ("profile", "where", "degree"),
+    [
+        ("vidur/a100/codellama/CodeLlama-34b-Instruct-hf/mlp.csv.gz", {}, 1),
+        ("vidur/a100/codellama/CodeLlama-34b-Instruct-hf/mlp.csv.gz", {"num_tensor_parallel_workers": "4"}, 4),
+        ("llmservingsim/RTXPRO6000/Qwen/Qwen3-32B/bf16/tp2", {}, 2),
+    ],
+)
+def test_layer_times_say_that_attention_and_exchange_are_not_in_them(
+    profile: str, where: dict[str, str], degree: int, shared_data: Path
+) -> None:
+    found = read_batches(shared_data / "profiling" / profile, layers=48, where=where)
+    expected = ["attention is not"] + ([f"exchange between {degree} accelerators is not"] if degree > 1 else [])
+    assert [note[: len(words)] for note, words in zip(found.notes, expected, strict=True)] == expected
+    file = fit(found, "affine").as_file()
+    assert all(note in file.fit["warnings"] for note in found.notes)
+    assert "without attention" in file.source
+    assert found.is_sweep
 
 
 # --- tables ---

@@ -391,3 +391,11 @@ def test_a_machine_half_as_fast_takes_twice_as_long_for_any_batch(model):
     most = 8 if isinstance(model, Measured) else 300
     for prefill, decode in (([], [5, 9]), ([(most - 2, 3)], [7, 2])):
         assert scaled(model, 2.0).of_batch(prefill, decode) == pytest.approx(2 * model.of_batch(prefill, decode))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [{"decode": [-5]}, {"decode": "abc"}, {"prefill": [(1, 2, 3)]}, {"prefill": [5]}, {"prefill": [(1, math.nan)]}],
+)
+def test_what_is_no_batch_is_refused(batch):
+    assert "must be" in refuse(lambda: Composition(STEPS).of_batch(**batch))

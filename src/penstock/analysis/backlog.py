@@ -13,11 +13,13 @@ from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.run import TICK_S
 from penstock.session import Session, Window
+from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.workload import Requests, Workload
 
 Start = Literal["prefill", "mixed", "decode"]
+Worth = tuple[float, float]
 
 FEWEST_LOOKS = 40
 """Looks at a path before it tells anything."""
@@ -30,7 +32,10 @@ _STARVED = 4  # arrivals to every slot of a batch, after which decoding requests
 
 
 class Path(NamedTuple):
-    """The work under watch, at some ends of batches; shape (looks,) each: seconds, tokens, requests arrived."""
+    """The work under watch, at some ends of batches; shape (looks,) each: seconds, tokens, requests arrived.
+
+    Where attention takes time, tokens are mean ones: see `Backlog`.
+    """
 
     time_s: npt.NDArray[np.float64]
     work: npt.NDArray[np.float64]
@@ -48,10 +53,16 @@ class Backlog:
         What it begins with, and how many requests of it.
     offered
         Tokens/s that arrive, without those of requests that are dropped.
+    worth
+        What a token of a prompt and one of a decode count: 1, or where attention takes time, their seconds over those
+        of a mean token.
     """
 
-    def __init__(self, workload: Workload, server: Server, start: Start, initial: int, offered: float) -> None:
+    def __init__(
+        self, workload: Workload, server: Server, start: Start, initial: int, offered: float, worth: Worth
+    ) -> None:
         self.server, self.initial, self.slots, self.offered = server, initial, slots(server), offered
+        self.worth = worth
         self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
         self.window = Window.of_requests(next(self.source), TICK_S)
@@ -61,9 +72,9 @@ class Backlog:
         elif start == "mixed":
             self.session.prefilled(self.window, self._stagger(workload.seed))
         here = slice(0, self.initial)
-        self.work = int((self.window.prompt[here].astype(np.int64) + self.window.output[here]).sum())
-        self.begun = self.session.useful
-        self.work -= self.begun + self.initial * int(self.session.options[kernel.ENGINE])
+        decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * int(self.session.options[kernel.ENGINE])
+        self.begun = self._done()
+        self.work = worth[0] * int(self.window.prompt[here].sum(dtype=np.int64)) + worth[1] * decodes - self.begun
         self.emptied = False
         self.steps = _WARMUP_LOOK
         self.looks = [self._point()]
@@ -89,15 +100,21 @@ class Backlog:
         """Requests."""
         return self.session.finished
 
-    def replace(self, patience: int) -> None:
-        """Run until every request that is here now has left, so many have arrived, or nothing is left."""
-        here, left = max(self.arrived, self.initial), 0
+    def replace(self, patience: int) -> bool:
+        """Run until every request that is here now has left, so many have arrived, or nothing is left.
+
+        Return False if some are left that were on their way out: in the last half of the patience others left.
+        """
+        here, left, earlier = max(self.arrived, self.initial), 0, 0
         while not self.emptied and left < here and self.arrived - here < patience:
             self.look()
             dropped = int(self.session.state[kernel.DROPPED])
             left = max(left, dropped)
             staying = np.flatnonzero(self.window.finish[left - dropped : max(here - dropped, 0)] < 0)
+            if not earlier or self.arrived - here < patience // 2:
+                earlier = staying.size
             left = left + int(staying[0]) if staying.size else here
+        return self.emptied or left >= here or staying.size == earlier
 
     def step(self, steps: int) -> None:
         """Run so many batches; see whether nothing is left that would not fit into one."""
@@ -157,13 +174,23 @@ class Backlog:
 
     def _point(self) -> tuple[float, float, int]:
         time_s = self.session.now * TICK_S
-        processed = self.session.useful - self.begun
-        return time_s, self.offered * time_s - processed, self.arrived
+        return time_s, self.offered * time_s - (self._done() - self.begun), self.arrived
+
+    def _done(self) -> float:
+        """Return the tokens done so far, each at its worth."""
+        state = self.session.state
+        prompts = int(state[kernel.ARRIVED_TOKENS] - state[kernel.WAITING_TOKENS])
+        return self.worth[0] * prompts + self.worth[1] * (self.session.useful - prompts)
 
 
 def slots(server: Server) -> int:
     """Return the most requests in a batch."""
     return min(server.token_budget, server.max_batch_size or server.token_budget)
+
+
+def waits_as_prompts(server: Server) -> bool:
+    """Return whether decodes of a backlog that find no slot begin as prompts: see `EngineSession.prefilled`."""
+    return server.memory is not None or server.order != "fcfs" or not isinstance(server.policy, Policy)
 
 
 def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:

@@ -10,7 +10,13 @@ unnatural rate), and then watches the work V until it has moved by a barrier,
 Wald's sequential probability ratio test of a drift of +eps against -eps, as a share of the work that arrives (S the
 forward tokens of a request, eps the resolution). V counts arriving work at its mean rate instead of as it came (a
 control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
-h does. (Where attention takes time, requests of as many tokens take unequal times: that variance is counted in full.)
+h does.
+
+Where attention takes time, few tokens may be most of the work: a policy that starves decodes gets through tokens fast,
+and falls behind. There V counts seconds (theorem 1(b), with attention, in `penstock.theory.attention`): a token of a
+prompt and one of a decode count as their mean seconds in full batches, in units of the mean over both. Requests of as
+many such tokens take unequal times: that variance is counted in full.
+
 What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at least
 until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
 segments, does not hold 0. A backlog that leaves altogether counts as served, unless a lull of the arrivals explains it;
@@ -31,18 +37,17 @@ import numpy.typing as npt
 from scipy import stats
 
 from penstock import checks
-from penstock.analysis.backlog import FEWEST_LOOKS, Backlog, Path, Start, endless, slots
+from penstock.analysis.backlog import FEWEST_LOOKS, Backlog, Path, Start, Worth, endless, slots, waits_as_prompts
 from penstock.errors import InputError
 from penstock.kernel.signatures import BATCH_FIELDS, FINISH_FIELDS
 from penstock.system.policies import Policy
 from penstock.system.server import Server
-from penstock.theory.attention import attention_of
+from penstock.theory.attention import attention_of, beside_prefill
 from penstock.theory.kv_blocks import fits, served
 from penstock.theory.load import Load, load
 from penstock.workload.workload import Requests, Workload
 
 Floats = npt.NDArray[np.floating[Any]]
-Mask = npt.NDArray[np.bool_]
 
 Outcome = Literal["stable", "unstable", "undecided"]
 
@@ -80,7 +85,7 @@ class Watch:
     drift, interval
         Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it piles up.
     barrier
-        Tokens that the work had to move by.
+        Tokens that the work had to move by; where attention takes time, mean ones.
     needed
         Arrivals that an undecided test would need at this drift, or None if it shows none.
     path
@@ -239,7 +244,8 @@ def verdict(
 class _Test:
     """What all backlogs are tested with.
 
-    Tokens/s offered, tokens of a request in all and in decode, the barriers without and with the control variate.
+    Tokens/s offered, tokens of a request in all and in decode, the barriers without and with the control variate, what
+    tokens count, and how many requests arrive while slots full of decodes serve those of one.
     """
 
     workload: Workload
@@ -251,6 +257,8 @@ class _Test:
     plain_barrier: float
     barrier: float
     most_arrivals: int
+    worth: Worth
+    arrivals_beside: float
 
     @classmethod
     def of(
@@ -263,22 +271,26 @@ class _Test:
                 "the KV memory"
             )
         sample = next(endless(workload))
-        fitting = fits(sample.prompt_tokens, sample.output_tokens, server)
-        forward = (sample.prompt_tokens + sample.output_tokens - float(server.convention == "engine"))[fitting]
+        sample = sample.where(np.flatnonzero(fits(sample.prompt_tokens, sample.output_tokens, server)))
         prompt = work.lengths.mean_prompt
         mean = server.tokens_per_request(prompt, work.lengths.mean_output)
         asked = load(workload, server)
+        decodes = mean - prompt
+        worth, noise, decode_s = _worth_of(sample, server, asked, prompt, decodes)
+        each = _weighed(sample, server, worth)
         barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean  # tokens for a variance of 1 token^2
-        attention = _attention_noise(sample, fitting, forward, server, asked)
-        plain = (float(np.mean(forward**2)) + attention) * barrier_of
-        barrier = (_CONTROLLED * float(np.mean(forward**2)) + attention) * barrier_of
+        plain = (float(np.mean(each**2)) + noise) * barrier_of
+        barrier = (_CONTROLLED * float(np.mean(each**2)) + noise) * barrier_of
         if most_arrivals is None:
             most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
         most_rate = _MOST_LOAD * asked.max_rate
         if workload.rate > most_rate:
             workload = workload.with_rate(most_rate)
-        offered, decodes = workload.rate * work.share * mean, mean - prompt
-        return cls(workload, server, alpha, offered, mean, decodes, plain, barrier, most_arrivals)
+        rate = workload.rate * work.share
+        return cls(
+            workload, server, alpha, rate * mean, mean, worth[1] * decodes, plain, barrier, most_arrivals, worth,
+            rate * decode_s,
+        )  # fmt: skip
 
     def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
         """Run from one backlog; from a larger one where it was gone before the test could tell."""
@@ -294,15 +306,28 @@ class _Test:
                 return found
             work *= _LARGER
 
+    def _initial(self, start: Start, work: float) -> int:
+        """Return how many requests a backlog of so many tokens is.
+
+        Where slots are few or decodes short, so many tokens of decodes would keep prompts out for longer than any
+        watch lasts. So decodes are no more than full slots serve in a quarter of the patience that the test has.
+        """
+        count = work / self.forward
+        if start == "decode":
+            least = slots(self.server) + (count if waits_as_prompts(self.server) else 0)
+            count = min(work / self.decodes, max(_PATIENCE / 4 * count / self.arrivals_beside, least))
+        return min(math.ceil(count), MOST_INITIAL)
+
     def _watch(self, start: Start, work: float, report: Callable[[float], None]) -> Watch:
         """Run from so many tokens until they have moved by the barrier.
 
         A backlog that leaves has been served, unless so much less arrived than on average that it explains half of it.
         """
-        initial = min(math.ceil(work / (self.decodes if start == "decode" else self.forward)), MOST_INITIAL)
-        backlog = Backlog(self.workload, self.server, start, initial, self.offered)
-        for _ in range(_GENERATIONS):
-            backlog.replace(_PATIENCE * math.ceil(work / self.forward))
+        initial = self._initial(start, work)
+        backlog = Backlog(self.workload, self.server, start, initial, self.offered, self.worth)
+        gone = [backlog.replace(_PATIENCE * math.ceil(work / self.forward)) for _ in range(_GENERATIONS)]
+        # While decodes that it began with still leave, they may be what keeps others out.
+        grows: Outcome = "unstable" if gone[0] or start != "decode" else "undecided"
         warmup = backlog.arrived - initial
         backlog.begin()
         outcome: Outcome = "undecided"
@@ -312,7 +337,7 @@ class _Test:
             backlog.look()
             if backlog.seen_enough and abs(backlog.moved) > self.barrier:
                 _, (low, high) = self._drift(backlog.path())
-                outcome = "unstable" if low > 0 else "stable" if high < 0 else "undecided"
+                outcome = grows if low > 0 else "stable" if high < 0 else "undecided"
             report((backlog.arrived - initial - warmup) / self.most_arrivals)
         if backlog.emptied:
             outcome = "stable" if backlog.served else "undecided"
@@ -342,17 +367,47 @@ class _Test:
         return math.ceil(times * arrivals) if times < 1e6 else None
 
 
-def _attention_noise(sample: Requests, fitting: Mask, forward: Floats, server: Server, asked: Load) -> float:
-    """Return the variance that attention brings to the tokens done, tokens^2 for each request; 0 by token load.
+def _worth_of(
+    sample: Requests, server: Server, asked: Load, prompt: float, decodes: float
+) -> tuple[Worth, float, float]:
+    """Return what tokens count, the variance that this leaves out, and the seconds of a request's decodes alone.
 
-    A request of S forward tokens takes t S seconds and A of attention. In so many seconds as the server needs for
-    requests on average it does (A - a S) / (t + a) tokens less for each, a = E[A] / E[S].
+    A request's prompt and its decodes take the seconds of their tokens in full batches, and of their attention. With p
+    and d of those to a token of either, it takes p v + d D on average, and varies about that: in units of the seconds
+    of a mean token, tokens^2. In slots full of decodes those of a request take their share of the batches.
+
+    Parameters
+    ----------
+    sample, server, asked
+        Requests, what serves, and what is asked of it.
+    prompt, decodes
+        Mean tokens of a request.
     """
+    full = slots(server)
+    decode_s = decodes * float(server.batch_time.by_tokens(full)) / full
     if not any(asked.attention_s):
-        return 0.0
-    seconds = np.mean(attention_of(sample.prompt_tokens, sample.output_tokens, server), axis=0)[fitting]
-    each = float(seconds.mean() / forward.mean())
-    return float(np.var((seconds - each * forward) / (1 / asked.best_batch_tokens_per_s + each)))
+        return (1.0, 1.0), 0.0, decode_s
+    last = int(server.convention == "engine")
+    v, out = sample.prompt_tokens, sample.output_tokens
+    whole = np.mean(attention_of(v, out, server), axis=0)
+    of_prompt = np.mean(attention_of(v, np.full_like(out, last), server), axis=0)
+    each = 1 / asked.filled_batch_tokens_per_s
+    beside = beside_prefill(server.batch_time) / server.token_budget
+    seconds = whole + each * (v + out - last) + beside * v
+    of_token = each + beside + float(of_prompt.mean() / v.mean())
+    of_decode = each
+    if decodes and (out > last).any():
+        of_decode += float((whole - of_prompt).mean() / (out - last).mean())
+        decode_s += decodes * (of_decode - each)
+    unit = (of_token * prompt + of_decode * decodes) / (prompt + decodes)
+    worth = of_token / unit, of_decode / unit
+    return worth, float(np.var(seconds / unit - _weighed(sample, server, worth))), decode_s
+
+
+def _weighed(sample: Requests, server: Server, worth: Worth) -> Floats:
+    """Return the tokens of requests, each at its worth; shape (requests,)."""
+    decodes = sample.output_tokens - float(server.convention == "engine")
+    return worth[0] * sample.prompt_tokens + worth[1] * decodes
 
 
 def _keeps_long_queues(server: Server) -> bool:

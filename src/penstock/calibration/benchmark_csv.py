@@ -90,7 +90,7 @@ def _row(
     incomplete = row.get("incomplete")
     if "pattern" not in row:
         said = (
-            guidellm.strategy(row.get("load", ""), None if incomplete is None else int(incomplete))
+            guidellm.strategy(row["load"], None if incomplete is None else int(incomplete), row.get("in_flight"))
             if "load" in row
             else {}
         )
@@ -99,6 +99,8 @@ def _row(
         row = said | row
     if "duration_s" not in row and row.get("rate"):  # say how long from how many, or the other way round
         row["duration_s"] = row.get("completed", _FEWEST) / row["rate"]
+    if "in_flight" in row:
+        row["client_limit"] = row["in_flight"]
     row.setdefault("run", source.path.name)
     if "load" not in row:
         row["load"] = f"{row['pattern']}@{row.get('in_flight' if row['pattern'] == 'closed' else 'rate', 0):.4g}"

@@ -33,13 +33,15 @@ COLUMNS: dict[str, Any] = {
     },
     "requests_per_s": pl.Float64,
     "concurrency": pl.Float64,
+    "note": pl.String,
 }
 """Columns of `read_benchmarks` and their types; seconds, tokens, requests. Null: not known.
 
 ``pattern`` is ``constant``, ``poisson`` (gamma gaps where a ``burstiness`` is given) or ``closed``: ``in_flight``
 requests under way, each followed by another when it ends. ``burst`` requests more came at the very start.
 ``incomplete`` is how many were cut off at the end; 0: the tool waited for all. Rows of one ``shape`` have lengths of
-one distribution.
+one distribution. Rows of one ``run`` are of one deployment and client: a file, unless its table has such a column.
+``note``: what was left out, or cannot be simulated.
 """
 
 _PATTERNS = ("constant", "poisson", "closed")
@@ -77,13 +79,18 @@ def read_benchmarks(paths: Sequence[str | Path] | str | Path, format: str | None
     rows: Rows = []
     for path in paths:
         source = Source.at(path)
-        found = [row for row in _rows_of(source, format) if _measured(row)]
+        every = _rows_of(source, format)
+        found = [row for row in every if _measured(row)]
         if not found:
             raise source.fault(
                 "has no row with lengths, a load and a TTFT or ITL, so there is nothing to compare with. Check that "
                 "the benchmark streamed its answers and wrote its results completely"
             )
-        rows += [_checked(source, number, row) for number, row in enumerate(found, 1)]
+        found = [_checked(source, number, row) for number, row in enumerate(every, 1) if _measured(row)]
+        if len(found) < len(every):
+            lacking = f"{len(every) - len(found)} rows of {source.path.name} without a load, lengths or times left out"
+            found[0]["note"] = "; ".join(filter(None, (found[0].get("note"), lacking)))
+        rows += found
     if not rows:
         raise InputError("no file was given, so there is nothing to calibrate on; give benchmark results")
     for number, row in enumerate(rows):
@@ -107,11 +114,10 @@ def _rows_of(source: Source, format: str | None) -> Rows:
                     raise
                 what = f"{type(error).__name__}: {error}"
                 raise source.fault(
-                    f"is no {name} result after all ({checks.shown(what)}). Name its format with --format, or "
-                    "write a CSV"
+                    f"is no {name} result after all ({checks.shown(what)}). Give its format, or write a CSV"
                 ) from None
     raise source.fault(
-        f"is JSON of no known benchmark. Known are {', '.join(FORMATS)}; name one with --format, or write a CSV"
+        f"is JSON of no known benchmark. Known are {', '.join(FORMATS)}; give one of them as the format, or write a CSV"
     )
 
 
@@ -177,9 +183,18 @@ def _checked(source: Source, number: int, row: dict[str, Any]) -> dict[str, Any]
     for name, value in row.items():
         if name.split("_")[0] in ("ttft", "itl", "tpot", "e2e") and value is not None and not 0 < value < 1e7:
             row[name] = None
+    limit, under_way = row.pop("client_limit", None), _under_way(row)
+    if limit and row["pattern"] != "closed" and (under_way is None or under_way > limit / 2):
+        row["note"] = f"the client sent no more than {limit:.0f} requests at once, which is not simulated beside a rate"
     for name in ("burst", "in_flight", "completed", "incomplete"):
         row[name] = None if row.get(name) is None else int(row[name])
     return row
+
+
+def _under_way(row: dict[str, Any]) -> float | None:
+    """Return the mean number of requests under way, by Little's law where it is not stated."""
+    rate, e2e = row.get("requests_per_s"), row.get("e2e_mean_s")
+    return row.get("concurrency") or (rate * e2e if rate and e2e else None)
 
 
 def _name_shapes(rows: Rows) -> None:

@@ -2,10 +2,10 @@
 
 In a row with rate lambda, inter-token latency T, n requests that decode and mean lengths P and O, a batch holds n
 decodes and lambda P T prompt tokens on average, so T is linear in the costs of a step, a token, a request, a token of
-context and a pair of prompt tokens. The first token comes after what is left of the batch under way (half of it, where
-arrivals do not follow departures), a batch with the prompt in it, and the overhead. Up to a knee, tokens may cost
-less, as the weights must be read in any case; the knee is searched for. Prompts that wait for each other are left to
-the simulation.
+context, a pair of prompt tokens, and of prompts in a batch at all. The first token comes after what is left of the
+batch under way (half of it, where arrivals do not follow departures), a batch with the prompt in it, and the overhead.
+Up to a knee, tokens may cost less, as the weights must be read in any case; the knee is searched for. Prompts that wait
+for each other are left to the simulation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,7 @@ LINEAR = (
     "per_token_below",
     "overhead_per_stream",
     "self_attention",
+    "with_prefill",
 )
 """Parameters that equations are linear in, in the order in which rows are asked to tell them."""
 
@@ -38,6 +39,7 @@ UNITS = {
     "per_request": ("us per request", 1e6),
     "decode_attention": ("ns per token of context", 1e9),
     "self_attention": ("ns per pair of tokens", 1e9),
+    "with_prefill": ("ms per batch with prompts", 1e3),
     "overhead": ("ms per request", 1e3),
     "overhead_per_stream": ("us per stream", 1e6),
     "kv_tokens": ("tokens", 1.0),
@@ -67,16 +69,37 @@ class Guess(NamedTuple):
     held: dict[str, str]
 
 
+MEASURES = {
+    "ttft": ("ttft_p50_s", "ttft_mean_s"),
+    "itl": ("itl_mean_s", "tpot_mean_s", "itl_p50_s"),
+    "e2e": ("e2e_mean_s", "e2e_p50_s"),
+    "requests_per_s": ("requests_per_s",),
+    "ttft_p99": ("ttft_p99_s",),
+    "e2e_p99": ("e2e_p99_s",),
+}
+"""The columns that a row is judged by: of each, the first that it has."""
+
+
+def column_of(row: Row, metric: str) -> str:
+    """Return the column of `MEASURES` that a row has of a metric; where it has none, the first."""
+    columns = MEASURES[metric]
+    return next((name for name in columns if row[name]), columns[0])
+
+
+def measured(row: Row, metric: str) -> float | None:
+    """Return what a row has of a metric of `MEASURES`; None: nothing."""
+    value = row[column_of(row, metric)]
+    return float(value) if value else None
+
+
 def ttft_of(row: Row) -> float | None:
-    """Return the time to first token that a row is judged by: the median, else the mean."""
-    value = row["ttft_p50_s"] or row["ttft_mean_s"]
-    return None if value is None else float(value)
+    """Return the time to first token of a row."""
+    return measured(row, "ttft")
 
 
 def itl_of(row: Row) -> float | None:
-    """Return the inter-token latency that a row is judged by: the mean, else that per output token, else the median."""
-    value = row["itl_mean_s"] or row["tpot_mean_s"] or row["itl_p50_s"]
-    return None if value is None else float(value)
+    """Return the inter-token latency of a row."""
+    return measured(row, "itl")
 
 
 def first_guess(rows: Sequence[Row], names: Sequence[str], kv_tokens: int | None, max_batch_size: int | None) -> Guess:
@@ -94,11 +117,18 @@ def first_guess(rows: Sequence[Row], names: Sequence[str], kv_tokens: int | None
     prompts = {row["prompt_tokens"] for row in rows}
     several = max(prompts) > 2 * min(prompts)
     knees = _KNEES if "knee" in names and several else (0.0,)
-    tried = [(*_solved(*_equations(rows, knee), names), knee) for knee in knees]
+    first = [name for name in names if name != "with_prefill"]
+    tried = [(*_solved(*_equations(rows, knee), first), knee) for knee in knees]
     guess, misfit, knee = min(tried, key=lambda each: each[1])
     count = sum((ttft_of(row) is not None) + (itl_of(row) is not None) for row in rows)
-    if 2 * count * np.log(tried[0][1] / max(misfit, 1e-12)) < 2 * np.log(count):  # two more parameters, by Schwarz
-        guess, _, knee = tried[0]
+    if not _worth(2, count, tried[0][1], misfit):
+        guess, misfit, knee = tried[0]
+    if "with_prefill" in names:
+        more, less = _solved(*_equations(rows, knee), names)
+        if "with_prefill" in more.held or _worth(1, count, misfit, less):
+            guess = more
+        else:
+            guess.held["with_prefill"] = "rows fit no better with it"
     if knee:
         guess.values["knee"], guess.sizes["knee"] = knee, _KNEES[-1]
     else:
@@ -114,6 +144,11 @@ def first_guess(rows: Sequence[Row], names: Sequence[str], kv_tokens: int | None
     else:
         guess.values["kv_tokens"] = guess.sizes["kv_tokens"] = held
     return guess
+
+
+def _worth(parameters: int, count: int, misfit: float, less: float) -> bool:
+    """Tell whether so many parameters more are worth a smaller misfit of so many equations (Schwarz's criterion)."""
+    return bool(2 * count * np.log(misfit / max(less, 1e-12)) > parameters * np.log(count))
 
 
 def spread_of(row: Row, name: str) -> float:
@@ -146,11 +181,11 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
         squares = prompt * prompt * (1 + spread_of(row, "prompt"))
         prompts = 0.0 if alone else _rate(row) * gap
         if itl:
-            mixed = min(prompts, 1.0)  # share of the batches that have a prompt
+            mixed = 1 - np.exp(-prompts) if row["pattern"] == "poisson" else min(prompts, 1.0)  # share with a prompt
             load = decodes + prompts * prompt / max(mixed, 1e-12)
             below = mixed * min(load, knee) + (1 - mixed) * min(decodes, knee)
             beyond = mixed * max(load - knee, 0) + (1 - mixed) * max(decodes - knee, 0)
-            matrix.append([1, beyond, 0, decodes + prompts, context, below, 0, prompts * squares])
+            matrix.append([1, beyond, 0, decodes + prompts, context, below, 0, prompts * squares, mixed])
             known.append((itl, itl))
         if ttft and _held_by_memory([row], None) is None:
             beside = 0.0 if alone else 1.0
@@ -158,7 +193,7 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
             others = beside * decodes
             load = prompt + others
             below, beyond = min(load, knee), max(load - knee, 0)
-            matrix.append([1, beyond, 1, 1 + others, beside * context, below, others, squares])
+            matrix.append([1, beyond, 1, 1 + others, beside * context, below, others, squares, 1])
             known.append((max(ttft - wait, 0.0), ttft))
     left, right = np.array(matrix, np.float64), np.array(known, np.float64)
     return left / right[:, 1:], right[:, 0] / right[:, 1]

@@ -29,23 +29,27 @@ def rows(document: Any, run: str) -> list[dict[str, Any]]:
 
 
 def strategy(text: str, incomplete: int | None, in_flight: int | None = None) -> dict[str, Any]:
-    """Return the load pattern that a strategy names: ``synchronous``, ``constant@2.5``, ``concurrent@8`` ...
-
-    Open loops begin with a burst of one second's requests, as GuideLLM 0.3 does by default.
-    """
+    """Return the load pattern that a strategy names: ``synchronous``, ``constant@2.5``, ``concurrent@8`` ..."""
     name, _, value = text.strip().partition("@")
     name = name.strip().lower()
-    number = float(value) if value.strip() else math.nan
+    number = _number(value)
+    if value.strip() and number is None:
+        return {}
     if name == "synchronous":
         return {"pattern": "closed", "in_flight": 1}
     if name == "concurrent":
-        return {"pattern": "closed", "in_flight": int(number) if number >= 1 else in_flight}
+        return {"pattern": "closed", "in_flight": int(number) if number is not None and number >= 1 else in_flight}
     if name == "throughput":  # as many as it may: those under way at the end, where it was cut off
         return {"pattern": "closed", "in_flight": in_flight or incomplete or _DEFAULT_IN_FLIGHT}
     if name in ("constant", "poisson", "async"):
         found = {"pattern": "poisson" if name == "poisson" else "constant"}
-        return found if math.isnan(number) else found | {"rate": number, "burst": math.floor(number)}
+        return found if number is None else found | {"rate": number, "client_limit": in_flight}
     return {}
+
+
+def burst(chosen: dict[str, Any], rate: float) -> int:
+    """Return the requests that came at once at the start: one second's, where GuideLLM 0.3 says ``initial_burst``."""
+    return math.floor(rate) if chosen.get("initial_burst") else 0
 
 
 def lengths(data: Any) -> dict[str, Any]:
@@ -96,10 +100,8 @@ def _nested(entry: dict[str, Any], document: dict[str, Any], run: str) -> dict[s
     value = in_flight if kind == "concurrent" else chosen.get("rate")
     label = kind if value is None else f"{kind}@{value:.6g}"
     found = strategy(label, incomplete, in_flight)
-    if not chosen.get("initial_burst", True):
-        found["burst"] = 0
     if "rate" in found and value is not None:
-        found["rate"] = float(value)
+        found |= {"rate": float(value), "burst": burst(chosen, float(value))}
 
     def successful(name: str) -> dict[str, Any]:
         part = metrics.get(name) or {}
@@ -157,7 +159,7 @@ def _flat(entry: dict[str, Any], run: str) -> dict[str, Any]:
     found = strategy(entry["Name"], incomplete, chosen.get("max_concurrency"))
     if "rate" in found:
         found["rate"] = float(chosen.get("rate") or found["rate"])
-        found["burst"] = math.floor(found["rate"]) if chosen.get("initial_burst", True) else 0
+        found["burst"] = burst(chosen, found["rate"])
     found |= lengths(loader.get("data"))
 
     def value(name: str, unit: float = 1.0) -> float | None:

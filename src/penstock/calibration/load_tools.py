@@ -104,7 +104,7 @@ def aiperf(document: Any, run: str) -> list[dict[str, Any]]:
     mode = str(settings.get("arrival_pattern") or settings.get("request_rate_mode") or "").lower()
     found: dict[str, Any] = {"run": run, "completed": completed, "incomplete": 0, "duration_s": seconds}
     in_flight = settings.get("concurrency")
-    found |= _open_or_closed(float(rate) if rate else math.inf, None if rate else in_flight, completed, 1.0)
+    found |= _open_or_closed(float(rate) if rate else math.inf, in_flight, completed, 1.0)
     if rate and "poisson" not in mode and (mode or "perf_analyzer" in (document.get("input_config") or {})):
         found["pattern"] = "constant"
     for metric, names in (
@@ -129,7 +129,8 @@ def aiperf(document: Any, run: str) -> list[dict[str, Any]]:
 def _open_or_closed(rate: float, in_flight: Any, completed: int, burstiness: float) -> dict[str, Any]:
     """Return the pattern: a rate, a number of requests under way, or all at once."""
     if math.isfinite(rate) and rate > 0:
-        return {"pattern": "poisson", "rate": rate, "burstiness": burstiness, "load": f"poisson@{rate:.6g}"}
+        found = {"pattern": "poisson", "rate": rate, "burstiness": burstiness, "load": f"poisson@{rate:.6g}"}
+        return found | ({"client_limit": int(in_flight)} if in_flight else {})
     places = int(in_flight) if in_flight else completed
     return {"pattern": "closed", "in_flight": places, "load": f"closed@{places}"}
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from penstock.calibration.equations import spread_of
+from penstock.calibration.equations import MEASURES, spread_of
 from penstock.run import Run
 from penstock.simulate import simulate
 from penstock.system.server import Server
@@ -39,7 +39,7 @@ class Overhead:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Load:
+class Requests:
     """The requests of one row of a benchmark.
 
     Attributes
@@ -61,7 +61,7 @@ class Load:
     until_s: float | None
 
 
-def load_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None) -> Load:
+def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None) -> Requests:
     """Return requests as the benchmark drew them.
 
     Lengths are spread evenly over their distribution, in random order, and then scaled so that those of the requests
@@ -88,9 +88,9 @@ def load_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | N
     quantiles = {name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")}
     scale = {"prompt": 1.0, "output": 1.0}
 
-    def drawn() -> Load:
+    def drawn() -> Requests:
         prompt, output = (_lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output"))
-        return Load(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
+        return Requests(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
 
     found = drawn()
     finished = _rows_of(simulated(found, server))
@@ -102,76 +102,68 @@ def load_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | N
     return found
 
 
-def simulated(load: Load, server: Server) -> Run:
+def simulated(sent: Requests, server: Server) -> Run:
     """Run the requests through a server.
 
-    A closed loop is a full queue before a server with as many places: whenever one leaves, the next comes in.
+    A closed loop is a full queue before a server with as many places: whenever one leaves, the next comes in, without
+    the client's pause between the two.
     """
-    if load.in_flight is not None:
-        places = min(load.in_flight, server.max_batch_size or load.in_flight)
+    if sent.in_flight is not None:
+        places = min(sent.in_flight, server.max_batch_size or sent.in_flight)
         server = dataclasses.replace(server, max_batch_size=places, policy_params=())
-    workload = Workload.from_arrays(load.arrival_s, load.prompt_tokens, load.output_tokens)
-    if load.until_s is None:
+    workload = Workload.from_arrays(sent.arrival_s, sent.prompt_tokens, sent.output_tokens)
+    if sent.until_s is None:
         return simulate(workload, server)
-    return simulate(workload, server, until=load.until_s)
+    return simulate(workload, server, until=sent.until_s)
 
 
-def predict(load: Load, server: Server, overhead: Overhead) -> dict[str, float]:
-    """Return what the client measures, by the names of the columns of `read_benchmarks`.
+def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, float]:
+    """Return what the client measures, by the columns of `MEASURES`.
 
-    Everything is NaN where no request finished in time.
+    ``itl_mean_s`` and ``itl_p50_s`` are over all gaps between tokens, ``tpot_mean_s`` over requests. Everything is NaN
+    where no request finished in time.
     """
-    run = simulated(load, server)
+    run = simulated(sent, server)
     assert run.rows is not None
     chosen = _rows_of(run)
-    names = (
-        "ttft_mean_s",
-        "ttft_p50_s",
-        "ttft_p99_s",
-        "itl_mean_s",
-        "itl_p50_s",
-        "e2e_mean_s",
-        "e2e_p50_s",
-        "e2e_p99_s",
-    )
     if not chosen.size:
-        return dict.fromkeys((*names, "requests_per_s", "concurrency"), float("nan"))
+        return {name: float("nan") for names in MEASURES.values() for name in names}
     first, finish = (
         np.multiply(ticks, run.tick_s, dtype=np.float64) for ticks in (run.rows.first_token, run.rows.finish)
     )
     arrival = run.rows.arrival * run.tick_s
     gaps = run.rows.output_tokens.astype(np.float64) - 1
-    if load.in_flight is not None:
-        arrival = _closed_arrivals(finish, load.in_flight)
+    if sent.in_flight is not None:
+        arrival = _closed_arrivals(finish, sent.in_flight)
     begun, ended = np.sort(first[first >= 0]), np.sort(finish[finish >= 0])
     streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(ended, first[chosen], "right")
     ttft = first[chosen] - arrival[chosen] + overhead.fixed + overhead.per_stream * streams
     decode, gaps = (finish - first)[chosen], gaps[chosen]
     several = gaps > 0
-    itl = decode[several] / gaps[several] if several.any() else np.array([np.nan])
+    per_request = float((decode[several] / gaps[several]).mean()) if several.any() else float("nan")
     pooled = float(decode.sum() / gaps.sum()) if several.any() else float("nan")
-    if load.in_flight is not None and load.in_flight > 1 and several.any():
+    if sent.in_flight is not None and sent.in_flight > 1 and several.any():
         ttft = ttft + pooled  # a client that hears of a departure is too late for the batch that follows it
     e2e = ttft + decode
-    seconds = load.until_s or float(finish.max())
+    seconds = sent.until_s or float(finish.max())
     return {
         "ttft_mean_s": float(ttft.mean()),
         "ttft_p50_s": float(np.median(ttft)),
         "ttft_p99_s": float(np.quantile(ttft, 0.99)),
         "itl_mean_s": pooled,
-        "itl_p50_s": float(np.median(itl)),
+        "tpot_mean_s": per_request,
+        "itl_p50_s": run.gaps.quantile(0.5) * run.tick_s if run.gaps.size else float("nan"),
         "e2e_mean_s": float(e2e.mean()),
         "e2e_p50_s": float(np.median(e2e)),
         "e2e_p99_s": float(np.quantile(e2e, 0.99)),
         "requests_per_s": chosen.size / seconds,
-        "concurrency": float(e2e.sum()) / seconds,
     }
 
 
-def sustained_rate(load: Load, server: Server) -> float:
+def sustained_rate(sent: Requests, server: Server) -> float:
     """Return the requests per second that a server carries of such lengths: those that leave while many more wait."""
-    many = np.resize(np.arange(load.prompt_tokens.size), _IN_QUEUE)
-    workload = Workload.from_arrays(np.zeros(many.size), load.prompt_tokens[many], load.output_tokens[many])
+    many = np.resize(np.arange(sent.prompt_tokens.size), _IN_QUEUE)
+    workload = Workload.from_arrays(np.zeros(many.size), sent.prompt_tokens[many], sent.output_tokens[many])
     run = simulate(workload, server, record="requests")
     assert run.rows is not None
     left = np.sort(run.rows.finish) * run.tick_s
@@ -208,7 +200,7 @@ def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Genera
     if row["pattern"] == "poisson":
         shape = row["burstiness"] or 1.0
         gaps = rng.gamma(shape, 1 / (shape * rate), count)
-    times = np.concatenate([np.zeros(burst), np.cumsum(gaps) - gaps[0]])
+    times = np.concatenate([np.zeros(burst), np.cumsum(gaps) - (0 if burst else gaps[0])])
     return times if until is None else times[times <= until]
 
 

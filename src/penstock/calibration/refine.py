@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import lsq_linear
 
-from penstock.calibration.equations import Row, itl_of, ttft_of
-from penstock.calibration.predict import Load, Overhead, predict
+from penstock.calibration.equations import Row, column_of, measured
+from penstock.calibration.predict import Overhead, Requests, predict
 from penstock.run import Progress
 from penstock.system.server import Server
 
@@ -27,7 +27,7 @@ _LEAST = {"kv_tokens": 0.5, "step": 1e-3}  # in sizes; others may vanish
 
 def refine(
     rows: Sequence[Row],
-    loads: Sequence[Load],
+    sent: Sequence[Requests],
     build: Build,
     values: Values,
     sizes: Values,
@@ -40,7 +40,7 @@ def refine(
 
     Parameters
     ----------
-    rows, loads
+    rows, sent
         Rows to fit, and the requests of each.
     build
         Makes a server and an overhead of values.
@@ -63,7 +63,7 @@ def refine(
         done += 1
         if progress is not None:
             progress(min(done / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
-        found = _misfits(rows, loads, *build(dict(zip(names, (at * size).tolist(), strict=True))))
+        found = _misfits(rows, sent, *build(dict(zip(names, (at * size).tolist(), strict=True))))
         return (
             np.concatenate([found, _STIFFNESS * (at / np.where(start > 0, start, 1) - (start > 0))]) if stay else found
         )
@@ -88,13 +88,13 @@ def refine(
     return dict(zip(names, (theta * size).tolist(), strict=True))
 
 
-def _misfits(rows: Sequence[Row], loads: Sequence[Load], server: Server, overhead: Overhead) -> Floats:
+def _misfits(rows: Sequence[Row], sent: Sequence[Requests], server: Server, overhead: Overhead) -> Floats:
     found = []
-    for row, load in zip(rows, loads, strict=True):
+    for row, load in zip(rows, sent, strict=True):
         predicted = predict(load, server, overhead)
-        ttft = predicted["ttft_p50_s" if row["ttft_p50_s"] else "ttft_mean_s"]
-        for measured, time in ((ttft_of(row), ttft), (itl_of(row), predicted["itl_mean_s"])):
-            if measured is not None:
-                far = np.log(time / measured) if time > 0 else _FARTHEST
+        for metric in ("ttft", "itl"):
+            known, time = measured(row, metric), predicted[column_of(row, metric)]
+            if known is not None:
+                far = np.log(time / known) if time > 0 else _FARTHEST
                 found.append(float(np.clip(far, -_FARTHEST, _FARTHEST)))
     return np.array(found)

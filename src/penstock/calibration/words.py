@@ -11,6 +11,7 @@ _SAID = {
     "per_request": "a request in a batch",
     "decode_attention": "a token before a decode",
     "self_attention": "a pair of prompt tokens",
+    "with_prefill": "a batch with prompts, beside",
     "overhead": "beside the engine, until the first token",
     "overhead_per_stream": "beside the engine, for each other request that streams",
     "kv_tokens": "what the KV memory holds",
@@ -25,21 +26,31 @@ def parameter_rows(found: Calibration) -> list[tuple[str, str, str]]:
         for name, (unit, per) in UNITS.items()
         if name in found.values
     ]
-    own = sorted(each.fixed * 1e3 for each in found.overheads.values())
+    own = sorted(values.get("overhead", 0.0) * 1e3 for values in found.values_of.values())
     if len(set(own)) > 1:
         fitted.append(("overhead, by run", f"{own[0]:.3g} to {own[-1]:.3g} ms", f"median {own[len(own) // 2]:.3g} ms"))
     return fitted + [(name, "not fitted", why) for name, why in found.held.items()]
 
 
 def error_rows(found: Calibration) -> list[tuple[str, ...]]:
-    """Return which rows, how many, and the mean relative error of each metric."""
-    parts = [("used to fit", True), ("not used", False), ("all", None)]
+    """Return which rows, how many, and the mean relative error of each metric; then those of the common server."""
+    parts = [("used to fit", True, False), ("not used", False, False), ("all", None, False)]
+    if found.adjusted:
+        parts += [("not used, one server", False, True), ("all, one server", None, True)]
     counts = {True: found.fitted, False: found.rows.height - found.fitted, None: found.rows.height}
     return [
-        (name, f"{counts[which]:,}", *(_share(error) for error in found.errors(which).values()))
-        for name, which in parts
+        (name, f"{counts[which]:,}", *(_share(error) for error in found.errors(which, common=common).values()))
+        for name, which, common in parts
         if counts[which]
     ]
+
+
+def errors_said(found: Calibration) -> str:
+    """Return what the errors are of: one server, or one for each run."""
+    if not found.adjusted:
+        return "One server for all rows."
+    what = "Each run has an overhead of its own" if found.per_run == "overhead" else "Each run has its own parameters"
+    return f'{what}, adjusted to its fitted rows; "one server" is the common one, which a batch-time file holds.'
 
 
 def _share(error: float | None) -> str:

@@ -12,7 +12,10 @@ from penstock.errors import InputError
 Array = npt.NDArray[np.float64]
 
 _SORTED = 0.9
-"""Share of steps between rows that go one way in a sweep over token loads; in a run of an engine loads go both ways."""
+"""Share of steps between rows that go one way in a sweep over token loads, or come again after one; in a run of an
+engine loads go both ways, in no order."""
+_LOOKED_AT = 2_048
+"""Rows in which a sweep is sought that begins again and again, once for each value of something else."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +29,8 @@ class MeasuredBatches:
     tokens
         Shape (n,), its token load: prefill and decode tokens.
     prefill_tokens, decode_tokens, requests
-        Shape (n,), tokens in each phase, and requests in both; None where not known.
+        Shape (n,), tokens in each phase, and requests in both; None where not known. Of prefill and decode tokens one
+        is enough: the other is the rest.
     squares, pairs
         Shape (n,): over the prompts of a batch, each with n new tokens and l before them, the sums of n^2 and of n l.
     context
@@ -37,6 +41,10 @@ class MeasuredBatches:
         Rows of the file that could not be used.
     notes
         What the file does not say exactly, in words.
+    sweep
+        Whether somebody chose the batches, so that their order says nothing about time; None: told by the token loads.
+    averaged
+        Whether each row is the median of many batches: then none is an outlier.
     """
 
     seconds: Array
@@ -50,6 +58,8 @@ class MeasuredBatches:
     source: str = "measured batches"
     left_out: int = 0
     notes: tuple[str, ...] = ()
+    sweep: bool | None = None
+    averaged: bool = False
 
     def __post_init__(self) -> None:
         for name in COLUMNS:
@@ -62,7 +72,23 @@ class MeasuredBatches:
                 f"{self.source}: batch {row + 1:,} has {self.tokens[row]:g} tokens and takes {self.seconds[row]:g} s, "
                 "but a batch carries tokens and takes time; drop it"
             )
-        if self.prefill_tokens is not None and self.decode_tokens is not None:
+        if self.prefill_tokens is None and self.decode_tokens is None:
+            if self.squares is not None or self.pairs is not None:
+                raise InputError(
+                    f"{self.source}: pairs of tokens in prompts are known, but not how many tokens are prefill, so "
+                    "what decodes add is unclear; give prefill_tokens, too"
+                )
+        elif self.prefill_tokens is None or self.decode_tokens is None:
+            phase, other = ("prefill", "decode") if self.decode_tokens is None else ("decode", "prefill")
+            rest = self.tokens - getattr(self, f"{phase}_tokens")
+            if (rest < 0).any():
+                row = int(np.argmin(rest))
+                raise InputError(
+                    f"{self.source}: batch {row + 1:,} has {self.tokens[row] - rest[row]:g} {phase} tokens, but "
+                    f"{self.tokens[row]:g} in all; correct one"
+                )
+            object.__setattr__(self, f"{other}_tokens", rest)
+        else:
             off = np.abs(self.prefill_tokens + self.decode_tokens - self.tokens) > 1e-6 * self.tokens
             if off.any():
                 row = int(np.argmax(off))
@@ -114,10 +140,28 @@ class MeasuredBatches:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether rows are sorted by token load, as profiles are; then their order says nothing about time."""
+        """Whether the order of the rows says nothing about time: as their reader says, else by their token loads.
+
+        Rows sorted by token load, and the same loads in the same order again and again, are a sweep.
+        """
+        if self.sweep is not None:
+            return self.sweep
         steps = np.diff(self.tokens)
         steps = steps[steps != 0]
-        return bool(steps.size) and max(np.mean(steps >= 0), np.mean(steps <= 0)) > _SORTED
+        if not steps.size or max(np.mean(steps > 0), np.mean(steps < 0)) > _SORTED:
+            return bool(steps.size)
+        steps = steps[:_LOOKED_AT]
+        periods = range(2, steps.size // 2 + 1)
+        return any(np.mean(steps[period:] == steps[:-period]) > _SORTED for period in periods)
+
+    @property
+    def kinds(self) -> list[npt.NDArray[np.int64]]:
+        """The rows that can be told to be outliers among each other: with prefill, and without, where that is known."""
+        if self.averaged:
+            return []
+        if self.prefill_tokens is None:
+            return [np.arange(len(self))]
+        return [np.flatnonzero(self.prefill_tokens > 0), np.flatnonzero(self.prefill_tokens == 0)]
 
     def blocks(self, count: int, seed: int = 0) -> list[npt.NDArray[np.int64]]:
         """Cut the rows into blocks of about equal size: of neighbours in time, or dealt out at random in a sweep.
@@ -154,5 +198,7 @@ def joined(parts: list[MeasuredBatches]) -> MeasuredBatches:
         **columns,
         source=", ".join(part.source for part in parts),
         left_out=sum(part.left_out for part in parts),
+        sweep=parts[0].sweep if len({part.sweep for part in parts}) == 1 else None,
+        averaged=all(part.averaged for part in parts),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )

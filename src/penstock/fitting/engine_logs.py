@@ -185,4 +185,5 @@ def _batches(
         source=f"{source.name} ({format})",
         left_out=bad,
         notes=tuple(notes),
+        sweep=False,
     )

@@ -1,11 +1,12 @@
 """The families of batch-time models as columns whose coefficients are sought.
 
 By token load: ``affine``, ``hinge``, ``steps`` and ``table``. Each may be the linear part of a ``composition``, which
-adds the columns of Appendix A that the batches know: requests, pairs of tokens, tokens before decodes.
+adds the columns of `Composition` that the batches know: requests, pairs of tokens, tokens before decodes, and whether
+there is prefill.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +21,7 @@ COMPOSED = "composition-"
 
 _MOST_KNOTS = 32
 _FEWEST_OF_A_KIND = 20
-"""Batches of decodes alone, and of decodes beside prefill, below which both kinds have one cost."""
+"""Batches with prefill, and without, below which nothing is told of one kind alone."""
 _SAME = 1e-4
 """Share of a column's squares that the others leave unexplained, below which it cannot be told from them."""
 
@@ -74,16 +75,23 @@ class Linear:
 
 @dataclass(frozen=True)
 class Terms:
-    """The columns of Appendix A that can be fitted, by the name of their coefficient in `Composition`."""
+    """The terms that can be fitted, by the name of their coefficient in `Composition`.
 
-    columns: Mapping[str, Array] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Terms that cannot, with the reason."""
+    Attributes
+    ----------
+    names
+        Of the coefficients.
+    left_out
+        Terms that cannot, with the reason.
+    """
 
-    def of(self, batches: MeasuredBatches) -> Array:
-        """Return shape (batches, terms), of other batches too."""
-        found = _known(batches, "mixed_attention" in self.columns)
-        return np.column_stack([np.empty((len(batches), 0)), *(found[name] for name in self.columns)])
+    names: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+    def columns(self, batches: MeasuredBatches) -> Array:
+        """Return shape (batches, terms), of any batches."""
+        found = known_terms(batches, split="mixed_attention" in self.names)
+        return np.column_stack([np.empty((len(batches), 0)), *(found[name] for name in self.names)])
 
 
 def table_knots(tokens: Array) -> tuple[float, ...]:
@@ -96,11 +104,14 @@ def table_knots(tokens: Array) -> tuple[float, ...]:
     return tuple(loads.tolist())
 
 
-def _known(batches: MeasuredBatches, split: bool) -> dict[str, Array]:
-    """Return the columns of Appendix A that the batches know; ``split``: decodes beside prefill on their own."""
+def known_terms(batches: MeasuredBatches, *, split: bool) -> dict[str, Array]:
+    """Return what each cost of a `Composition` is paid for, as far as the batches know; shape (batches,) each.
+
+    ``split``: decodes beside prefill on their own.
+    """
     found: dict[str, Array] = {}
+    beside = np.zeros(len(batches), bool) if batches.prefill_tokens is None else batches.prefill_tokens > 0
     if batches.context is not None:
-        beside = np.zeros(len(batches), bool) if batches.prefill_tokens is None else batches.prefill_tokens > 0
         if split:
             found["decode_attention"] = np.where(beside, 0.0, batches.context)
             found["mixed_attention"] = np.where(beside, batches.context, 0.0)
@@ -108,10 +119,12 @@ def _known(batches: MeasuredBatches, split: bool) -> dict[str, Array]:
             found["decode_attention"] = batches.context
     if batches.requests is not None:
         found["per_request"] = batches.requests
-    if batches.squares is not None:
-        found["self_attention"] = batches.squares + (0.0 if batches.decode_tokens is None else batches.decode_tokens)
+    if batches.squares is not None and batches.decode_tokens is not None:
+        found["self_attention"] = batches.squares + batches.decode_tokens
     if batches.pairs is not None:
         found["cross_attention"] = batches.pairs
+    if batches.prefill_tokens is not None:
+        found["with_prefill"] = beside.astype(np.float64)
     return found
 
 
@@ -121,40 +134,41 @@ def terms_of(batches: MeasuredBatches) -> Terms:
     A term whose column is a sum of multiples of the others', to within 1% of its size, is left out: its cost is then
     in theirs. Decodes beside prefill have a cost of their own where there are enough of both kinds to tell it.
     """
-    kinds = [np.count_nonzero(column) for column in list(_known(batches, split=True).values())[:2]]
-    if batches.context is not None and min(kinds) >= _FEWEST_OF_A_KIND:
+    parts = known_terms(batches, split=True)
+    if batches.context is not None and all(_enough(parts[name]) for name in ("decode_attention", "mixed_attention")):
         found = _told_apart(batches, split=True)
-        if {"decode_attention", "mixed_attention"}.issubset(found.columns):
+        if {"decode_attention", "mixed_attention"}.issubset(found.names):
             return found
     return _told_apart(batches, split=False)
+
+
+def _enough(column: Array) -> bool:
+    return int(np.count_nonzero(column)) >= _FEWEST_OF_A_KIND
 
 
 def _told_apart(batches: MeasuredBatches, split: bool) -> Terms:
     weights = 1 / batches.seconds
     basis = Linear("affine").columns(batches.tokens) * weights[:, None]
-    chosen: dict[str, Array] = {}
+    chosen: list[str] = []
     left_out: dict[str, str] = {}
-    for name, column in _known(batches, split).items():
+    for name, column in known_terms(batches, split=split).items():
         if not column.any():
             left_out[name] = "no batch has any"
+            continue
+        if name == "with_prefill" and not (_enough(column) and _enough(1 - column)):
+            if not column.all():
+                left_out[name] = f"fewer than {_FEWEST_OF_A_KIND} batches have prefill, or have none"
             continue
         weighted = column * weights
         fitted = basis @ np.linalg.lstsq(basis, weighted, rcond=None)[0]
         if float(((weighted - fitted) ** 2).sum()) < _SAME * float((weighted**2).sum()):
             left_out[name] = f"it cannot be told from {' and '.join(['the token load', *chosen])}"
             continue
-        chosen[name] = column
+        chosen.append(name)
         basis = np.column_stack((basis, weighted))
-    return Terms(chosen, left_out)
+    return Terms(tuple(chosen), left_out)
 
 
 def composition(linear: BatchTime, costs: Mapping[str, float]) -> Composition:
     """Return a composition with these costs; what is not given costs nothing, decodes beside prefill as others."""
-    return Composition(
-        linear,
-        self_attention=costs.get("self_attention", 0.0),
-        cross_attention=costs.get("cross_attention", 0.0),
-        decode_attention=costs.get("decode_attention", 0.0),
-        mixed_attention=costs.get("mixed_attention"),
-        per_request=costs.get("per_request", 0.0),
-    )
+    return Composition(linear, **{"decode_attention": 0.0, **costs})

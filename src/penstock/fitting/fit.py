@@ -9,20 +9,21 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.fitting.batches import Array, MeasuredBatches
-from penstock.fitting.choose import Candidate, Estimate, choose, estimate, families_for
+from penstock.fitting.cautions import cautions_of
+from penstock.fitting.choose import Candidate, choose, families_for
+from penstock.fitting.estimate import Estimate, estimate
 from penstock.fitting.families import COMPOSED
+from penstock.fitting.judged import Judged, r2
 from penstock.fitting.robust import bootstrap_blocks, resampled
-from penstock.fitting.warnings import warnings_of
-from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.batch_time import BatchTime
 from penstock.system.batch_time_file import BatchTimeFile
 
-QUANTILES = (0.01, 0.05, 0.5, 0.95, 0.99)
 _BENDS = 9
 """Of the bends that fit as well, how many a bootstrap tries."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Fit:
+class Fit(Judged):
     """A batch-time model fitted to measured batches.
 
     Attributes
@@ -64,35 +65,10 @@ class Fit:
         return len(self.batches)
 
     @property
-    def errors(self) -> Array:
-        """Relative errors, predicted / measured - 1; shape (n,)."""
-        return self.predicted / self.batches.seconds - 1
-
-    @property
-    def mean_absolute_error(self) -> float:
-        """Mean of |predicted / measured - 1|, outliers included."""
-        return float(np.mean(np.abs(self.errors)))
-
-    @property
-    def quantiles(self) -> dict[float, float]:
-        """Quantiles of the relative error, outliers included."""
-        return dict(zip(QUANTILES, np.quantile(self.errors, QUANTILES).tolist(), strict=True))
-
-    @property
-    def r2(self) -> float:
-        """Share of the variance of the seconds that the model explains, outliers included."""
-        return _r2(self.batches.seconds, self.predicted)
-
-    @property
     def r2_without_outliers(self) -> float:
         """The same without them."""
         kept = ~self.outliers
-        return _r2(self.batches.seconds[kept], self.predicted[kept])
-
-    @property
-    def bias(self) -> float:
-        """Seconds predicted over seconds measured, of all batches together, less 1."""
-        return float(self.predicted.sum() / self.batches.seconds.sum() - 1)
+        return r2(self.batches.seconds[kept], self.predicted[kept])
 
     def as_dict(self) -> dict[str, Any]:
         """Return what JSON says of it; seconds and tokens."""
@@ -131,22 +107,6 @@ class Fit:
         )
 
 
-def seconds_of(model: BatchTime, batches: MeasuredBatches) -> Array:
-    """Return what a model says of batches, shape (n,); what is not known of them counts as none.
-
-    Raises
-    ------
-    InputError
-        If the model is a table and a batch is beyond it.
-    """
-    if not isinstance(model, Composition):
-        return model(batches.tokens)
-    none = np.zeros(len(batches))
-    prefill = none if batches.prefill_tokens is None else batches.prefill_tokens
-    known = (batches.requests, batches.squares, batches.pairs, batches.context)
-    return model.of_batches(prefill, batches.tokens - prefill, *(none if v is None else v for v in known))
-
-
 def fit(
     batches: MeasuredBatches,
     model: str = "auto",
@@ -181,7 +141,7 @@ def fit(
     InputError
         If there is no such model, or the batches are too few or tell no cost of a token.
     """
-    confidence = checks.number("confidence", confidence, 0.5, 0.999, "", "intervals hold the value so often")
+    confidence = checks.number("confidence", confidence, 0.5, 0.99, "", "400 resamples tell no more")
     seed = checks.whole("seed", seed, 0, 2**63, "", "a seed is a whole number")
     candidates: list[Candidate] = []
     name = model
@@ -202,7 +162,7 @@ def fit(
         outliers=found.solution.outliers,
         candidates=tuple(candidates),
         confidence=confidence,
-        warnings=tuple(warnings_of(batches, found)),
+        warnings=tuple(cautions_of(batches, found)),
     )
 
 
@@ -233,18 +193,13 @@ def _parameters(
     tail = (1 - confidence) / 2
     low, high = np.quantile(samples, [tail, 1 - tail], axis=0)
     low, high = np.minimum(low, values), np.maximum(high, values)
-    names = [*found.linear.names, *([] if found.terms is None else found.terms.columns)]
+    names = [*found.linear.names, *([] if found.terms is None else found.terms.names)]
     said = dict(zip(names, zip(values.tolist(), low.tolist(), high.tolist(), strict=True), strict=True))
     if found.likely:
         said["b0"] = (found.linear.shape[0], found.likely[0], found.likely[-1])
     elif found.linear.family in ("hinge", "steps"):
         said["b0"] = (found.linear.shape[0],) * 3  # given, not found
     return said
-
-
-def _r2(measured: Array, predicted: Array) -> float:
-    total = float(((measured - measured.mean()) ** 2).sum())
-    return 1 - float(((measured - predicted) ** 2).sum()) / total if total else 0.0
 
 
 def _finite(said: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Read measured batches: plain tables, and the logs and metrics of engines."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.fitting.batches import COLUMNS, Array, MeasuredBatches
 from penstock.fitting.engine_logs import find_iterations, find_passes, find_stats
-from penstock.fitting.layer_times import LayerTimes
-from penstock.fitting.layers import read_llmservingsim, read_vidur
+from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.fitting.layers.times import LayerTimes
 from penstock.workload.tables import Source, Table, open_table
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
@@ -72,7 +73,10 @@ def read_batches(
     if format is not None and format not in FORMATS:
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
     if format == "llmservingsim" or (format is None and path.is_dir()):
-        return _layers_known(path, layers, lambda n: read_llmservingsim(path, n))
+        named = re.fullmatch(r"tp(\d+)", path.name)
+        return _layers_known(
+            path, layers, int(named[1]) if named else 1, lambda n: read_llmservingsim(path, n, tensor_parallel=1)
+        )
     source = Source.at(path)
     found = format or _told(source)
     if found in _LINES:
@@ -82,7 +86,7 @@ def read_batches(
     table = open_table(source)
     if found == "vidur":
         degree = _degree(dict(where or {}))
-        return _layers_known(path, layers, lambda n: read_vidur(path, layers=n, tensor_parallel=degree))
+        return _layers_known(path, layers, degree, lambda n: read_vidur(path, layers=n, tensor_parallel=degree))
     return _TABLES[found](source, table, dict(where or {}))
 
 
@@ -128,14 +132,22 @@ _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
 }
 
 
-def _layers_known(path: Path, layers: int | None, read: Callable[[int], LayerTimes]) -> MeasuredBatches:
+def _layers_known(path: Path, layers: int | None, degree: int, read: Callable[[int], LayerTimes]) -> MeasuredBatches:
+    """Return the batches of a profile of one accelerator out of ``degree``, and say what is not in their times."""
     if layers is None:
         raise InputError(
             f"{path.name} holds times of single layers, so a batch's time needs their number; give `layers` "
             "(--layers): 32 in Llama-3.1-8B, 48 in CodeLlama-34B"
         )
-    profile = f"{path.name} (profile of single layers, times {layers:,}, no attention)"
-    return dataclasses.replace(read(layers).without_attention(), source=profile)
+    batches = read(layers).without_attention()
+    missing = ["attention"]
+    if degree > 1:
+        missing.append(f"exchange between {degree} accelerators")
+    return dataclasses.replace(
+        batches,
+        source=f"{path.name} (profile of single layers, times {layers:,}, without {' and '.join(missing)})",
+        notes=tuple(f"{what} is not in these times, so batches take longer than this model says" for what in missing),
+    )
 
 
 def _degree(where: dict[str, str]) -> int:
@@ -190,6 +202,7 @@ def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatche
         requests[rows],
         context=(np.maximum(held, 0) * (decode > 0))[rows],
         source=_named(source, "blis", where),
+        sweep=False,
         left_out=int((~rows).sum()),
         notes=(
             f"context is taken from the KV blocks in use ({_BLOCK} tokens each): less than what decodes read where "
@@ -215,7 +228,7 @@ def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredB
         "context": (nothing, many * (prompt + output / 2)),
     }
     joined: dict[str, Any] = {name: np.concatenate(values) for name, values in columns.items()}
-    return MeasuredBatches(**joined, source=_named(source, "splitwise", where))
+    return MeasuredBatches(**joined, source=_named(source, "splitwise", where), sweep=True)
 
 
 _TABLES: dict[str, Callable[[Source, Table, dict[str, str]], MeasuredBatches]] = {
@@ -270,7 +283,7 @@ def _one_machine(source: Source, table: Table, where: dict[str, str], by: tuple[
     text = table.read(tuple(dict.fromkeys((*told, *(name for name in where if name in table.header)))))
     for name, value in where.items():
         if name in text.columns:
-            text = text.filter(pl.col(name) == value)
+            text = text.filter(pl.col(name).str.strip_chars() == value.strip())
     kinds = text.select(told).unique().sort(told)
     if kinds.height > 1:
         several = "; ".join(", ".join(f"{name}={v}" for name, v in zip(told, row, strict=True)) for row in kinds.rows())

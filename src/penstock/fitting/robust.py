@@ -3,10 +3,11 @@
 What matters of a batch time is its relative error: 1 ms is nothing in a prefill of 200 ms, and 5% of a decode. Squares
 of (measured - predicted) / predicted are summed, the prediction in the denominator taken from the round before: so the
 mean is fitted, where dividing by what was measured would favour short times. Rounds with Huber's loss find the start;
-then outliers are found, and the rest is fitted without weights of its own, so that the predicted mean is that of all
-batches but the outliers.
+then outliers are found, and the rest is fitted without weights of its own: measured / predicted is about 1 in the mean
+over all batches but the outliers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from scipy.optimize import nnls
 from penstock.fitting.batches import Array
 
 Rows = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.int64]
 
 _HUBER = 1.345  # standard deviations; 95% efficient for normal errors
 _FAR = 4.0  # standard deviations
@@ -24,6 +26,7 @@ _MAD_TO_SD = 1.4826
 _FINEST = 1e-4  # relative; no clock of an engine is finer
 _FEWEST = 8  # batches among which one can be told to be an outlier
 _SIMILAR = 1.5  # times as long
+_AT_ENDS = 9
 _ROUNDS = 20
 _SETTLED = 1e-6
 _RIDGE = 1e-12
@@ -65,7 +68,7 @@ def _products(columns: Array) -> Array:
     return np.asarray(np.einsum("ij,ik->jk", columns, columns))
 
 
-def fit_relative(columns: Array, seconds: Array, start: Array) -> Solution:
+def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[Places]) -> Solution:
     """Fit relative errors robustly.
 
     Parameters
@@ -76,6 +79,8 @@ def fit_relative(columns: Array, seconds: Array, start: Array) -> Solution:
         Shape (rows,), positive.
     start
         Shape (rows,), positive: a first idea of the predicted seconds.
+    kinds
+        Rows of each kind: outliers are found among batches of one kind. A row of no kind is no outlier.
     """
     least = 0.01 * float(np.median(seconds))
     predicted = np.maximum(start, least)
@@ -91,7 +96,9 @@ def fit_relative(columns: Array, seconds: Array, start: Array) -> Solution:
             break
     outliers = np.zeros(seconds.size, bool)
     for _ in range(_ROUNDS):
-        before, found = predicted, far_from_neighbours(seconds / predicted - 1, predicted)
+        before, found = predicted, np.zeros(seconds.size, bool)
+        for kind in kinds:
+            found[kind] = far_from_neighbours(seconds[kind] / predicted[kind] - 1, predicted[kind])
         coefficients = solve(columns, seconds, ~found / predicted)
         predicted = np.maximum(apply(columns, coefficients), least)
         settled = bool((found == outliers).all()) and np.allclose(predicted, before, rtol=_SETTLED, atol=0)
@@ -128,14 +135,17 @@ def far_from_neighbours(error: Array, by: Array) -> Rows:
 
 
 def running_median(values: Array) -> Array:
-    """Return the median of each value's neighbours, about a twentieth of them."""
-    window = 2 * min(max(values.size // 40, 5), 50) + 1
-    return np.asarray(median_filter(values, size=min(window, values.size), mode="nearest"))
+    """Return the median of each value's neighbours, about a twentieth of them.
+
+    Beyond both ends stands the median of the last few, so that one of them is not its own neighbour.
+    """
+    side = min(max(values.size // 40, 7), 50)
+    ends = np.median(values[:_AT_ENDS]), np.median(values[-_AT_ENDS:])
+    padded = np.pad(values, side, constant_values=ends)
+    return np.asarray(median_filter(padded, size=2 * side + 1)[side : side + values.size])
 
 
-def resampled(
-    candidates: list[Array], seconds: Array, found: Solution, blocks: list[npt.NDArray[np.int64]], seed: int
-) -> Array:
+def resampled(candidates: list[Array], seconds: Array, found: Solution, blocks: list[Places], seed: int) -> Array:
     """Return coefficients of a bootstrap over blocks of batches; shape (resamples, coefficients).
 
     Outliers and weights stay as found. Each resample solves the normal equations of the blocks drawn for every

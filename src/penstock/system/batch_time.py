@@ -8,6 +8,7 @@ import abc
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +116,8 @@ class BatchTime(abc.ABC):
         decode
             Tokens before each decode: its prompt, and what it has put out.
         """
-        new, before = np.array(prefill, np.float64).reshape(-1, 2).T
-        decodes = np.array(decode, np.float64)
+        new, before = _counts("prefill", prefill, 2).T
+        (decodes,) = _counts("decode", decode, 1).T
         sums = ((new * new).sum(), (new * before).sum(), decodes.sum())
         return float(self.of_batches(new.sum(), decodes.size, new.size + decodes.size, *sums))
 
@@ -394,6 +395,18 @@ class Composition(BatchTime):
         attention = self.self_attention * (nn + y) + self.cross_attention * nl + np.where(x > 0, mixed, alone) * before
         others = self.per_request * k + np.where(x > 0, self.with_prefill, 0.0)
         return np.where(x + y > 0, self.linear(x + y) + others + attention, 0.0)
+
+
+def _counts(name: str, values: Sequence[Any], columns: int) -> Seconds:
+    """Return what is in a batch, shape (n, columns); refuse what counts no tokens."""
+    if not len(values):
+        return np.empty((0, columns))
+    found = checks.array(name, values)
+    shape = (len(values), columns) if columns > 1 else (len(values),)
+    if found.shape != shape or not (np.isfinite(found) & (found >= 0)).all():
+        what = "pairs of tokens, (new, before)" if columns == 2 else "numbers of tokens before each decode"
+        raise InputError(f"{name} is {checks.shown(values)}, but must be a list of {what}, none below 0; mend it")
+    return found.reshape(-1, columns).astype(np.float64)
 
 
 def scaled(model: BatchTime, factor: float) -> BatchTime:

@@ -75,13 +75,17 @@ class BatchTimeSection(Section):
         if self.composition:
             return self.composition.build(folder)
         if self.file is not None:
-            return read_batch_time(folder / checks.path("server.batch_time.file", self.file)).batch_time
+            return self.read_file(folder).batch_time
         if self.c_ms is None or self.a_ms is None or self.b0 is None:
             missing = ", ".join(name for name, value in steps.items() if value is None)
             raise InputError(
                 f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0"
             )
         return PiecewiseConstant(_seconds("c_ms", self.c_ms), _seconds("a_ms", self.a_ms), self.b0)
+
+    def read_file(self, folder: Path) -> "BatchTimeFile":
+        """Return the batch-time file that it names."""
+        return read_batch_time(folder / checks.path("server.batch_time.file", self.file))
 
 
 class _Composition(Section):
@@ -154,6 +158,34 @@ class BatchTimeFile:
     accelerator: str | None = None
     tensor_parallel: int | None = None
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def notes(self, token_budget: int, *, memory: bool) -> tuple[str, ...]:
+        """Return what one should know who uses it for such a server: what was not measured, what it does not hold.
+
+        Parameters
+        ----------
+        token_budget
+            Most tokens in a batch.
+        memory
+            Whether the server's KV memory has a limit.
+        """
+        warnings, tokens = self.fit.get("warnings"), self.fit.get("tokens")
+        said = [f"batch times: {warning}" for warning in (warnings if isinstance(warnings, list) else ())]
+        most = tokens[-1] if isinstance(tokens, list) and tokens and isinstance(tokens[-1], int | float) else None
+        if most is not None and most < token_budget:
+            said.append(
+                f"batch times were measured for up to {most:,.0f} tokens; those of batches of up to {token_budget:,} "
+                "are extrapolated"
+            )
+        kv_tokens, overhead = self.fit.get("kv_tokens"), self.fit.get("overhead_ms")
+        if isinstance(kv_tokens, int | float) and kv_tokens > 0 and not memory:
+            said.append(
+                f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here it has no limit; add "
+                f"`kv_tokens: {kv_tokens:.0f}` to the server"
+            )
+        if isinstance(overhead, int | float) and overhead > 0:
+            said.append(f"clients wait {overhead:.3g} ms more (overhead), which no latency here includes")
+        return tuple(said)
 
 
 def read_batch_time(path: str | Path) -> BatchTimeFile:

@@ -63,5 +63,13 @@ def hardware(name: str) -> Hardware:
         If there is none; it says which there are.
     """
     if name not in list(HARDWARE):  # a list: the name may not be hashable
-        raise InputError(f"unknown hardware {shown(name)}{nearest(str(name), HARDWARE)}; or give `batch_time` yourself")
+        named = matching(str(name))
+        hint = f"; known: {', '.join(named)}" if 0 < len(named) < len(HARDWARE) else nearest(str(name), HARDWARE)
+        raise InputError(f"unknown hardware {shown(name)}{hint}; or give `batch_time` yourself")
     return HARDWARE[name]
+
+
+def matching(text: str) -> list[str]:
+    """Return the names in which each word of a text occurs."""
+    words = text.lower().replace("-", " ").split()
+    return [name for name in HARDWARE if all(word in name for word in words)]

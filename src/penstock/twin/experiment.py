@@ -34,7 +34,8 @@ NEAR = 0.85
 
 _SAMPLE = 10_000
 _OVERLOAD = 1.1
-_PROBES = 8
+_PROBES = 4
+_REHEARSAL = 1_000_000  # added to a seed: other requests than those of the run
 _SLOWEST = 5.0
 """A run may take so many times the time of its arrivals and its backlog."""
 
@@ -57,6 +58,8 @@ class Settings:
         Seconds of work that wait at the start of runs at loads of `NEAR` and more.
     calibrate_s
         Seconds of batches to measure before each round of loads.
+    rehearsal_s
+        Seconds of requests before each run, whose batches say how fast the machine is now.
     seed
         The first one.
     """
@@ -67,6 +70,7 @@ class Settings:
     seconds: float = 60.0
     backlog_s: float = 10.0
     calibrate_s: float = 40.0
+    rehearsal_s: float = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -77,6 +81,7 @@ class Settings:
         checks.whole("seeds", self.seeds, 1, 1_000, "", "each is a round of runs")
         checks.number("seconds", self.seconds, 0.1, 86_400, "s", "for so long requests arrive in a run")
         checks.number("backlog", self.backlog_s, 0, 86_400, "s", "so much work waits at the start")
+        checks.number("rehearsal_s", self.rehearsal_s, 0.1, 86_400, "s", "for so long requests come before each run")
         checks.number("calibrate_s", self.calibrate_s, 0.1, 86_400, "s", "for so long batches are measured")
 
     def sweep(self, token_budget: int, policy: str) -> Sweep:
@@ -280,6 +285,19 @@ def run_trial(
     return Trial(prediction, seed, backlog, found, simulated, measured_drift, simulated_drift, error)
 
 
+def _rehearsed(engine: RealEngine, server: Server, prediction: Prediction, settings: Settings, seed: int) -> Server:
+    """Return the server with batch times scaled to those of a short run at the same load, with other requests.
+
+    A machine becomes slower and faster within minutes, and batches of a kind that a sweep saw seldom may be common.
+    """
+    calm = dataclasses.replace(prediction, rho=min(prediction.rho, NEAR / 2))  # no backlog
+    short = dataclasses.replace(settings, seconds=settings.rehearsal_s)
+    _, arrival, prompt, output = requests_of(calm, short, _REHEARSAL + seed)
+    seen = drive(engine, arrival, prompt, output, most_seconds=_SLOWEST * settings.rehearsal_s + 10)
+    factor = 1 / (1 + _batch_error(server.batch_time, seen.batches))
+    return dataclasses.replace(server, batch_time=scaled(server.batch_time, factor))
+
+
 def _batch_error(model: BatchTime, batches: Batches) -> float:
     """Return the model's time of batches over the measured time, less 1."""
     return float(_modelled(model, batches).sum() / batches.seconds.sum() - 1)
@@ -333,14 +351,13 @@ def twin(
     for number in range(settings.seeds):
         if batch_time is None:
             calibrations.append(calibrate(engine, sweep, settings.calibrate_s, warm=False, progress=next(share)))
-        calibrated = _probe(engine, sweep)
-        first = first or calibrated
+        first = first or _probe(engine, sweep)
         for load in settings.loads:
-            model = calibrations[-1].batch_time
-            if batch_time is None:  # the machine may have become slower or faster since
-                model = scaled(model, _probe(engine, sweep) / calibrated)
-            server = Server(model, engine.token_budget, engine.max_running, policy=engine.policy)
+            server = Server(calibrations[-1].batch_time, engine.token_budget, engine.max_running, policy=engine.policy)
             (prediction,) = predict(server, settings.lengths, [load], settings.seed)
+            if batch_time is None:
+                server = _rehearsed(engine, server, prediction, settings, settings.seed + number)
+                (prediction,) = predict(server, settings.lengths, [load], settings.seed)
             say(
                 f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog {prediction.direction}, says the "
                 f"simulation; by theorem it is {prediction.theory}"

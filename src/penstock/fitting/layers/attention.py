@@ -8,7 +8,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from penstock.errors import InputError
 from penstock.fitting.batches import Array
-from penstock.fitting.drawn import Compositions
+from penstock.fitting.layers.batch_contents import BatchContents
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Attention:
     decode: Grid
     mixed: Grid | None = None
 
-    def seconds(self, batches: Compositions) -> Array:
+    def seconds(self, batches: BatchContents) -> Array:
         """Return the seconds of each batch.
 
         Batches were measured with one prompt, and decodes that all have equally many tokens before them: the mean is

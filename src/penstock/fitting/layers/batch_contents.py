@@ -16,7 +16,7 @@ _MOST_PROMPTS = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Compositions:
+class BatchContents:
     """What is in some batches.
 
     Parameters
@@ -51,7 +51,7 @@ class Compositions:
         """Requests in prefill, shape (batches,)."""
         return self.per_batch(np.ones(self.batch.size))
 
-    def dealt(self, ranks: int) -> "Compositions":
+    def dealt(self, ranks: int) -> "BatchContents":
         """Deal each batch out to so many ranks: prompts in turn, decodes evenly; ``ranks`` batches for one."""
         if ranks == 1:
             return self
@@ -64,10 +64,10 @@ class Compositions:
         longest = np.where(np.arange(ranks) == 0, self.longest[:, None], each)
         longest = np.where(share > 0, longest, 0.0)
         sums = share.ravel(), (share * each).ravel(), longest.ravel()
-        return Compositions(*sums, batch[order], self.new[order], self.before[order])
+        return BatchContents(*sums, batch[order], self.new[order], self.before[order])
 
 
-def one_batch(prefill: npt.ArrayLike, decode: npt.ArrayLike) -> Compositions:
+def one_batch(prefill: npt.ArrayLike, decode: npt.ArrayLike) -> BatchContents:
     """Return one batch: (new tokens, tokens before them) of each prompt, and the tokens before each decode."""
     pairs, decodes = checks.array("prefill", prefill).astype(float), checks.array("decode", decode).astype(float)
     if (pairs.size and pairs.shape[1:] != (2,)) or decodes.ndim != 1:
@@ -82,7 +82,7 @@ def one_batch(prefill: npt.ArrayLike, decode: npt.ArrayLike) -> Compositions:
             "prompt has new tokens, and none has negative ones before them; correct it"
         )
     sums = np.array([[decodes.size], [decodes.sum()], [decodes.max(initial=0.0)]], np.float64)
-    return Compositions(sums[0], sums[1], sums[2], np.zeros(new.size, np.int64), new, before)
+    return BatchContents(sums[0], sums[1], sums[2], np.zeros(new.size, np.int64), new, before)
 
 
 def draw_batches(
@@ -94,7 +94,7 @@ def draw_batches(
     kv_tokens: int | None = None,
     count: int = 4_000,
     seed: int = 0,
-) -> Compositions:
+) -> BatchContents:
     """Draw batches of decodes alone, of prefill alone and of both, of every size that the limits allow.
 
     A decode belongs to a request found in decode at a random time: drawn with its output tokens as weight, any of them
@@ -141,7 +141,7 @@ def draw_batches(
         batch += [i] * len(found)
         chunks += found
     new, before = np.array(chunks, np.float64).reshape(-1, 2).T
-    return Compositions(decodes, context, longest, np.array(batch, np.int64), new, before)
+    return BatchContents(decodes, context, longest, np.array(batch, np.int64), new, before)
 
 
 def _prompts(rng: np.random.Generator, prompt: Array, room: int, *, full: bool) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.fitting.families import COMPOSED
 from penstock.fitting.fit import Fit
 
 FAMILIES = {
@@ -18,6 +19,7 @@ _COSTS = {
     "cross_attention": ("ns", 1e9, "each new token of a prompt and token before it"),
     "decode_attention": ("ns", 1e9, "each token before a decode"),
     "mixed_attention": ("ns", 1e9, "the same in a batch with prefill"),
+    "with_prefill": ("ms", 1e3, "each batch with prefill"),
 }
 
 
@@ -35,8 +37,8 @@ class Parameter:
 
 def formula(fit: Fit) -> str:
     """Return the formula of a fit, its linear part first."""
-    linear = FAMILIES[fit.name.removeprefix("composition-")]
-    return f"{linear} + attention and requests" if fit.name.startswith("composition-") else linear
+    linear = FAMILIES[fit.name.removeprefix(COMPOSED)]
+    return f"{linear} + attention and requests" if fit.name.startswith(COMPOSED) else linear
 
 
 def parameters(fit: Fit) -> list[Parameter]:

@@ -9,9 +9,9 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.fitting.attention import Attention, Grid
 from penstock.fitting.batches import Array
-from penstock.fitting.layer_times import LayerTimes, Link
+from penstock.fitting.layers.attention import Attention, Grid
+from penstock.fitting.layers.times import LayerTimes, Link
 from penstock.workload.tables import Source, open_table
 
 _US, _MS = 1e6, 1e3
@@ -30,6 +30,8 @@ def read_llmservingsim(
     tensor_parallel: int | None = None,
     data_parallel: int = 1,
     link: Link | None = None,
+    experts: int | None = None,
+    experts_per_token: int | None = None,
 ) -> LayerTimes:
     """Read a profile of LLMServingSim: ``dense.csv``, ``per_sequence.csv``, ``attention.csv``, ``moe.csv``.
 
@@ -41,6 +43,8 @@ def read_llmservingsim(
         Repeated layers of the model: 32 in Llama-3.1-8B.
     tensor_parallel, data_parallel, link
         As in `LayerTimes`; the first is by default the number in the folder's name.
+    experts, experts_per_token
+        As in `LayerTimes`.
 
     Raises
     ------
@@ -70,7 +74,9 @@ def read_llmservingsim(
         degree,
         data_parallel,
         link,
-        str(folder),
+        f"{folder.name} (layer profile of LLMServingSim)",
+        experts,
+        experts_per_token,
     )
 
 
@@ -138,18 +144,21 @@ def read_vidur(
     if attention is not None:
         known = ("num_tensor_parallel_workers", "batch_size", "prefill_chunk_size", "kv_cache_size")
         parts = {phase: f"time_stats.attn_{phase}.median" for phase in ("prefill", "decode")}
-        file, around = Path(attention), [f"time_stats.attn_{end}_reshape.median" for end in ("input", "output")]
-        rows = _of_degree(file, (*known, *around, *parts.values()), tensor_parallel, tuple(parts.values()))
-        many, new, before, times = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:5].sum(axis=1)
+        file, header = Path(attention), open_table(Source.at(attention)).header
+        around = [f"time_stats.attn_{part}.median" for part in ("input_reshape", "output_reshape", "kv_cache_save")]
+        around = [name for name in around if name in header or "reshape" in name]
+        rows = _of_degree(file, (*known, *parts.values(), *around), tensor_parallel, (*parts.values(), *around[2:]))
+        many, new, before, times = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 5:].sum(axis=1)
         alone, decode = new > 0, new == 0
         kernels = Attention(
-            Grid.of(np.column_stack([new, before])[alone], (times + rows[:, 5])[alone] / _MS, f"{file.name}: prefill"),
+            Grid.of(np.column_stack([new, before])[alone], (times + rows[:, 3])[alone] / _MS, f"{file.name}: prefill"),
             Grid.of(
-                np.column_stack([many, before])[decode], (times + rows[:, 6])[decode] / _MS, f"{file.name}: decode"
+                np.column_stack([many, before])[decode], (times + rows[:, 4])[decode] / _MS, f"{file.name}: decode"
             ),
         )
     degree = tensor_parallel if link is not None else 1  # one of them stands for all
-    return LayerTimes(layers, tokens, by_load, attention=kernels, tensor_parallel=degree, link=link, source=str(mlp))
+    named = f"{source.name} (layer profile of Vidur)"
+    return LayerTimes(layers, tokens, by_load, attention=kernels, tensor_parallel=degree, link=link, source=named)
 
 
 def _of_degree(file: Path, names: tuple[str, ...], degree: int, may_lack: tuple[str, ...] = ()) -> Array:

@@ -6,21 +6,20 @@ of one accelerator cannot hold, the exchange of activations between several, fol
 """
 
 import dataclasses
-import itertools
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.fitting.attention import Attention, Grid
 from penstock.fitting.batches import Array, MeasuredBatches
-from penstock.fitting.drawn import Compositions, draw_batches, one_batch
+from penstock.fitting.families import Linear, known_terms
+from penstock.fitting.judged import Judged, seconds_of
+from penstock.fitting.layers.attention import Attention, Grid
+from penstock.fitting.layers.batch_contents import BatchContents, draw_batches, one_batch
+from penstock.fitting.robust import apply, solve
 from penstock.system.batch_time import Composition, Measured
 from penstock.system.batch_time_file import BatchTimeFile
-
-QUANTILES = (0.01, 0.05, 0.5, 0.95, 0.99)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +75,9 @@ class LayerTimes:
         Between accelerators.
     source
         Where it was read.
+    experts_in_all, experts_per_token
+        Of a layer, and how many of them each token is sent to. None: the most and the fewest that were profiled at
+        work, as in profiles that go from one token to all experts.
     """
 
     layers: int
@@ -89,10 +91,15 @@ class LayerTimes:
     data_parallel: int = 1
     link: Link | None = None
     source: str = "a layer profile"
+    experts_in_all: int | None = None
+    experts_per_token: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "data_parallel"):
             checks.whole(name, getattr(self, name), 1, 4_096, "accelerators", "so many work together")
+        for name in ("experts_in_all", "experts_per_token"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name), 1, 100_000, "experts", "a layer of experts has so many")
         if self.data_parallel > 1 and self.experts is None:
             raise InputError(
                 f"data_parallel is {self.data_parallel}, but {self.source} has no experts to share, so its ranks are "
@@ -116,7 +123,7 @@ class LayerTimes:
         """
         return float(self.of(one_batch(prefill, decode))[0])
 
-    def of(self, batches: Compositions) -> Array:
+    def of(self, batches: BatchContents) -> Array:
         """Return the seconds of each batch.
 
         Raises
@@ -130,7 +137,7 @@ class LayerTimes:
         if self.attention is not None:
             seconds += self.layers * self.attention.seconds(ranks)
         if self.requests is not None and self.by_request is not None:
-            seconds += np.interp(ranks.decodes + ranks.prompts, self.requests, self.by_request)
+            seconds += _line(ranks.decodes + ranks.prompts, self.requests, self.by_request)
         slowest = np.asarray(seconds.reshape(-1, self.data_parallel).max(axis=1))
         per_rank = loads.reshape(-1, self.data_parallel)
         return slowest + self._experts(per_rank.sum(axis=1), per_rank.max(axis=1))
@@ -158,14 +165,15 @@ class LayerTimes:
         if self.experts is None:
             return np.zeros(total.size)
         r, known = self.data_parallel, self.experts.axes[1]
-        per_token, experts = known[0], known[-1]
+        per_token = float(known[0]) if self.experts_per_token is None else self.experts_per_token
+        experts = float(known[-1]) if self.experts_in_all is None else self.experts_in_all
         at_work = experts * (1 - (1 - per_token / experts) ** total)
         seconds = self.experts(total / r, at_work / r)
         if r > 1 and self.link is not None:  # activations go to all ranks, and results come back
             seconds = seconds + 2 * self.link.exchange((r - 1) * largest)
         return self.layers * seconds
 
-    def measured(self, batches: Compositions) -> MeasuredBatches:
+    def measured(self, batches: BatchContents) -> MeasuredBatches:
         """Return batches with their seconds, as if they had been measured."""
         prefill = batches.prefill
         return MeasuredBatches(
@@ -178,12 +186,14 @@ class LayerTimes:
             pairs=batches.per_batch(batches.new * batches.before),
             context=batches.context,
             source=self.source,
+            sweep=True,
+            averaged=True,
         )
 
     def without_attention(self) -> MeasuredBatches:
         """Return the profiled token loads with the seconds of all layers but attention: what is linear in tokens."""
         loads = self.tokens * self.data_parallel
-        return MeasuredBatches(self._linear(loads), loads, source=self.source)
+        return MeasuredBatches(self._linear(loads), loads, source=self.source, sweep=True, averaged=True)
 
     def _linear(self, loads: Array) -> Array:
         share = loads / self.data_parallel
@@ -204,7 +214,7 @@ class LayerTimes:
 
         Its linear part is the profile's own by token load, plus what a line with bends at powers of two explains of
         the rest: what attention takes at least, the head. The costs are those of least squared relative error, none
-        negative.
+        negative; then all are scaled, so that the seconds of the batches drawn are right in sum.
 
         Parameters
         ----------
@@ -233,36 +243,31 @@ class LayerTimes:
         profiled = self.tokens * self.data_parallel
         loads = np.append(profiled[profiled < budget], budget)
         linear = self._linear(loads)
-        bends = np.append(2.0 ** np.arange(np.ceil(np.log2(budget))), budget)
-        columns = np.column_stack([*_bent(drawn.tokens, bends), *_terms(drawn)])
-        rest = drawn.seconds - np.interp(drawn.tokens, loads, linear)
-        costs, _ = nnls(columns / drawn.seconds[:, None], rest / drawn.seconds)
-        line = costs[: bends.size]
-        named = dict(zip(_COSTS, costs[bends.size :].tolist(), strict=True))
-        with_line = linear + np.column_stack(_bent(loads, bends)) @ line
+        bent = Linear("table", (*(2.0 ** np.arange(np.ceil(np.log2(budget)))).tolist(), float(budget)))
+        terms = known_terms(drawn, split=True)
+        del terms["with_prefill"]  # what graphs save is in no profile of layers
+        line = bent.columns(drawn.tokens)
+        columns = np.column_stack((line, *terms.values()))
+        known = np.interp(drawn.tokens, loads, linear)
+        costs = solve(columns, drawn.seconds - known, 1 / drawn.seconds)
+        in_sum = float(drawn.seconds.sum() / (known + apply(columns, costs)).sum())
+        with_line = in_sum * (linear + apply(bent.columns(loads), costs[: line.shape[1]]))
+        named = dict(zip(terms, (in_sum * costs[line.shape[1] :]).tolist(), strict=True))
         model = Composition(Measured(loads.tolist(), with_line.tolist()), **named)
-        return LayerFit(model, others, self)
+        return LayerFit(model, others, seconds_of(model, others), self)
 
 
-_COSTS = ("per_request", "self_attention", "cross_attention", "decode_attention", "mixed_attention")
-
-
-def _terms(batches: MeasuredBatches) -> list[Array]:
-    """Return what each of `_COSTS` is paid for, in each batch."""
-    known = [batches.prefill_tokens, batches.decode_tokens, batches.requests, batches.squares, batches.pairs]
-    x, y, k, squares, pairs = (np.asarray(values) for values in known)
-    context = np.asarray(batches.context)
-    return [k, squares + y, pairs, np.where(x > 0, 0.0, context), np.where(x > 0, context, 0.0)]
-
-
-def _bent(tokens: Array, bends: Array) -> list[Array]:
-    """Return a constant, and the share done of the way from each bend to the next."""
-    ways = itertools.pairwise(bends)
-    return [np.ones(tokens.size), *(np.clip((tokens - low) / (high - low), 0, 1) for low, high in ways)]
+def _line(at: Array, known: Array, values: Array) -> Array:
+    """Return values on straight lines between those known, and on the last one beyond."""
+    inside = np.interp(at, known, values)
+    if known.size < 2:
+        return np.asarray(inside)
+    slope = (values[-1] - values[-2]) / (known[-1] - known[-2])
+    return np.asarray(inside + max(slope, 0.0) * np.maximum(at - known[-1], 0.0))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class LayerFit:
+class LayerFit(Judged):
     """A `Composition` fitted to a layer profile.
 
     Attributes
@@ -271,30 +276,16 @@ class LayerFit:
         The batch-time model.
     batches
         Batches that were not used to fit it, with the seconds that the profile gives.
+    predicted
+        What the model says of those, in seconds.
     profile
         What it was fitted to.
     """
 
     model: Composition
     batches: MeasuredBatches
+    predicted: Array
     profile: LayerTimes
-
-    @property
-    def errors(self) -> Array:
-        """Relative errors on those batches, the model's seconds over the profile's, less one."""
-        b = self.batches
-        of = (b.prefill_tokens, b.decode_tokens, b.requests, b.squares, b.pairs, b.context)
-        return self.model.of_batches(*of) / b.seconds - 1  # type: ignore[arg-type]
-
-    @property
-    def quantiles(self) -> dict[float, float]:
-        """Quantiles of the relative error."""
-        return dict(zip(QUANTILES, np.quantile(self.errors, QUANTILES).tolist(), strict=True))
-
-    @property
-    def bias(self) -> float:
-        """Error of the sum of seconds, relative: what adds up over a run."""
-        return float(np.sum(self.errors * self.batches.seconds) / self.batches.seconds.sum())
 
     def as_file(self, description: str, licence: str | None = None) -> BatchTimeFile:
         """Return what a batch-time file holds: the model, and how far it is from the profile."""

@@ -1,0 +1,1 @@
+"""From published times of a model's layers to times of batches."""
