@@ -14,13 +14,19 @@ from penstock.analysis.network_stability import NetworkStability, network_verdic
 from penstock.analysis.recommend import Recommendation, recommend
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Target
+from penstock.calibration.benchmarks import read_benchmarks
+from penstock.calibration.calibrate import Calibration, calibrate
 from penstock.errors import InputError
+from penstock.fitting.batches import MeasuredBatches
+from penstock.fitting.fit import Fit, fit
+from penstock.fitting.readers import read_batches
 from penstock.kernel.signatures import BY_LINE, BY_PHASE, DECODE_FIRST, PREFILL_FIRST, SPLIT
 from penstock.network_run import NetworkRun
 from penstock.run import Run
 from penstock.simulate import simulate
 from penstock.simulate_network import simulate_network
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
 from penstock.system.engines import ENGINES, engine_defaults
 from penstock.system.memory import Memory
 from penstock.system.network import Network
@@ -58,10 +64,13 @@ __all__ = [
     "Answer",
     "Audit",
     "BatchTime",
+    "BatchTimeFile",
+    "Calibration",
     "Certificate",
     "Composition",
     "Constant",
     "Empirical",
+    "Fit",
     "FluidPath",
     "Gamma",
     "Geometric",
@@ -70,6 +79,7 @@ __all__ = [
     "LogNormal",
     "MaxRate",
     "Measured",
+    "MeasuredBatches",
     "Memory",
     "MemoryEstimate",
     "Mixture",
@@ -97,6 +107,7 @@ __all__ = [
     "Workflow",
     "Workload",
     "audit",
+    "calibrate",
     "certify",
     "certify_network",
     "check",
@@ -104,6 +115,7 @@ __all__ = [
     "compare_orders",
     "engine_defaults",
     "estimate",
+    "fit",
     "fluid",
     "hardware",
     "max_rate",
@@ -112,6 +124,9 @@ __all__ = [
     "network_verdict",
     "order",
     "policy",
+    "read_batch_time",
+    "read_batches",
+    "read_benchmarks",
     "read_sessions",
     "read_trace",
     "recommend",
@@ -121,4 +136,5 @@ __all__ = [
     "steady_state",
     "traffic",
     "verdict",
+    "write_batch_time",
 ]

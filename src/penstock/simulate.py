@@ -10,7 +10,9 @@ from penstock.errors import InputError, nearest
 from penstock.kernel.server import NEVER
 from penstock.run import TICK_S, Progress, Record, Run
 from penstock.session import RECORDS, Session, Window
+from penstock.system.batch_time import Composition
 from penstock.system.server import Server
+from penstock.workload.pairs import Independent
 from penstock.workload.workload import Requests, Workload
 
 _Report = Callable[[], None]
@@ -43,7 +45,8 @@ def simulate(
         row per batch), ``allocations`` (also a row per request and batch, for audits).
     drain
         Whether to go on after the last arrival until everything has left. Default: yes, unless an endless
-        workload offers more than the server's capacity, whose backlog says nothing more by draining.
+        workload surely offers more than the server's capacity, whose backlog says nothing more by draining. (Where
+        attention takes time, that is judged by mean lengths, which is the least that it may come to.)
     tick_s
         Seconds per tick. Arrivals and batch times are rounded to the nearest tick once.
     compress
@@ -65,8 +68,7 @@ def simulate(
     tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
     requests = length_of_run(workload, requests, until, tick_s)
     if drain is None:
-        offered = workload.rate * server.tokens_per_request(workload.mean_prompt, workload.mean_output)
-        drain = workload.rows is not None or not offered > server.batch_time.capacity(server.token_budget)
+        drain = workload.rows is not None or not _overloads(workload, server)
     stop = NEVER if until is None else round(until / tick_s)
     session = open_session(server, record, tick_s, compress, stop, workload.prefixes)
     blocks = (session.keep(block) for block in windows(workload, requests, stop, tick_s))
@@ -81,6 +83,25 @@ def simulate(
         _stream(session, blocks, drain, report)
         return session.finish(None)
     return session.finish(_whole(session, blocks, drain, report))
+
+
+def _overloads(workload: Workload, server: Server) -> bool:
+    """Return whether more is offered than the server carries: tokens in the best batches, and attention beside.
+
+    Beside `Composition.table` a prompt of v tokens takes at least min(self, cross / 2) (v^2 - v), and D decodes
+    d (D v + D (D - 1) / 2): least at the means where lengths are independent (Jensen). Where memory is short, other
+    work may stand in for some of it, so there it counts none.
+    """
+    prompt, model, lengths = workload.mean_prompt, server.batch_time, workload.lengths
+    tokens = server.tokens_per_request(prompt, workload.mean_output)
+    offered, capacity = workload.rate * tokens, model.capacity(server.token_budget)
+    if not isinstance(model, Composition) or server.memory is not None or not isinstance(lengths, Independent):
+        return offered > capacity
+    decodes = tokens - prompt
+    before = decodes * (decodes - 1) / 2 + (decodes * prompt if lengths.correlation >= 0 else 0.0)
+    attention = min(model.self_attention, model.cross_attention / 2) * prompt * (prompt - 1)
+    attention += min(model.of_decodes) * max(before, 0.0)
+    return offered / capacity + workload.rate * attention > 1
 
 
 def length_of_run(workload: Workload, requests: int | None, until: float | None, tick_s: float) -> int | None:

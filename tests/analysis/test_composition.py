@@ -49,6 +49,42 @@ def test_theorem_and_sequential_test_agree_on_both_sides_of_the_band(causal: boo
     assert certified >= 8
 
 
+@pytest.mark.parametrize("policy", ["orca", "sarathi"])
+@pytest.mark.parametrize(("load", "right"), [(0.96, "stable"), (1.04, "unstable")])
+def test_decodes_that_are_few_tokens_but_many_seconds_are_seen_to_pile_up(policy: str, load: float, right: str) -> None:
+    """A policy that starves them gets through 1.5% more tokens than arrive, until it has served all prompts."""
+    model = ps.Composition(ps.Affine(0.025, 3.8e-5), 6e-10, 1.2e-9, decode_attention=1.9e-6)
+    workload = ps.Workload.poisson(1.0, ps.Uniform(1333, 4002), ps.Geometric(5, max=255))
+    server = ps.Server(model, 256, policy=policy)
+    at = workload.with_rate(load * ps.certify(workload, server).max_rate)
+    found = ps.verdict(at, server)
+    assert found.verdict == right
+    assert found.drift == pytest.approx(1 - 1 / load, abs=0.01)
+
+
+def starving(seed: int) -> tuple[ps.Workload, ps.Server]:
+    """Draw a system whose decodes are few of its tokens; every other one has attention."""
+    rng = np.random.default_rng(seed)
+    a = 10 ** rng.uniform(-10, -8)
+    model: BatchTime = ps.Affine(10 ** rng.uniform(-3, -1.5), 10 ** rng.uniform(-6, -3.5))
+    if seed % 2:
+        model = ps.Composition(model, a / 2, a, 10 ** rng.uniform(-8, -5.5))
+    prompt, output = int(rng.integers(300, 3000)), int(rng.integers(2, 30))
+    server = ps.Server(model, 256, None if rng.integers(2) else 128, POLICIES[seed // 2 % 4])
+    lengths = ps.Uniform(prompt // 3, prompt), ps.Geometric(output, max=20 * output)
+    return ps.Workload.poisson(1.0, *lengths), server
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_theorem_and_sequential_test_agree_where_decodes_are_few_tokens(seed: int) -> None:
+    workload, server = starving(seed)
+    certificate = ps.certify(workload, server)
+    assert ps.verdict(workload.with_rate(1.04 * certificate.max_rate), server, seed=seed).verdict == "unstable"
+    if certificate.certified_rate:
+        at = workload.with_rate(0.95 * certificate.certified_rate)
+        assert ps.verdict(at, server, seed=seed).verdict == "stable"
+
+
 def test_the_highest_stable_rate_lies_in_the_band() -> None:
     workload, server = small(4, causal=False)
     certificate = ps.certify(workload, server)
@@ -83,3 +119,12 @@ def test_advice_weighs_what_attention_takes() -> None:
     assert advice.recommended.stable_rate >= advice.current.stable_rate * 0.99
     assert advice.bound >= max(candidate.stable_rate for candidate in advice.candidates) * 0.99
     assert "CONTRADICTION" not in " ".join(advice.warnings)
+
+
+@pytest.mark.parametrize(("rate", "drains"), [(1.5, True), (3.0, False)])
+def test_a_run_that_attention_overloads_does_not_drain_by_itself(rate: float, drains: bool) -> None:
+    """By tokens alone both are far below what the server carries."""
+    workload = ps.Workload.poisson(rate, ps.Geometric(2000, max=8000), ps.Geometric(200, max=1000))
+    server = ps.Server(ps.Composition(ps.Affine(5e-3, 1e-6), 0.0, 0.0, decode_attention=1e-6), 2048, 64)
+    run = ps.simulate(workload, server, requests=1_000, record="summary")
+    assert (ps.certify(workload, server).rho < 1) == drains == (run.unfinished == 0)

@@ -268,3 +268,31 @@ def test_a_prefix_cache_that_makes_short_work_of_prompts_is_seen(precision: floa
     server = ps.Server(TP1, 1024, 64, "vllm", memory=ps.Memory(1000, 512, prefix_caching=True))
     found = ps.max_rate(workload, server, precision=precision)
     assert found.rate > 0.8 * found.bound
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm-vanilla", "fastertransformer"])
+def test_a_backlog_of_short_decodes_keeps_no_prompts_out_until_the_verdict(policy: str) -> None:
+    """Two slots and one decode to a request: as much work in decodes would hold the slots for 27,000 arrivals."""
+    server = ps.Server(ps.Affine(4.2e-3, 2.7e-6), 256, 2, policy)
+    workload = ps.Workload.poisson(1.0, ps.Uniform(333, 1002), 2)
+    assert {verdict(workload.with_rate(39.0), server, seed=seed).verdict for seed in range(3)} == {"stable"}
+    bound = ps.certify(workload, server).max_rate
+    assert verdict(workload.with_rate(1.04 * bound), server).verdict == "unstable"
+
+
+def test_slots_of_a_batch_that_decodes_hold_alone_are_given_back() -> None:
+    server = ps.Server(ps.Affine(4.2e-3, 2.7e-6), 256, 128, "sarathi", "batch")
+    workload = ps.Workload.poisson(1.0, ps.Uniform(333, 1002), ps.Geometric(2, max=20))
+    certificate = ps.certify(workload, server)
+    assert certificate.certified_rate is not None
+    assert verdict(workload.with_rate(0.95 * certificate.certified_rate), server).verdict == "stable"
+    assert verdict(workload.with_rate(1.04 * certificate.max_rate), server).verdict == "unstable"
+
+
+def test_what_grows_after_a_backlog_is_gone_is_no_backlog() -> None:
+    """Orca serves prompts first; decodes are few tokens, so the warm-up leaves next to nothing, which then varies."""
+    server = ps.Server(ps.PiecewiseConstant(0.0184, 0.0223, 64), 256, 2, "orca", "batch")
+    workload = ps.Workload.poisson(1.0, ps.Uniform(200, 602), 2)
+    rate = ps.certify(workload, server).certified_rate
+    assert rate is not None
+    assert {verdict(workload.with_rate(0.95 * rate), server, seed=seed).verdict for seed in range(4)} == {"stable"}

@@ -137,6 +137,13 @@ class Backlog:
         """Whether the server did away with half of the initial work by doing more than arrives on average."""
         return self._point()[1] < -self.work / 2
 
+    def left(self, decodes: float) -> float:
+        """Return the work that is there, where decodes of a request that waits come to so much on average."""
+        waiting, tokens = self.session.waiting
+        return (
+            self.worth[0] * tokens + self.worth[1] * int(self.session.state[kernel.DECODE_TOKENS]) + waiting * decodes
+        )
+
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
         if not self.emptied:

@@ -337,7 +337,10 @@ class _Test:
             backlog.look()
             if backlog.seen_enough and abs(backlog.moved) > self.barrier:
                 _, (low, high) = self._drift(backlog.path())
-                outcome = grows if low > 0 else "stable" if high < 0 else "undecided"
+                if high < 0:
+                    outcome = "stable"
+                elif low > 0 and backlog.left(self.decodes) >= work / 2:  # else it is no large backlog
+                    outcome = grows
             report((backlog.arrived - initial - warmup) / self.most_arrivals)
         if backlog.emptied:
             outcome = "stable" if backlog.served else "undecided"

@@ -111,6 +111,12 @@ class Calibration:
             "overhead_per_stream_us": round(self.values.get("overhead_per_stream", 0.0) * 1e6, 3),
         }
         fit |= {"kv_tokens": round(self.values["kv_tokens"])} if "kv_tokens" in self.values else {}
+        unknown = [
+            f"{name} was not fitted and counts as nothing: {self.held[name]}"
+            for name in ("per_token", "decode_attention", "self_attention")
+            if name in self.held
+        ]
+        fit |= {"warnings": unknown} if unknown else {}
         return BatchTimeFile(description, self.server.batch_time, source, fit=fit)
 
     def as_dict(self) -> dict[str, Any]:

@@ -37,6 +37,11 @@ def cautions_of(batches: MeasuredBatches, found: Estimate) -> list[str]:
     if len(batches) < _FEW * found.size:
         said.append(f"{len(batches):,} batches for {found.size} parameters are few; measure more")
     said += _left_out(batches, found.solution.outliers)
+    if batches.context is None and batches.decode_tokens is not None and batches.decode_tokens.any():
+        said.append(
+            "no context is known of these batches, so a token of context costs nothing in this model: with long "
+            "contexts batches take longer"
+        )
     if found.terms is not None:
         said += [f"{_IN_WORDS[name]} is left out: {why}" for name, why in found.terms.left_out.items()]
     said.append(f"batches of {low:,.0f} to {high:,.0f} tokens were measured; a token budget beyond is extrapolated")

@@ -167,6 +167,8 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
     if len(units) > 1:
         raise source.fault(f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one")
     known = [name for name in COLUMNS if name != "seconds" and name in table.header]
+    if {"layer", "time_us"}.issubset(table.header):
+        raise source.fault("has times of layers, not of batches. Name the folder that it lies in, with --layers")
     if not units or ("tokens" not in known and not {"prefill_tokens", "decode_tokens"}.issubset(known)):
         raise source.fault(
             f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or prefill_tokens and "
