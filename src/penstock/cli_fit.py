@@ -57,6 +57,8 @@ def fit(
             raise InputError(f"--output {output} is one of the measurements, which would be lost; give another file")
     if output is not None:
         checks.writable("--output", output)
+        if report is not None and output.resolve() == report.resolve():
+            raise InputError(f"--output and --report are both {output}, so one would be lost; give two files")
     chosen = dict(_pair(text) for text in where or ())
     batches = joined([read_batches(file, format, where=chosen or None, layers=layers) for file in files])
     if max_tokens is not None:

@@ -269,3 +269,11 @@ def test_rows_that_no_value_has_are_refused_and_the_values_named(tmp_path: Path)
         read_batches(path, where={"host": "c"})
     with pytest.raises(InputError, match=r"no column 'hots'; did you mean 'host'"):
         read_batches(path, where={"hots": "a"})
+
+
+def test_a_line_with_an_odd_time_is_no_iteration_and_costs_only_itself(tmp_path: Path) -> None:
+    line = "Iteration({}): 0 context requests, 0 context tokens, {} generation requests, {} generation tokens, "
+    line += "iteration elapsed time: {} ms\n"
+    log = tmp_path / "vllm.log"
+    log.write_text(line.format(1, 2, 2, "7.5") + line.format(2, 3, 3, "1.2.3") + line.format(3, 4, 4, "8"))
+    assert read_batches(log).tokens.tolist() == [2.0, 4.0]

@@ -148,7 +148,8 @@ def first_guess(rows: Sequence[Row], names: Sequence[str], kv_tokens: int | None
 
 def _worth(parameters: int, count: int, misfit: float, less: float) -> bool:
     """Tell whether so many parameters more are worth a smaller misfit of so many equations (Schwarz's criterion)."""
-    return bool(2 * count * np.log(misfit / max(less, 1e-12)) > parameters * np.log(count))
+    least = 1e-12  # of a misfit: below, an exact fit is as exact as another
+    return bool(2 * count * np.log(max(misfit, least) / max(less, least)) > parameters * np.log(count))
 
 
 def spread_of(row: Row, name: str) -> float:

@@ -16,7 +16,7 @@ from penstock.workload.tables import Source
 
 _ITERATION = re.compile(
     r"(\d+) context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
-    r"iteration elapsed time: ([\d.]+) ms(?:.*?KV cache usage: ([\d.]+)%)?"
+    r"iteration elapsed time: (\d+(?:\.\d+)?) ms(?:.*?KV cache usage: (\d+(?:\.\d+)?)%)?"
 )
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _EQUAL = "prompts of one batch are taken as equally long: the file gives their sum"
@@ -63,7 +63,7 @@ def find_passes(source: Source) -> MeasuredBatches:
             told = record.get("fpm", record)
             batch = told["scheduled_requests"]
             row = _counts([told["wall_time"], *(batch.get(name, 0) for name in _PASS)])
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             bad += 1
             continue
         if row[0] > 0 and row[2] + row[4] > 0:
@@ -91,7 +91,7 @@ def find_stats(source: Source) -> MeasuredBatches:
         try:
             batch = record["inflightBatchingStats"]
             row = _counts([float(record["iterLatencyMS"]) / 1e3, *(batch.get(name, 0) for name in _STATS)])
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             bad += 1
             continue
         if row[0] > 0 and row[2] + row[4] > 0:
