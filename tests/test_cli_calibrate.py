@@ -80,7 +80,7 @@ def test_files_are_written(penstock: Any, results: Path, tmp_path: Path) -> None
         (["--fit-rows", "few"], "fit_rows is 'few'; give lowest:3"),
         (["--format", "guidelm"], "did you mean 'guidellm'"),
         (["--parameters", "step,speed"], "unknown parameter 'speed'"),
-        (["--output", "mine.csv"], "is one of the results, which would be lost"),
+        (["--output", "mine.csv"], "is what is read, which would be lost"),
     ],
 )
 def test_bad_input_is_one_line(

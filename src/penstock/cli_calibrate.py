@@ -5,9 +5,18 @@ from typing import Annotated
 
 import typer
 
-from penstock import checks, progress
-from penstock.command import Figures, Json, Report, check_outputs, print_json, save_figures, say_written
-from penstock.errors import InputError
+from penstock import progress
+from penstock.command import (
+    Description,
+    Figures,
+    Json,
+    Output,
+    Report,
+    check_fit_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
 
 
 def calibrate(
@@ -39,24 +48,14 @@ def calibrate(
         str, typer.Option("--per-run", help="What to adjust to each file's own rows: nothing, overhead or all.")
     ] = "all",
     seed: Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")] = 0,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Write a batch-time file (YAML), which scenarios read."),
-    ] = None,
-    description: Annotated[
-        str, typer.Option("--description", help="Model, accelerator, parallelism: what the batch-time file says.")
-    ] = "",
+    output: Output = None,
+    description: Description = "",
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off that is."""
-    for path in results:
-        check_outputs(path, figures, report)
-        if output is not None and output.exists() and path.exists() and output.samefile(path):
-            raise InputError(f"--output {output} is one of the results, which would be lost; give another file")
-    if output is not None:
-        checks.writable("--output", output)
+    check_fit_outputs(results, output, figures, report)
     from penstock.calibration.benchmarks import read_benchmarks
     from penstock.calibration.calibrate import calibrate as calibrate_on
 

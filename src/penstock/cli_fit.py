@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from penstock import checks
-from penstock.command import Figures, Json, Report, check_outputs, print_json, save_figures, say_written
+from penstock.command import (
+    Description,
+    Figures,
+    Json,
+    Output,
+    Report,
+    check_fit_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
 from penstock.errors import InputError
 
 
@@ -34,13 +44,8 @@ def fit(
     b0: Annotated[int | None, typer.Option("--b0", help="Step width or bend, instead of the one found.")] = None,
     confidence: Annotated[float, typer.Option("--confidence", help="Of the intervals.")] = 0.95,
     seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.")] = 0,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Write a batch-time file (YAML), which scenarios read."),
-    ] = None,
-    description: Annotated[
-        str, typer.Option("--description", help="Model, accelerator, parallelism: what the batch-time file says.")
-    ] = "",
+    output: Output = None,
+    description: Description = "",
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -51,14 +56,7 @@ def fit(
     from penstock.fitting.fit import fit as fit_batches
     from penstock.fitting.readers import read_batches
 
-    for file in files:
-        check_outputs(file, figures, report)
-        if output is not None and output.exists() and file.exists() and output.samefile(file):
-            raise InputError(f"--output {output} is one of the measurements, which would be lost; give another file")
-    if output is not None:
-        checks.writable("--output", output)
-        if report is not None and output.resolve() == report.resolve():
-            raise InputError(f"--output and --report are both {output}, so one would be lost; give two files")
+    check_fit_outputs(files, output, figures, report)
     chosen = dict(_pair(text) for text in where or ())
     batches = joined([read_batches(file, format, where=chosen or None, layers=layers) for file in files])
     if max_tokens is not None:

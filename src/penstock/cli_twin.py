@@ -121,7 +121,7 @@ def twin(
     """Run a real engine on this machine beside its simulation, under the same requests in real time.
 
     Batch times are measured first; then it is said at each load whether a backlog drains or grows, and after each run
-    how latencies and drift compare. Takes (calibrate + loads x (seconds + backlog)) x seeds.
+    how latencies and drift compare. Takes about (calibrate + loads x (10 s + seconds + backlog)) x seeds.
     """
     if figures is not None:
         checks.writable("--figures", figures, folder=True)

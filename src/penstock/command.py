@@ -23,6 +23,13 @@ Strict = Annotated[
 Resolution = Annotated[float, typer.Option("--resolution", help="Share of the load that the test must tell from none.")]
 Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML).")]
 
+Output = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="Write a batch-time file (YAML), which scenarios read.")
+]
+Description = Annotated[
+    str, typer.Option("--description", help="Model, accelerator, parallelism: what the batch-time file says.")
+]
+
 
 def check_outputs(scenario: Path, figures: Path | None, report: Path | None) -> None:
     """Refuse what cannot be written before the work, not after."""
@@ -32,6 +39,18 @@ def check_outputs(scenario: Path, figures: Path | None, report: Path | None) -> 
         checks.writable("--report", report)
         if report.exists() and scenario.exists() and report.samefile(scenario):
             raise InputError(f"--report {report} is the scenario itself, which would be lost; give another file")
+
+
+def check_fit_outputs(inputs: list[Path], output: Path | None, figures: Path | None, report: Path | None) -> None:
+    """Refuse what cannot be written, or would overwrite an input or another output."""
+    for path in inputs:
+        check_outputs(path, figures, report)
+        if output is not None and output.exists() and path.exists() and output.samefile(path):
+            raise InputError(f"--output {output} is what is read, which would be lost; give another file")
+    if output is not None:
+        checks.writable("--output", output)
+        if report is not None and output.resolve() == report.resolve():
+            raise InputError(f"--output and --report are both {output}, so one would be lost; give two files")
 
 
 def save_figures(charts: dict[str, Any], folder: Path, as_json: bool) -> None:

@@ -76,15 +76,7 @@ class Server:
         kv_tokens: int | None = None,
         block_size: int | None = None,
     ) -> None:
-        if not isinstance(batch_time, BatchTime):
-            raise InputError(
-                f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, a, b0)"
-            )
-        if not batch_time.by_load and type(batch_time) is not Composition:
-            raise InputError(
-                f"batch_time is {checks.shown(batch_time)}, a model of your own that goes by more than the token load, "
-                "which the kernel cannot follow; give a Composition"
-            )
+        _check_batch_time(batch_time)
         carries = "a batch carries at least one token"
         token_budget = checks.whole("token_budget", token_budget, 1, MOST_TOKENS, "tokens", carries)
         if max_batch_size is not None:
@@ -178,6 +170,17 @@ class Server:
     def tokens_per_request(self, mean_prompt: float, mean_output: float) -> float:
         """Return the forward tokens that a request costs on average: prompt + output, less one for engines."""
         return mean_prompt + mean_output - (1 if self.convention == "engine" else 0)
+
+
+def _check_batch_time(batch_time: BatchTime) -> None:
+    """Refuse what is no batch-time model, and one that the kernel cannot follow."""
+    if not isinstance(batch_time, BatchTime):
+        raise InputError(f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, a, b0)")
+    if not batch_time.by_load and type(batch_time) is not Composition:
+        raise InputError(
+            f"batch_time is {checks.shown(batch_time)}, a model of your own that goes by more than the token load, "
+            "which the kernel cannot follow; give a Composition"
+        )
 
 
 def usual_block_size(policy: Policy | Engine) -> int:
