@@ -65,7 +65,7 @@ def test_without_an_engine_one_line_says_how_to_install_it(tmp_path: Path) -> No
 def test_a_profile_is_a_file_that_a_twin_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = tmp_path / "tiny.yaml"
-    tiny = ("--model", "tiny", "--token-budget", "48", "--clock", "cpu")
+    tiny = ("--model", "tiny", "--token-budget", "48", "--clock", "paced")
     arguments = ["profile", str(made), "--seconds", "1.5", "--measurements", str(tmp_path / "m.csv"), *tiny]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output

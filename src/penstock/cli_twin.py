@@ -26,7 +26,8 @@ MaxRunning = Annotated[int, typer.Option("--max-running", help="Most requests at
 Longest = Annotated[int, typer.Option("--longest", help="Most tokens of a request, of the engine torch.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu, of the engine torch.")]
 ClockName = Annotated[
-    str, typer.Option("--clock", help="wall, or cpu: time that this process computes, for shared machines (1 thread).")
+    str,
+    typer.Option("--clock", help="wall, or paced: by units of like work, where neighbours slow a machine."),
 ]
 
 
@@ -121,7 +122,7 @@ def twin(
     """Run a real engine on this machine beside its simulation, under the same requests in real time.
 
     Batch times are measured first; then it is said at each load whether a backlog drains or grows, and after each run
-    how latencies and drift compare. Takes about (calibrate + loads x (10 s + seconds + backlog)) x seeds.
+    how latencies and drift compare. Takes about (calibrate + loads x (20 s + seconds + backlog)) x seeds.
     """
     if figures is not None:
         checks.writable("--figures", figures, folder=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.profiling.batching import Batch, Batching
-from penstock.profiling.driving import Clock
+from penstock.profiling.clock import Clock
 from penstock.system.batch_time import Composition
 from penstock.system.policies import Policy
 

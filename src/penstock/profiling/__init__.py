@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from penstock.errors import InputError, nearest
-from penstock.profiling.driving import CLOCKS, RealEngine
+from penstock.profiling.clock import PacedClock
+from penstock.profiling.driving import Episode, RealEngine, run_episode
 from penstock.profiling.llama import LlamaShape
 
 ENGINES = ("openvino", "torch")
+CLOCKS = ("wall", "paced")
 
 
 def open_engine(
@@ -28,8 +30,10 @@ def open_engine(
     ----------
     name
         ``openvino`` or ``torch``.
-    shape, token_budget, threads, clock
+    shape, token_budget, threads
         As in `OpenVinoEngine` and `TorchEngine`.
+    clock
+        ``wall``, or ``paced`` (`PacedClock`), which runs a second engine of the same kind.
     policy, max_running, longest, device
         As in `TorchEngine`; OpenVINO's engine has its own policy, ``sarathi``, and no such limits.
     folder
@@ -44,15 +48,28 @@ def open_engine(
         raise InputError(f"unknown engine {name!r}{nearest(name, ENGINES)}")
     if clock not in CLOCKS:
         raise InputError(f"unknown clock {clock!r}{nearest(clock, CLOCKS)}")
-    if name == "torch":
-        from penstock.profiling.torch_engine import TorchEngine
 
-        return TorchEngine(shape, token_budget, policy, max_running, longest, device, threads, clock=clock)
-    from penstock.profiling.openvino import OpenVinoEngine
+    def opened() -> RealEngine:
+        if name == "torch":
+            from penstock.profiling.torch_engine import TorchEngine
 
-    if policy != "sarathi":
-        raise InputError(
-            f"policy {policy!r}: OpenVINO's engine has a scheduler of its own, which does what sarathi does; leave "
-            "--policy out, or take the engine torch"
-        )
-    return OpenVinoEngine(shape, token_budget, threads, folder=folder, clock=clock)
+            return TorchEngine(shape, token_budget, policy, max_running, longest, device, threads)
+        from penstock.profiling.openvino import OpenVinoEngine
+
+        if policy != "sarathi":
+            raise InputError(
+                f"policy {policy!r}: OpenVINO's engine has a scheduler of its own, which does what sarathi does; "
+                "leave --policy out, or take the engine torch"
+            )
+        return OpenVinoEngine(shape, token_budget, threads, folder=folder)
+
+    engine = opened()
+    if clock == "paced":
+        pacer, work = opened(), _typical(token_budget)
+        engine.clock = PacedClock(lambda: run_episode(pacer, work))
+    return engine
+
+
+def _typical(token_budget: int) -> Episode:
+    """Return nine batches, about half of whose time is prefill: two full ones, and decodes of eight requests."""
+    return Episode(((0, max(token_budget // 4, 1), 7),) * 8)

@@ -2,14 +2,10 @@
 
 The time of a batch is a period: from the end of the batch before it, or from when there was something to do, to when
 its tokens were read. So it holds what the engine's loop costs besides the forward pass, as batch times must.
-
-The clock may be the processor time of this process. Then time stands still while others use the processor, which makes
-a shared machine as good as an empty one for an engine that computes in one thread.
 """
 
 import dataclasses
 import gc
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -19,41 +15,12 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.profiling.batching import Batch
+from penstock.profiling.clock import Clock
 from penstock.run import Progress
 from penstock.system.policies import Policy
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-_SPIN_S = 0.002
-"""The rest of a wait is spent looking at the clock: sleep ends late by about a tenth of that."""
-
-
-class Clock:
-    """Real time."""
-
-    def __call__(self) -> float:
-        """Return seconds since some moment."""
-        return time.perf_counter()
-
-    def wait(self, seconds: float) -> None:
-        """Wait so long, or a little less."""
-        if seconds > _SPIN_S:
-            time.sleep(seconds - _SPIN_S)
-
-
-class CpuClock(Clock):
-    """The processor time of this process, all threads. It stands still in sleep, so that waiting is work."""
-
-    def __call__(self) -> float:
-        """Return seconds since some moment."""
-        return time.process_time()
-
-    def wait(self, seconds: float) -> None:
-        """Return at once, to be asked again."""
-
-
-CLOCKS: dict[str, Clock] = {"wall": Clock(), "cpu": CpuClock()}
 
 
 class RealEngine(Protocol):
@@ -172,6 +139,7 @@ def drive(
     times: list[tuple[float, float]] = []
     batches: list[Batch] = []
     came = 0
+    clock.between_batches()
     with without_garbage_collection():
         start = clock()
         now = 0.0
@@ -192,6 +160,7 @@ def drive(
                 else:
                     gaps.append(now - last[request])
                 last[request] = now
+            clock.between_batches()
             if now > most_seconds:
                 raise InputError(
                     f"the engine is not done after {now:,.0f} s, with {count - came:,} requests still to come; the "
@@ -216,6 +185,7 @@ def run_episode(engine: RealEngine, episode: Episode) -> Batches:
     batches: list[Batch] = []
     came, step = 0, 0
     requests, clock = episode.requests, engine.clock
+    clock.between_batches()
     start = clock()
     now = 0.0
     while came < len(requests) or engine.busy:
@@ -228,6 +198,7 @@ def run_episode(engine: RealEngine, episode: Episode) -> Batches:
         begin, now = now, clock() - start
         times.append((begin, now))
         batches.append(batch)
+        clock.between_batches()
         step += 1
     return Batches.of(times, batches)
 

@@ -18,13 +18,16 @@ import platformdirs
 from penstock import checks
 from penstock.errors import InputError
 from penstock.profiling.batching import Batch, Batching
-from penstock.profiling.driving import CLOCKS
+from penstock.profiling.clock import Clock
+from penstock.profiling.driving import Episode, run_episode
 from penstock.profiling.llama import LONGEST_CONTEXT, LlamaShape
 from penstock.profiling.machine import machine
 from penstock.system.policies import Policy
 
 _INSTALL = "install it with: pip install 'penstock[openvino]'"
 _PACKAGES = ("openvino", "openvino-genai")
+_BLOCK = 32
+"""Tokens in a block of the KV cache on a CPU."""
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 
@@ -39,12 +42,10 @@ class OpenVinoEngine:
         Most tokens in a batch (``max_num_batched_tokens``).
     threads
         Threads of a forward pass.
-    cache_gb
-        KV cache, GiB.
+    cache_tokens
+        KV cache, tokens. All of it is used once at the start: memory costs time when it is first touched.
     folder
         Where models are kept; None: the user's cache folder.
-    clock
-        A name in `CLOCKS`.
 
     Raises
     ------
@@ -59,20 +60,21 @@ class OpenVinoEngine:
         shape: LlamaShape,
         token_budget: int,
         threads: int = 1,
-        cache_gb: int = 1,
+        cache_tokens: int = 32_768,
         folder: Path | None = None,
-        clock: str = "wall",
     ) -> None:
         genai, openvino = _import()
         self._batching = Batching("sarathi", token_budget)
         threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
-        cache_gb = checks.whole("cache_gb", cache_gb, 1, 4096, "GiB", "it is the size of the KV cache")
+        cache_tokens = checks.whole(
+            "cache_tokens", cache_tokens, 1_024, 2**30, "tokens", "requests lie in the KV cache"
+        )
         model = exported(shape, folder)
         config = genai.SchedulerConfig()
         config.max_num_batched_tokens = token_budget
         config.dynamic_split_fuse = True
         config.enable_prefix_caching = False
-        config.cache_size = cache_gb
+        config.num_kv_blocks = -(-cache_tokens // _BLOCK)
         self._pipeline = genai.ContinuousBatchingPipeline(
             str(model), config, "CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
         )
@@ -81,9 +83,11 @@ class OpenVinoEngine:
         self._handles: dict[int, Any] = {}  # without its handle a request never runs
         self._left: dict[int, int] = {}
         self.longest = LONGEST_CONTEXT
-        self.clock = CLOCKS[clock]
+        self.clock = Clock()
         self.description = f"{shape.describe()}, OpenVINO GenAI on {threads} thread{'s' * (threads > 1)}"
         self.facts = machine(_PACKAGES, threads)
+        prompts = ((0, _BLOCK * 8, 1),) * (cache_tokens // (_BLOCK * 8) + 1)
+        run_episode(self, Episode(prompts))  # blocks are taken in turn
 
     @property
     def policy(self) -> Policy:

@@ -14,7 +14,7 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError
 from penstock.profiling.batching import Batch, Batching
-from penstock.profiling.driving import CLOCKS
+from penstock.profiling.clock import Clock
 from penstock.profiling.llama import LlamaShape
 from penstock.profiling.machine import machine
 from penstock.system.policies import Policy
@@ -48,8 +48,6 @@ class TorchEngine:
         Threads of a forward pass on a CPU.
     cuda_graphs
         Whether batches of decodes alone run as CUDA graphs.
-    clock
-        A name in `CLOCKS`.
 
     Raises
     ------
@@ -67,7 +65,6 @@ class TorchEngine:
         device: str = "auto",
         threads: int = 1,
         cuda_graphs: bool = True,
-        clock: str = "wall",
     ) -> None:
         torch = _import()
         whole = checks.whole("max_running", max_running, 1, 65_536, "requests", "each has a row of the KV cache")
@@ -75,8 +72,6 @@ class TorchEngine:
         threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
         self._device = _device(torch, device)
         cuda = self._device.type == "cuda"
-        if cuda and clock == "cpu":
-            raise InputError("the clock is 'cpu', but the GPU computes, whose time is not the processor's; take 'wall'")
         if not cuda:
             torch.set_num_threads(threads)
         self.max_running: int | None = max_running
@@ -92,7 +87,7 @@ class TorchEngine:
         self._free = list(range(max_running))[::-1]  # lowest row first; the last of the cache is nobody's
         self._last: dict[int, int] = {}  # the newest token of each request in decode
         self._ids = np.random.default_rng(0).integers(4, shape.vocab, self.longest)
-        self.clock = CLOCKS[clock]
+        self.clock = Clock()
         name = torch.cuda.get_device_name(self._device) if cuda else None
         where = name or f"{threads} thread{'s' * (threads > 1)}"
         graphs = ", CUDA graphs" if self._graphs else ""

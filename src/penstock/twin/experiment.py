@@ -15,7 +15,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.fitting.fit import Fit, fit
-from penstock.profiling.driving import Batches, RealEngine, drive, run_episode
+from penstock.profiling.driving import Batches, RealEngine, drive, joined, run_episode
 from penstock.profiling.measurements import measured
 from penstock.profiling.sweep import Sweep, measure
 from penstock.run import METRICS, Progress, Run
@@ -59,7 +59,7 @@ class Settings:
     calibrate_s
         Seconds of batches to measure before each round of loads.
     rehearsal_s
-        Seconds of requests before each run, whose batches say how fast the machine is now.
+        Seconds of requests before each run, whose batches join the sweep's.
     seed
         The first one.
     """
@@ -70,7 +70,7 @@ class Settings:
     seconds: float = 60.0
     backlog_s: float = 10.0
     calibrate_s: float = 40.0
-    rehearsal_s: float = 10.0
+    rehearsal_s: float = 20.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -213,12 +213,9 @@ class Twin:
 Say = Callable[[str], None]
 
 
-def calibrate(
-    engine: RealEngine, sweep: Sweep, seconds: float, *, warm: bool, progress: Progress | None = None
-) -> Calibration:
-    """Measure batches and fit a model to them."""
-    batches = measure(engine, sweep, seconds, warm=warm, progress=progress)
-    found = fit(measured(batches, engine.description))
+def calibrate(sweep: Sweep, batches: Batches, description: str) -> Calibration:
+    """Fit a model to measured batches."""
+    found = fit(measured(batches, description))
     return Calibration(found.model, found, sweep)
 
 
@@ -285,17 +282,16 @@ def run_trial(
     return Trial(prediction, seed, backlog, found, simulated, measured_drift, simulated_drift, error)
 
 
-def _rehearsed(engine: RealEngine, server: Server, prediction: Prediction, settings: Settings, seed: int) -> Server:
-    """Return the server with batch times scaled to those of a short run at the same load, with other requests.
+def rehearse(engine: RealEngine, prediction: Prediction, settings: Settings, seed: int) -> Batches:
+    """Return the batches of a run at the same load, without a backlog and with other requests.
 
-    A machine becomes slower and faster within minutes, and batches of a kind that a sweep saw seldom may be common.
+    Batches of a kind that a sweep saw seldom may be common, and a decode batch is quicker after its like than after a
+    long prompt.
     """
     calm = dataclasses.replace(prediction, rho=min(prediction.rho, NEAR / 2))  # no backlog
     short = dataclasses.replace(settings, seconds=settings.rehearsal_s)
     _, arrival, prompt, output = requests_of(calm, short, _REHEARSAL + seed)
-    seen = drive(engine, arrival, prompt, output, most_seconds=_SLOWEST * settings.rehearsal_s + 10)
-    factor = 1 / (1 + _batch_error(server.batch_time, seen.batches))
-    return dataclasses.replace(server, batch_time=scaled(server.batch_time, factor))
+    return drive(engine, arrival, prompt, output, most_seconds=_SLOWEST * settings.rehearsal_s + 10).batches
 
 
 def _batch_error(model: BatchTime, batches: Batches) -> float:
@@ -348,21 +344,28 @@ def twin(
     share = _shares(settings, batch_time is None, progress)
     first = 0.0
     measure(engine, sweep, 0.01)  # first times are slow
-    for number in range(settings.seeds):
+    for seed in range(settings.seed, settings.seed + settings.seeds):
+        known: Batches | None = None
         if batch_time is None:
-            calibrations.append(calibrate(engine, sweep, settings.calibrate_s, warm=False, progress=next(share)))
-        first = first or _probe(engine, sweep)
+            known = measure(engine, sweep, settings.calibrate_s, warm=False, progress=next(share))
+            calibrations.append(calibrate(sweep, known, engine.description))
+        if not first:
+            _probe(engine, sweep)  # its first time is slow
+            first = _probe(engine, sweep)
         for load in settings.loads:
             server = Server(calibrations[-1].batch_time, engine.token_budget, engine.max_running, policy=engine.policy)
             (prediction,) = predict(server, settings.lengths, [load], settings.seed)
-            if batch_time is None:
-                server = _rehearsed(engine, server, prediction, settings, settings.seed + number)
+            if known is not None:
+                rehearsed = rehearse(engine, prediction, settings, seed)
+                known = joined([known, rehearsed])
+                model = calibrate(sweep, known, engine.description).batch_time
+                pace = 1 / (1 + _batch_error(model, rehearsed))
+                server = dataclasses.replace(server, batch_time=scaled(model, pace))
                 (prediction,) = predict(server, settings.lengths, [load], settings.seed)
             say(
                 f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog {prediction.direction}, says the "
                 f"simulation; by theorem it is {prediction.theory}"
             )
-            seed = settings.seed + number
             trials.append(run_trial(engine, server, prediction, settings, seed, next(share)))
             say(summary(trials[-1]))
     speed = _probe(engine, sweep) / first
