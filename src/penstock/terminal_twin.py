@@ -145,6 +145,12 @@ def notes(found: "Twin") -> list[str]:
                 f"Calibration {number + 1}: {fit.n:,} batches, {fit.name}, mean absolute error "
                 f"{fit.mean_absolute_error:.1%}"
             )
+    if found.pace:
+        low, middle, high = found.pace
+        said.append(
+            f"All times go by the paced clock: its second took {middle:.2f} real seconds in the median, {low:.2f} to "
+            f"{high:.2f} nine times of ten"
+        )
     change = found.speed - 1
     more = f"{abs(change):.1%} {'more' if change > 0 else 'less'} time"
     moved = ": the machine drifted" if abs(change) > _DRIFTED else ""

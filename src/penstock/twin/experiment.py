@@ -196,6 +196,8 @@ class Twin:
         In the order of the runs.
     speed
         Time of the same batches at the end over that after the first calibration.
+    pace
+        Real seconds that a second of the engine's clock took: 5%, 50% and 95% quantile; None if it goes by real time.
     """
 
     description: str
@@ -204,6 +206,7 @@ class Twin:
     calibrations: tuple[Calibration, ...]
     trials: tuple[Trial, ...]
     speed: float
+    pace: tuple[float, float, float] | None = None
 
     def at(self, rho: float) -> list[Trial]:
         """Return the runs at a load."""
@@ -313,6 +316,13 @@ def _probe(engine: RealEngine, sweep: Sweep) -> float:
     )
 
 
+def _pace(engine: RealEngine) -> tuple[float, float, float] | None:
+    if not engine.clock.paces:
+        return None
+    low, middle, high = np.quantile(engine.clock.paces, (0.05, 0.5, 0.95)).tolist()
+    return low, middle, high
+
+
 def twin(
     engine: RealEngine,
     settings: Settings,
@@ -369,7 +379,7 @@ def twin(
             trials.append(run_trial(engine, server, prediction, settings, seed, next(share)))
             say(summary(trials[-1]))
     speed = _probe(engine, sweep) / first
-    return Twin(engine.description, engine.facts, settings, tuple(calibrations), tuple(trials), speed)
+    return Twin(engine.description, engine.facts, settings, tuple(calibrations), tuple(trials), speed, _pace(engine))
 
 
 def summary(trial: Trial) -> str:
@@ -399,6 +409,7 @@ def as_dict(found: Twin) -> dict[str, Any]:
         "machine": found.facts,
         "seconds": found.settings.seconds,
         "speed": found.speed,
+        "pace": found.pace,
         "calibrations": [None if c.fit is None else c.fit.as_dict() for c in found.calibrations],
         "runs": [_trial_as_dict(trial) for trial in found.trials],
     }
