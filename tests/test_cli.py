@@ -158,6 +158,17 @@ def test_max_rate_is_just_below_the_bound_of_a_work_conserving_policy() -> None:
     assert sarathi["certified_rate"] == pytest.approx(sarathi["bound"])
 
 
+def test_max_rate_repeats_what_a_preset_does_not_know(tmp_path: Path) -> None:
+    linear = tmp_path / "linear.yaml"
+    linear.write_text(
+        "workload: {poisson: {rate: 2, prompt: 300, output: 100}}\n"
+        "server: {hardware: llama-3-8b-a100-linear-tp1, token_budget: 512}\n"
+    )
+    (said,) = answer("max-rate", linear, "--precision", 0.1)["warnings"]  # type: ignore[misc]
+    assert "attention" in said
+    assert answer("max-rate", EXAMPLE, "--precision", 0.1)["warnings"] == []
+
+
 def test_targets_are_answered_and_with_strict_a_missed_one_is_an_exit_status() -> None:
     easy, hard = "ttft_p99<1000s", "e2e_mean < 1 ms"
     found = answer("check", EXAMPLE, "--requests", 1000, "--target", easy, "--target", hard)

@@ -224,7 +224,12 @@ def max_rate(
                 progress=_part(show, index, len(servers)),
             )  # fmt: skip
     if as_json:
-        print_json({"policies": {name: each.as_dict() for name, each in found.items()}})
+        print_json(
+            {
+                "policies": {name: each.as_dict() for name, each in found.items()},
+                "warnings": list(chosen.workload.notices),
+            }
+        )
     else:
         terminal.print_max_rate(chosen, found)
 

@@ -354,6 +354,8 @@ def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
         "above 'any policy' none is stable; up to 'certified to' a theorem says stable.[/dim]",
         highlight=False,
     )
+    for notice in scenario.workload.notices:
+        console.print(f"\n[bold yellow]Note[/bold yellow]  {escape(notice)}", highlight=False)
     for name, each in found.items():
         if each.disagreement:
             print_contradiction(console, f"{name}: {each.disagreement}")
