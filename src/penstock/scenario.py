@@ -330,6 +330,8 @@ class _Document(Section):
     workload: WorkloadSection
     server: ServerSection
     simulate: SimulateSection = SimulateSection()
+    plan: Any = None  # what `penstock plan` looks for, and
+    sweep: Any = None  # what `penstock sweep` varies: each reads its own
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The highest rate at which a policy is stable: bisection over verdicts, on the same requests at every rate."""
+"""The highest rate at which a policy is stable: a search over verdicts, on the same requests at every rate."""
 
 import dataclasses
 import math
@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock import checks
-from penstock.analysis.stability import Outcome, Stability, verdict
+from penstock.analysis.stability import Stability, verdict
 from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.workload.workload import Workload
 
 _HALVINGS = 40
+_GUIDED = 6
+"""Trials that go by the drift of those before; then halves are taken."""
 
 
 class Trial(NamedTuple):
@@ -93,11 +95,12 @@ def max_rate(
     seed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> MaxRate:
-    """Find the highest stable rate by bisection, for any policy.
+    """Find the highest stable rate, for any policy.
 
-    The search begins just below the rate above which no policy is stable. Every rate is judged on the same requests,
-    closer or further apart (common random numbers), at half the precision as resolution. A rate too close to the limit
-    to be told counts as not stable.
+    The search begins just below the rate above which no policy is stable. The drift of a backlog says how much was
+    served, and so where the limit may be: the next rates are half the precision below and above that. Every rate is
+    judged on the same requests, closer or further apart (common random numbers), at half the precision as resolution.
+    A rate too close to the limit to be told counts as not stable.
 
     Parameters
     ----------
@@ -119,25 +122,30 @@ def max_rate(
     report = progress or (lambda share: None)
     trials: list[Trial] = []
     bound = certify(workload, server).max_rate
-    expected = math.ceil(math.log2(math.log(2) / math.log1p(precision))) + 2
-
-    def outcome(rate: float) -> Outcome:
-        found = verdict(
-            workload.with_rate(rate), server, alpha, precision / 2, seed,
-            progress=lambda share: report(min((len(trials) + share) / expected, 1.0)),
-        )  # fmt: skip
-        trials.append(Trial(rate, found))
-        return found.verdict
-
-    low, high = bound / (1 + precision), bound
-    while outcome(low) != "stable":
-        high, low = low, low / 2
+    low, high = 0.0, bound
+    rate = bound / (1 + precision)
+    while low == 0 or high > low * (1 + precision) * (1 + 1e-9):
         if len(trials) > _HALVINGS:
             raise InputError(
-                f"{server.policy.name} is not stable at {low:g} requests/s, 2^-{_HALVINGS} of what the server could "
-                "carry; mend the policy"
+                f"{server.policy.name} is not stable at {high:g} requests/s, far below what the server could carry; "
+                "mend the policy"
             )
-    while high > low * (1 + precision) * (1 + 1e-9):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if outcome(middle) == "stable" else (low, middle)
+        found = verdict(
+            workload.with_rate(rate), server, alpha, precision / 2, seed,
+            progress=lambda share: report(1 - 0.7 ** (len(trials) + share)),
+        )  # fmt: skip
+        trials.append(Trial(rate, found))
+        low, high = (rate, high) if found.verdict == "stable" else (low, rate)
+        rate = _next(low, high, trials, precision)
     return MaxRate(low, high, certify(workload.with_rate(low), server), tuple(trials))
+
+
+def _next(low: float, high: float, trials: list[Trial], precision: float) -> float:
+    """Return the rate to try: near where the drift would be 0, on the side that is not yet known; else the middle."""
+    rate, found = trials[-1]
+    guess = rate * (1 - found.drift)  # so much was served
+    step = math.sqrt(1 + precision)
+    for near in (guess / step, guess * step):
+        if low < near < high and len(trials) <= _GUIDED:
+            return near
+    return math.sqrt(low * high) if low else high / 2
