@@ -269,6 +269,7 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
         ("a.csv", "rate,prompt,output,ttft_ms\nfast,1,2,3\n", "has the rate 'fast', which is no number"),
         ("a.csv", "rate,prompt,output,ttft_ms\n-1,10,20,3\n", "rate is -1.0, but must be a number"),
         ("a.csv", "rate,pattern,prompt,output,ttft_ms\n1,sine,10,20,3\n", "pattern is 'sine'"),
+        ("a.csv", "rate,prompt,output,ttft_ms,duration_s\n5,10,20,3,9000000\n", "there were 45,000,000 requests"),
         ("a.csv", "rate,prompt,output\n1,10,20\n", "has no row with lengths"),
         ("none.csv", None, "does not exist"),
     ],

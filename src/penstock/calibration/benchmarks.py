@@ -149,6 +149,10 @@ FORMATS = (*_READERS, "csv")
 """Names of the formats that `read_benchmarks` knows; ``aiperf`` is GenAI-Perf, too."""
 
 
+_MOST_SENT = 1e7
+"""Requests of a row; all of them are simulated."""
+
+
 def _measured(row: dict[str, Any]) -> bool:
     """Tell whether a row says what was sent, and something of how long it took."""
     known = (row.get(name) for name in ("ttft_p50_s", "ttft_mean_s", "itl_mean_s", "itl_p50_s", "tpot_mean_s"))
@@ -180,6 +184,11 @@ def _checked(source: Source, number: int, row: dict[str, Any]) -> dict[str, Any]
         if not rate:
             raise InputError(f"{place} does not say how many requests were completed; add completed")
         row["completed"] = max(1, round(row["duration_s"] * rate))
+    if (row.get("rate") or 0) * row["duration_s"] > _MOST_SENT:
+        raise InputError(
+            f"{place}: at {row['rate']:,.4g} requests/s for {row['duration_s']:,.4g} s there were "
+            f"{row['rate'] * row['duration_s']:,.0f} requests, more than a benchmark sends; correct rate or duration_s"
+        )
     for name, value in row.items():
         if name.split("_")[0] in ("ttft", "itl", "tpot", "e2e") and value is not None and not 0 < value < 1e7:
             row[name] = None
