@@ -28,8 +28,17 @@ def test_axes_have_units_and_outliers_a_shape_of_their_own(name: str, fits: dict
     measured = chart["layer"][0]["encoding"]
     assert measured["x"]["title"] == "Token load (tokens in the batch)"
     assert measured["y"]["title"] == "Batch time (ms)"
-    assert measured["shape"]["scale"] == {"domain": ["fitted", "left out"], "range": ["circle", "cross"]}
+    scale = measured["shape"]["scale"]
+    assert scale["domain"] == ["fitted", "left out"]
+    assert len(set(scale["range"])) == 2
     assert vlc.vegalite_to_svg(json.dumps(chart)).startswith("<svg")
+
+
+@pytest.mark.parametrize(("name", "said"), [("steps", "the line"), ("composition-steps", "for each batch")])
+def test_a_legend_says_what_is_black(name: str, said: str, fits: dict[str, Fit]) -> None:
+    stroke = plotting_fit.fitted_line(fits[name]).to_dict()["layer"][1]["encoding"]["stroke"]
+    assert stroke["scale"]["domain"] == [said]
+    assert stroke["legend"]["title"] == "Model"
 
 
 def test_thousands_of_batches_are_thinned_and_both_kinds_remain(fits: dict[str, Fit]) -> None:

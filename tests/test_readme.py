@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 import penstock
+from penstock.planning.scenario import read_plan
 from penstock.scenario import build
 from penstock.scenario_network import build_network, describes_network
 
@@ -39,6 +40,10 @@ def test_the_scenarios_are_valid(tmp_path: Path) -> None:
         if describes_network(scenario):
             networks += 1
             assert build_network(scenario, tmp_path, "readme").network.replicas.tolist() == [1, 3]
+        elif "plan" in scenario:
+            path = tmp_path / "plan.yaml"
+            path.write_text(yaml.safe_dump(scenario))
+            assert len(read_plan(path).space) == 576  # as the text says
         else:
             assert build(scenario, tmp_path).server.max_batch_size == 128
     assert networks == 1

@@ -22,9 +22,12 @@ from penstock.fitting.fit import Fit, fit
 from penstock.fitting.readers import read_batches
 from penstock.kernel.signatures import BY_LINE, BY_PHASE, DECODE_FIRST, PREFILL_FIRST, SPLIT
 from penstock.network_run import NetworkRun
+from penstock.planning.plan import Plan, plan
+from penstock.planning.space import Deployment, search_space
 from penstock.run import Run
 from penstock.simulate import simulate
 from penstock.simulate_network import simulate_network
+from penstock.sweeping.sweep import sweep
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from penstock.system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
 from penstock.system.engines import ENGINES, engine_defaults
@@ -38,6 +41,8 @@ from penstock.system.routing import ROUTERS, Router
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.fluid import FluidPath, fluid
+from penstock.theory.latency import InstantEstimate, estimate_latency
+from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import MulticlassLoad, multiclass_load, traffic
 from penstock.theory.memory import MemoryEstimate, memory_estimate
 from penstock.theory.network import NetworkCertificate, certify_network
@@ -69,6 +74,7 @@ __all__ = [
     "Certificate",
     "Composition",
     "Constant",
+    "Deployment",
     "Empirical",
     "Fit",
     "FluidPath",
@@ -76,6 +82,7 @@ __all__ = [
     "Geometric",
     "Hinge",
     "InputError",
+    "InstantEstimate",
     "LogNormal",
     "MaxRate",
     "Measured",
@@ -91,6 +98,7 @@ __all__ = [
     "NetworkStability",
     "Order",
     "PiecewiseConstant",
+    "Plan",
     "Policy",
     "Pool",
     "Recommendation",
@@ -115,14 +123,17 @@ __all__ = [
     "compare_orders",
     "engine_defaults",
     "estimate",
+    "estimate_latency",
     "fit",
     "fluid",
     "hardware",
+    "lower_bounds",
     "max_rate",
     "memory_estimate",
     "multiclass_load",
     "network_verdict",
     "order",
+    "plan",
     "policy",
     "read_batch_time",
     "read_batches",
@@ -131,9 +142,11 @@ __all__ = [
     "read_trace",
     "recommend",
     "region",
+    "search_space",
     "simulate",
     "simulate_network",
     "steady_state",
+    "sweep",
     "traffic",
     "verdict",
     "write_batch_time",

@@ -16,6 +16,8 @@ from penstock.cli_calibrate import calibrate
 from penstock.cli_fit import fit
 from penstock.cli_hardware import hardware
 from penstock.cli_network import network
+from penstock.cli_plan import plan
+from penstock.cli_sweep import sweep
 from penstock.cli_twin import profile, twin
 from penstock.command import (
     EXIT_ANSWER_IS_NO,
@@ -323,7 +325,7 @@ def simulate(
     terminal.print_run(chosen, asked, certificate.max_rate, run, warnings)
 
 
-for command in (network, fit, calibrate, profile, twin, hardware):
+for command in (network, sweep, fit, calibrate, profile, twin, hardware, plan):
     app.command()(command)
 
 

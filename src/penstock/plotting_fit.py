@@ -12,9 +12,11 @@ from penstock.plotting import COLOURS, GRID
 
 _MOST = 3_000
 """Batches drawn; more are thinned evenly."""
-_SHAPES = {"fitted": "circle", "left out": "cross"}
+_CROSS = "M-1,-1L1,1M-1,1L1,-1"
+_SHAPES = {"fitted": "circle", "left out": _CROSS}
 _COLOURS = {"fitted": COLOURS[0], "left out": COLOURS[1]}
 _LINE = "#000000"
+_EACH, _OF_ALL = "for each batch", "the line"
 
 
 def fitted_line(fit: Fit) -> alt.LayerChart:
@@ -97,21 +99,27 @@ def _kinds(points: pl.DataFrame) -> dict[str, Any]:
 
 
 def _model(fit: Fit, points: pl.DataFrame) -> alt.Chart:
-    """Draw the model: a line by token load, or a tick for each batch where the load alone does not decide."""
+    """Draw the model: a line by token load, or a bar for each batch where the load alone does not decide."""
     chart: alt.Chart
+    y = alt.Y("predicted_ms:Q")
     if fit.name.startswith(COMPOSED):
-        ticks = alt.Chart(points).mark_tick(color=_LINE, thickness=1.5, width=7, orient="horizontal", opacity=0.7)
-        chart = ticks.encode(x=_loads(fit), y=alt.Y("predicted_ms:Q"))
+        told = points.with_columns(model=pl.lit(_EACH))
+        bars = alt.Chart(told).mark_point(shape="stroke", size=60, strokeWidth=1.5, opacity=0.7)
+        chart = bars.encode(x=_loads(fit), y=y, stroke=_legend(_EACH))
         return chart
     low, high = float(fit.batches.tokens.min()), float(fit.batches.tokens.max())
     loads = np.unique(np.concatenate((np.linspace(low, high, 1_000).round(), np.geomspace(low, high, 200).round())))
     loads = loads[(loads >= low) & (loads <= high)]
-    line = pl.DataFrame({"tokens": loads, "predicted_ms": fit.model(loads) * 1e3})
-    drawn = alt.Chart(line).mark_line(
-        color=_LINE, strokeWidth=2, interpolate="step-before" if _steps(fit) else "linear"
-    )
-    chart = drawn.encode(x=_loads(fit), y=alt.Y("predicted_ms:Q"))
+    line = pl.DataFrame({"tokens": loads, "predicted_ms": fit.model(loads) * 1e3, "model": _OF_ALL})
+    drawn = alt.Chart(line).mark_line(strokeWidth=2, interpolate="step-before" if _steps(fit) else "linear")
+    chart = drawn.encode(x=_loads(fit), y=y, stroke=_legend(_OF_ALL))
     return chart
+
+
+def _legend(name: str) -> alt.Stroke:
+    """Name what is black."""
+    legend = alt.Legend(title="Model", symbolType="stroke", symbolStrokeWidth=2, symbolSize=120)
+    return alt.Stroke("model:N", scale=alt.Scale(domain=[name], range=[_LINE]), legend=legend)
 
 
 def _steps(fit: Fit) -> bool:

@@ -3,17 +3,25 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 PATIENCE_S = 1.0  # nothing is said about work that takes less
 
 
+class Show(Protocol):
+    """What a bar is told now and then."""
+
+    def __call__(self, share: float, doing: str = "", /) -> None:
+        """Show the share that is done, and what is being done."""
+
+
 @contextlib.contextmanager
-def bar(title: str) -> Iterator[Callable[[float], None]]:
+def bar(title: str) -> Iterator[Show]:
     """Show a bar on standard error for work that takes longer than a moment."""
     begun = time.monotonic()
     shown_bar = Progress(
@@ -27,13 +35,13 @@ def bar(title: str) -> Iterator[Callable[[float], None]]:
     task = shown_bar.add_task(title, total=1.0)
     shown = False
 
-    def report(share: float) -> None:
+    def report(share: float, doing: str = "", /) -> None:
         nonlocal shown
         if not shown and shown_bar.console.is_terminal and time.monotonic() - begun > PATIENCE_S:
             shown = True
             shown_bar.start()
         if shown:
-            shown_bar.update(task, completed=share)
+            shown_bar.update(task, completed=share, description=f"{title}: {escape(doing)}" if doing else title)
 
     try:
         yield report

@@ -447,15 +447,21 @@ class _Fold:
     """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
 
     def __init__(self) -> None:
-        self.distribution = Distribution(np.empty(0, np.int64), np.empty(0, np.int64), 0)
+        self._total = 0
+        self._counts = np.zeros((64 - _LEADING_BITS) << _LEADING_BITS, np.int64)  # by shift, then by leading digits
 
     def add(self, samples: Ints) -> None:
         """Add samples, each kept to its leading binary digits."""
         if not samples.size:
             return
-        before = self.distribution
-        total = before.total + exact_sum(samples)
+        self._total += exact_sum(samples)
         shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - _LEADING_BITS, 0).astype(np.int64)
-        samples = np.where(shift > 0, ((samples >> shift) << shift) + (1 << np.maximum(shift - 1, 0)), samples)
-        counts = np.concatenate([before.counts, np.ones(samples.size, np.int64)])
-        self.distribution = _collected(np.concatenate([before.values, samples]), counts, total)
+        self._counts += np.bincount((shift << _LEADING_BITS) + (samples >> shift), minlength=self._counts.size)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What was added, each value in the middle of those that share its leading digits."""
+        (places,) = np.nonzero(self._counts)
+        shift, leading = places >> _LEADING_BITS, places & ((1 << _LEADING_BITS) - 1)
+        values = (leading << shift) + np.where(shift > 0, 1 << np.maximum(shift - 1, 0), 0)
+        return Distribution(values, self._counts[places], self._total)

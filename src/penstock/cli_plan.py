@@ -1,0 +1,191 @@
+"""The command ``penstock plan``: the cheapest deployment that meets the targets."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock import checks, progress
+from penstock.command import (
+    EXIT_ANSWER_IS_NO,
+    Figures,
+    Json,
+    Report,
+    ScenarioPath,
+    Seed,
+    Strict,
+    check_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
+from penstock.errors import InputError
+
+if TYPE_CHECKING:
+    from penstock.planning.day import DayPlan
+    from penstock.planning.job import JobPlan
+    from penstock.planning.launch import Launch
+    from penstock.planning.plan import Plan
+    from penstock.planning.scenario import PlanScenario
+    from penstock.planning.space import Deployment
+
+
+def plan(
+    scenario: ScenarioPath,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s, instead of the scenario's."),
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option("--objective", help="cost: meet every target; goodput: for a share of the requests.")
+    ] = None,
+    goodput: Annotated[
+        float | None, typer.Option("--goodput", help="Share of requests within all limits; 0.99 is 99%.")
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", help="Simulated of a replica to begin with, instead of the scenario's."),
+    ] = None,
+    confidence: Annotated[float | None, typer.Option("--confidence", help="Of the intervals.")] = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+    manifest: Annotated[
+        Path | None, typer.Option("--manifest", metavar="FILE", help="Write a Kubernetes manifest of the answer.")
+    ] = None,
+    strict: Strict = False,
+) -> None:
+    r"""Find the cheapest deployment that meets the targets, and say what binds it and what comes next.
+
+    The scenario says where to look:
+
+    \b
+      workload: {trace: requests.csv, rate: 9, arrivals: poisson}
+      server: {policy: sarathi}
+      plan:
+        targets: [ttft_p99<2s, tbt_p99<100ms]
+        search:
+          hardware: [codellama-34b-a100-tp1, codellama-34b-a100-tp2]
+          token_budget: [256, 512, 1024]
+          replicas: {max: 32}
+        price: {a100: 2.0}
+    """
+    check_outputs(scenario, figures, report)
+    if manifest is not None:
+        checks.writable("--manifest", manifest)
+    from penstock.planning.scenario import read_plan
+
+    asked = read_plan(
+        scenario, targets=targets, objective=objective, goodput=goodput, requests=requests, confidence=confidence,
+        seed=seed,
+    )  # fmt: skip
+    progress.announce_compilation()
+    found = None if asked.aim is None else _plan(asked)
+    day, job = _day(asked, found), _job(asked)
+    launches = [] if found is None or found.best is None else _launches(found.best.deployment)
+    if manifest is not None:
+        _write_manifest(manifest, launches, as_json)
+    if figures is not None or report is not None:
+        _draw(asked, found, day, job, launches, figures, report, as_json)
+    if as_json:
+        known = {"plan": found, "day": day, "job": job}
+        answers = {name: answer.as_dict() for name, answer in known.items() if answer is not None}
+        print_json(answers | {"launch": [each.as_dict() for each in launches]})
+    else:
+        _print(asked, found, day, job, launches)
+    if strict and ((found is not None and found.best is None) or (job is not None and job.best is None)):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _plan(asked: "PlanScenario") -> "Plan":
+    from penstock.planning.plan import plan as search
+
+    with progress.bar("Planning") as show:
+        return search(asked.scenario.workload, asked.space, aim=asked.aim, progress=show)
+
+
+def _day(asked: "PlanScenario", found: "Plan | None") -> "DayPlan | None":
+    """Plan the day of the deployment that the plan found, if one is asked for."""
+    if asked.day is None or found is None or found.best is None:
+        return None
+    from penstock.planning.sections import day_of
+
+    with progress.bar("Planning the day") as show:
+        return day_of(
+            asked.day, asked.scenario.workload, found.best.deployment, found.aim, folder=asked.scenario.folder,
+            progress=lambda what, share: show(share, what),
+        )  # fmt: skip
+
+
+def _job(asked: "PlanScenario") -> "JobPlan | None":
+    """Plan the finite job, if one is asked for, with one deployment of each family."""
+    if asked.job is None:
+        return None
+    from penstock.planning.sections import job_of
+
+    each = [family.smallest for family in asked.space.families if not family.smallest.prefill_replicas]
+    each = each or [family.smallest for family in asked.space.families]
+    with progress.bar("Planning the job") as show:
+        return job_of(
+            asked.job, asked.scenario.workload, each, asked.aim, progress=lambda what, share: show(share, what)
+        )
+
+
+def _launches(deployment: "Deployment") -> "list[Launch]":
+    """Return how to start it; nothing where no engine can run it."""
+    from penstock.planning.launch import launch
+
+    try:
+        return [launch(deployment)]
+    except InputError:
+        return []
+
+
+def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None:
+    if not launches:
+        raise InputError(f"--manifest {path}: there is no deployment that an engine can run; leave it out")
+    path.write_text(launches[0].manifest, encoding="utf-8")
+    say_written("Manifest", [path], as_json)
+
+
+def _draw(
+    asked: "PlanScenario", found: "Plan | None", day: "DayPlan | None", job: "JobPlan | None",
+    launches: "list[Launch]", figures: Path | None, report: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Write figures and page."""
+    from penstock import plotting_plan, report_plan
+    from penstock.planning.limits import stable_rates
+
+    rates = None
+    shown = None if found is None else found.best or next(iter(found.evaluated), None)
+    if shown is not None:
+        with progress.bar("Finding the stable rates") as show:
+            rates = stable_rates(asked.scenario.workload, asked.space, shown.deployment, progress=show)
+    if figures is not None:
+        save_figures(plotting_plan.figures(found, rates, day), figures, as_json)
+    if report is not None:
+        report_plan.report_plan(report, asked.scenario.name, found, rates=rates, day=day, job=job, launches=launches)
+        say_written("Report", [report], as_json)
+
+
+def _print(
+    asked: "PlanScenario", found: "Plan | None", day: "DayPlan | None", job: "JobPlan | None",
+    launches: "list[Launch]",
+) -> None:  # fmt: skip
+    from penstock import terminal_plan, terminal_plan_day
+
+    parts: list[Callable[[], None]] = []
+    if found is not None:
+        parts.append(lambda: terminal_plan.print_plan(asked, found))
+    if day is not None:
+        parts.append(lambda: terminal_plan_day.print_day(day))
+    if job is not None:
+        parts.append(lambda: terminal_plan_day.print_job(job))
+    parts += [functools.partial(terminal_plan_day.print_launch, each) for each in launches]
+    for place, show in enumerate(parts):
+        if place:
+            print()
+        show()

@@ -1,0 +1,1 @@
+"""What to deploy: the least fleet that meets targets, its day, and finite jobs."""

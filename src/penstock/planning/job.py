@@ -1,0 +1,287 @@
+"""Offline work: finish so many requests by a deadline, with the least fleet and the best token budget.
+
+All requests are there at time 0 and are dealt to the replicas in turn; every replica is simulated until it is done, so
+the makespan (when the last one finishes) is exact for the requests drawn. The lower bound is theory: no batch carries
+more than max over b of b / t_b tokens per second (Theorem 1(a)), nor more than a max batch size or KV memory allow, and
+no request finishes before its own iterations.
+
+Beside online traffic there are two ways, and both are tried. ``priority``: all of the job waits at the replicas, which
+serve online requests first. ``paced``: the job is let in evenly over most of the time, and shares the queue; its last
+requests have 5% of the time left, or twice what the longest takes alone.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock import checks
+from penstock.analysis.targets import Target
+from penstock.errors import InputError
+from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
+from penstock.planning.space import Deployment
+from penstock.system.engines import Engine
+from penstock.system.pool import MOST_REPLICAS
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
+
+TOKEN_BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Those that are tried where none are given, beside the server's own."""
+
+_MOST_REQUESTS = 20_000_000
+_GAIN = 0.02  # of the time, by twice the fleet; below it no larger one is tried
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done, and the share that is."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JobPlan:
+    """How to finish a job.
+
+    Attributes
+    ----------
+    requests, deadline_s, targets
+        What was asked; the targets are of the online traffic.
+    best
+        The least cost per hour that meets the deadline and the targets, of several the shortest; None: there is none.
+    nearest
+        What came nearest: ``best``, or else the one that misses the least.
+    results
+        All that was simulated.
+    discarded
+        (family, why) of what was not.
+    notices
+        What the user should know besides.
+    """
+
+    requests: int
+    deadline_s: float
+    targets: tuple[Target, ...]
+    best: JobResult | None
+    nearest: JobResult | None
+    results: tuple[JobResult, ...]
+    discarded: tuple[tuple[str, str], ...]
+    notices: tuple[str, ...]
+
+    @property
+    def margin(self) -> float | None:
+        """What the best leaves of the time until the deadline, as a share, at the high end of its interval."""
+        return None if self.best is None else 1 - (self.best.makespan.high or 0.0) / self.deadline_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "requests": self.requests,
+            "deadline_s": self.deadline_s,
+            "targets": [str(target) for target in self.targets],
+            "best": self.best and self.best.as_dict(),
+            "nearest": self.nearest and self.nearest.as_dict(),
+            "margin": self.margin,
+            "results": [result.as_dict() for result in self.results],
+            "discarded": [{"family": family, "why": why} for family, why in self.discarded],
+            "notices": list(self.notices),
+        }
+
+
+def plan_job(
+    workload: Workload,
+    deployments: Deployment | Sequence[Deployment],
+    *,
+    requests: int,
+    deadline_s: float,
+    token_budgets: Sequence[int] = (),
+    online: Workload | None = None,
+    targets: Sequence[Target | str] = (),
+    most_replicas: int = 1_024,
+    runs: int = 5,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> JobPlan:
+    """Find the least fleet that finishes a job by its deadline, and the token budget that does so soonest.
+
+    Parameters
+    ----------
+    workload
+        Lengths of the job; a recording is taken as it is if it has as many requests, else rows are drawn from it.
+    deployments
+        What to try, each with any number of replicas, for the server, the accelerators and the price.
+    requests
+        Of the job.
+    deadline_s
+        Seconds from the start.
+    token_budgets
+        To be tried on each server. Default: its own and `TOKEN_BUDGETS`.
+    online
+        Traffic that the same fleet carries all the while; its rate is that of the whole fleet.
+    targets
+        That the online requests must meet; ``tbt`` percentiles are of online requests and job together.
+    most_replicas
+        Of a fleet.
+    runs
+        With requests drawn anew, for the interval. A recording taken as it is, alone, has one makespan: one run.
+    confidence
+        How often the interval holds the makespan of another such job.
+    progress
+        Called now and then.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or no server can serve the job.
+    """
+    requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", "each keeps a row in memory")
+    deadline_s = checks.number("deadline_s", deadline_s, 1e-3, 1e9, "s", "the job has to be done by then")
+    most = checks.whole("most_replicas", most_replicas, 1, MOST_REPLICAS, "", "the fleet has no more")
+    runs = checks.whole("runs", runs, 2, 1_000, "", "an interval takes at least two")
+    confidence = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often the interval is right")
+    asked = tuple(t if isinstance(t, Target) else Target.parse(t) for t in targets)
+    if bool(asked) != (online is not None):
+        raise InputError("targets of a job are those of its online traffic; give both `online` and `targets`, or none")
+    if online is not None and online.rows is not None:
+        online = online.with_rate(online.rate, "poisson")
+    if online is not None and online.rate * deadline_s > _MOST_REQUESTS:
+        raise InputError(
+            f"{online.rate:g} online requests/s until the deadline are {online.rate * deadline_s:,.0f}, above "
+            f"{_MOST_REQUESTS:,}, each of which keeps a row in memory; plan a shorter part of the job"
+        )
+    job = Job(workload, requests, deadline_s, online, asked, runs, confidence)
+    given = (deployments,) if isinstance(deployments, Deployment) else tuple(deployments)
+    candidates, discarded = _candidates(given, token_budgets, job)
+    if not candidates:
+        raise InputError(f"no server can serve the job: {discarded[0][1] if discarded else 'none was given'}")
+    best: JobResult | None = None
+    results: list[JobResult] = []
+    for place, (deployment, mode, work) in enumerate(candidates):
+        family = f"{deployment.family}{'' if mode == 'alone' else f', {mode}'}"
+        if progress is not None:
+            progress(family, place / len(candidates))
+        fewest = max(1, math.ceil(work / deadline_s * (1 - 1e-12)))
+        if why := _hopeless(job, deployment, work, fewest, most, best):
+            discarded.append((family, why))
+            continue
+        begin = job.likely(deployment.server, work)
+        found = _least_fleet(job, deployment, mode, (fewest, begin, most), best)
+        results += found
+        met = [result for result in found if result.answer == "met"]
+        best = min([*met, *([best] if best else [])], key=_rank, default=None)
+    nearest = best or min(results, key=lambda result: _excess(result, job), default=None)
+    return JobPlan(
+        requests, deadline_s, asked, best, nearest, tuple(results), tuple(discarded), _notices(job, best, nearest)
+    )
+
+
+def _candidates(
+    given: Sequence[Deployment], budgets: Sequence[int], job: Job
+) -> tuple[list[tuple[Deployment, Mode, float]], list[tuple[str, str]]]:
+    """Return what to try with the seconds of work on one replica, least cost first, and what cannot serve at all."""
+    found: dict[tuple[str, Mode], tuple[Deployment, Mode, float]] = {}
+    refused: list[tuple[str, str]] = []
+    for deployment in given:
+        if deployment.prefill_replicas:
+            refused.append((deployment.family, "replicas for prompts alone are not simulated for jobs"))
+            continue
+        for budget in dict.fromkeys(budgets or (deployment.server.token_budget, *TOKEN_BUDGETS)):
+            try:
+                server = dataclasses.replace(deployment.server, token_budget=budget)
+                changed = dataclasses.replace(deployment, server=server, replicas=1, router="round-robin")
+                modes = [mode for mode in _modes(server, job) if (changed.family, mode) not in found]
+                work = job.work_s(server) if modes else 0.0
+            except InputError as error:
+                refused.append((f"{deployment.family} with budget {checks.shown(budget)}", str(error)))
+            else:
+                found |= {(changed.family, mode): (changed, mode, work) for mode in modes}
+    order = sorted(found.values(), key=lambda one: (one[0].cost * job.likely(one[0].server, one[2]), one[2]))
+    return order, refused
+
+
+def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
+    if job.online is None:
+        return ("alone",)
+    can = not isinstance(server.policy, Engine) or "priority" in server.policy.orders
+    return ("priority", "paced") if can else ("paced",)
+
+
+def _hopeless(
+    job: Job, deployment: Deployment, work: float, fewest: int, most: int, best: JobResult | None
+) -> str | None:
+    """Say why no fleet of these needs to be simulated, or None."""
+    alone = max(longest_s(*job.lengths(seed), deployment.server) for seed in job.seeds)
+    if alone > job.deadline_s:
+        return f"the longest request alone takes {alone:,.4g} s, beyond the deadline of {job.deadline_s:,.4g} s"
+    if fewest > most:
+        return f"theory: the work takes at least {fewest:,} replicas, above {most:,}"
+    if best is not None and deployment.with_replicas(fewest).cost > best.deployment.cost:
+        return f"cost: theory asks for at least {fewest:,} replicas, which cost more than the best found"
+    if best is not None and deployment.with_replicas(fewest).cost == best.deployment.cost:
+        least = max(work / fewest, alone)
+        if best.makespan.value is not None and least >= best.makespan.value:
+            return "theory: no fleet of the same cost is faster than the best found"
+    return None
+
+
+def _least_fleet(
+    job: Job, deployment: Deployment, mode: Mode, sizes: tuple[int, int, int], best: JobResult | None
+) -> list[JobResult]:
+    """Simulate fleets until the least that meets everything is known, or they cost more than the best."""
+    fewest, begin, most = sizes
+    if best is not None:  # fleets that cost more are of no use
+        most = min(most, int(best.deployment.cost / deployment.with_replicas(1).cost * (1 + 1e-12)))
+    most = min(most, job.requests)
+    found: dict[int, JobResult] = {}
+    low, high, now, step = fewest, most + 1, min(begin, most), 1
+    while low < high:
+        result = found[now] = simulate_job(job, deployment.with_replicas(now), mode)
+        if result.answer == "met":
+            high = now
+            now = max((low + high) // 2, high - step)
+        else:
+            low = now + 1
+            if _hardly_helps(found, now, job):
+                break
+            late = (result.makespan.high or 0.0) / job.deadline_s  # work over replicas: so many more would do
+            now = (low + high) // 2 if high <= most else min(max(math.ceil(now * late), now + step), most)
+        step *= 2
+    return list(found.values())
+
+
+def _hardly_helps(found: dict[int, JobResult], replicas: int, job: Job) -> bool:
+    """Return whether a fleet of at least twice the size of another comes hardly nearer: long requests decide."""
+    excess = {count: _excess(result, job) for count, result in found.items()}
+    return any(excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in found if 2 * fewer <= replicas)
+
+
+def _rank(result: JobResult) -> tuple[float, float, int]:
+    return result.deployment.cost, result.makespan.value or math.inf, result.deployment.server.token_budget
+
+
+def _excess(result: JobResult, job: Job) -> float:
+    """Return by how much the worst of deadline and targets is exceeded."""
+    over = [(result.makespan.value or math.inf) / job.deadline_s]
+    over += [(found.value or 0.0) / target.limit_s for target, found in zip(job.targets, result.online, strict=True)]
+    return max(over)
+
+
+def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> tuple[str, ...]:
+    said = []
+    if best is None and nearest is not None:
+        said.append(
+            f"no fleet allowed is sure to meet everything; nearest is {nearest.deployment.name}, which takes "
+            f"{nearest.makespan.value:,.4g} s, at most {nearest.makespan.high:,.4g} s, of {job.deadline_s:,.4g} s"
+        )
+        work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
+        if work < 0.5 * (nearest.makespan.value or 0.0) and not job.targets:
+            said.append("more replicas hardly help: what takes so long is the longest requests, not the work")
+    if best is not None and best.mode == "priority":
+        said.append("online requests go first: the servers serve by priority, and the job is sent with a larger number")
+    if best is not None and best.mode == "paced":
+        said.append(
+            f"the job shares the queue with online requests, let in evenly over at most {PACED_SHARE:.0%} of the "
+            "time: "
+            "sent at once it would go before them, and all later ones would wait"
+        )
+    if job.workload.prefixes is not None:
+        said.append("shared prefixes of the job's prompts are not counted, so it may be done sooner")
+    if any(target.metric == "tbt_s" and target.statistic != "mean" for target in job.targets):
+        said.append("percentiles of tbt are of online requests and job together")
+    return tuple(said)

@@ -1,0 +1,255 @@
+"""A finite job on one fleet: every replica simulated until it is done, and the seconds that theory asks for."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.analysis.intervals import merged, student
+from penstock.analysis.targets import Estimate, Judgement, Target, share
+from penstock.planning.space import Deployment
+from penstock.run import Distribution, Run
+from penstock.simulate import simulate
+from penstock.system.server import Server
+from penstock.theory.certificate import certify
+from penstock.workload.lengths import Tokens
+from penstock.workload.pairs import Empirical, Recorded
+from penstock.workload.workload import Requests, Workload
+
+Mode = Literal["alone", "priority", "paced"]
+
+PACED_SHARE = 0.95
+"""Of the time until the deadline, over which a paced job is let in at most."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JobResult:
+    """One fleet that works on the job.
+
+    Attributes
+    ----------
+    deployment
+        The fleet.
+    mode
+        ``alone``, or how it works beside online traffic: ``priority`` or ``paced``.
+    makespan
+        Seconds until the last request is done: the mean of the runs, and an interval that holds the next one.
+    lower_bound_s
+        Seconds that no policy on as many replicas can undercut.
+    tokens_per_s
+        Forward tokens of the job over its makespan, all replicas.
+    online
+        An estimate for each target, of the online requests that arrive while the job lasts.
+    answer
+        Whether the deadline, and the targets of the online traffic, are met.
+    runs
+        Simulated.
+    """
+
+    deployment: Deployment
+    mode: Mode
+    makespan: Estimate
+    lower_bound_s: float
+    tokens_per_s: float
+    online: tuple[Estimate, ...]
+    answer: Judgement
+    runs: int
+
+    @property
+    def accelerator_hours(self) -> float:
+        """Accelerator-hours from the start until the job is done."""
+        return self.deployment.total_accelerators * (self.makespan.value or math.inf) / 3600
+
+    @property
+    def tightness(self) -> float:
+        """The lower bound as a share of the makespan."""
+        return self.lower_bound_s / (self.makespan.value or math.inf)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "deployment": self.deployment.as_dict(),
+            "mode": self.mode,
+            "makespan_s": {"value": self.makespan.value, "interval": [self.makespan.low, self.makespan.high]},
+            "lower_bound_s": self.lower_bound_s,
+            "tightness": self.tightness,
+            "tokens_per_s": self.tokens_per_s,
+            "accelerator_hours": self.accelerator_hours,
+            "price": self.accelerator_hours * self.deployment.price,
+            "online": [{"value": found.value, "interval": [found.low, found.high]} for found in self.online],
+            "answer": self.answer,
+            "runs": self.runs,
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What has to be done."""
+
+    workload: Workload
+    requests: int
+    deadline_s: float
+    online: Workload | None
+    targets: tuple[Target, ...]
+    runs: int
+    confidence: float
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the job is a recording, taken as it is."""
+        return isinstance(self.workload.lengths, Recorded) and self.workload.rows == self.requests
+
+    @property
+    def seeds(self) -> range:
+        """Of the runs."""
+        return range(1 if self.recorded and self.online is None else self.runs)
+
+    def lengths(self, seed: int) -> tuple[Tokens, Tokens]:
+        """Return prompt and output tokens of the job, shape (requests,) each."""
+        lengths = self.workload.lengths
+        if isinstance(lengths, Recorded):
+            if self.recorded:
+                return lengths.prompt_tokens, lengths.output_tokens
+            lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
+        return lengths.sample(np.random.default_rng((self.workload.seed, 8, seed)), self.requests)
+
+    def likely(self, server: Server, work: float) -> int:
+        """Return the replicas that such work and the online traffic take together at least in the long run."""
+        load = 0.0 if self.online is None else self.online.rate / certify(self.online, server).max_rate
+        return max(1, math.ceil((work / self.deadline_s + load) * (1 - 1e-12)))
+
+    def work_s(self, server: Server) -> float:
+        """Return the seconds that one replica takes at least for all of the job (the least of all runs)."""
+        return min(work_s(*self.lengths(seed), server) for seed in self.seeds)
+
+
+def work_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:
+    """Return the seconds that one replica takes for some requests at least, under any policy.
+
+    The token budget, the max batch size and KV memory each bound the requests/s that a server carries by what it
+    conserves (`penstock.theory.bounds`), whenever the requests arrive: so many requests take so many seconds.
+    """
+    even = Workload.from_arrays(np.arange(max(prompt.size, 2), dtype=np.float64), *_at_least_two(prompt, output))
+    return float(prompt.size / certify(even, server).max_rate)
+
+
+def _at_least_two(*columns: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    return (np.repeat(column, 2) if column.size == 1 else column for column in columns)  # one has no arrival rate
+
+
+def longest_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:
+    """Return the seconds that the longest of some requests takes at least, alone on a replica."""
+    seconds = server.batch_time.table(server.most_tokens)[1:]
+    decodes = output - (1 if server.convention == "engine" else 0)
+    per_token = float((seconds / np.arange(1, seconds.size + 1)).min())
+    return float((prompt * per_token + decodes * float(seconds.min())).max())
+
+
+def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
+    """Simulate every replica of a fleet until the job is done, once for each seed."""
+    server = deployment.server if mode != "priority" else dataclasses.replace(deployment.server, order="priority")
+    n, makespans, tokens, least = deployment.replicas, [], 0.0, math.inf
+    figures: list[list[float]] = []
+    for seed in job.seeds:
+        prompt, output = job.lengths(seed)
+        ends, samples = [], []
+        for replica in range(min(n, job.requests)):
+            end, online = _replica(job, server, mode, prompt[replica::n], output[replica::n], (seed, replica, n))
+            ends.append(end)
+            samples += online
+        makespans.append(max(ends))
+        figures.append([_statistic(samples, target) for target in job.targets])
+        tokens += float(server.tokens_per_request(prompt.mean(), output.mean())) * job.requests / max(ends)
+        least = min(least, max(work_s(prompt, output, server) / n, longest_s(prompt, output, server)))
+    makespan = _estimate(makespans, job.confidence, of_next=True)
+    estimates = tuple(_estimate(list(of), job.confidence) for of in zip(*figures, strict=True))
+    judged = [target.judge(found) for target, found in zip(job.targets, estimates, strict=True)]
+    judged.append(Target("e2e_s", "mean", job.deadline_s).judge(makespan))
+    answer: Judgement = "missed" if "missed" in judged else "undecided" if "undecided" in judged else "met"
+    runs = len(makespans)
+    kept = dataclasses.replace(deployment, server=server)
+    return JobResult(kept, mode, makespan, least, tokens / runs, estimates, answer, runs)
+
+
+def _replica(
+    job: Job,
+    server: Server,
+    mode: Mode,
+    prompt: npt.NDArray[Any],
+    output: npt.NDArray[Any],
+    draw: tuple[int, int, int],
+) -> tuple[float, list[tuple[Run, npt.NDArray[np.bool_]]]]:
+    """Return when a replica is done with its part of the job, s, and its run with the online requests meanwhile."""
+    size = prompt.size
+    if job.online is None:
+        run = simulate(Workload.from_arrays(np.zeros(size), prompt, output), server, record="summary")
+        return run.seconds, []
+    seed, replica, n = draw
+    arrived = _until(job.online.with_rate(job.online.rate / n), job.deadline_s, (job.online.seed, seed, replica))
+    released: npt.NDArray[np.floating[Any]] = np.zeros(size)
+    if mode == "paced":  # the last ones need time to finish
+        left = max(job.deadline_s - 2 * longest_s(prompt, output, server), 0.0)
+        released = np.arange(size) * (min(PACED_SHARE * job.deadline_s, left) / size)
+    times = np.concatenate([released, arrived.arrival_s])
+    order = np.argsort(times, kind="stable")
+    urgent = np.concatenate([np.ones(size, np.int32), np.zeros(arrived.arrival_s.size, np.int32)])
+    columns = (
+        np.concatenate([prompt, arrived.prompt_tokens]), np.concatenate([output, arrived.output_tokens]), urgent,
+    )  # fmt: skip
+    run = simulate(Workload.from_arrays(times[order], *(column[order] for column in columns)), server, drain=True)
+    rows = run.rows
+    assert rows is not None
+    mine = urgent[order] == 1
+    end = int(rows.finish[mine].max())
+    return end * run.tick_s, [(run, ~mine & (rows.arrival <= end) & (rows.finish >= 0))]
+
+
+def _until(workload: Workload, end_s: float, seeds: tuple[int, ...]) -> Requests:
+    """Return the requests of a stream that arrive until a time; the first comes after a gap, as any other."""
+    seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+    parts = []
+    for block in workload.with_seed(seed).blocks():
+        parts.append(block.where(slice(0, int(np.searchsorted(block.arrival_s, end_s)))))
+        if block.arrival_s[-1] >= end_s:
+            break
+    return Requests.joined(parts)
+
+
+def _statistic(samples: Sequence[tuple[Run, npt.NDArray[np.bool_]]], target: Target) -> float:
+    """Return a statistic of online requests, seconds; NaN where there are none."""
+    parts: list[Distribution] = []
+    decoding, gaps = 0, 0
+    for run, chosen in samples:
+        assert run.rows is not None
+        rows = run.rows.where(chosen)
+        if target.metric == "tbt_s":
+            parts.append(run.gaps)
+            decoding += int((rows.finish - rows.first_token).sum())
+            gaps += int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
+        else:
+            parts.append(
+                Distribution.of((rows.first_token if target.metric == "ttft_s" else rows.finish) - rows.arrival)
+            )
+    tick_s = samples[0][0].tick_s
+    if target.metric == "tbt_s" and target.statistic == "mean":
+        return decoding / gaps * tick_s if gaps else math.nan
+    whole = merged(parts)
+    if not whole.size:
+        return math.nan
+    return (whole.mean if target.statistic == "mean" else whole.quantile(share(target.statistic))) * tick_s
+
+
+def _estimate(values: Sequence[float], confidence: float, *, of_next: bool = False) -> Estimate:
+    """Return the mean of some runs with an interval for it, or for the value of the next run; exact where all agree."""
+    known = np.array(values)[np.isfinite(values)]
+    if not known.size:
+        return Estimate(None)
+    mean = float(known.mean())
+    if known.size == 1:
+        return Estimate(mean, mean, mean)
+    spread = float(known.std(ddof=1)) * math.sqrt((1 if of_next else 0) + 1 / known.size)
+    half = student(confidence, known.size) * spread
+    return Estimate(mean, max(mean - half, 0.0), mean + half)

@@ -1,0 +1,306 @@
+"""A deployment as something to start: a command line of vLLM or SGLang, and a manifest for Kubernetes.
+
+Options are those of vLLM 0.33 and SGLang 0.5.23. vLLM's own scheduler is `sarathi` where memory does not bind; other
+policies run inside vLLM through `penstock.vllm_plugin`. SGLang runs its own scheduler only.
+"""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import yaml
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.planning.space import Deployment
+from penstock.system.engines import Engine
+from penstock.system.policies import POLICIES
+from penstock.system.presets import HARDWARE
+from penstock.system.server import Server
+
+Runs = Literal["vllm", "sglang"]
+
+MODEL = "MODEL"
+"""What stands for the weights where neither a preset nor the user says which."""
+
+_PLUGIN_IMAGE = "registry.example.com/vllm-with-penstock:v0.33.0"
+_IMAGES = {"vllm": "vllm/vllm-openai:v0.33.0", "sglang": "lmsysorg/sglang:v0.5.23"}
+_PORTS = {"vllm": 8000, "sglang": 30000}
+_SCHEDULER = "penstock.vllm_plugin.PenstockScheduler"
+_PROBE_S, _STARTUP_S = 10, 3600  # seconds between probes; loading weights over a network may take most of an hour
+
+_SGLANG_ENVIRONMENT = {
+    "new_token_ratio": "SGLANG_INIT_NEW_TOKEN_RATIO",
+    "decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
+    "clip_new_tokens": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
+    "retract_steps": "SGLANG_RETRACT_DECODE_STEPS",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How to start one replica of a deployment, and all of them on Kubernetes.
+
+    Attributes
+    ----------
+    engine
+        ``vllm`` or ``sglang``.
+    command
+        Arguments, the program first.
+    environment
+        Variables that must be set.
+    replicas
+        How often to start it.
+    accelerators
+        GPUs of each.
+    model
+        Weights, as the engine is told.
+    exact
+        Whether the engine then schedules as the plan was simulated.
+    notes
+        What to know before it is started, a sentence each.
+    """
+
+    engine: Runs
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    replicas: int
+    accelerators: int
+    model: str
+    exact: bool
+    notes: tuple[str, ...]
+
+    @property
+    def shell(self) -> str:
+        """The command for a POSIX shell, an option to a line."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        lines, rest = [], list(self.command)
+        while rest:
+            option = [rest.pop(0)]
+            while rest and not rest[0].startswith("--"):
+                option.append(rest.pop(0))
+            lines.append(shlex.join(option))
+        return " \\\n  ".join([" ".join([*variables, lines[0]]), *lines[1:]])
+
+    @property
+    def manifest(self) -> str:
+        """A Deployment and a Service of Kubernetes as YAML; the notes are its first lines. It holds no secrets."""
+        name = _label(f"{self.engine}-{self.model.rsplit('/', 1)[-1]}")
+        labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "penstock"}
+        port = _PORTS[self.engine]
+        documents = (
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": name, "labels": labels},
+                "spec": {
+                    "replicas": self.replicas,
+                    "selector": {"matchLabels": {"app.kubernetes.io/name": name}},
+                    "template": {"metadata": {"labels": labels}, "spec": self._pod(port)},
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "Service",
+                "metadata": {"name": name, "labels": labels},
+                "spec": {
+                    "selector": {"app.kubernetes.io/name": name},
+                    "ports": [{"name": "http", "port": 80, "targetPort": "http"}],
+                },
+            },
+        )
+        said = [*self.notes]
+        if _SCHEDULER in self.command:
+            said.append(f"{_PLUGIN_IMAGE} is a placeholder: build {_IMAGES['vllm']} with penstock, and name it here")
+        said.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
+        comments = "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in said)
+        return comments + "---\n".join(yaml.dump(d, Dumper=_Plain, sort_keys=False, width=120) for d in documents)
+
+    def _pod(self, port: int) -> dict[str, Any]:
+        probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_S}
+        container = {
+            "name": self.engine,
+            "image": _PLUGIN_IMAGE if _SCHEDULER in self.command else _IMAGES[self.engine],
+            "command": [*self.command, "--host", "0.0.0.0", "--port", str(port)],
+            "env": [{"name": name, "value": value} for name, value in self.environment.items()],
+            "ports": [{"name": "http", "containerPort": port}],
+            "resources": {"limits": {"nvidia.com/gpu": self.accelerators}},
+            "startupProbe": probe | {"failureThreshold": _STARTUP_S // _PROBE_S},
+            "readinessProbe": probe,
+            "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+        }
+        if not self.environment:
+            del container["env"]
+        return {
+            "containers": [container],
+            "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],  # tensor parallelism talks there
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "engine": self.engine,
+            "exact": self.exact,
+            "command": list(self.command),
+            "environment": dict(self.environment),
+            "shell": self.shell,
+            "notes": list(self.notes),
+            "manifest": self.manifest,
+        }
+
+
+def launch(deployment: Deployment, engine: Runs | None = None, *, model: str | None = None) -> Launch:
+    """Return how to start a deployment.
+
+    Parameters
+    ----------
+    deployment
+        The answer of a plan.
+    engine
+        ``vllm`` or ``sglang``. Default: SGLang for its own scheduler, vLLM for everything else.
+    model
+        Weights: a repository of Hugging Face or a folder. Default: the model's name in the hardware preset.
+
+    Raises
+    ------
+    InputError
+        If no command line is known: the scheduler of another engine, prefill and decode on replicas of their own.
+    """
+    policy = deployment.server.policy
+    engine = engine or ("sglang" if policy.name == "sglang" else "vllm")
+    if engine not in _IMAGES:
+        raise InputError(f"no command line is known for the engine {checks.shown(engine)}{nearest(engine, _IMAGES)}")
+    if isinstance(policy, Engine) and policy.name not in _IMAGES:
+        raise InputError(
+            f"the plan runs the scheduler {policy.name!r}, for which no command line is known; plan with one of vllm, "
+            f"sglang, {', '.join(POLICIES)}"
+        )
+    if deployment.prefill_replicas:
+        raise InputError(
+            f"the plan has {deployment.prefill_replicas} replicas for prefill alone, which need a connector for KV "
+            "memory and a proxy of your own; start them by the engine's guide to disaggregated serving"
+        )
+    preset = HARDWARE[deployment.hardware].model if deployment.hardware else None
+    notes = [] if model else [_placeholder(preset)]
+    weights = model or preset or MODEL
+    start = _vllm if engine == "vllm" else _sglang
+    command, environment, exact, more = start(weights, deployment.server, deployment.accelerators)
+    notes += [*more, *_memory_notes(deployment.server), *_router_notes(deployment)]
+    return Launch(
+        engine, tuple(command), environment, deployment.replicas, deployment.accelerators, weights, exact, tuple(notes)
+    )
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes parts that occur twice out twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Start = tuple[list[str], dict[str, str], bool, list[str]]
+
+
+def _vllm(model: str, server: Server, gpus: int) -> _Start:
+    command = ["vllm", "serve", model, "--tensor-parallel-size", str(gpus)]
+    command += ["--max-num-batched-tokens", str(server.token_budget)]
+    slots, notes = min(server.max_batch_size or server.token_budget, server.token_budget), []
+    command += ["--max-num-seqs", str(slots)]
+    if slots != server.max_batch_size:
+        given = "has no max batch size" if server.max_batch_size is None else f"runs {server.max_batch_size:,} requests"
+        notes.append(f"the plan {given}, and vLLM takes at most the token budget as max-num-seqs: {slots:,}")
+    policy, environment = server.policy, {}
+    exact = slots == server.max_batch_size or server.max_batch_size is None
+    if isinstance(policy, Engine) and policy.name == "vllm":
+        if not policy.options["chunked_prefill"]:
+            command.append("--no-enable-chunked-prefill")
+            notes.append("without chunked prefill vLLM wants max-num-batched-tokens to reach the longest context")
+        if policy.options["long_prefill_threshold"]:
+            command += ["--long-prefill-token-threshold", str(policy.options["long_prefill_threshold"])]
+    elif isinstance(policy, Engine):
+        exact = False
+        notes.append(f"the plan runs the scheduler {policy.name!r}, which vLLM does not have: plan again with vllm")
+    else:
+        if policy.name != "sarathi":  # vLLM's own scheduler is that one, as long as nobody is preempted
+            command += ["--scheduler-cls", _SCHEDULER]
+            environment["PENSTOCK_POLICY"] = _name_for_plugin(policy)
+            if server.params:
+                environment["PENSTOCK_POLICY_PARAMS"] = ",".join(f"{value:.12g}" for value in server.params)
+            notes.append("the policy runs inside vLLM 0.33: its environment, or image, needs penstock (pip install)")
+        if server.scope != "running" or server.convention != "engine":
+            exact = False
+            notes.append(
+                f"the plan counts as the paper does (scope {server.scope}, convention {server.convention}), and vLLM "
+                "does not: plan again with scope running and convention engine"
+            )
+    if server.order == "priority":
+        command += ["--scheduling-policy", "priority"]
+    if server.memory is not None:
+        command += ["--block-size", str(server.memory.block_size)]
+    return command, environment, exact, notes
+
+
+def _sglang(model: str, server: Server, gpus: int) -> _Start:
+    command = ["python3", "-m", "sglang.launch_server", "--model-path", model, "--tp-size", str(gpus)]
+    command += ["--chunked-prefill-size", str(server.token_budget)]
+    if server.max_batch_size is not None:
+        command += ["--max-running-requests", str(server.max_batch_size)]
+    command += ["--schedule-policy", "fcfs"]
+    if server.memory is not None:
+        command += ["--page-size", str(server.memory.block_size)]
+    policy = server.policy
+    if not isinstance(policy, Engine) or policy.name != "sglang":
+        command.append("--enable-mixed-chunk")
+        return command, {}, False, [
+            f"the plan runs {policy.name!r}, which SGLang does not have: its own scheduler, with decodes in prefill "
+            "batches, is another; plan again with the policy sglang"
+        ]  # fmt: skip
+    options, usual = policy.options, {key: option.default for key, option in policy.known.items()}
+    command += ["--max-prefill-tokens", str(options["max_prefill_tokens"])]
+    if options["mixed_chunk"]:
+        command.append("--enable-mixed-chunk")
+    environment = {
+        variable: f"{options[key]:g}" if isinstance(options[key], float) else str(options[key])
+        for key, variable in _SGLANG_ENVIRONMENT.items()
+        if options[key] != usual[key]
+    }
+    start, least = options["new_token_ratio"], options["min_new_token_ratio"]
+    if (start, least) != (usual["new_token_ratio"], usual["min_new_token_ratio"]) and start:
+        environment["SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"] = f"{least / start:.6g}"
+    return command, environment, True, []
+
+
+def _name_for_plugin(policy: Any) -> str:
+    """Return what the plugin finds a policy by: its name, or the module and function of one's own."""
+    if policy.name in POLICIES:
+        return str(policy.name)
+    return f"{policy.function.__module__}:{policy.function.__name__}"
+
+
+def _placeholder(preset: str | None) -> str:
+    if preset is None:
+        return f"{MODEL} is a placeholder: put the repository or the folder of the weights"
+    return f"{preset} is what the preset calls the model: put the repository or the folder of the weights"
+
+
+def _memory_notes(server: Server) -> list[str]:
+    if server.memory is None:
+        return ["the plan takes KV memory for ample: see that the engine does not report preemptions or retractions"]
+    tokens = (server.usable_blocks or 0) * server.memory.block_size
+    return [f"the plan counts on KV memory for {tokens:,} tokens: compare what the engine reports at its start"]
+
+
+def _router_notes(deployment: Deployment) -> list[str]:
+    if deployment.replicas == 1:
+        return []
+    spread = "a Service of Kubernetes spreads connections at random, and requests of one connection stay together"
+    if deployment.router == "random":
+        return [f"{spread}: let clients open one per request, or take a gateway that spreads requests"]
+    return [f"{spread}: the plan's router is {deployment.router}, which takes a gateway in front of the replicas"]
+
+
+def _label(text: str) -> str:
+    """Return a name that Kubernetes takes (RFC 1035): letters, digits and dashes, at most 63, a letter first."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")

@@ -1,0 +1,41 @@
+"""What one replica carries at each token budget and max batch size of a search space."""
+
+from collections.abc import Callable
+
+from penstock.analysis.stable_rates import PRECISION, RateMap, rate_map
+from penstock.planning.space import Deployment, Space
+from penstock.workload.workload import Workload
+
+
+def stable_rates(
+    workload: Workload,
+    space: Space,
+    deployment: Deployment,
+    *,
+    precision: float = PRECISION,
+    progress: Callable[[float], None] | None = None,
+) -> RateMap | None:
+    """Return the stable rates of a replica at every pair of limits of the space, all else as in a deployment.
+
+    Parameters
+    ----------
+    workload
+        What arrives, at whatever rate: recorded ones at their pattern, not thinned to a replica's share.
+    space
+        Where the limits are taken from.
+    deployment
+        Whose hardware and policy are meant.
+    precision, progress
+        As in `penstock.analysis.stable_rates.rate_map`.
+
+    Returns
+    -------
+    RateMap or None
+        None where the space has but one pair of limits.
+    """
+    servers = [family.smallest.server for family in space.families]
+    budgets = sorted({server.token_budget for server in servers})
+    sizes = {server.max_batch_size for server in servers}
+    if len(budgets) * len(sizes) < 2:
+        return None
+    return rate_map(workload, deployment.server, budgets, list(sizes), precision=precision, progress=progress)

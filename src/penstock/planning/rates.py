@@ -1,0 +1,190 @@
+"""Request rates over a day: given, from a file, or counted from a trace."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.workload.arrivals import Replay
+from penstock.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+
+DAY_S = 86_400.0
+HOUR_S = 3_600.0
+
+_MOST_INTERVALS = 10_000
+_HIGHEST_RATE = 1e6
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RateProfile:
+    """Request rates, constant over each of a number of equal intervals, over and over again.
+
+    Parameters
+    ----------
+    rates
+        Shape (intervals,), requests/s.
+    interval_s
+        Seconds of each.
+    name
+        For tables.
+    """
+
+    rates: Floats
+    interval_s: float = HOUR_S
+    name: str = "given rates"
+
+    def __post_init__(self) -> None:
+        rates = checks.column("the rates of a day", self.rates).astype(np.float64)
+        bad = ~((rates >= 0) & (rates <= _HIGHEST_RATE))
+        if bad.any():
+            place = int(np.argmax(bad))
+            raise InputError(
+                f"rate {place} of the day is {rates[place]:g}, but must be a number from 0 to {_HIGHEST_RATE:,.0f} "
+                "requests/s; mend it"
+            )
+        if not rates.any():
+            raise InputError("all rates of the day are 0, so nothing arrives and no fleet is needed; give one above 0")
+        if rates.size > _MOST_INTERVALS:
+            raise InputError(
+                f"the day has {rates.size:,} rates, above {_MOST_INTERVALS:,}, shorter than queues need to settle; "
+                "give fewer"
+            )
+        why = "shorter, no fleet follows; longer, it is no part of a day"
+        object.__setattr__(self, "rates", rates)
+        object.__setattr__(self, "interval_s", checks.number("interval_s", self.interval_s, 1.0, 366 * DAY_S, "s", why))
+
+    @classmethod
+    def of_trace(cls, workload: Workload, *, interval_s: float = HOUR_S) -> Self:
+        """Count the arrivals of a trace by interval; of a trace of several days take the mean of all days.
+
+        Times count from the first request of the trace, not from midnight. An interval of which the trace covers less
+        than half is left out, unless it is the only one.
+
+        Parameters
+        ----------
+        workload
+            With recorded arrival times.
+        interval_s
+            Seconds of an interval; a day must be a multiple of it where the trace is longer than one.
+
+        Raises
+        ------
+        InputError
+            If the workload has no recorded times, or they are all the same.
+        """
+        if not isinstance(workload.arrivals, Replay):
+            raise InputError(f"{workload.name} has no recorded arrival times, so no rates by hour; give the rates")
+        profile = cls(np.ones(1), interval_s)  # checks the interval
+        times = workload.arrivals.times_s - workload.arrivals.times_s[0]
+        span = float(times[-1])
+        if span <= 0:
+            raise InputError(f"all requests of {workload.name} arrive at one instant, so it has no rates; give them")
+        if span / profile.interval_s > 1e6:
+            raise InputError(
+                f"{workload.name} spans {span:,.0f} s, too many intervals of {profile.interval_s:g} s; take longer ones"
+            )
+        counts = np.bincount((times // profile.interval_s).astype(np.int64)).astype(np.float64)
+        covered = np.full(counts.size, profile.interval_s)
+        covered[-1] = span - (counts.size - 1) * profile.interval_s
+        if counts.size > 1 and covered[-1] < profile.interval_s / 2:
+            counts, covered = counts[:-1], covered[:-1]
+        per_day = round(DAY_S / profile.interval_s)
+        if counts.size > per_day:
+            if per_day < 1 or not math.isclose(per_day * profile.interval_s, DAY_S):
+                raise InputError(
+                    f"interval_s is {profile.interval_s:g}, which does not divide a day, and {workload.name} spans "
+                    f"{span / DAY_S:.3g} days; take an hour, or part of one"
+                )
+            place = np.arange(counts.size) % per_day
+            counts, covered = (np.bincount(place, weights).astype(np.float64) for weights in (counts, covered))
+        return cls(counts / covered, profile.interval_s, f"rates of {workload.name}")
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a CSV file with a column ``rate`` (requests/s), a row per hour, or also ``hour`` (evenly spaced).
+
+        Raises
+        ------
+        InputError
+            If the file cannot be read, or hours are not evenly spaced.
+        """
+        file = checks.path("the file of rates", path)
+        try:
+            table = pl.read_csv(file)
+        except (OSError, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"cannot read {file}: {str(error).splitlines()[0]}; give a CSV with a column rate"
+            ) from None
+        if "rate" not in table.columns or not table["rate"].dtype.is_numeric() or table["rate"].null_count():
+            raise InputError(f"{file} has no column rate of numbers, in requests/s, a row per hour; add it")
+        interval_s = HOUR_S
+        if "hour" in table.columns and table.height > 1:
+            hours = table["hour"].cast(pl.Float64, strict=False).to_numpy()
+            gaps = np.diff(hours)
+            if not (gaps[0] > 0 and np.allclose(gaps, gaps[0], rtol=1e-6)):
+                raise InputError(f"{file}: the column hour does not rise in equal steps; give one rate for each hour")
+            interval_s = float(gaps[0]) * HOUR_S
+        return cls(table["rate"].to_numpy(), interval_s, file.name)
+
+    @property
+    def starts_s(self) -> Floats:
+        """Shape (intervals,): seconds at which each begins."""
+        return np.arange(self.rates.size, dtype=np.float64) * self.interval_s
+
+    @property
+    def span_s(self) -> float:
+        """Seconds until it begins anew."""
+        return float(self.rates.size * self.interval_s)
+
+    @property
+    def peak(self) -> float:
+        """Highest rate, requests/s."""
+        return float(self.rates.max())
+
+    @property
+    def mean(self) -> float:
+        """Mean rate, requests/s."""
+        return float(self.rates.mean())
+
+    def with_peak(self, rate: float) -> Self:
+        """Return the same pattern with another highest rate, requests/s."""
+        rate = checks.number("the peak rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", "it is the highest of the day")
+        return dataclasses.replace(self, rates=self.rates * (rate / self.peak))
+
+    def clock(self, place: int) -> str:
+        """Return when an interval begins, such as 07:30."""
+        minutes = round(place * self.interval_s / 60)
+        days, minutes = divmod(minutes, 1440)
+        return f"{f'day {days}, ' if days else ''}{minutes // 60:02d}:{minutes % 60:02d}"
+
+
+def profile(given: Any, workload: Workload, folder: Path = Path()) -> RateProfile:
+    """Return the profile that a scenario asks for: a list of rates by hour, the path of a CSV file, or ``trace``.
+
+    Parameters
+    ----------
+    given
+        What the scenario says; ``trace`` takes the recorded times of the workload.
+    workload
+        As read, before it is resampled.
+    folder
+        Where paths start.
+    """
+    if isinstance(given, RateProfile):
+        return given
+    if isinstance(given, str) and given == "trace":
+        return RateProfile.of_trace(workload)
+    if isinstance(given, str | Path):
+        return RateProfile.read(folder / checks.path("plan.day", given))
+    if not isinstance(given, Sequence | np.ndarray):
+        raise InputError(f"plan.day is {checks.shown(given)}; give rates by hour, a CSV file with them, or trace")
+    return RateProfile(np.array(checks.column("plan.day", given)))

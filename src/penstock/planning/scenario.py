@@ -1,0 +1,180 @@
+"""A scenario with a ``plan``: what arrives, what may serve it, and what it has to do."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from penstock import checks
+from penstock.document import Section, Whole, parsed, read_document
+from penstock.errors import InputError
+from penstock.planning.evaluate import Aim
+from penstock.planning.space import Space, search_space
+from penstock.scenario import ENGINE_NAMES, Scenario, build
+from penstock.scenario_network import describes_network
+
+DEFAULT_MOST_REPLICAS = 32
+
+
+def _listed(value: Any) -> Any:
+    """Let one value stand for a list of it."""
+    return value if isinstance(value, list) else [value]
+
+
+Names = Annotated[list[str], BeforeValidator(_listed)]
+Numbers = Annotated[list[Whole], BeforeValidator(_listed)]
+
+
+class _Replicas(Section):
+    min: Whole = 1
+    max: Whole
+
+
+def _replicas(value: Any) -> Any:
+    """Return the numbers of replicas that ``{min, max}``, a list, or one number, the most, allow."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = {"max": value}
+    if not isinstance(value, Mapping):
+        return value
+    given = _Replicas.model_validate(value)
+    most = checks.whole("search.replicas.max", given.max, 1, 65_536, "", "it is a number of replicas")
+    least = checks.whole("search.replicas.min", given.min, 1, most, "", "it is at most `max`")
+    return list(range(least, most + 1))
+
+
+class SearchSection(Section):
+    """What may vary; what is left out is as ``server`` has it. One value stands for a list of it."""
+
+    hardware: Names | None = None
+    token_budget: Numbers | None = None
+    max_batch_size: Annotated[list[Whole | None], BeforeValidator(_listed)] | None = None
+    policy: Names | None = None
+    router: Names | None = None
+    disaggregation: Annotated[list[str | None], BeforeValidator(_listed)] | None = None
+    replicas: Annotated[list[Whole], BeforeValidator(_replicas)] | None = None
+
+
+class PlanSection(Section):
+    """What is asked for, and where to look."""
+
+    targets: Names | None = None
+    objective: Literal["cost", "goodput"] = "cost"
+    goodput: float = 0.99
+    confidence: float = 0.95
+    most_requests: Whole | None = None
+    search: SearchSection = SearchSection()
+    price: float | dict[str, float] | None = None
+    max_cost: float | None = None
+    accelerators: Whole = 1
+    transfer_ms: float = 0.0
+    transfer_ms_per_token: float = 0.0
+    day: Any = None
+    job: Any = None
+
+
+class _Planned(Section):
+    workload: Any
+    server: Any = None
+    simulate: Any = None
+    plan: PlanSection
+    sweep: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanScenario:
+    """What a scenario with a ``plan`` describes, ready to use.
+
+    Attributes
+    ----------
+    scenario
+        What arrives, and one server for what does not vary.
+    space
+        What may be deployed.
+    aim
+        What it has to do; None without targets.
+    day, job
+        What ``plan`` says of a day's rates and of a finite job, as it stands there.
+    """
+
+    scenario: Scenario
+    space: Space
+    aim: Aim | None
+    day: Any = None
+    job: Any = None
+
+
+def read_plan(
+    path: str | Path,
+    *,
+    targets: list[str] | None = None,
+    objective: str | None = None,
+    goodput: float | None = None,
+    requests: int | None = None,
+    confidence: float | None = None,
+    seed: int | None = None,
+) -> PlanScenario:
+    """Read a scenario that has a ``plan``; what is given besides goes before what the file says.
+
+    Raises
+    ------
+    InputError
+        In one line, if the file cannot be read, or a value in it cannot be used.
+    """
+    path = checks.path("the name of a scenario", path)
+    document = read_document(path)
+    if describes_network(document):
+        raise InputError(f"{path} describes a network, whose pools are given; a plan needs `workload` and `server`")
+    if isinstance(document, Mapping) and document.get("plan") is None:
+        raise InputError(
+            f"{path} has no `plan`, so there is nothing to search; add one such as plan: {{targets: [ttft_p99<2s], "
+            "search: {replicas: {max: 32}}}"
+        )
+    given = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
+    wanted, search = given.plan, given.plan.search
+    scenario = build(_with_base(document, search), path.parent, path.name)
+    if scenario.until is not None:
+        raise InputError("simulate.until is given, but a plan counts requests of each replica; give simulate.requests")
+    if seed is not None:
+        scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+    known: dict[str, Any] = {} if search.hardware is None else {"hardware": search.hardware}
+    if not known and isinstance(given.server, Mapping) and given.server.get("hardware") is not None:
+        known = {"hardware": [given.server["hardware"]]}
+    varied: dict[str, Any] = {
+        name: values
+        for name in ("token_budget", "max_batch_size", "policy", "router", "disaggregation")
+        if (values := getattr(search, name)) is not None
+    }
+    space = search_space(
+        scenario.server, **known, **varied,
+        replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
+        price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
+        transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,
+    )  # fmt: skip
+    simulate = given.simulate if isinstance(given.simulate, Mapping) else {}
+    asked = targets or wanted.targets
+    aim = asked and Aim.of(
+        asked,
+        objective=wanted.objective if objective is None else objective,
+        goodput=wanted.goodput if goodput is None else goodput,
+        confidence=wanted.confidence if confidence is None else confidence,
+        requests=simulate.get("requests") if requests is None else requests,
+        most_requests=wanted.most_requests,
+    )
+    if not aim and wanted.job is None:
+        raise InputError(
+            f"{path.name} names no target, so any stable fleet would do; give --target 'ttft_p99<2s', or plan.targets"
+        )
+    return PlanScenario(scenario, space, aim or None, wanted.day, wanted.job)
+
+
+def _with_base(document: Any, search: SearchSection) -> Any:
+    """Put the first values of the search where the server has none, so that it can be built."""
+    server = dict(document.get("server") or {})
+    if search.hardware and "hardware" not in server and "batch_time" not in server:
+        server["hardware"] = search.hardware[0]
+    said = any(str(key).replace("-", "_") in ENGINE_NAMES["token_budget"] for key in server)
+    if search.token_budget and not said:
+        server["token_budget"] = search.token_budget[0]
+    return {**{key: value for key, value in document.items() if key != "plan"}, "server": server}

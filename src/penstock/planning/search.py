@@ -1,0 +1,331 @@
+"""Branch and bound over deployments: theory discards, simulation decides, costs bound.
+
+More replicas never harm: so of each family (all else equal) the fewest that do what they have to are found by steps
+and bisection. Families are searched in order of what they may cost; once one is found to do, another is asked first
+with as many replicas as cost no more, and discarded if it does not do even then.
+"""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Callable
+
+from penstock.analysis.targets import Target, share
+from penstock.errors import InputError
+from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of, unmeasured
+from penstock.planning.share import share_of
+from penstock.planning.space import Family, Reason, Space
+from penstock.system.server import Server
+from penstock.theory.bounds import bounds
+from penstock.theory.latency import estimate_latency
+from penstock.theory.latency_bounds import lower_bounds
+from penstock.theory.load import load
+from penstock.workload.workload import Workload
+
+USUAL_RHO = 0.8
+"""Load at which the search of the first family begins, where no estimate says better."""
+
+_LEAST_TAIL = 0.5
+_NO_LOAD = 1e-6  # of the rate
+_LONG_GAPS = 0.9
+_PATIENCE = 6  # undecided deployments
+
+Rank = tuple[float, float, str]
+
+
+def rank(found: Evaluation) -> Rank:
+    """Return what the best has least of: cost, then the latency that the first target limits, then the name."""
+    value = found.estimates[0].value
+    return found.deployment.cost, float("inf") if value is None else value, found.deployment.name
+
+
+@dataclasses.dataclass
+class Prospect:
+    """What is known of a family.
+
+    Attributes
+    ----------
+    family
+        Its deployments.
+    least
+        Place, in `Family.counts`, of the fewest replicas that theory does not rule out.
+    most
+        Place of the most that were searched; below `least` where none were.
+    found
+        Place of the fewest that do what they have to; None: none known.
+    why_not_fewer
+        Why theory rules out fewer than `least`.
+    guess
+        Place at which to begin.
+    """
+
+    family: Family
+    least: int
+    guess: int
+    why_not_fewer: str = ""
+    most: int = -1
+    found: int | None = None
+
+    def cost(self, place: int) -> float:
+        """Return what the deployment at a place costs."""
+        return self.family.smallest.cost / self.family.counts[0] * self.family.counts[place]
+
+    def last_within(self, cost: float) -> int:
+        """Return the place of the most replicas that cost no more; -1 if none do."""
+        costs = [self.family.at(count).cost for count in self.family.counts]
+        return bisect.bisect_right(costs, cost) - 1
+
+
+def replicas_of(count: int) -> str:
+    """Say how many replicas."""
+    return f"{count:,} replica{'s' if count > 1 else ''}"
+
+
+def in_unit(target: Target, seconds: float) -> str:
+    """Say a latency in the unit of its target: seconds from 1 s on, else milliseconds."""
+    return f"{seconds:.3g} s" if target.limit_s >= 1 else f"{seconds * 1e3:,.3g} ms"
+
+
+def _order(prospect: Prospect) -> tuple[float, bool, float, str]:
+    """Return by what families are put in order: the cost that is guessed, and those first whose policy was known."""
+    server, name = prospect.family.smallest.server, prospect.family.name
+    return prospect.cost(prospect.guess), server.policy.name != "sarathi", prospect.cost(prospect.least), name
+
+
+def _tail(target: Target) -> float:
+    """Return a guess at a statistic over the mean, to begin with only: TTFT as if exponential, others as the mean."""
+    if target.statistic == "mean" or target.metric != "ttft_s":
+        return 1.0
+    return max(-math.log1p(-share(target.statistic)), _LEAST_TAIL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hopeless:
+    """A family that is ruled out at any number of replicas.
+
+    Attributes
+    ----------
+    family
+        Its deployments.
+    by, why
+        What rules it out.
+    excess
+        How many times the limit a latency is that no policy undercuts; infinite where it is ruled out otherwise.
+    """
+
+    family: Family
+    by: Reason
+    why: str
+    excess: float = math.inf
+
+
+class Search:
+    """A search on its way.
+
+    Attributes
+    ----------
+    prospects
+        One for each family that theory leaves.
+    hopeless
+        Families that are ruled out at any number of replicas.
+    best
+        The best so far, with its prospect.
+    """
+
+    def __init__(
+        self, workload: Workload, space: Space, aim: Aim, report: Callable[[float, str], None] | None = None
+    ) -> None:
+        self.workload, self.space, self.aim = workload, space, aim
+        self.prospects: list[Prospect] = []
+        self.hopeless: list[Hopeless] = []
+        self.best: tuple[Evaluation, Prospect] | None = None
+        self._known: dict[tuple[str, int], Evaluation] = {}
+        self._report = report or (lambda share, what: None)
+        self._done = 0
+        for family in space.families:
+            try:
+                self._judge_by_theory(family)
+            except InputError as error:  # such as a request that no replica has the memory for
+                self.hopeless.append(Hopeless(family, "impossible", str(error)))
+        self.prospects.sort(key=_order)
+
+    @property
+    def evaluated(self) -> tuple[Evaluation, ...]:
+        """What was simulated, in that order."""
+        return tuple(self._known.values())
+
+    def run(self) -> None:
+        """Search every family."""
+        for done, prospect in enumerate(self.prospects):
+            self._done = done
+            start = prospect.guess
+            prospect.most = len(prospect.family.counts) - 1
+            if self.best is not None:
+                start = prospect.most = prospect.last_within(self.best[0].deployment.cost)
+            if prospect.most < prospect.least:
+                continue
+            self.search(prospect, start)
+            if prospect.found is None:
+                continue
+            found = self.at(prospect, prospect.found)
+            if self.best is None or rank(found) < rank(self.best[0]):
+                self.best = found, prospect
+        self._done = len(self.prospects)
+
+    def search(self, prospect: Prospect, start: int) -> None:
+        """Find the fewest replicas that do, from a place to begin with.
+
+        A target that is missed is missed with fewer replicas too. One that is undecided says nothing of others, so the
+        fewest that do not miss are found first, and from there on each is tried.
+        """
+
+        def missed(place: int) -> bool:
+            return self.at(prospect, place).answer == "missed"
+
+        failed, most = prospect.least - 1, prospect.most
+        top, upward = start, False
+        if missed(start):
+            if start == most or missed(most):
+                return
+            failed, top, upward = start, most, True
+        step = 1
+        while top - failed > 1:
+            # from where the search began, in steps that double, then by halves
+            probe = (top + failed) // 2 if not step else failed + step if upward else top - step
+            probe = min(max(probe, failed + 1), top - 1)
+            if missed(probe):
+                failed, step = probe, 2 * step if upward else 0
+            else:
+                top, step = probe, 0 if upward else 2 * step
+        prospect.found = self._first_that_does(prospect, top)
+
+    def _first_that_does(self, prospect: Prospect, first: int) -> int | None:
+        """Return the first place that is known to do; after many that are undecided, in steps that double."""
+        last, place, step = first - 1, first, 1
+        while place <= prospect.most:
+            if self.at(prospect, place).answer == "met":
+                between = range(last + 1, place)
+                return next((p for p in between if self.at(prospect, p).answer == "met"), place)
+            if place - first >= _PATIENCE:
+                step *= 2
+            last, place = place, min(place + step, prospect.most) if place < prospect.most else place + 1
+        return None
+
+    def at(self, prospect: Prospect, place: int) -> Evaluation:
+        """Return the deployment at a place, simulated."""
+        return self.simulate(prospect.family, prospect.family.counts[place])
+
+    def simulate(self, family: Family, count: int) -> Evaluation:
+        """Return the deployment with so many replicas, simulated once."""
+        key = family.name, count
+        if key not in self._known:
+            deployment = family.at(count)
+
+            def report(share: float) -> None:
+                self._report((self._done + share / 2) / max(len(self.prospects), 1), deployment.name)
+
+            report(0.0)
+            self._known[key] = evaluate(self.workload, deployment, self.aim, progress=report)
+        return self._known[key]
+
+    def simulated(self, family: Family, count: int) -> bool:
+        """Return whether that deployment was simulated."""
+        return (family.name, count) in self._known
+
+    def known(self, prospect: Prospect, place: int) -> Evaluation | None:
+        """Return what was found out about the deployment at a place, if it was simulated."""
+        return self._known.get((prospect.family.name, prospect.family.counts[place])) if place >= 0 else None
+
+    def _judge_by_theory(self, family: Family) -> None:
+        """Put a family among the prospects, or among the hopeless."""
+        deployment, counts = family.smallest, family.counts
+        if why := unmeasured(deployment, self.aim):
+            self.hopeless.append(Hopeless(family, "impossible", why))
+            return
+        if deployment.prefill_replicas:
+            rho = network_of(self.workload, deployment).model().rho
+            load_of_one, name = float(rho.max()) * deployment.replicas, "token budget"
+            theorem = "Theorem 1(a)"
+        else:
+            limits = bounds(self.workload, deployment.server, load(self.workload, deployment.server))
+            tightest = min(limits, key=lambda bound: bound.max_rate)
+            load_of_one, name, theorem = self.workload.rate / tightest.max_rate, tightest.name, tightest.theorem
+        least = bisect.bisect_right(counts, load_of_one)
+        why = f"{theorem}: {load_of_one:,.3g} replicas' worth of work arrives, so no policy keeps fewer stable ({name})"
+        if least == len(counts):
+            self.hopeless.append(Hopeless(family, "theory", why))
+            return
+        if self.aim.objective == "cost" and not deployment.prefill_replicas:
+            fewest = bisect.bisect_left(
+                range(least, len(counts)), True, key=lambda place: not self._too_slow(family, place)
+            )
+            if least + fewest == len(counts):
+                excess, why = max(self._too_slow(family, len(counts) - 1))
+                self.hopeless.append(Hopeless(family, "theory", why, excess))
+                return
+            if fewest:
+                least += fewest
+                why = max(self._too_slow(family, least - 1))[1]
+        self.prospects.append(Prospect(family, least, self._guess(family, least, load_of_one), why))
+
+    def _too_slow(self, family: Family, place: int) -> list[tuple[float, str]]:
+        """Return the targets that no policy can meet: how many times the limit its latency is at least, and why.
+
+        These bounds rise with the rate of one server. What one gets of a router that looks at queues is not known, so
+        there they are asked without load.
+        """
+        count, deployment = family.counts[place], family.smallest
+        if deployment.splits:
+            alone, load_said = self._share(deployment.router, count), f"with {replicas_of(count)}"
+        else:
+            alone, load_said = self.workload.with_rate(_NO_LOAD * self.workload.rate), "without load"
+        found = lower_bounds(alone, deployment.server)
+        slow = []
+        for target in self.aim.targets:
+            bound = found[target.metric].get(target.statistic, 0.0)
+            if bound > target.limit_s:
+                name = f"{target.metric[:-2]}_{target.statistic}"
+                why = f"{name} is at least {in_unit(target, bound)} {load_said}, whatever the policy"
+                slow.append((bound / target.limit_s, why))
+        return slow
+
+    def _guess(self, family: Family, least: int, load_of_one: float) -> int:
+        """Return the place of the fewest replicas that would do if the instant estimates were right."""
+        counts, deployment = family.counts, family.smallest
+        usual = min(max(bisect.bisect_left(counts, load_of_one / USUAL_RHO), least), len(counts) - 1)
+        if not deployment.splits:
+            return usual
+        low, high = least, len(counts)  # the first that is promising, or none
+        while low < high:
+            middle = (low + high) // 2
+            promising = self._promising(self._share(deployment.router, counts[middle]), deployment.server)
+            if promising is None:
+                return usual
+            low, high = (low, middle) if promising else (middle + 1, high)
+        return min(low, len(counts) - 1)
+
+    def _share(self, router: str, count: int) -> Workload:
+        """Return what one of so many replicas gets, as theory sees it: of a recording all requests at its rate."""
+        if self.workload.rows is not None:
+            return self.workload.with_rate(self.workload.rate / count)
+        return share_of(self.workload, router, count)
+
+    def _promising(self, workload: Workload, server: Server) -> bool | None:
+        """Return whether the instant estimate, if need be that of sarathi, meets the targets; None: there is none."""
+        try:
+            estimate = estimate_latency(workload, server)
+            if not estimate.points:
+                estimate = estimate_latency(workload, server.with_policy("sarathi"))
+        except InputError:  # the server cannot have that policy
+            return None
+        means = {"ttft_s": estimate.ttft_s, "tbt_s": estimate.tbt_s, "e2e_s": estimate.e2e_s}
+        if None in means.values():
+            return None
+        full_s = float(server.batch_time.by_tokens(server.token_budget))  # long gaps are those of full batches
+        for target in self.aim.targets:
+            value = means[target.metric] * _tail(target)  # type: ignore[operator]
+            if target.metric == "tbt_s" and target.statistic != "mean" and share(target.statistic) >= _LONG_GAPS:
+                value = full_s
+            if value >= target.limit_s:
+                return False
+        return True

@@ -1,0 +1,377 @@
+"""The search space of a plan: which deployments there are, and what each costs."""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.system.engines import Engine
+from penstock.system.policies import Policy
+from penstock.system.pool import MOST_REPLICAS, Pool
+from penstock.system.presets import hardware as preset
+from penstock.system.routing import resolve_router
+from penstock.system.server import Server
+
+SPLITTING = ("random", "round-robin")
+"""Routers that do not look at queues: each replica has a share of the stream and knows nothing of the others."""
+
+MOST_FAMILIES = 100_000
+
+Reason = Literal["impossible", "theory", "simulation", "cost"]
+"""By what a deployment was ruled out: it cannot exist, a theorem, simulation, or its price."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """Replicas of a server behind a router.
+
+    Attributes
+    ----------
+    server
+        Each replica: batch times, token budget, max batch size, policy, KV memory.
+    replicas
+        How many there are in all.
+    hardware
+        Name of the preset, None where batch times were given.
+    router
+        Which replica gets a request; a name in `penstock.ROUTERS`.
+    prefill_replicas
+        Of the replicas, those for prompts alone; the others decode. 0: each does both.
+    accelerators
+        Of one replica.
+    price
+        Of an accelerator for an hour, in whatever money; 1 counts accelerators.
+    transfer_ms, transfer_ms_per_token
+        From a replica for prompts to one that decodes, and what each prompt token adds.
+    """
+
+    server: Server
+    replicas: int
+    hardware: str | None = None
+    router: str = "random"
+    prefill_replicas: int = 0
+    accelerators: int = 1
+    price: float = 1.0
+    transfer_ms: float = 0.0
+    transfer_ms_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.whole("replicas", self.replicas, 1, MOST_REPLICAS, "", "none serve nothing, more are no fleet")
+        checks.whole("accelerators", self.accelerators, 1, 100_000, "", "a replica runs on at least one")
+        checks.number("price", self.price, 1e-9, 1e9, "", "it is money for an accelerator for an hour; 1 counts them")
+        most = self.replicas - 1
+        why = "at least one replica must decode; 0 lets each do both"
+        checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", why)
+        resolve_router(self.router)
+        if self.router not in SPLITTING or self.prefill_replicas:
+            Pool(self.server)  # which says what the server of a pool cannot have
+
+    @property
+    def splits(self) -> bool:
+        """Whether each replica has its share of the stream and nothing else, so that one of them tells everything."""
+        return not self.prefill_replicas and (self.router in SPLITTING or self.replicas == 1)
+
+    @property
+    def ratio(self) -> tuple[int, int] | None:
+        """Replicas for prompts to replicas that decode, in lowest terms; None where each does both."""
+        if not self.prefill_replicas:
+            return None
+        decode = self.replicas - self.prefill_replicas
+        common = math.gcd(self.prefill_replicas, decode)
+        return self.prefill_replicas // common, decode // common
+
+    @property
+    def total_accelerators(self) -> int:
+        """Accelerators of all replicas."""
+        return self.accelerators * self.replicas
+
+    @property
+    def cost(self) -> float:
+        """Price of all accelerators for an hour."""
+        return self.price * self.total_accelerators
+
+    @property
+    def family(self) -> str:
+        """What it is but for the number of replicas, short: unique in a search space."""
+        server = self.server
+        slots = "" if server.max_batch_size is None else f", at most {server.max_batch_size:,}"
+        parts = [f"{self.hardware or 'server'}, {server.policy.name}, budget {server.token_budget:,}{slots}"]
+        parts += [self.router] if self.router != "random" else []
+        parts += [f"prefill:decode {self.ratio[0]}:{self.ratio[1]}"] if self.ratio else []
+        return ", ".join(parts)
+
+    @property
+    def name(self) -> str:
+        """Short and unique in a search space, for tables."""
+        return f"{self.replicas} x {self.family}"
+
+    def with_replicas(self, replicas: int) -> "Deployment":
+        """Return the same with another number of replicas, in the same ratio of prefill to decode.
+
+        Raises
+        ------
+        InputError
+            If so many cannot be divided in that ratio.
+        """
+        prefill, ratio = 0, self.ratio
+        if ratio:
+            prefill = replicas * ratio[0] // sum(ratio)
+            if prefill * sum(ratio) != replicas * ratio[0]:
+                raise InputError(
+                    f"{replicas} replicas cannot be divided {ratio[0]}:{ratio[1]} into prefill and decode; take a "
+                    f"multiple of {sum(ratio)}"
+                )
+        return dataclasses.replace(self, replicas=replicas, prefill_replicas=prefill)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        server = self.server
+        return {
+            "name": self.name,
+            "hardware": self.hardware,
+            "policy": server.policy.name,
+            "token_budget": server.token_budget,
+            "max_batch_size": server.max_batch_size,
+            "router": self.router,
+            "replicas": self.replicas,
+            "prefill_replicas": self.prefill_replicas,
+            "accelerators": self.total_accelerators,
+            "price": self.price,
+            "cost": self.cost,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Deployments that differ in the number of replicas alone.
+
+    Attributes
+    ----------
+    smallest
+        The one with the fewest.
+    counts
+        Numbers of replicas that are allowed, rising.
+    """
+
+    smallest: Deployment
+    counts: tuple[int, ...]
+
+    def at(self, replicas: int) -> Deployment:
+        """Return the deployment with so many replicas."""
+        return self.smallest.with_replicas(replicas)
+
+    @property
+    def name(self) -> str:
+        """What they have in common."""
+        return self.smallest.family
+
+
+@dataclasses.dataclass(frozen=True)
+class Discarded:
+    """Deployments that are not the answer, and why.
+
+    Attributes
+    ----------
+    family
+        What they have in common.
+    replicas
+        The least and the most of those meant.
+    count
+        How many deployments.
+    by
+        What ruled them out.
+    why
+        A sentence.
+    """
+
+    family: str
+    replicas: tuple[int, int]
+    count: int
+    by: Reason
+    why: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return dataclasses.asdict(self) | {"replicas": list(self.replicas)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """What a plan searches.
+
+    Attributes
+    ----------
+    families
+        Deployments that can exist.
+    refused
+        Those that cannot, and why.
+    priced
+        Whether costs are money; else accelerators.
+    """
+
+    families: tuple[Family, ...]
+    refused: tuple[Discarded, ...] = ()
+    priced: bool = False
+
+    def __len__(self) -> int:
+        """Return the number of deployments that can exist."""
+        return sum(len(family.counts) for family in self.families)
+
+    def __iter__(self) -> Iterator[Deployment]:
+        """Go through all deployments that can exist."""
+        return (family.at(count) for family in self.families for count in family.counts)
+
+
+def search_space(
+    server: Server,
+    *,
+    hardware: Sequence[str | None] = (None,),
+    token_budget: Sequence[int] = (),
+    max_batch_size: Sequence[int | None] = (),
+    policy: Sequence[str | Policy | Engine] = (),
+    router: Sequence[str] = ("random",),
+    disaggregation: Sequence[str | None] = (None,),
+    replicas: int | Sequence[int] = 32,
+    price: float | Mapping[str, float] | None = None,
+    accelerators: int = 1,
+    transfer_ms: float = 0.0,
+    transfer_ms_per_token: float = 0.0,
+    max_cost: float | None = None,
+) -> Space:
+    """Return every combination of what may vary; all else is as ``server`` has it.
+
+    Parameters
+    ----------
+    server
+        One replica, for what does not vary.
+    hardware
+        Names of presets; None: the batch times of ``server``.
+    token_budget, max_batch_size, policy
+        Values instead of the server's; empty: its own.
+    router
+        Names in `penstock.ROUTERS`.
+    disaggregation
+        Replicas for prompts to replicas that decode, such as ``"1:2"``; None: each does both.
+    replicas
+        The most, or the numbers allowed; those for prompts and those that decode together.
+    price
+        Of an accelerator for an hour, in whatever money: one number, or one for each kind, found by a part of its name
+        (``{"a100": 2.0}``). None: accelerators are counted.
+    accelerators
+        Of a replica where ``hardware`` is None; presets know theirs.
+    transfer_ms, transfer_ms_per_token
+        As in `Deployment`.
+    max_cost
+        Dearer deployments are left out.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or no deployment can exist.
+    """
+    counts = _counts(replicas)
+    ratios = [_ratio(text) for text in disaggregation]
+    axes: list[tuple[str, Sequence[Any]]] = [
+        ("hardware", hardware), ("token_budget", token_budget or (server.token_budget,)),
+        ("max_batch_size", max_batch_size or (server.max_batch_size,)), ("policy", policy or (server.policy,)),
+        ("router", router), ("disaggregation", ratios),
+    ]  # fmt: skip
+    for name, values in axes:
+        if not values:
+            raise InputError(f"search.{name} is empty, so there is nothing to deploy; give at least one value")
+    size = math.prod(len(values) for _, values in axes)
+    if size > MOST_FAMILIES:
+        raise InputError(
+            f"the search space has {size:,} deployments beside the number of replicas, above {MOST_FAMILIES:,}, and "
+            "each takes a simulation; search fewer values"
+        )
+    families: dict[str, Family] = {}
+    refused: list[Discarded] = []
+    for name, budget, slots, chosen, routed, ratio in itertools.product(*(values for _, values in axes)):
+        allowed = tuple(count for count in counts if not ratio or count % sum(ratio) == 0)
+        of, cost = _accelerators_and_price(name, price, accelerators)
+        if max_cost is not None:
+            allowed = tuple(count for count in allowed if cost * of * count <= max_cost)
+        words = f"{name or 'server'}, {getattr(chosen, 'name', chosen)}, budget {budget}"
+        try:
+            if not allowed:
+                split = f", in the ratio {ratio[0]}:{ratio[1]}" if ratio else ""
+                cap = "" if max_cost is None else f", costs at most {max_cost:g}"
+                raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
+            count = allowed[0]
+            smallest = Deployment(
+                _replica(server, name, budget, slots, chosen), count, name, routed,
+                count * ratio[0] // sum(ratio) if ratio else 0, of, cost, transfer_ms, transfer_ms_per_token,
+            )  # fmt: skip
+        except InputError as error:
+            refused.append(Discarded(words, (counts[0], counts[-1]), len(counts), "impossible", str(error)))
+        else:
+            families.setdefault(smallest.family, Family(smallest, allowed))
+    if not families:
+        raise InputError(f"no deployment of the search space can exist: {refused[0].why}")
+    return Space(tuple(families.values()), tuple(refused), price is not None)
+
+
+def _replica(
+    server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Policy | Engine
+) -> Server:
+    """Return one replica with what varies put into the server."""
+    same = policy is server.policy or policy == server.policy.name
+    changed: dict[str, Any] = {} if same else {"policy": policy, "policy_params": ()}
+    if hardware is not None:
+        changed["batch_time"] = preset(hardware).batch_time
+    return dataclasses.replace(server, token_budget=budget, max_batch_size=slots, **changed)
+
+
+def _accelerators_and_price(
+    hardware: str | None, price: float | Mapping[str, float] | None, accelerators: int
+) -> tuple[int, float]:
+    """Return the accelerators of a replica, and what each costs."""
+    known = None if hardware is None else preset(hardware)
+    of = accelerators if known is None or known.tensor_parallel is None else known.tensor_parallel
+    if price is None:
+        return of, 1.0
+    if not isinstance(price, Mapping):
+        return of, checks.number("price", price, 1e-9, 1e9, "", "it is money for an accelerator for an hour")
+    kind = "" if known is None else f"{known.accelerator or ''} {hardware}"
+    plain = _plain(kind)
+    found = sorted((key for key in price if _plain(str(key)) and _plain(str(key)) in plain), key=len)
+    if not found:
+        raise InputError(
+            f"no price matches {kind.strip() or 'a server without a preset'}: {', '.join(map(str, price)) or 'none'} "
+            "given; add one, or give one number for all"
+        )
+    return of, checks.number(f"price.{found[-1]}", price[found[-1]], 1e-9, 1e9, "", "it is money for an hour")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of replicas that are allowed, rising."""
+    why = "it is a number of replicas; a list, or the most"
+    if isinstance(replicas, Iterable) and not isinstance(replicas, str):
+        found = sorted({checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", why) for count in replicas})
+        if not found:
+            raise InputError("search.replicas is empty, so there is nothing to deploy; give at least one number")
+        return tuple(found)
+    return tuple(range(1, checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", why) + 1))
+
+
+def _ratio(text: str | None) -> tuple[int, int] | None:
+    """Read prefill:decode."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*", text) if isinstance(text, str) else None
+    if not found or not (int(found[1]) and int(found[2])):
+        raise InputError(
+            f"search.disaggregation is {checks.shown(text)}, but must be replicas for prompts to replicas that decode, "
+            'in quotes, such as "1:2"; null: each does both'
+        )
+    common = math.gcd(int(found[1]), int(found[2]))
+    return int(found[1]) // common, int(found[2]) // common

@@ -1,0 +1,351 @@
+"""Which scenarios a sweep runs: dotted fields, their values, grids and random samples of them.
+
+A field is a path into the scenario file: ``server.token_budget``, ``workload.poisson.output.geometric``. Its values
+are written as ``128,512,1024`` (each of them), ``1:10:0.5`` (from, to, step; the end belongs to it), ``64:1024:x2``
+(each so many times the one before), or, to be drawn at random, ``1:10`` and ``1:10:log``.
+"""
+
+import copy
+import dataclasses
+import itertools
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import yaml
+
+from penstock import checks
+from penstock.document import Section
+from penstock.errors import InputError, nearest
+from penstock.scenario import ENGINE_NAMES, ServerSection, SimulateSection, WorkloadSection
+
+MOST_POINTS = 1_000_000
+"""Of a sweep."""
+
+SECTIONS: dict[str, type[Section]] = {
+    "workload": WorkloadSection,
+    "server": ServerSection,
+    "simulate": SimulateSection,
+}
+"""Of a scenario: fields begin with one of them."""
+
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|x{_NUMBER}|{_NUMBER}))?")
+_SHORT_OF_A_STEP = 1e-9  # 1:10:0.1 ends with 10, whatever floats make of 90 tenths
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """Values that a field takes one after the other; a random sample draws among them."""
+
+    values: tuple[Any, ...]
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[Any]:
+        """Return so many of them, each as likely as the others."""
+        return [self.values[place] for place in rng.integers(len(self.values), size=count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """An interval to draw from.
+
+    Attributes
+    ----------
+    low, high
+        Its ends, both included.
+    log
+        Whether the logarithm is uniform instead of the value.
+    whole
+        Whether only whole numbers are drawn.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InputError(f"the range {self.low:g}:{self.high:g} is empty; give the lower end first")
+        if self.log and self.low <= 0:
+            raise InputError(f"the range {self.low:g}:{self.high:g}:log has no logarithm at its lower end; raise it")
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[Any]:
+        """Return so many numbers."""
+        reach = 0.5 if self.whole else 0.0  # so that the ends are as likely as the others
+        low, high = self.low - reach, self.high + reach
+        drawn = np.exp(rng.uniform(np.log(low), np.log(high), count)) if self.log else rng.uniform(low, high, count)
+        if not self.whole:
+            return [float(value) for value in drawn]
+        return [int(value) for value in np.clip(np.rint(drawn), self.low, self.high)]
+
+
+Axis = Values | Range
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One scenario of a sweep: its place, what its fields are, and its seed."""
+
+    place: int
+    values: tuple[Any, ...]
+    seed: int
+
+
+def axis(field: str, given: Any) -> Axis:
+    """Return what a field takes: text as on the command line, a list of values, or (low, high) to draw from.
+
+    Raises
+    ------
+    InputError
+        If that says nothing.
+    """
+    whole = _takes_whole(field)
+    if isinstance(given, str):
+        return _parsed(field, given, whole)
+    if isinstance(given, tuple) and len(given) == 2:
+        low, high = (checks.number(f"an end of {field}", end, -1e300, 1e300, "", "it is drawn from") for end in given)
+        both = all(isinstance(end, int) for end in given)
+        return Range(low, high, whole=both if whole is None else whole)
+    if isinstance(given, Sequence) and given:
+        return Values(tuple(given))
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.size:
+        return Values(tuple(given.tolist()))
+    if isinstance(given, bool | int | float) or given is None:
+        return Values((given,))
+    raise InputError(
+        f"{field} varies over {checks.shown(given)}, which gives no values; give a list such as [128, 512], or text "
+        "such as '1:10:0.5'"
+    )
+
+
+def axes(vary: Any) -> dict[str, Axis]:
+    """Return what each field takes; all names are checked.
+
+    Raises
+    ------
+    InputError
+        If a field is unknown, stands there twice under two names, or its values say nothing.
+    """
+    if not isinstance(vary, Mapping) or not vary:
+        raise InputError(
+            f"a sweep varies {checks.shown(vary)}, but needs fields of the scenario with their values; give "
+            "server.token_budget=128,512 or the like"
+        )
+    seen: dict[tuple[str, ...], str] = {}
+    for field in vary:
+        place = resolved(field)
+        for before, name in seen.items():
+            if before[: len(place)] == place or place[: len(before)] == before:
+                raise InputError(f"{field} and {name} are one field, or one lies in the other; vary one of them")
+        seen[place] = field
+    return {field: axis(field, given) for field, given in vary.items()}
+
+
+def resolved(field: Any) -> tuple[str, ...]:
+    """Return the keys that lead to a field, names of engines as Penstock's own.
+
+    Raises
+    ------
+    InputError
+        If a scenario has no such field, with the nearest that it has.
+    """
+    parts = tuple(field.split(".")) if isinstance(field, str) else ()
+    if len(parts) < 2 or parts[0] not in SECTIONS:
+        hint = nearest(parts[-1], [name.rsplit(".", 1)[-1] for name in known_fields()]) if parts else ""
+        fits = next((n for n in known_fields() if hint.endswith(f"'{n.rsplit('.', 1)[-1]}'?")), None)
+        hint = f"; did you mean {fits!r}?" if fits else f"; fields begin with {', '.join(SECTIONS)} and a dot"
+        raise InputError(f"{checks.shown(field)} is no field of a scenario{hint}")
+    kind: Any = SECTIONS[parts[0]]
+    places = [parts[0]]
+    for part in parts[1:]:
+        section = _section(kind)
+        if section is None:
+            if not _holds_any(kind):
+                raise InputError(f"{field} is no field of a scenario: {'.'.join(places)} holds one value; vary that")
+            return (*places, *parts[len(places) :])
+        name = _own_name(section, part)
+        if name is None:
+            raise InputError(
+                f"{checks.shown(field)} is no field of a scenario" + _nearest_in(section, ".".join(places), part)
+            )
+        kind = section.model_fields[name].annotation
+        places.append(name)
+    return tuple(places)
+
+
+def known_fields() -> list[str]:
+    """Return the fields that stand directly in a section."""
+    return [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.known_keys()]
+
+
+def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int], seed: int) -> list[Point]:
+    """Return the points: the grid of all values, or a random sample; each with every seed.
+
+    Parameters
+    ----------
+    chosen
+        What each field takes.
+    sample
+        Number of random points; None: the whole grid.
+    seeds
+        Each point is run with each of them.
+    seed
+        Of the sample.
+
+    Raises
+    ------
+    InputError
+        If a range to draw from stands in a grid, or there are too many points.
+    """
+    combinations: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]
+    if sample is None:
+        for field, each in chosen.items():
+            if isinstance(each, Range):
+                raise InputError(
+                    f"{field}={each.low:g}:{each.high:g} has no step, so it is no grid; add one ({each.low:g}:"
+                    f"{each.high:g}:{(each.high - each.low) / 10:.2g}), or draw from it with --sample"
+                )
+        lists = [each.values for each in chosen.values() if isinstance(each, Values)]
+        count = math.prod(len(values) for values in lists)
+        combinations = itertools.product(*lists)
+    else:
+        count = checks.whole("sample", sample, 1, MOST_POINTS, "points", "so many are drawn at random")
+        streams = np.random.SeedSequence([seed, 0]).spawn(len(chosen))
+        columns = [
+            each.draw(np.random.default_rng(stream), count)
+            for each, stream in zip(chosen.values(), streams, strict=True)
+        ]
+        combinations = list(zip(*columns, strict=True))
+    if count * len(seeds) > MOST_POINTS:
+        raise InputError(
+            f"the sweep has {count * len(seeds):,} points, but at most {MOST_POINTS:,} are run; vary less, or draw "
+            "some of them with --sample"
+        )
+    every = itertools.product(combinations, seeds)
+    return [Point(place, values, each) for place, (values, each) in enumerate(every)]
+
+
+def at(document: Mapping[str, Any], places: Sequence[tuple[str, ...]], values: Sequence[Any]) -> dict[str, Any]:
+    """Return the scenario document with values put in their places."""
+    changed = copy.deepcopy(dict(document))
+    for place, value in zip(places, values, strict=True):
+        here = changed
+        for key in place[:-1]:
+            if not isinstance(here.get(key), dict):
+                here[key] = {}
+            here = here[key]
+        if len(place) == 2 and place[0] == "server":
+            for other in _spellings(place[1]):
+                here.pop(other, None)
+        here[place[-1]] = value
+    return changed
+
+
+def _parsed(field: str, text: str, whole: bool | None) -> Axis:
+    """Read the values of a field as they stand on the command line."""
+    found = _RANGE.fullmatch(text.strip())
+    if not found:
+        try:
+            values = yaml.safe_load(f"[{text}]")
+        except yaml.YAMLError:
+            values = None
+        if not values or not isinstance(values, list):
+            raise InputError(
+                f"{field}={checks.shown(text)} gives no values; give 128,512 or 1:10:0.5 (from, to, step), or with "
+                "--sample 1:10 or 1:10:log"
+            )
+        return Values(tuple(_number(v) if isinstance(v, str) and re.fullmatch(_NUMBER, v) else v for v in values))
+    low, high = (_number(end) for end in found.group(1, 2))
+    step = found[3]
+    if step is None or step == "log":
+        both = isinstance(low, int) and isinstance(high, int)
+        return Range(low, high, log=step == "log", whole=both if whole is None else whole)
+    by = _number(step.removeprefix("x"))
+    times = step.startswith("x")
+    count = 0.0
+    if not times and by > 0:
+        count = (high - low) / by
+    elif times and by > 1 and low > 0 and high > 0:
+        count = math.log(high / low) / math.log(by)
+    if not 0 < count <= MOST_POINTS:
+        raise InputError(
+            f"{field}={text} never gets from {low:g} to {high:g} in up to {MOST_POINTS:,} steps; give from, to and a "
+            "step above 0, or x and a factor above 1"
+        )
+    last = math.floor(count + _SHORT_OF_A_STEP * max(count, 1.0))
+    made = [low * by**i if times else low + i * by for i in range(last + 1)]
+    return Values(tuple(round(v) if whole and abs(v - round(v)) < 1e-9 else _tidy(v) for v in made))
+
+
+def _tidy(value: float) -> float:
+    """Drop what floats add to a tenth: 0.30000000000000004."""
+    return value if isinstance(value, int) else float(f"{value:.12g}")
+
+
+def _number(text: str) -> int | float:
+    return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else float(text)
+
+
+def _takes_whole(field: str) -> bool | None:
+    """Return whether a field takes whole numbers only, or None where that depends on more than its name."""
+    kind: Any = None
+    section: Any = SECTIONS[resolved(field)[0]]
+    for part in resolved(field)[1:]:
+        if section is None or part not in section.model_fields:
+            return None
+        kind = section.model_fields[part].annotation
+        section = _section(kind)
+    kinds = {typing.get_origin(k) or k for k in _choices(kind)}
+    return True if int in kinds else False if float in kinds else None
+
+
+def _choices(kind: Any) -> list[Any]:
+    """Return the kinds of value of an annotation: of ``int | None`` both."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return _choices(typing.get_args(kind)[0])
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [choice for part in typing.get_args(kind) for choice in _choices(part)]
+    return [kind]
+
+
+def _section(kind: Any) -> type[Section] | None:
+    return next((c for c in _choices(kind) if isinstance(c, type) and issubclass(c, Section)), None)
+
+
+def _holds_any(kind: Any) -> bool:
+    """Return whether there may be keys below that no section lists: lengths, columns, params of a policy."""
+    plain = (int, float, str, bool, type(None))
+    return not all(c in plain or typing.get_origin(c) is typing.Literal for c in _choices(kind))
+
+
+def _own_name(section: type[Section], key: str) -> str | None:
+    """Return the field of a section that a key means, engine names included."""
+    if key in section.model_fields:
+        return key
+    if section is not ServerSection:
+        return None
+    return next((own for own, names in ENGINE_NAMES.items() if key.replace("-", "_") in names), None)
+
+
+def _spellings(own: str) -> list[str]:
+    names = ENGINE_NAMES.get(own, (own,))
+    return [*names, *(name.replace("_", "-") for name in names)]
+
+
+def _nearest_in(section: type[Section], where: str, key: str) -> str:
+    hint = nearest(key, section.known_keys())
+    for name in section.known_keys():
+        if hint == f"; did you mean {name!r}?":
+            return f"; did you mean '{where}.{name}'?"
+    return hint
+
+
+def as_text(value: Any) -> str:
+    """Return a value as a cell of a table."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,76 @@
+"""The highest stable rate of every server in a sweep, beside the rows: by theorem where one applies."""
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+
+from penstock import scenario
+from penstock.analysis.stable_rates import PRECISION, StableRate, stable_rate
+from penstock.errors import InputError
+from penstock.sweeping.grid import at, resolved
+from penstock.sweeping.sweep import Sweep
+
+MOST = 100
+"""Combinations of fields whose stable rate is sought; a random sample of more would take minutes."""
+
+RATE, KNOWN = "stable_rate", "stable_rate_known"
+
+
+def is_rate(field: str) -> bool:
+    """Return whether a field is the arrival rate, in whichever form of workload."""
+    place = resolved(field)
+    return place[0] == "workload" and place[-1] == "rate"
+
+
+def with_stable_rates(
+    asked: Sweep, rows: pl.DataFrame, *, precision: float = PRECISION, progress: Callable[[float], None] | None = None
+) -> pl.DataFrame:
+    """Return the rows with the highest stable rate of their servers, whatever rate arrives.
+
+    Parameters
+    ----------
+    asked
+        The sweep.
+    rows
+        Its table.
+    precision
+        As in `penstock.analysis.stable_rates.stable_rate`.
+    progress
+        Called now and then with the share that is done.
+
+    Returns
+    -------
+    pl.DataFrame
+        With the columns ``stable_rate`` (requests/s, null where there is none) and ``stable_rate_known`` (the theorem,
+        ``simulation``, or why there is none). As it was where there are more than `MOST` servers.
+    """
+    kept = [place for place, field in enumerate(asked.fields) if not is_rate(field)]
+    servers: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    for point in asked.points:
+        servers.setdefault(_key(point.values, kept), point.values)
+    if len(servers) > MOST:
+        return rows
+    report = progress or (lambda share: None)
+    found: dict[tuple[Any, ...], StableRate] = {}
+    for done, (key, values) in enumerate(servers.items()):
+
+        def part(share: float, done: int = done) -> None:
+            report((done + share) / len(servers))
+
+        try:
+            given = scenario.build(at(asked.job.document, asked.job.places, values), asked.job.folder)
+            found[key] = stable_rate(given.workload, given.server, precision=precision, progress=part)
+        except InputError as error:
+            found[key] = StableRate(None, None, str(error))
+    report(1.0)
+    of_point = {point.place: found[_key(point.values, kept)] for point in asked.points}
+    limits = [of_point[place] for place in rows["point"]]
+    return rows.with_columns(
+        pl.Series(RATE, [limit.rate for limit in limits], pl.Float64),
+        pl.Series(KNOWN, [limit.known for limit in limits], pl.String),
+    )
+
+
+def _key(values: tuple[Any, ...], kept: list[int]) -> tuple[str, ...]:
+    return tuple(repr(values[place]) for place in kept)

@@ -1,0 +1,186 @@
+"""Results that survive kill -9: a journal beside the file, one line for each finished point.
+
+The first line says whose results they are (a fingerprint); each other one is a point. Lines are appended whole and
+flushed; the disk is waited for now and then. A line torn by a crash is dropped, and its point run again.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import polars as pl
+
+from penstock import checks
+from penstock.errors import InputError
+
+Row = dict[str, Any]
+
+MEANING = 1
+"""Of a row: raised when the same scenario would give another row."""
+
+_SYNC_S = 1.0
+_FORMATS = (".parquet", ".csv")
+
+
+def fingerprint(description: Mapping[str, Any]) -> str:
+    """Return a digest of what the results depend on."""
+    text = json.dumps({"meaning": MEANING, **description}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of what a file holds."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checked_output(path: Any) -> Path:
+    """Return the path of a table that can be written, its format known by its name."""
+    found = checks.writable("--out", path)
+    if found.suffix.lower() not in _FORMATS:
+        raise InputError(f"--out {found} ends in neither .parquet nor .csv, which says what to write; give one of them")
+    if not found.parent.is_dir():
+        raise InputError(f"cannot write {found}: there is no folder {found.parent}; make it, or give another file")
+    return found
+
+
+def write_table(table: pl.DataFrame, path: Path) -> None:
+    """Write a table as a whole or not at all, in the format that its name says."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if path.suffix.lower() == ".csv":
+            table.write_csv(draft)
+        else:
+            table.write_parquet(draft)
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+class Journal:
+    """The finished points of a sweep, on disk.
+
+    Attributes
+    ----------
+    path
+        ``NAME.journal`` beside the table.
+    rows
+        What is finished, by place.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes], rows: dict[int, Row]) -> None:
+        self.path, self.rows = path, rows
+        self._file, self._synced = file, time.monotonic()
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, out: Path, digest: str, *, fresh: bool = False) -> Iterator["Journal"]:
+        """Open the journal of a table, and go on where it stopped.
+
+        Raises
+        ------
+        InputError
+            If it holds other results, the table is not a sweep's, or another sweep writes it now.
+        """
+        path = journal_of(out)
+        if out.exists() and not path.exists() and not fresh:
+            raise InputError(
+                f"{out} exists, but no {path.name} beside it says what it holds, so it would be lost; give another "
+                "file, or --fresh to begin anew"
+            )
+        with path.open("a+b") as file:
+            _lock(file, out)
+            rows = _read(file, out, digest, fresh)
+            journal = cls(path, file, rows)
+            try:
+                yield journal
+            finally:
+                journal.sync()
+
+    def add(self, row: Row) -> bool:
+        """Append a finished point, unless it is there already; return whether it was new."""
+        if row["point"] in self.rows:
+            return False
+        self._file.write(_line(row))
+        self._file.flush()
+        self.rows[row["point"]] = row
+        if time.monotonic() - self._synced > _SYNC_S:
+            self.sync()
+        return True
+
+    def sync(self) -> None:
+        """Wait until the disk has it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+
+def journal_of(out: Path) -> Path:
+    """Return where the journal of a table lies."""
+    return out.with_name(out.name + ".journal")
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
+
+
+def _lock(file: IO[bytes], out: Path) -> None:
+    """Let one sweep at a time write a journal; the lock ends with the process, however that ends."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise InputError(f"another sweep is writing {out} now; wait for it, or give another file") from None
+
+
+def _read(file: IO[bytes], out: Path, digest: str, fresh: bool) -> dict[int, Row]:
+    """Return the finished points, and leave the file at the end of its last whole line."""
+    rows: dict[int, Row] = {}
+    file.seek(0)
+    end, head = 0, None
+    for line in [] if fresh else file:
+        entry = _entry(line)
+        if entry is None and head is None and line.endswith(b"\n"):
+            raise InputError(
+                f"{file.name} is no journal of a sweep, which is kept under this name; move it, or give another --out"
+            )
+        if entry is None:  # torn: whatever follows it was never written
+            break
+        if head is None:
+            head = entry
+        else:
+            rows.setdefault(entry["point"], entry)
+        end += len(line)
+    file.truncate(end)
+    file.seek(end)
+    if head is None:
+        file.write(_line({"sweep": digest}))
+    elif head.get("sweep") != digest:
+        raise InputError(
+            f"{out} holds the results of another sweep (the scenario, its files, the fields or the seeds differ, or an "
+            "older Penstock made it); give another file, or --fresh to begin anew"
+        )
+    file.flush()
+    os.fsync(file.fileno())
+    return rows
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and ("point" in entry or "sweep" in entry) else None

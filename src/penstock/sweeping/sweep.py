@@ -1,0 +1,286 @@
+"""A sweep: points to workers, rows to the journal as they come, and the table from them in the end."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from penstock import checks
+from penstock.document import Section, Whole, parsed, read_document
+from penstock.errors import InputError
+from penstock.scenario import DEFAULT_REQUESTS
+from penstock.scenario_network import describes_network
+from penstock.sweeping import grid, store, workers
+from penstock.sweeping.grid import Point
+from penstock.sweeping.tasks import FACTS, LATENCIES, Job, Row, run_points
+
+Progress = Callable[[int, int], None]
+"""Called with the number of finished points, and of all."""
+
+_REQUESTS_TO_A_CHUNK = 400_000  # a fifth of a second: little is lost with a worker, and little spent on messages
+_MOST_TO_A_CHUNK = 64
+_FRUITLESS = 3  # times that workers may die without a single point done
+
+
+class SweepSection(Section):
+    """The section ``sweep`` of a scenario: what varies, how much of it, and how often each point is repeated."""
+
+    vary: dict[str, Any]
+    sample: Whole | None = None
+    seeds: Whole = 1
+    independent: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What a sweep will do, checked.
+
+    Attributes
+    ----------
+    name
+        Of the scenario.
+    job
+        What workers know.
+    fields
+        The names of what varies, as given.
+    points
+        What will be run.
+    digest
+        Of everything that the rows depend on.
+    """
+
+    name: str
+    job: Job
+    fields: tuple[str, ...]
+    points: tuple[Point, ...]
+    digest: str
+
+
+def sweep(
+    scenario: "str | Path | Mapping[str, Any] | Sweep",
+    vary: Mapping[str, Any] | None = None,
+    *,
+    sample: int | None = None,
+    out: str | Path | None = None,
+    jobs: int = -1,
+    backend: str = "loky",
+    seed: int | None = None,
+    seeds: int | None = None,
+    independent: bool | None = None,
+    test: bool = True,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> pl.DataFrame:
+    """Run a scenario with every combination of some of its fields, or a random sample of them.
+
+    The rows are the same whatever the backend, the number of workers and the order in which they finish.
+
+    Parameters
+    ----------
+    scenario
+        A file, or what one would hold; paths in it are then relative to the working folder. Or what `set_up` made of
+        them, and of ``vary`` to ``test``.
+    vary
+        Dotted fields and what they take: a list of values, text such as ``"1:10:0.5"`` (from, to, step) or
+        ``"64:1024:x2"``, and to draw from ``(low, high)`` or ``"1:10:log"``. Default: the scenario's ``sweep``.
+    sample
+        Number of random points instead of the grid.
+    out
+        A ``.parquet`` or ``.csv`` file. Finished points go into a journal beside it, so that the next call goes on
+        where this one was stopped, however it was.
+    jobs, backend
+        Number and kind of workers, see `penstock.sweeping.workers.gathered`.
+    seed
+        Instead of the scenario's.
+    seeds
+        Runs of each point, with seeds counted from ``seed``. Default 1.
+    independent
+        Whether every point has a seed of its own instead of common random numbers.
+    test
+        Whether the sequential test is asked where no theorem says whether a point is stable.
+    fresh
+        Whether to begin anew whatever ``out`` and its journal hold.
+    progress
+        Called with the number of finished points, and of all.
+
+    Returns
+    -------
+    pl.DataFrame
+        A row per point in the order of the grid: ``point``, the fields, ``seed``, ``verdict`` (the theorem's, or where
+        it says nothing the test's), ``theory``, ``rho``, ``max_rate``, what the finite run did, its latencies
+        (``ttft_p99_s`` ...; of a steady state only where the verdict is stable), and ``error``: why a bad point has
+        nothing else.
+
+    Raises
+    ------
+    InputError
+        If a field, a value or a file cannot be used.
+    """
+    target = None if out is None else store.checked_output(out)
+    asked = scenario
+    if not isinstance(asked, Sweep):
+        asked = set_up(asked, vary, sample=sample, seed=seed, seeds=seeds, independent=independent, test=test)
+    with workers.gathered(backend, jobs) as ready:
+        if target is None:
+            rows: dict[int, Row] = {}
+            _run(asked, ready, rows, functools.partial(_keep, rows), progress)
+            return table(asked, rows)
+        with store.Journal.opened(target, asked.digest, fresh=fresh) as journal:
+            _run(asked, ready, journal.rows, journal.add, progress)
+            found = table(asked, journal.rows)
+            store.write_table(found, target)
+    return found
+
+
+def set_up(
+    scenario: str | Path | Mapping[str, Any],
+    vary: Mapping[str, Any] | None = None,
+    *,
+    sample: int | None = None,
+    seed: int | None = None,
+    seeds: int | None = None,
+    independent: bool | None = None,
+    test: bool = True,
+) -> Sweep:
+    """Check what was asked, and list the points; parameters as in `sweep`."""
+    document, folder, name = _document(scenario)
+    own = document.pop("sweep", None)
+    document.pop("plan", None)  # of another command
+    if own is not None or vary is None:
+        section = parsed(own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`")
+        if vary is None:
+            vary, sample = section.vary, section.sample if sample is None else sample
+        seeds = section.seeds if seeds is None else seeds
+        independent = section.independent if independent is None else independent
+    count = checks.whole("seeds", 1 if seeds is None else seeds, 1, 10_000, "", "each point is run so many times")
+    chosen = grid.axes(vary)
+    places = tuple(grid.resolved(field) for field in chosen)
+    if ("simulate", "seed") in places:
+        raise InputError("simulate.seed does not vary like a field; repeat every point with --seeds 5")
+    simulate = document.get("simulate")
+    first = (simulate.get("seed", 0) if isinstance(simulate, Mapping) else 0) if seed is None else seed
+    first = checks.whole("seed", first, 0, 2**62, "", "take any")
+    points = grid.points(chosen, sample, range(first, first + count), first)
+    if independent:
+        points = [dataclasses.replace(point, seed=_own_seed(first, point.place)) for point in points]
+    job = Job(document, folder, places, test)
+    digest = store.fingerprint(
+        {
+            "scenario": document,
+            "files": _files(
+                folder, [document, *(each.values for each in chosen.values() if isinstance(each, grid.Values))]
+            ),
+            "fields": list(chosen),
+            "points": [(point.values, point.seed) for point in points],
+            "test": test,
+        }
+    )
+    return Sweep(name, job, tuple(chosen), tuple(points), digest)
+
+
+def table(asked: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
+    """Return the finished points as a table, in the order of the grid."""
+    done = [point for point in asked.points if point.place in rows]
+    columns: dict[str, pl.Series] = {"point": pl.Series([point.place for point in done], dtype=pl.Int64)}
+    for index, field in enumerate(asked.fields):
+        columns[field] = _column([point.values[index] for point in done])
+    columns["seed"] = pl.Series([point.seed for point in done], dtype=pl.Int64)
+    kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
+    wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
+    for name, kind in wanted.items():
+        columns[name] = pl.Series([rows[point.place].get(name) for point in done], dtype=kinds[kind], strict=False)
+    return pl.DataFrame(columns)
+
+
+def _column(values: Sequence[Any]) -> pl.Series:
+    """Return the values of a field: numbers where all are, else text."""
+    present = [value for value in values if value is not None]
+    for kinds, dtype in (((bool,), pl.Boolean), ((int,), pl.Int64), ((int, float), pl.Float64)):
+        if all(isinstance(value, kinds) and (dtype is pl.Boolean or not isinstance(value, bool)) for value in present):
+            return pl.Series(values, dtype=dtype, strict=False)
+    return pl.Series([None if value is None else grid.as_text(value) for value in values], dtype=pl.String)
+
+
+def _run(
+    asked: Sweep,
+    ready: workers.Workers,
+    rows: Mapping[int, Row],
+    add: Callable[[Row], bool],
+    progress: Progress | None,
+) -> None:
+    """Run the points that have no row yet; where workers die, go on with what they left."""
+    size = _chunk_size(asked, ready.count)
+    fruitless = 0
+    while left := [point for point in asked.points if point.place not in rows]:
+        before = len(rows)
+        if progress is not None:
+            progress(before, len(asked.points))
+        try:
+            for found in ready.each(functools.partial(run_points, asked.job), list(_chunks(left, size))):
+                for row in found:
+                    add(row)
+                if progress is not None:
+                    progress(len(rows), len(asked.points))
+        except workers.WorkersDied as error:
+            size = 1  # if a point kills its worker, let it take no other with it
+            fruitless = fruitless + 1 if len(rows) == before else 0
+            if fruitless == _FRUITLESS:
+                raise InputError(
+                    f"workers died {_FRUITLESS} times without finishing one of the {len(left):,} points left (memory? "
+                    f"{' '.join(str(error).split())[:200]}); what is finished is kept, and with --out the next call "
+                    "goes on from there; try fewer --jobs"
+                ) from None
+
+
+def _chunk_size(asked: Sweep, count: int) -> int:
+    """Return how many points a worker gets at a time."""
+    simulate = asked.job.document.get("simulate")
+    requests = simulate.get("requests") if isinstance(simulate, Mapping) else None
+    requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_REQUESTS
+    fair = len(asked.points) // (8 * count)
+    return max(1, min(_REQUESTS_TO_A_CHUNK // requests, fair, _MOST_TO_A_CHUNK))
+
+
+def _chunks(points: Sequence[Point], size: int) -> Iterator[Sequence[Point]]:
+    for begin in range(0, len(points), size):
+        yield points[begin : begin + size]
+
+
+def _keep(rows: dict[int, Row], row: Row) -> bool:
+    return rows.setdefault(row["point"], row) is row
+
+
+def _own_seed(seed: int, place: int) -> int:
+    return int(np.random.SeedSequence([seed, 1, place]).generate_state(1, np.uint64)[0] >> 2)
+
+
+def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
+    """Return what a scenario holds, the folder of its paths, and its name."""
+    if isinstance(scenario, Mapping):
+        document, folder, name = dict(scenario), Path.cwd(), "scenario"
+    else:
+        path = checks.path("the name of a scenario", scenario)
+        document, folder, name = read_document(path), path.resolve().parent, path.name
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` and `server`"
+        )
+    if describes_network(document):
+        raise InputError(f"{name} describes a network; sweeps vary scenarios of one server: `workload` and `server`")
+    return document, folder, Path(name).stem
+
+
+def _files(folder: Path, values: Any) -> dict[str, str]:
+    """Return the digests of all files that are named anywhere in the values."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        return {name: digest for value in values for name, digest in _files(folder, value).items()}
+    if not isinstance(values, str) or not values or len(values) > 1000 or "\0" in values:
+        return {}
+    path = folder / values
+    return {values: store.file_digest(path)} if path.is_file() else {}

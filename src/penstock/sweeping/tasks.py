@@ -1,0 +1,149 @@
+"""One point of a sweep to one row of its table: built, certified, tested where no theorem speaks, simulated."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from penstock.analysis.stability import verdict
+from penstock.document import Section, one_line
+from penstock.errors import InputError
+from penstock.run import METRICS, STATISTICS, Run
+from penstock.scenario import DEFAULT_REQUESTS, ServerSection, SimulateSection, WorkloadSection
+from penstock.simulate import simulate
+from penstock.sweeping.grid import Point, at
+from penstock.system.server import Server
+from penstock.theory.certificate import certify
+from penstock.workload.workload import Workload
+
+Row = dict[str, Any]
+Sections = TypeVar("Sections", bound=Section)
+
+FACTS = {
+    "verdict": str, "theory": str, "rho": float, "max_rate": float, "requests": int, "unfinished": int, "batches": int,
+    "seconds": float, "throughput": float, "tokens_per_s": float, "utilisation": float, "preemptions": int,
+}  # fmt: skip
+"""Columns of a row beside its fields and its latencies, and what they hold."""
+
+LATENCIES = [f"{metric.removesuffix('_s')}_{statistic}_s" for metric in METRICS for statistic in STATISTICS]
+"""Columns of latencies, seconds: ``ttft_p99_s`` and the like."""
+
+_TRACES_KEPT = 8
+_SERVERS_KEPT = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every worker knows of a sweep.
+
+    Attributes
+    ----------
+    document
+        The scenario, as read.
+    folder
+        Where its own paths are looked for.
+    places
+        The fields that vary, as keys into the document.
+    test
+        Whether the sequential test is asked where no theorem says whether a point is stable.
+    """
+
+    document: dict[str, Any]
+    folder: Path
+    places: tuple[tuple[str, ...], ...]
+    test: bool = True
+
+
+def run_points(job: Job, points: Sequence[Point]) -> list[Row]:
+    """Return a row for each point; a bad one is a row with its message."""
+    return [run_point(job, point) for point in points]
+
+
+def run_point(job: Job, point: Point) -> Row:
+    """Return the row of a point: its place, and what was found or why nothing could be."""
+    try:
+        found = _found(at(job.document, job.places, point.values), job, point.seed)
+    except InputError as error:
+        found = {"error": str(error)}
+    except Exception as error:  # one point that hits a bug must not cost the others
+        found = {"error": f"{type(error).__name__}: {error} (a bug of Penstock: please report the scenario)"}
+    return {"point": point.place, **found}
+
+
+def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
+    """Certify, test and simulate one scenario."""
+    given = _section(SimulateSection, document, "simulate")
+    workload = _workload(document, job.folder).with_seed(seed)
+    server = _server(json.dumps(document.get("server", {}), default=str), job.folder)
+    requests = given.requests
+    if requests is None and given.until is None:
+        requests = workload.rows or DEFAULT_REQUESTS
+    certificate = certify(workload, server)
+    said = certificate.verdict
+    tested = said == "unknown" and job.test
+    run = simulate(workload, server, requests=requests, until=given.until, record="summary")
+    return {
+        "verdict": verdict(workload, server, seed=seed).verdict if tested else said,
+        "theory": said,
+        "rho": certificate.load.rho,
+        "max_rate": certificate.max_rate,
+        **_measured(run),
+    }
+
+
+def _measured(run: Run) -> Row:
+    """Return what a run shows, in plain numbers; None where there is none."""
+    row: Row = {
+        "requests": run.arrived,
+        "unfinished": run.unfinished,
+        "batches": run.n_batches,
+        "seconds": run.seconds,
+        "throughput": run.finished / run.seconds if run.seconds else None,
+        "tokens_per_s": run.tokens_per_s,
+        "utilisation": run.utilisation,
+        "preemptions": run.preemptions,
+    }
+    for found in run.latency().iter_rows(named=True):
+        metric = found["metric"].removesuffix("_s")
+        row |= {f"{metric}_{statistic}_s": found[statistic] for statistic in STATISTICS}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+
+
+def _workload(document: Mapping[str, Any], folder: Path) -> Workload:
+    """Return the workload of a scenario, whatever its seed; its recording is read once by a worker."""
+    section = _section(WorkloadSection, document, "workload")
+    given = document.get("workload", {})
+    if section.trace is None and section.preset is None:
+        return section.build(folder, 0)
+    changes = {"rate", "arrivals", "cv"}
+    kept = _recorded(json.dumps({k: v for k, v in given.items() if k not in changes}, sort_keys=True), folder)
+    if not any(getattr(section, name) is not None for name in changes):
+        return kept
+    rate = kept.rate if section.rate is None else section.rate
+    return kept.with_rate(rate, section.arrivals or "scaled", cv=section.cv)
+
+
+@functools.lru_cache(maxsize=_TRACES_KEPT)
+def _recorded(section: str, folder: Path) -> Workload:
+    """Return a trace or a preset at its own rate."""
+    return WorkloadSection.model_validate(json.loads(section)).build(folder, 0)
+
+
+@functools.lru_cache(maxsize=_SERVERS_KEPT)
+def _server(section: str, folder: Path) -> Server:
+    return _section(ServerSection, {"server": json.loads(section)}, "server").build(folder)
+
+
+def _section(model: type[Sections], document: Mapping[str, Any], name: str) -> Sections:
+    """Return a section of a scenario, checked."""
+    try:
+        return model.model_validate(document.get(name, {}))
+    except ValidationError as error:
+        raise InputError(f"{name}: {one_line(error, model)}") from None

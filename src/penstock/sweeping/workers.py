@@ -1,0 +1,237 @@
+"""Who runs the points: processes of this machine, or those of a Ray or Dask cluster, all through joblib."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor
+from typing import Any, Generic, TypeVar
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+KINDS = ("loky", "ray", "dask")
+"""Backends of joblib: processes of this machine, and clusters."""
+
+_ROUND = 4  # chunks to each worker before Ray's are waited for: its backend hands results back all at once
+_PATIENCE_S = 30.0
+_WATCH_S = 0.5
+
+
+class WorkersDied(Exception):
+    """Workers ended before their work did; what was not handed back may be asked for again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """Workers that are ready.
+
+    Attributes
+    ----------
+    kind
+        Of `KINDS`.
+    count
+        How many there are.
+    options
+        What joblib needs to reach them.
+    died
+        What they raise where one of them ended.
+    """
+
+    kind: str
+    count: int
+    options: dict[str, Any]
+    died: tuple[type[BaseException], ...]
+
+    def each(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+        """Yield what a function makes of each task, as it comes, in any order.
+
+        Raises
+        ------
+        WorkersDied
+            If workers ended before their work did.
+        """
+        if self.kind == "loky" and self.count == 1:
+            yield from map(function, tasks)
+            return
+        try:
+            with warnings.catch_warnings(), _quiet():
+                warnings.filterwarnings("ignore", "A worker stopped while some jobs")  # loky renews those that grew
+                yield from self._through_joblib(function, tasks)
+        except self.died as error:
+            raise WorkersDied(f"{type(error).__name__}: {error}") from error
+
+    def _through_joblib(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+        import joblib
+
+        streams: dict[str, Any] = {"return_as": "generator_unordered", "pre_dispatch": "3*n_jobs"}
+        with joblib.parallel_config(backend=self.kind, n_jobs=self.count, **self.options):
+            parallel = joblib.Parallel(batch_size=1, **({} if self.kind == "ray" else streams))
+        call = joblib.delayed(_OfThisProcess(function, os.getpid()) if self.kind == "loky" else function)
+        if self.kind != "ray":
+            yield from parallel(call(task) for task in tasks)
+            return
+        step = _ROUND * self.count
+        with parallel:  # or every round would start workers of its own
+            for begin in range(0, len(tasks), step):
+                yield from parallel(call(task) for task in tasks[begin : begin + step])
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfThisProcess(Generic[T, R]):
+    """A function that a worker calls for one process of its machine, and not for longer than that lives."""
+
+    function: Callable[[T], R]
+    process: int
+
+    def __call__(self, task: T) -> R:
+        _end_with(self.process)
+        return self.function(task)
+
+
+@functools.cache
+def _end_with(process: int) -> None:
+    """End this worker when the process that started it has ended; kill -9 leaves that no time to say so."""
+
+    def watch() -> None:
+        while os.getppid() == process:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which ends its workers
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let loky's own thread stumble without a word over work that was cancelled under its hands, as by Ctrl-C."""
+    usual = threading.excepthook
+
+    def hook(failed: threading.ExceptHookArgs) -> None:
+        if failed.thread is None or failed.thread.name != "ExecutorManagerThread":
+            usual(failed)
+
+    threading.excepthook = hook
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise  # it may stumble after this, so the hook stays
+    except BaseException:
+        threading.excepthook = usual
+        raise
+    else:
+        threading.excepthook = usual
+
+
+@contextlib.contextmanager
+def gathered(backend: str, jobs: int) -> Iterator[Workers]:
+    """Find or start workers, and let go of those that were started.
+
+    Parameters
+    ----------
+    backend
+        ``loky``: processes of this machine; ``ray`` or ``dask``: a cluster started on it; ``ray://host:port`` and
+        ``dask://host:port``: one that runs.
+    jobs
+        Workers; -1: a process to each core, and all that a cluster has.
+
+    Raises
+    ------
+    InputError
+        If the backend is unknown, not installed or not reached.
+    """
+    kind, _, address = str(backend).partition("://")
+    if kind not in KINDS or (address and kind == "loky") or ("://" in str(backend) and not address):
+        raise InputError(
+            f"the backend is {checks.shown(backend)}, but must be one of loky, ray, dask, ray://host:port and "
+            f"dask://host:port{nearest(kind, KINDS)}"
+        )
+    if jobs != -1:
+        checks.whole("jobs", jobs, 1, 100_000, "", "it is the number of workers, or -1 for one to each core")
+    start = {"loky": _loky, "ray": _ray, "dask": _dask}[kind]
+    with start(address, jobs) as workers:
+        yield workers
+
+
+@contextlib.contextmanager
+def _loky(_: str, jobs: int) -> Iterator[Workers]:
+    from joblib import cpu_count
+
+    yield Workers("loky", cpu_count() if jobs == -1 else jobs, {}, (BrokenExecutor,))
+
+
+@contextlib.contextmanager
+def _ray(address: str, jobs: int) -> Iterator[Workers]:
+    try:
+        ray: Any = importlib.import_module("ray")
+        register: Any = importlib.import_module("ray.util.joblib").register_ray
+    except ImportError:
+        raise _missing("ray") from None
+    own = not ray.is_initialized()
+    if own:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+        if address:
+            options["address"] = f"ray://{address}"
+        else:
+            options |= {"num_cpus": None if jobs == -1 else jobs, "include_dashboard": False}
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise _unreached("ray", address, error) from None
+    try:
+        register()
+        count = int(ray.cluster_resources().get("CPU", 1)) if jobs == -1 else jobs
+        died = (ray.exceptions.RayError, KeyError)  # without a node left, its pool finds no "CPU"
+        yield Workers("ray", count, {}, died)
+    finally:
+        if own:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _dask(address: str, jobs: int) -> Iterator[Workers]:
+    try:
+        distributed: Any = importlib.import_module("distributed")
+    except ImportError:
+        raise _missing("dask") from None
+    cluster = None
+    if not address:
+        cluster = distributed.LocalCluster(
+            n_workers=os.cpu_count() if jobs == -1 else jobs, threads_per_worker=1, dashboard_address=None
+        )
+    try:
+        client = distributed.Client(cluster or f"tcp://{address}", timeout=_PATIENCE_S, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise _unreached("dask", address, error) from None
+    try:
+        client.wait_for_workers(1, timeout=_PATIENCE_S)
+        count = sum(client.ncores().values()) if jobs == -1 else jobs
+        died = (distributed.KilledWorker, distributed.comm.CommClosedError, BrokenExecutor)
+        yield Workers("dask", count, {"client": client}, died)
+    except TimeoutError as error:
+        raise _unreached("dask", address, error) from None
+    finally:
+        client.close()
+        if cluster is not None:
+            cluster.close()
+
+
+def _missing(kind: str) -> InputError:
+    return InputError(f"the backend {kind} needs a package that is not installed; run `pip install 'penstock[{kind}]'`")
+
+
+def _unreached(kind: str, address: str, error: BaseException) -> InputError:
+    why = " ".join(str(error).split())[:200] or type(error).__name__
+    return InputError(
+        f"no {kind} cluster answers at {address or 'this machine'} ({why}); start one, or leave the address out"
+    )

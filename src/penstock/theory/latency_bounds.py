@@ -1,0 +1,268 @@
+"""Optimistic bounds: latencies that no policy undercuts, from the lengths and from the load.
+
+**Of each request**, in every run. No token is processed before it arrives, batches come one after another, and none
+takes less than t(b), the least time of any with b tokens or more (t_b, if that rises).
+
+* TTFT >= G(p), the least that all batches with tokens of a prompt of p may take together. One batch takes t(p). At
+  least m = max(2, ceil(p / b_max)) of them take m a + s p, if t(b) >= a + s b for all b, with a >= 0; the best of some
+  such lines counts. If t(i + j) <= t(i) + t(j) within the budget, several are never faster than one. Under convention
+  ``paper`` a decode iteration follows.
+* Time between tokens >= min t_b, and E2E >= G(p) + D min t_b, as each of D decodes is in a batch of its own.
+* With attention (`Composition`), its least under any policy is added (`penstock.theory.attention`).
+
+Hence the same quantiles of those numbers bound the quantiles.
+
+**Of the mean, and of the quantiles of TBT, in a steady state**, where all that arrives is served. With rate lambda, g
+gaps between tokens a request, x other tokens, u_b = t_b / b and r = min u_b, let c = (1 - lambda x r) / (lambda g).
+
+* A gap is no shorter than the batch that ends it. Charge u_b seconds to each token in a batch of b: in all 1 s per
+  second at most, and r or more to each token that ends no gap, so c at most to each that does. The mean gap is thus
+  at least the least mean of t_b over mixes of batches with mean u_b <= c. By duality that is the largest, over
+  gamma >= 0, of min over b of (t_b + gamma u_b) - gamma c, and each gamma gives a bound.
+* If a share q of the gaps is in batches of at most z seconds, q u + (1 - q) r <= c for the least u_b of those. So the
+  quantile q is at least the least t_b of all b with u_b <= r + (c - r) / q.
+* Poisson arrivals see time averages, so each waits on average for what is left of the batch that runs: the mean of
+  t^2 / 2 per second, at least min over b of lambda (g + x) (t_b / 2 + gamma) u_b - gamma, for each gamma >= 0.
+* Where Poisson arrivals have their prompts served in order of arrival: prompts alone, at 1 / r tokens/s without a
+  pause, would be an M/G/1 queue with service times r p, and are never behind. TTFT is at least its time in system
+  (Pollaczek, Khinchine).
+* Mean E2E is mean TTFT and g times the mean gap.
+
+They rise with the rate, so that those of a low rate hold at any. They are of one server that does both phases.
+"""
+
+import functools
+import math
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.engines import Engine
+from penstock.system.policies import Policy
+from penstock.system.server import Server
+from penstock.theory.attention import attention_of, prefill_seconds
+from penstock.theory.kv_blocks import drawn, least, reuses
+from penstock.workload.arrivals import Poisson
+from penstock.workload.pairs import Empirical, Lengths
+from penstock.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+"""Names of the percentiles that are bounded beside the mean, and the share of samples below each."""
+
+_STANDARD_ERRORS = 4.0  # of a sample of lengths, taken off
+_LINES = 16
+_TRIED = 2**14  # largest budget for which all ways to cut in two are compared
+_MULTIPLIERS = np.r_[0.0, np.geomspace(1e-2, 1e7, 181)]  # gamma
+_ROUNDING = 1e-9  # of sums; and simulated time comes in whole nanoseconds
+
+
+def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str, float]]:
+    """Return latencies that no policy undercuts in a steady state, seconds.
+
+    Parameters
+    ----------
+    workload
+        What arrives. At a rate near 0 the bounds hold for any rate, so for any number of replicas.
+    server
+        Limits and batch times. Its policy counts only in that prompts may be served in order of arrival.
+
+    Returns
+    -------
+    Mapping
+        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``), then ``mean``, ``p50``, ``p90``, ``p95`` or ``p99``; those of TBT
+        are of gaps, pooled over requests. Infinite means, and quantiles of TBT, where no policy is stable.
+
+    Raises
+    ------
+    InputError
+        If the workload has no arrival rate, or a request can never be served.
+
+    >>> import penstock as ps
+    >>> server = ps.Server(ps.Affine(c=0.010, a=1e-4), token_budget=512)
+    >>> bounds = lower_bounds(ps.Workload.deterministic(1e-6, 1_000, 101), server)
+    >>> round(bounds["ttft_s"]["p99"], 3), round(bounds["tbt_s"]["mean"], 4), round(bounds["e2e_s"]["mean"], 2)
+    (0.12, 0.0101, 1.13)
+    """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        given = f"{type(workload).__name__}, {type(server).__name__}"
+        raise InputError(f"lower_bounds takes a Workload and a Server, not {given}")
+    if not workload.rate > 0:
+        raise InputError(
+            f"{workload.name} has no arrival rate, so it has no steady state; give a rate with arrivals 'poisson'"
+        )
+    work = least(workload, server)
+    alike = server  # as far as the requests' own bounds go
+    if isinstance(server.policy, Policy) and server.memory is None:
+        alike = Server(server.batch_time, server.token_budget, convention=server.convention)
+    try:
+        own = _cached_requests(work.lengths, alike, reuses(workload, server))
+    except TypeError:  # lengths or batch times of the user's own that cannot be keys
+        own = _requests(work.lengths, alike, reuses(workload, server))
+    found = {"ttft_s": dict(own.ttft), "e2e_s": dict(own.e2e)}
+    gaps = own.output - 1
+    rate = workload.rate * work.share
+    others = server.tokens_per_request(own.prompt, own.output) - gaps
+    batches = _batches(server)
+    tbt = _gaps(batches, rate, gaps, others)
+    poisson = isinstance(workload.arrivals, Poisson)
+    if poisson:
+        found["ttft_s"]["mean"] += _running(batches, rate * (gaps + others))
+        if isinstance(server.policy, Policy) and server.order == "fcfs" and server.memory is None:
+            last = float(batches.seconds.min()) if server.convention == "paper" else 0.0
+            found["ttft_s"]["mean"] = max(found["ttft_s"]["mean"], _queue(batches, rate, own) + last)
+    found["e2e_s"]["mean"] = max(found["e2e_s"]["mean"], found["ttft_s"]["mean"] + gaps * tbt["mean"])
+    ordered = {"ttft_s": found["ttft_s"], "tbt_s": tbt, "e2e_s": found["e2e_s"]}
+    kept = 1 - _ROUNDING - 1e-9 / float(batches.seconds.min())
+    return {metric: {name: s * kept for name, s in of.items()} for metric, of in ordered.items()}
+
+
+def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool = False) -> tuple[Floats, Floats]:
+    """Return TTFT and E2E that each request needs at least, whatever else there is; seconds, shape (requests,) each.
+
+    Parameters
+    ----------
+    prompt, output
+        Shape (requests,), tokens.
+    server
+        Batch times, limits and convention.
+    reused
+        Whether prompts may be found in a prefix cache, all but the tokens given.
+    """
+    model, budget = server.batch_time, server.most_tokens
+    shortest, lines, merges = _lines(model.by_tokens, budget)
+    tokens = prompt.astype(np.float64)
+    pieces = np.maximum(np.ceil(tokens / budget), 2.0)
+    cut = np.max([pieces * a + s * tokens for a, s in lines], axis=0)
+    whole = shortest[np.minimum(prompt, budget)]
+    first = np.where(prompt > budget, cut, whole if merges else np.minimum(whole, cut))
+    decodes = output - (1 if server.convention == "engine" else 0)
+    end = first + decodes * shortest[1]
+    if isinstance(model, Composition):
+        vidur = isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi"
+        reused = reused or (vidur and server.memory is not None)
+        each = model.self_attention + model.per_request
+        prefill = np.full_like(tokens, each) if reused else prefill_seconds(tokens, model, budget)[0]
+        first, end = (seconds + model.with_prefill for seconds in (first, end))
+        first, end = first + prefill, end + attention_of(prompt, output, server, reused=reused)[0]
+    if server.convention == "paper":
+        first = first + float(_batches(server).seconds.min())
+    return first, end
+
+
+class _Batches(NamedTuple):
+    """Seconds of batches and seconds per token in them, shape (kinds,): all that are best for some mix."""
+
+    seconds: Floats
+    each: Floats
+
+
+def _batches(server: Server) -> _Batches:
+    return _cached(server.batch_time, server.most_tokens) if isinstance(server.batch_time, Hashable) else _kinds(
+        server.batch_time, server.most_tokens
+    )  # fmt: skip
+
+
+def _kinds(batch_time: BatchTime, budget: int) -> _Batches:
+    seconds = batch_time.table(budget)[1:]
+    each: Floats = seconds / np.arange(1, budget + 1)
+    order = np.lexsort((each, seconds))
+    seconds, each = seconds[order], each[order]
+    best = np.r_[True, each[1:] < np.minimum.accumulate(each)[:-1]]  # longer batches only if cheaper per token
+    return _Batches(seconds[best], each[best])
+
+
+_cached = functools.lru_cache(maxsize=256)(_kinds)
+
+
+@functools.lru_cache(maxsize=256)
+def _lines(batch_time: BatchTime, budget: int) -> tuple[Floats, tuple[tuple[float, float], ...], bool]:
+    """Return t(b), b = 0 .. budget, lines (a, s) below it, a >= 0, and whether one batch takes no longer than two."""
+    seconds = batch_time.table(budget)
+    shortest = np.r_[0.0, np.minimum.accumulate(seconds[:0:-1])[::-1]]
+    loads = np.arange(1, budget + 1)
+    slopes = np.linspace(0.0, float((shortest[1:] / loads).min()), _LINES + 1)
+    slopes = np.r_[slopes, min((shortest[-1] - shortest[1]) / max(budget - 1, 1), slopes[-1])]
+    lines = tuple((max(float((shortest[1:] - s * loads).min()), 0.0), float(s)) for s in slopes)
+    merges = budget <= _TRIED and all(
+        (shortest[2 * i :] <= (shortest[i] + shortest[i : budget + 1 - i]) * (1 + _ROUNDING)).all()
+        for i in range(1, budget // 2 + 1)
+    )
+    return shortest, lines, merges
+
+
+class _Requests(NamedTuple):
+    """What the lengths alone say: statistics of `request_bounds`, mean tokens, and E[p] and E[p^2] at least."""
+
+    ttft: dict[str, float]
+    e2e: dict[str, float]
+    prompt: float
+    output: float
+    least_prompt: float
+    least_prompt_square: float
+
+
+def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
+    prompt, output = drawn(lengths)
+    sampled = not isinstance(lengths, Empirical)
+    first, end = request_bounds(prompt, output, server, reused=reused)
+    moments = (_statistics(prompt.astype(np.float64) ** power, sampled)["mean"] for power in (1, 2))
+    return _Requests(
+        _statistics(first, sampled), _statistics(end, sampled), lengths.mean_prompt, lengths.mean_output, *moments
+    )
+
+
+_cached_requests = functools.lru_cache(maxsize=256)(_requests)
+
+
+def _statistics(seconds: Floats, sampled: bool) -> dict[str, float]:
+    """Return mean and percentiles; of a sample four standard errors less."""
+    spread = _STANDARD_ERRORS / math.sqrt(seconds.size) if sampled else 0.0
+    mean = max(float(seconds.mean()) - spread * float(seconds.std()), float(seconds.min()))
+    shares = [max(q - spread * math.sqrt(q * (1 - q)), 0.0) for q in PERCENTILES.values()]
+    quantiles = np.quantile(seconds, shares, method="lower")
+    return {"mean": mean, **dict(zip(PERCENTILES, quantiles.tolist(), strict=True))}
+
+
+def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[str, float]:
+    """Return bounds of the time between tokens by load."""
+    seconds, each = batches
+    cheapest = float(each.min())
+    if not gaps:
+        return dict.fromkeys(("mean", *PERCENTILES), 0.0)
+    left = (1 - rate * others * cheapest) / (rate * gaps)
+    if left <= cheapest:
+        return dict.fromkeys(("mean", *PERCENTILES), math.inf)
+    mean = max(float((seconds + gamma * each).min()) - gamma * left for gamma in _MULTIPLIERS.tolist())
+    found = {"mean": mean}
+    for name, share in PERCENTILES.items():
+        found[name] = float(seconds[each <= cheapest + (left - cheapest) / share].min())
+    return found
+
+
+def _running(batches: _Batches, tokens_per_s: float) -> float:
+    """Return the least mean of what is left of the batch that runs when a request arrives."""
+    seconds, each = batches
+    if tokens_per_s * float(each.min()) >= 1:
+        return math.inf
+    return float(
+        max(
+            tokens_per_s * float(((seconds / 2 + gamma) * each).min()) - gamma
+            for gamma in (_MULTIPLIERS * float(seconds[0])).tolist()
+        )
+    )
+
+
+def _queue(batches: _Batches, rate: float, own: _Requests) -> float:
+    """Return the mean time in system of an M/G/1 queue of the prompts alone."""
+    each = float(batches.each.min())
+    used = rate * each * own.least_prompt
+    if used >= 1:
+        return math.inf
+    return float(each * own.least_prompt + rate * each**2 * own.least_prompt_square / (2 * (1 - used)))

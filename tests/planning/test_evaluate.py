@@ -1,0 +1,115 @@
+"""One deployment, simulated: shares of a stream, goodput by hand, and the same judgement as `estimate` gives."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import InputError
+from penstock.planning.evaluate import Aim, evaluate
+from penstock.planning.share import share_of
+from penstock.planning.space import Deployment
+
+SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
+WORKLOAD = ps.Workload.poisson(12.0, ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))
+PROCESSES = [
+    WORKLOAD, ps.Workload.deterministic(12.0, 300, 50), ps.Workload.gamma(12.0, 3.0, 300, 50),
+    ps.Workload.preset("azure-conv").with_rate(12.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("router", ["random", "round-robin"])
+@pytest.mark.parametrize("workload", PROCESSES, ids=["poisson", "deterministic", "gamma", "bursts"])
+def test_a_replica_gets_its_share_of_the_rate(workload: ps.Workload, router: str) -> None:
+    share = share_of(workload, router, 4)
+    times = share.requests(20_000).arrival_s
+    assert share.rate == pytest.approx(workload.rate / 4)
+    whole = workload.requests(80_000).arrival_s  # a bursty stream is slow to show its rate: as much time passes
+    assert times[-1] == pytest.approx(whole[-1], rel=0.1)
+    assert np.all(np.diff(times) >= 0)
+
+
+@pytest.mark.parametrize(("router", "squared_cv"), [("random", 1.0), ("round-robin", 0.25)])
+def test_gaps_of_a_share_are_those_of_theory(router: str, squared_cv: float) -> None:
+    """A fourth of a Poisson stream is Poisson by chance, Erlang in turns."""
+    gaps = np.diff(share_of(WORKLOAD, router, 4).requests(50_000).arrival_s)
+    assert gaps.var() / gaps.mean() ** 2 == pytest.approx(squared_cv, rel=0.05)
+
+
+@pytest.mark.parametrize("router", ["random", "round-robin"])
+def test_the_share_of_a_recording_is_some_of_its_requests_at_their_times(router: str) -> None:
+    recorded = ps.Workload.from_arrays(np.arange(1000.0), np.arange(1, 1001), np.full(1000, 7))
+    mine = share_of(recorded, router, 5).requests(150)
+    places = mine.prompt_tokens - 1
+    assert np.array_equal(mine.arrival_s, places - places[0])
+    assert np.all(mine.output_tokens == 7)
+    if router == "round-robin":
+        assert np.array_equal(places, 5 * np.arange(150))
+
+
+def test_a_recording_too_short_to_share_is_refused() -> None:
+    with pytest.raises(InputError, match="3 recorded requests leave"):
+        share_of(ps.Workload.from_arrays([0.0, 1.0, 2.0], [5, 5, 5], [5, 5, 5]), "round-robin", 3)
+
+
+def test_one_replica_is_judged_as_estimate_judges_it() -> None:
+    target = ps.Target.parse("ttft_p99<2s")
+    found = evaluate(WORKLOAD, Deployment(SERVER, 1), Aim.of([target], requests=4_000, most_requests=4_000))
+    _, steady = ps.estimate(WORKLOAD, SERVER, requests=4_000, most_requests=4_000, rho=ps.certify(WORKLOAD, SERVER).rho)
+    assert found.verdict == "stable"
+    assert found.estimates[0] == steady.estimates["ttft_s"]["p99"]
+    assert found.judgements[0] == steady.judge(target)
+
+
+def test_one_replica_says_what_a_network_of_replicas_behind_chance_says() -> None:
+    """The same pool, simulated as a network: their intervals of TTFT overlap."""
+    aim = Aim.of(["ttft_mean<1s"], requests=4_000, most_requests=4_000)
+    alone = evaluate(WORKLOAD.with_rate(30.0), Deployment(SERVER, 4), aim)
+    network = ps.Network.single(WORKLOAD.with_rate(30.0), SERVER, 4, "random")
+    run = ps.simulate_network(network, jobs=16_000, seed=3)
+    together = float(run.stages().filter(metric="ttft_s")["mean"][0])
+    assert alone.estimates[0].low <= together <= alone.estimates[0].high  # type: ignore[operator]
+
+
+def test_goodput_is_the_share_of_the_requests_within_all_limits() -> None:
+    """Counted by hand in the same run."""
+    limits = {"ttft": 0.15, "tbt": 0.02213, "e2e": 1.5}
+    aim = Aim.of([f"{name}_p99<{limit}s" for name, limit in limits.items()], requests=4_000, most_requests=4_000)
+    found = evaluate(WORKLOAD, Deployment(SERVER, 1), aim)
+    run, steady = ps.estimate(
+        WORKLOAD, SERVER, requests=4_000, most_requests=4_000, rho=ps.certify(WORKLOAD, SERVER).rho
+    )
+    rows = run.requests[steady.warmup_requests :]
+    ttft, e2e = rows["first_token_ns"] - rows["arrival_ns"], rows["finish_ns"] - rows["arrival_ns"]
+    gap = (rows["finish_ns"] - rows["first_token_ns"]) / (rows["output_tokens"] - 1).clip(1)
+    good = (ttft <= limits["ttft"] * 1e9) & (gap <= limits["tbt"] * 1e9) & (e2e <= limits["e2e"] * 1e9)
+    assert 0.05 < good.mean() < 0.95  # type: ignore[operator]
+    assert found.goodput.value == pytest.approx(good.mean())
+    assert found.goodput.low < found.goodput.value < found.goodput.high  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "deployment",
+    [Deployment(SERVER, 2), Deployment(SERVER, 2, router="jsq"), Deployment(SERVER, 2, prefill_replicas=1)],
+    ids=["alone", "network", "prompts alone"],
+)
+def test_what_theory_knows_unstable_is_not_simulated(deployment: Deployment) -> None:
+    found = evaluate(WORKLOAD.with_rate(200.0), deployment, Aim.of(["ttft_p99<2s"], requests=500))
+    assert (found.verdict, found.answer, found.requests) == ("unstable", "missed", 0)
+    assert found.throughput == 0
+
+
+def test_an_undecided_run_becomes_longer_until_it_decides_or_the_requests_are_spent() -> None:
+    aim = Aim.of(["ttft_p99<2s"], requests=500, most_requests=8_000)
+    found = evaluate(WORKLOAD, Deployment(SERVER, 1), aim)
+    assert found.answer != "undecided"
+    near = Aim.of([f"ttft_p99<{found.estimates[0].value}s"], requests=500, most_requests=2_000)
+    again = evaluate(WORKLOAD, Deployment(SERVER, 1), near)
+    assert (again.answer, again.requests) == ("undecided", 2_000)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "orca"])
+def test_kv_memory_and_engines_are_simulated_behind_routers_that_split_the_stream(policy: str) -> None:
+    server = ps.Server(SERVER.batch_time, 256, 64, policy=policy, kv_tokens=20_000)
+    found = evaluate(WORKLOAD.with_rate(20.0), Deployment(server, 2), Aim.of(["ttft_p99<5s"], requests=1_000))
+    assert found.verdict == "stable"
+    assert found.answer == "met"

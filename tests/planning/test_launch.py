@@ -1,0 +1,169 @@
+"""A deployment can be started as it was planned: by a command line, and on Kubernetes."""
+
+import shlex
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.planning.launch import MODEL, launch
+from penstock.planning.space import Deployment
+
+A100 = "codellama-34b-a100-tp2"
+
+
+def deployment(policy="sarathi", budget=512, slots=128, replicas=3, router="random", **server):
+    one = ps.Server(ps.hardware(A100).batch_time, budget, slots, policy=policy, **server)
+    return Deployment(one, replicas, A100, router, accelerators=2)
+
+
+def options(command):
+    """Each option with the word behind it, None for a switch."""
+    pairs = zip(command, [*command[1:], "--"], strict=True)
+    return {word: None if value.startswith("--") else value for word, value in pairs if word.startswith("--")}
+
+
+def test_sarathi_is_vllms_own_scheduler_with_the_limits_of_the_plan():
+    found = launch(deployment())
+    assert found.command[:3] == ("vllm", "serve", "CodeLlama-34B")
+    assert options(found.command) == {
+        "--tensor-parallel-size": "2",
+        "--max-num-batched-tokens": "512",
+        "--max-num-seqs": "128",
+    }
+    assert found.exact
+    assert not found.environment
+
+
+@pytest.mark.parametrize(("budget", "slots"), [(256, 64), (2048, None)])
+def test_what_is_started_for_sarathi_serves_each_request_at_the_same_time_as_planned(budget, slots):
+    workload = ps.Workload.poisson(5.0, ps.LogNormal(700, 1.2), ps.Geometric(60), seed=1)
+    planned, started = (
+        ps.simulate(workload, deployment(policy, budget, slots).server, requests=3_000)
+        for policy in ("sarathi", "vllm")
+    )
+    assert (planned.rows.finish == started.rows.finish).all()
+    assert (planned.rows.first_token == started.rows.first_token).all()
+
+
+def test_other_policies_run_through_the_plugin_with_their_numbers():
+    maxweight = deployment("maxweight", policy_params=[700.0, 60.0])
+    found = launch(maxweight)
+    assert options(found.command)["--scheduler-cls"] == "penstock.vllm_plugin.PenstockScheduler"
+    assert found.environment["PENSTOCK_POLICY"] == "maxweight"
+    numbers = [float(part) for part in found.environment["PENSTOCK_POLICY_PARAMS"].split(",")]
+    assert numbers == pytest.approx(maxweight.server.params, rel=1e-11)
+    image = yaml.safe_load_all(found.manifest).__next__()["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert image.startswith("registry.example.com/"), "the engine's own image has no penstock in it"
+
+
+def test_settings_of_the_engines_become_their_options():
+    slow = deployment("vllm", policy_params={"long_prefill_threshold": 256}, order="priority", kv_blocks=900)
+    asked = options(launch(slow).command)
+    assert asked["--long-prefill-token-threshold"] == "256"
+    assert asked["--scheduling-policy"] == "priority"
+    mixed = deployment("sglang", policy_params={"mixed_chunk": True, "new_token_ratio": 0.5})
+    found = launch(mixed)
+    assert found.engine == "sglang"
+    assert found.exact
+    assert options(found.command) == {
+        "--model-path": "CodeLlama-34B",
+        "--tp-size": "2",
+        "--chunked-prefill-size": "512",
+        "--max-running-requests": "128",
+        "--schedule-policy": "fcfs",
+        "--max-prefill-tokens": "16384",
+        "--enable-mixed-chunk": None,
+    }
+    assert float(found.environment["SGLANG_INIT_NEW_TOKEN_RATIO"]) == 0.5
+    assert 0.5 * float(found.environment["SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"]) == pytest.approx(0.098, rel=1e-5)
+
+
+@pytest.mark.parametrize(("engine", "policy"), [("sglang", "sarathi"), ("sglang", "vllm"), ("vllm", "sglang")])
+def test_an_engine_with_another_scheduler_is_said_to_differ(engine, policy):
+    found = launch(deployment(policy), engine)
+    assert not found.exact
+    assert any("plan again" in note for note in found.notes)
+
+
+def test_the_counting_of_the_paper_is_said_to_differ():
+    assert not launch(deployment("orca", scope="batch", convention="paper")).exact
+
+
+def test_vllm_is_never_given_more_requests_than_tokens():
+    """It refuses max-num-seqs above max-num-batched-tokens."""
+    for slots in (None, 700):
+        found = launch(deployment(slots=slots))
+        assert options(found.command)["--max-num-seqs"] == "512"
+        assert any("max-num-seqs" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("policy", ["tensorrt-llm", "vllm-v0", "vidur-sarathi"])
+def test_other_engines_are_refused_in_one_line(policy):
+    with pytest.raises(ps.InputError, match="no command line") as error:
+        launch(deployment(policy))
+    assert "\n" not in str(error.value)
+
+
+def test_disaggregated_replicas_and_unknown_engines_are_refused():
+    with pytest.raises(ps.InputError, match="prefill"):
+        launch(Deployment(deployment().server, 3, A100, prefill_replicas=1))
+    with pytest.raises(ps.InputError, match="sglang"):
+        launch(deployment(), "sgland")
+
+
+def test_a_placeholder_is_said_to_be_one():
+    server = deployment().server
+    assert any(MODEL in note for note in launch(Deployment(server, 1)).notes)
+    assert any("CodeLlama-34B" in note for note in launch(deployment()).notes)
+    given = launch(deployment(), model="codellama/CodeLlama-34b-hf")
+    assert given.command[2] == "codellama/CodeLlama-34b-hf"
+    assert not any("placeholder" in note or "preset" in note for note in given.notes)
+
+
+def test_the_router_that_kubernetes_does_not_have_is_said_in_the_manifest():
+    assert "jsq" in launch(deployment(router="jsq")).manifest.split("apiVersion")[0]
+    assert "jsq" not in launch(deployment()).manifest
+
+
+@given(
+    policy=st.sampled_from([*ps.POLICIES, "vllm", "sglang"]),
+    engine=st.sampled_from([None, "vllm", "sglang"]),
+    budget=st.integers(1, 8192),
+    slots=st.none() | st.integers(1, 2048),
+    replicas=st.integers(1, 64),
+    model=st.none() | st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1),
+)
+def test_command_and_manifest_say_the_same_and_kubernetes_takes_it(policy, engine, budget, slots, replicas, model):
+    found = launch(deployment(policy, budget, slots, replicas), engine, model=model)
+    words = shlex.split(found.shell.replace("\\\n", ""))  # as a shell joins continued lines
+    assert words[len(found.environment) :] == list(found.command)
+    assert dict(word.split("=", 1) for word in words[: len(found.environment)]) == dict(found.environment)
+    workload, service = yaml.safe_load_all(found.manifest)
+    pod = workload["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["command"][: len(found.command)] == list(found.command)
+    assert {entry["name"]: entry["value"] for entry in container.get("env", [])} == dict(found.environment)
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert workload["spec"]["replicas"] == replicas
+    selector = workload["spec"]["selector"]["matchLabels"]
+    assert selector == service["spec"]["selector"]
+    assert selector.items() <= pod["metadata"]["labels"].items()
+    port = next(port for port in container["ports"] if port["name"] == service["spec"]["ports"][0]["targetPort"])
+    assert container["command"][-2:] == ["--port", str(port["containerPort"])]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": port["name"]}
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "sglang"])
+@pytest.mark.parametrize("model", [None, "Qwen/Qwen3-32B", "/srv/weights/_odd name_.gguf"])
+def test_the_manifest_is_valid_by_the_schema_of_kubernetes(policy, model):
+    validator = pytest.importorskip("kubernetes_validate", reason="the schemas come with kubernetes-validate")
+    for document in yaml.safe_load_all(launch(deployment(policy), model=model).manifest):
+        validator.validate(document, validator.latest_version(), strict=True)
+        broken = {**document, "metadata": {**document["metadata"], "labels": {"one": 1}}}
+        with pytest.raises(validator.ValidationError):  # or the schema would take anything
+            validator.validate(broken, validator.latest_version(), strict=True)

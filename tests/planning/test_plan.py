@@ -1,0 +1,232 @@
+"""The plan is the one that simulating every deployment gives, and accounts for each of them."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as some
+
+import penstock as ps
+from penstock.errors import InputError
+from penstock.planning.evaluate import Aim, Evaluation, evaluate
+from penstock.planning.plan import Plan, plan
+from penstock.planning.space import Space, search_space
+
+TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
+HARDWARE = [f"codellama-34b-a100-tp{degree}" for degree in (1, 2, 4)]
+SMALL = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
+
+
+def azure(name: str, rate: float) -> ps.Workload:
+    path = TRACES / f"azure_llm_2023_{name}.csv"
+    if not path.exists():
+        pytest.skip(f"no {path.name} in shared/data/traces beside the repository")
+    return ps.read_trace(path).with_rate(rate, arrivals="poisson")
+
+
+def exhaustive(workload: ps.Workload, space: Space, aim: Aim) -> Evaluation | None:
+    """Simulate every deployment; the least of those that do, by cost, latency of the first target, name."""
+    found = [evaluate(workload, deployment, aim) for deployment in space]
+    return min(
+        (e for e in found if e.answer == "met"),
+        key=lambda e: (e.deployment.cost, e.estimates[0].value, e.deployment.name), default=None,
+    )  # fmt: skip
+
+
+def assert_same(found: Plan, best: Evaluation | None) -> None:
+    if best is None:
+        assert found.best is None
+        assert found.unreachable is not None
+    else:
+        assert found.best is not None
+        assert found.best.deployment.name == best.deployment.name
+        assert found.best.estimates == best.estimates
+
+
+def assert_accounted(found: Plan, space: Space) -> None:
+    impossible = sum(each.count for each in space.refused)
+    assert found.simulations + sum(each.count for each in found.discarded) - impossible == len(space) == found.space
+
+
+@pytest.mark.parametrize(
+    ("trace", "rate", "targets"),
+    [("code", 12.0, ["ttft_p90<1.5s"]), ("conv", 6.0, ["tbt_p99<100ms", "ttft_p99<2s"])],
+)
+def test_pruning_finds_what_simulating_everything_finds(trace: str, rate: float, targets: list[str]) -> None:
+    """On the Azure traces with the paper's presets, with at most a tenth of the simulations."""
+    workload = azure(trace, rate)
+    server = ps.Server(ps.hardware(HARDWARE[0]).batch_time, 512)
+    space = search_space(server, hardware=HARDWARE, token_budget=[512, 1024], replicas=24, price={"a100": 2.0})
+    aim = Aim.of(targets, requests=1_000, most_requests=4_000)
+    found = plan(workload, space, aim=aim)
+    assert_same(found, exhaustive(workload, space, aim))
+    assert_accounted(found, space)
+    assert found.best is not None
+    assert found.simulations <= len(space) / 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", ["code", "conv"])
+@pytest.mark.parametrize(
+    ("rate", "targets", "objective"),
+    [
+        (4.0, ["ttft_p99<3s"], "cost"), (10.0, ["e2e_p90<15s", "ttft_mean<1s"], "cost"),
+        (20.0, ["tbt_p99<150ms", "ttft_p99<2s"], "cost"), (10.0, ["ttft_p99<300ms"], "cost"),
+        (10.0, ["ttft_p99<1s", "tbt_p99<90ms"], "goodput"),
+    ],
+)  # fmt: skip
+def test_pruning_finds_the_same_with_more_kinds_of_deployment(
+    trace: str, rate: float, targets: list[str], objective: str
+) -> None:
+    """Policies and token budgets on the Azure traces, with at most a tenth of the simulations."""
+    workload = azure(trace, rate)
+    server = ps.Server(ps.hardware(HARDWARE[0]).batch_time, 512)
+    space = search_space(server, hardware=HARDWARE, token_budget=[256, 1024], policy=["sarathi", "orca"], replicas=24)
+    aim = Aim.of(targets, objective=objective, goodput=0.95, requests=1_000, most_requests=16_000)
+    found = plan(workload, space, aim=aim)
+    assert_same(found, exhaustive(workload, space, aim))
+    assert_accounted(found, space)
+    assert found.simulations <= len(space) / 10
+
+
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])  # each takes seconds: no shrinking
+@given(
+    rate=some.floats(1, 40),
+    prompt=some.integers(20, 800),
+    output=some.integers(5, 200),
+    faster=some.floats(0.3, 0.9),
+    price=some.sampled_from([1.0, 1.5, 2.0]),
+    budgets=some.lists(some.sampled_from([128, 256, 512]), min_size=1, max_size=2, unique=True),
+    policies=some.lists(some.sampled_from(["sarathi", "orca", "vllm"]), min_size=1, max_size=2, unique=True),
+    router=some.sampled_from(["random", "round-robin"]),
+    limit=some.floats(0.05, 3),
+    metric=some.sampled_from(["ttft_p99", "ttft_mean", "e2e_p90"]),
+    objective=some.sampled_from(["cost", "goodput"]),
+)
+def test_pruning_finds_the_same_in_small_spaces(
+    rate: float, prompt: int, output: int, faster: float, price: float, budgets: list[int], policies: list[str],
+    router: str, limit: float, metric: str, objective: str,
+) -> None:  # fmt: skip
+    """Whatever arrives and whatever is asked for."""
+    workload = ps.Workload.poisson(rate, ps.Geometric(prompt, max=4 * prompt), ps.Geometric(output, max=4 * output))
+    slow = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
+    quick = ps.Server(ps.Affine(c=0.01 * faster, a=1e-4 * faster), token_budget=256)
+    both = [
+        search_space(server, token_budget=budgets, policy=policies, router=[router], replicas=8, price=each)
+        for server, each in ((slow, 1.0), (quick, price))
+    ]
+    aim = Aim.of([f"{metric}<{limit}s"], objective=objective, goodput=0.9, requests=400, most_requests=800)
+    for space in both:
+        found = plan(workload, space, aim=aim)
+        assert_same(found, exhaustive(workload, space, aim))
+        assert_accounted(found, space)
+
+
+def test_the_answer_says_what_binds_and_what_comes_next() -> None:
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    space = search_space(SMALL, token_budget=[128, 256, 512], replicas=16, price=3.0)
+    found = plan(workload, space, ["ttft_p99<250ms"], requests=2_000)
+    assert found.best is not None
+    assert found.next_best is not None
+    best = found.best.deployment
+    fewer = evaluate(workload, best.with_replicas(best.replicas - 1), found.aim)
+    assert fewer.answer != "met"
+    assert found.binding.startswith(f"with {best.replicas - 1} replica")
+    assert found.margins[0] == 1 - found.best.estimates[0].value / 0.25  # type: ignore[operator]
+    assert found.next_best.answer == "met"
+    assert found.next_best.deployment.cost >= best.cost
+    assert found.best in found.frontier
+    costs = [each.deployment.cost for each in found.frontier]
+    latencies = [each.estimates[0].value for each in found.frontier]
+    assert costs == sorted(costs)
+    assert latencies == sorted(latencies, reverse=True)  # type: ignore[type-var]
+
+
+def test_a_target_that_none_reaches_is_explained_with_the_nearest_value() -> None:
+    """A decode takes 10.1 ms at least, so no fleet of any size has gaps of 5 ms."""
+    workload = ps.Workload.poisson(5.0, 400, 50)
+    space = search_space(SMALL, token_budget=[128, 256], replicas=64)
+    found = plan(workload, space, ["tbt_p50<5ms"], requests=500)
+    assert found.best is None
+    assert found.unreachable is not None
+    assert found.unreachable.target == "tbt_p50<0.005s"
+    assert "at least 10.1 ms" in found.unreachable.why
+    assert found.unreachable.nearest == pytest.approx(0.0101, rel=0.05)
+    assert found.simulations == 1
+
+
+def test_too_few_replicas_are_the_reason_where_more_would_do() -> None:
+    workload = ps.Workload.poisson(40.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    few, many = (plan(workload, search_space(SMALL, replicas=n), ["ttft_p99<500ms"], requests=1_000) for n in (2, 32))
+    assert few.best is None
+    assert few.unreachable is not None
+    assert few.unreachable.target == "stability"
+    assert many.best is not None
+
+
+def test_goodput_counts_the_requests_that_stay_within_all_limits() -> None:
+    """Half of the prompts take 0.1 s and half 2 s and more: half of the requests can be within 1 s."""
+    workload = ps.Workload.poisson(0.002, ps.Mixture([ps.Constant(100), ps.Constant(50_000)], [0.5, 0.5]), 10)
+    space = search_space(SMALL, replicas=2)
+    found = plan(workload, space, ["ttft_p99<1s"], objective="goodput", goodput=0.45, requests=2_000)
+    assert found.best is not None
+    assert found.best.goodput.value == pytest.approx(0.5, abs=0.03)
+    assert found.best.judgements == ("missed",)
+    unreached = plan(workload, space, ["ttft_p99<1s"], objective="goodput", goodput=0.6, requests=2_000)
+    assert unreached.best is None
+    assert unreached.unreachable is not None
+    assert unreached.unreachable.nearest == pytest.approx(0.5, abs=0.03)
+
+
+def test_routers_that_look_at_queues_need_no_more_replicas_than_chance() -> None:
+    workload = ps.Workload.poisson(30.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    space = search_space(SMALL, router=["random", "jsq"], replicas=16)
+    found = plan(workload, space, ["ttft_p99<400ms"], requests=1_000)
+    assert found.best is not None
+    assert found.best.deployment.router == "jsq"
+
+
+def test_replicas_for_prompts_alone_keep_their_ratio() -> None:
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    space = search_space(SMALL, disaggregation=["1:1", "2:1"], replicas=12)
+    found = plan(workload, space, ["e2e_p90<3s"], requests=1_000)
+    assert found.best is not None
+    assert found.best.deployment.ratio in ((1, 1), (2, 1))
+    assert_accounted(found, space)
+
+
+def test_a_target_that_a_kind_of_deployment_does_not_measure_rules_it_out() -> None:
+    workload = ps.Workload.poisson(5.0, 400, 50)
+    space = search_space(SMALL, router=["random", "jsq"], replicas=4)
+    found = plan(workload, space, ["tbt_p99<100ms"], requests=500)
+    assert found.best is not None
+    assert found.best.deployment.router == "random"
+    assert [each.by for each in found.discarded if "jsq" in each.family] == ["impossible"]
+    with pytest.raises(InputError, match=r"tbt_p99<0\.1s cannot be judged"):
+        plan(workload, search_space(SMALL, router=["jsq"], replicas=4), ["tbt_p99<100ms"])
+
+
+def test_goodput_needs_no_statistic_that_networks_do_not_measure() -> None:
+    """A request's own mean time per output token is known behind any router."""
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    space = search_space(SMALL, router=["jsq"], replicas=8)
+    found = plan(workload, space, ["tbt_p99<25ms", "ttft_p99.9<2s"], objective="goodput", goodput=0.9, requests=500)
+    assert found.best is not None
+    assert found.best.goodput.low >= 0.9  # type: ignore[operator]
+    assert found.as_dict()["margins"][0] is None
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300))
+    space = search_space(SMALL, token_budget=[128, 256], replicas=8)
+    first, second = (plan(workload, space, ["ttft_p99<500ms"], requests=500).as_dict() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("targets", "wrong"),
+    [([], "no target is given"), (["ttft_p99<2s", "ttft_p99<3s"], "two targets limit ttft_p99"), (["ttft"], "no '<'")],
+)
+def test_targets_that_cannot_be_used_are_refused_in_one_line(targets: list[str], wrong: str) -> None:
+    with pytest.raises(InputError, match=wrong):
+        plan(ps.Workload.poisson(1.0, 10, 10), search_space(SMALL), targets)

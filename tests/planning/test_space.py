@@ -1,0 +1,98 @@
+"""The search space holds every combination once, each with its cost, and says what cannot exist."""
+
+import pytest
+
+import penstock as ps
+from penstock.errors import InputError
+from penstock.planning.space import Deployment, search_space
+
+SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
+
+
+def test_every_combination_is_there_once() -> None:
+    space = search_space(
+        SERVER, hardware=["codellama-34b-a100-tp1", "codellama-34b-a100-tp2"], token_budget=[128, 512],
+        policy=["sarathi", "orca"], max_batch_size=[None, 64], router=["random", "jsq"], replicas=5,
+    )  # fmt: skip
+    names = [deployment.name for deployment in space]
+    assert len(names) == len(set(names)) == len(space) == 2 * 2 * 2 * 2 * 2 * 5
+
+
+def test_what_is_not_searched_is_as_the_server_has_it() -> None:
+    (deployment,) = search_space(SERVER, replicas=[3])
+    assert deployment.server == SERVER
+    assert (deployment.replicas, deployment.router, deployment.hardware) == (3, "random", None)
+
+
+def test_presets_bring_batch_times_and_accelerators() -> None:
+    (deployment,) = search_space(SERVER, hardware=["codellama-34b-a100-tp4"], replicas=[2], price={"a100": 2.5})
+    assert deployment.server.batch_time == ps.hardware("codellama-34b-a100-tp4").batch_time
+    assert deployment.total_accelerators == 8
+    assert deployment.cost == 2.5 * 8
+
+
+def test_the_longest_name_that_matches_gives_the_price() -> None:
+    (deployment,) = search_space(
+        SERVER, hardware=["codellama-34b-a100-tp1"], replicas=[1], price={"a100": 2.0, "A100 80 GB": 3.0}
+    )
+    assert deployment.price == 3.0
+
+
+def test_without_prices_accelerators_are_counted() -> None:
+    (deployment,) = search_space(SERVER, replicas=[3], accelerators=2)
+    assert deployment.cost == deployment.total_accelerators == 6
+
+
+def test_dearer_deployments_are_left_out() -> None:
+    space = search_space(SERVER, replicas=9, price=2.0, max_cost=7.0)
+    assert [deployment.replicas for deployment in space] == [1, 2, 3]
+
+
+def test_a_ratio_divides_all_replicas_into_prompts_and_decodes() -> None:
+    space = search_space(SERVER, disaggregation=["2:4"], replicas=9)
+    assert [(d.replicas, d.prefill_replicas) for d in space] == [(3, 1), (6, 2), (9, 3)]
+    assert next(iter(space)).ratio == (1, 2)
+    with pytest.raises(InputError, match="4 replicas cannot be divided 1:2"):
+        next(iter(space)).with_replicas(4)
+
+
+def test_what_cannot_exist_is_refused_with_its_reason() -> None:
+    """Schedulers of engines serve behind routers that split the stream only."""
+    space = search_space(SERVER, policy=["sarathi", "vllm"], router=["random", "jsq"], replicas=4)
+    assert {family.name for family in space.families} == {
+        "server, sarathi, budget 256", "server, sarathi, budget 256, jsq", "server, vllm, budget 256",
+    }  # fmt: skip
+    assert [each.by for each in space.refused] == ["impossible"]
+    assert "the scheduler of an engine" in space.refused[0].why
+    with pytest.raises(InputError, match="no deployment of the search space can exist"):
+        search_space(SERVER, policy=["vllm"], router=["jsq"])
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"hardware": ["a100-of-nobody"]}, "unknown hardware"),
+        ({"token_budget": [0]}, "token_budget is 0"),
+        ({"policy": ["sarahti"]}, "sarathi"),
+        ({"router": ["rnadom"]}, "random"),
+        ({"disaggregation": ["1/2"]}, "search.disaggregation is '1/2'"),
+        ({"disaggregation": ["0:2"]}, "search.disaggregation is '0:2'"),
+        ({"replicas": 0}, "search.replicas.max is 0"),
+        ({"replicas": []}, "search.replicas is empty"),
+        ({"router": []}, "search.router is empty"),
+        ({"price": -1.0}, "price is -1"),
+        ({"price": {"h100": 4.0}, "hardware": ["codellama-34b-a100-tp1"]}, "no price matches A100 80 GB"),
+        ({"max_cost": 0.5}, "no number of replicas is allowed, costs at most 0.5"),
+        ({"token_budget": range(1, 1000), "max_batch_size": range(1, 1000)}, "the search space has 998,001"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_one_line(given: dict[str, object], wrong: str) -> None:
+    with pytest.raises(InputError) as error:
+        search_space(SERVER, **given)  # type: ignore[arg-type]
+    assert wrong in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_deployment_needs_a_replica_that_decodes() -> None:
+    with pytest.raises(InputError, match="at least one replica must decode"):
+        Deployment(SERVER, 2, prefill_replicas=2)

@@ -1,0 +1,151 @@
+"""`penstock plan` answers in words or JSON, and says in one line what is wrong."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import penstock as ps
+from penstock.cli import main
+from penstock.planning.scenario import read_plan
+
+Said = tuple[int, str, str]
+"""Exit status, standard output, standard error."""
+
+SCENARIO = """
+workload: {poisson: {rate: 20, prompt: {geometric: {mean: 400, max: 2000}}, output: {geometric: {mean: 50, max: 300}}}}
+server: {batch_time: {affine: {c_ms: 10, a_ms_per_token: 0.1}}, token_budget: 256}
+simulate: {requests: 1000, seed: 1}
+plan:
+  targets: [ttft_p99<300ms]
+  search: {token_budget: [128, 256], policy: [sarathi, orca], replicas: {max: 16}}
+  price: 2.5
+"""
+
+
+@pytest.fixture
+def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """Return the command line, in this process, 80 columns wide."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        written = capsys.readouterr()
+        return int(left.value.code or 0), written.out, written.err
+
+    return run
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def changed(path: Path, **plan: object) -> Path:
+    """Write the scenario with other keys of its plan."""
+    document = yaml.safe_load(SCENARIO)
+    document["plan"] |= plan
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_json_is_the_answer_of_the_library(penstock: Callable[..., Said], scenario: Path) -> None:
+    status, out, err = penstock("plan", scenario, "--json")
+    assert (status, err) == (0, "")
+    workload = ps.Workload.poisson(20.0, ps.Geometric(400, max=2_000), ps.Geometric(50, max=300), seed=1)
+    server = ps.Server(ps.Affine(c=0.01, a=1e-4), 256)
+    space = ps.search_space(server, token_budget=[128, 256], policy=["sarathi", "orca"], replicas=16, price=2.5)
+    found = ps.plan(workload, space, ["ttft_p99<300ms"], requests=1_000)
+    assert json.loads(out)["plan"] == json.loads(json.dumps(found.as_dict()))
+
+
+def test_words_begin_with_the_answer(penstock: Callable[..., Said], scenario: Path) -> None:
+    status, out, _ = penstock("plan", scenario)
+    found = json.loads(penstock("plan", scenario, "--json")[1])["plan"]
+    best = found["best"]["deployment"]
+    assert status == 0
+    assert out.split("\n\n")[1].startswith(f"{best['replicas']} replicas of the server behind random")
+    assert "met  ttft_p99<0.3s" in out
+    assert f"{best['cost']:.2f} per hour" in out
+    assert f"{found['simulations']} of {found['space']} deployments were simulated" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_command_line_goes_before_the_scenario(penstock: Callable[..., Said], scenario: Path) -> None:
+    given = ("--target", "e2e_mean<9s", "--requests", 500, "--seed", 3, "--objective", "goodput", "--goodput", 0.9)
+    found = json.loads(penstock("plan", scenario, *given, "--json")[1])["plan"]
+    assert (found["targets"], found["objective"], found["goodput"]) == (["e2e_mean<9s"], "goodput", 0.9)
+
+
+def test_strict_fails_where_no_deployment_does(penstock: Callable[..., Said], scenario: Path) -> None:
+    impossible = ("plan", scenario, "--target", "tbt_p50<1ms")
+    assert penstock(*impossible)[0] == 0
+    status, out, _ = penstock(*impossible, "--strict")
+    assert status == 1
+    assert "UNREACHABLE  tbt_p50<0.001s: tbt_p50 is at least 10.1 ms" in " ".join(out.split("\n"))
+    assert penstock("plan", scenario, "--strict")[0] == 0
+
+
+def test_the_manifest_is_written_where_an_engine_can_run_the_answer(
+    penstock: Callable[..., Said], scenario: Path, tmp_path: Path
+) -> None:
+    written = tmp_path / "fleet-on-kubernetes.yaml"
+    assert penstock("plan", scenario, "--manifest", written)[0] == 0
+    found = json.loads(penstock("plan", scenario, "--json")[1])["plan"]["best"]["deployment"]
+    deployment = next(each for each in yaml.safe_load_all(written.read_text()) if each["kind"] == "Deployment")
+    assert deployment["spec"]["replicas"] == found["replicas"]
+
+
+def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> None:
+    path = tmp_path / "open.yaml"
+    path.write_text(
+        "workload: {preset: azure-conv, rate: 5, arrivals: poisson}\n"
+        "plan: {targets: ttft_p99<2s, search: {hardware: codellama-34b-a100-tp2, token_budget: [256, 512]}}\n"
+    )
+    asked = read_plan(path)
+    assert len(asked.space) == 2 * 32
+    assert {d.hardware for d in asked.space} == {"codellama-34b-a100-tp2"}
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrong"),
+    [
+        ({"targets": []}, "names no target"),
+        ({"targets": ["ttft_p99"]}, "has no '<'"),
+        ({"targets": ["tbt_p99<1s"], "search": {"router": ["jsq"]}}, "no deployment can be judged"),
+        ({"serach": {}}, "plan.serach is not a key of a scenario; did you mean 'search'?"),
+        ({"search": {"token_budgets": [1]}}, "plan.search.token_budgets is not a key"),
+        ({"search": {"replicas": {"min": 5, "max": 2}}}, "search.replicas.min is 5"),
+        ({"search": {"replicas": ["many"]}}, "must be a whole number"),
+        ({"search": {"policy": ["sarathy"]}}, "sarathi"),
+        ({"price": {"a100": 2.0}}, "no price matches a server without a preset"),
+        ({"goodput": 1.5, "objective": "goodput"}, "the goodput is 1.5"),
+        ({"objective": "speed"}, "plan.objective must be 'cost' or 'goodput'"),
+        ({"confidence": 2.0}, "confidence is 2"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(
+    penstock: Callable[..., Said], scenario: Path, plan: dict[str, object], wrong: str
+) -> None:
+    status, out, err = penstock("plan", changed(scenario, **plan))
+    assert (status, out) == (2, "")
+    assert wrong in err
+    assert err.count("\n") == 1
+
+
+def test_a_scenario_without_a_plan_is_told_how_to_write_one(penstock: Callable[..., Said], tmp_path: Path) -> None:
+    path = tmp_path / "plain.yaml"
+    path.write_text("workload: {preset: azure-conv, rate: 5}\nserver: {hardware: codellama-34b-a100-tp2}\n")
+    status, _, err = penstock("plan", path)
+    assert status == 2
+    assert "has no `plan`" in err
+    path.write_text("network: {}\n")
+    assert "describes a network" in penstock("plan", path)[2]

@@ -1,0 +1,92 @@
+"""The page of a plan gives the answer first, every chart with its table, and why others were left out."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.planning.day import plan_day
+from penstock.planning.job import plan_job
+from penstock.planning.launch import launch
+from penstock.planning.limits import stable_rates
+from penstock.planning.plan import plan
+from penstock.planning.rates import RateProfile
+from penstock.planning.space import search_space
+from penstock.report_plan import report_plan
+
+WORKLOAD = ps.Workload.poisson(rate=20.0, prompt=400, output=60)
+SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 32)
+SPACE = search_space(
+    SERVER, hardware=["codellama-34b-a100-tp1"], token_budget=[128, 512], replicas=16, price={"a100": 2.0}
+)
+
+
+def text_of(path: Path) -> str:
+    page = re.sub(r"<style>.*?</style>|<svg.*?</svg>", " ", path.read_text(), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = plan(WORKLOAD, SPACE, ["ttft_p99<2s"], requests=1_000)
+    assert found.best is not None
+    best = found.best.deployment
+    day = plan_day(RateProfile([5.0, 20.0]), WORKLOAD, best, ["ttft_p99<2s"], most_replicas=16, requests=1_000)
+    job = plan_job(WORKLOAD, [family.smallest for family in SPACE.families], requests=2_000, deadline_s=600)
+    path = tmp_path_factory.mktemp("plan") / "page.html"
+    rates = stable_rates(WORKLOAD, SPACE, best)
+    report_plan(path, "cluster", found, rates=rates, day=day, job=job, launches=[launch(best)])
+    return path
+
+
+def test_the_answer_comes_first_then_the_targets(page: Path) -> None:
+    text = text_of(page)
+    body = text[text.index("met ", len("met: ")) :]
+    order = ["Answer :", "codellama-34b-a100-tp1", "per hour", "ttft_p99&lt;2s :", "margin", "Offline work :"]
+    places = [body.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_every_part_has_its_section(page: Path) -> None:
+    headings = re.findall(r"<h2>(.*?)</h2>", page.read_text())
+    assert headings == [
+        "The answer",
+        "Cost and throughput against latency",
+        "What one replica carries",
+        "The day",
+        "Offline work",
+        "To start it",
+        "Why not the others",
+    ]
+
+
+def test_every_chart_has_a_text_alternative_and_every_figure_its_table(page: Path) -> None:
+    text = page.read_text()
+    labels = re.findall(r'<svg role="img" aria-label="([^"]+)"', text)
+    assert len(labels) == len(set(labels)) == 2 + 1 + 3
+    assert text.count("<figure>") == text.count("<details>") == 3
+    for details in re.findall(r"<details>(.*?)</details>", text, flags=re.DOTALL):
+        assert details.count("<tr>") > 2
+
+
+def test_the_command_to_start_a_replica_is_on_the_page(page: Path) -> None:
+    assert "vllm serve" in text_of(page)
+
+
+def test_a_target_that_no_deployment_reaches_is_missed_and_says_why_and_the_nearest(tmp_path: Path) -> None:
+    found = plan(WORKLOAD, SPACE, ["ttft_p99<1ms"], requests=1_000)
+    assert found.unreachable is not None
+    report_plan(tmp_path / "page.html", "cluster", found)
+    text = text_of(tmp_path / "page.html")
+    assert "<title>missed: Plan for cluster</title>" in (tmp_path / "page.html").read_text()
+    assert found.unreachable.why.split(";")[0] in text
+    assert "Answer :" not in text
+    if found.unreachable.nearest is not None:
+        assert "The nearest that is reached" in text
+
+
+def test_a_day_or_a_job_alone_has_a_page(tmp_path: Path) -> None:
+    job = plan_job(WORKLOAD, [SPACE.families[0].smallest], requests=2_000, deadline_s=600)
+    report_plan(tmp_path / "page.html", "cluster", job=job)
+    assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "page.html").read_text()) == ["Offline work"]
