@@ -58,20 +58,10 @@ def plan(
     ] = None,
     strict: Strict = False,
 ) -> None:
-    r"""Find the cheapest deployment that meets the targets, and say what binds it and what comes next.
+    """Find the cheapest deployment that meets the targets, and say what binds it and what comes next.
 
-    The scenario says where to look:
-
-    \b
-      workload: {trace: requests.csv, rate: 9, arrivals: poisson}
-      server: {policy: sarathi}
-      plan:
-        targets: [ttft_p99<2s, tbt_p99<100ms]
-        search:
-          hardware: [codellama-34b-a100-tp1, codellama-34b-a100-tp2]
-          token_budget: [256, 512, 1024]
-          replicas: {max: 32}
-        price: {a100: 2.0}
+    Beside `workload` and `server` the scenario has a `plan` that says where to look, such as
+    `plan: {targets: [ttft_p99<2s], search: {token_budget: [256, 512, 1024], replicas: {max: 32}}}`.
     """
     check_outputs(scenario, figures, report)
     if manifest is not None:

@@ -57,7 +57,8 @@ def sweep(
     ] = True,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever --out holds.")] = False,
     sort: Annotated[
-        str | None, typer.Option("--sort", metavar="COLUMN", help="Order of the rows shown; default: e2e_p50_s.")
+        str | None,
+        typer.Option("--sort", metavar="COLUMN", help="Order of the rows shown; of many by e2e_p50_s."),
     ] = None,
     as_json: Json = False,
     figures: Figures = None,

@@ -1,5 +1,6 @@
 """The report on a plan, as a page: the answer, what it costs and why, what one replica carries, the day, the job."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,7 +99,8 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
     for target, estimate, judgement, margin in zip(
         plan.targets, best.estimates, best.judgements, plan.margins, strict=True
     ):
-        found.append(Verdict(judgement, f"{told(target, estimate)}; margin {margin:.0%}", "simulation", str(target)))
+        within = told(target, estimate) + ("" if math.isnan(margin) else f"; margin {margin:.0%}")
+        found.append(Verdict(judgement, within, "simulation", str(target)))
     return found
 
 

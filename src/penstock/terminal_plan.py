@@ -40,6 +40,7 @@ def print_plan(asked: "PlanScenario", found: Plan) -> None:
         _print_unreachable(console, found)
     else:
         _print_best(console, found, found.best)
+        _print_undecided(console, found)
     _print_frontier(console, found)
     _print_discarded(console, found)
     share = f"{found.simulations / found.space:.1%}" if found.space else "-"
@@ -106,9 +107,31 @@ def _limits(deployment: "Deployment") -> str:
     return f"budget {server.token_budget:,}{slots}"
 
 
+def _print_undecided(console: Console, found: Plan) -> None:
+    """Say what may do, and how to find out."""
+    if not found.undecided:
+        return
+    first, more = found.undecided[0], len(found.undecided) - 1
+    values = ", ".join(
+        f"{target} {told(target, value)}" for target, value in zip(found.targets, first.estimates, strict=True)
+    )
+    others = f", and {more:,} more" if more else ""
+    kind = "undecided" if found.best is None else "cheaper, but undecided"
+    console.print(
+        f"\n[bold yellow]Note[/bold yellow]  {kind}: {escape(first.deployment.name)} "
+        f"({cost(found, first.deployment)}): {escape(values)}{others}; `--requests {4 * found.aim.requests}` tells "
+        "more",
+        highlight=False,
+    )
+
+
 def _print_unreachable(console: Console, found: Plan) -> None:
     said = found.unreachable
     assert said is not None
+    if found.undecided:
+        console.print("[bold yellow]UNDECIDED[/bold yellow]  nothing simulated is known to do.", highlight=False)
+        _print_undecided(console, found)
+        return
     console.print(f"[bold red]UNREACHABLE[/bold red]  {escape(said.target)}: {escape(said.why)}.", highlight=False)
     if said.deployment is not None and said.nearest is not None:
         value = f"{said.nearest:.2%}" if found.objective == "goodput" else f"{seconds(said.nearest)} s"

@@ -103,7 +103,7 @@ class Aim:
         sure = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often an interval holds its value")
         first = REQUESTS if requests is None else requests
         first = checks.whole("requests", first, LEAST_REQUESTS, 10**9, "", "fewer give no interval, more fill memory")
-        most = MOST_TIMES_LONGER * first if most_requests is None else most_requests
+        most = MOST_TIMES_LONGER * max(first, REQUESTS) if most_requests is None else most_requests
         most = checks.whole("most_requests", most, first, 10**10, "", "the first run already has `requests`")
         return cls(known, objective, share, sure, first, most)
 
@@ -261,10 +261,11 @@ def unmeasured(deployment: Deployment, aim: Aim) -> str | None:
         return None
     for target in aim.targets:
         if target.metric == "tbt_s" and aim.objective == "cost":
-            how = "with replicas for prompts alone" if deployment.prefill_replicas else f"behind {deployment.router}"
+            how = "where prefill and decode are apart" if deployment.prefill_replicas else f"behind {deployment.router}"
+            other = "do not take them apart" if deployment.prefill_replicas else "take the router random or round-robin"
             return (
                 f"{target} cannot be judged, since replicas {how} are simulated as a network, which measures TTFT and "
-                "E2E; leave it out, or take the router random or round-robin"
+                f"E2E; leave it out, or {other}"
             )
         if target.statistic not in STATISTICS and aim.objective == "cost":
             return f"{target} cannot be judged, since networks give {', '.join(STATISTICS)}; take one of them"

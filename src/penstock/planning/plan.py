@@ -109,6 +109,13 @@ class Plan:
         """Deployments simulated."""
         return len(self.evaluated)
 
+    @property
+    def undecided(self) -> tuple[Evaluation, ...]:
+        """What was simulated, would be cheaper than the best, and may do: longer runs would tell; cheapest first."""
+        most = math.inf if self.best is None else self.best.deployment.cost
+        may = [found for found in self.evaluated if found.answer == "undecided" and found.deployment.cost < most]
+        return tuple(sorted(may, key=lambda found: (found.deployment.cost, found.deployment.name)))
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``plan``."""
         return {
@@ -123,6 +130,7 @@ class Plan:
             "binding": self.binding or None,
             "next_best": self.next_best.as_dict() if self.next_best else None,
             "unreachable": self.unreachable.as_dict() if self.unreachable else None,
+            "undecided": [found.deployment.as_dict() for found in self.undecided],
             "frontier": [found.as_dict() for found in self.frontier],
             "evaluated": [found.as_dict() for found in self.evaluated],
             "discarded": [each.as_dict() for each in self.discarded],
@@ -271,7 +279,7 @@ def told(target: Target | str, found: Estimate) -> str:
     if found.value is None:
         return "unknown"
     if isinstance(target, Target):
-        scale, unit, digits = (1.0, " s", ".3g") if target.limit_s >= 1 else (1e3, " ms", ".3g")
+        scale, unit, digits = (1.0, " s", ".3g") if max(target.limit_s, found.value) >= 1 else (1e3, " ms", ".3g")
     else:
         scale, unit, digits = 100.0, "%", ".4g"
     ends = [None if end is None else f"{end * scale:{digits}}" for end in (found.low, found.high)]

@@ -166,12 +166,18 @@ def read_plan(
         raise InputError(
             f"{path.name} names no target, so any stable fleet would do; give --target 'ttft_p99<2s', or plan.targets"
         )
-    return PlanScenario(scenario, space, aim or None, wanted.day, wanted.job)
+    job = wanted.job
+    if search.token_budget and isinstance(job, Mapping):
+        job = {"token_budgets": search.token_budget, **job}
+    return PlanScenario(scenario, space, aim or None, wanted.day, job)
 
 
 def _with_base(document: Any, search: SearchSection) -> Any:
     """Put the first values of the search where the server has none, so that it can be built."""
-    server = dict(document.get("server") or {})
+    given = document.get("server") or {}
+    if not isinstance(given, Mapping):
+        return {key: value for key, value in document.items() if key != "plan"}  # refused where it is read
+    server = dict(given)
     if search.hardware and "hardware" not in server and "batch_time" not in server:
         server["hardware"] = search.hardware[0]
     said = any(str(key).replace("-", "_") in ENGINE_NAMES["token_budget"] for key in server)
