@@ -97,6 +97,7 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in found.stdout.split()]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_no_point_and_repeats_none(long_scenario: Path) -> None:
     out = long_scenario.with_name("t.csv")
     killed: list[int] = []

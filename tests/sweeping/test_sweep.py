@@ -136,6 +136,7 @@ def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
         ps.sweep(path, {"server.token_budget": [256]}, out=out, jobs=1)
 
 
+@pytest.mark.slow
 def test_memory_of_a_worker_does_not_grow_with_the_number_of_points(long_scenario: Path) -> None:
     code = """
 import resource, sys, penstock as ps
