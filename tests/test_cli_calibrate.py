@@ -1,15 +1,12 @@
 """`penstock calibrate` prints what it found and how far off its predictions are, in words or JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from tests.conftest import Said
 
-from penstock.cli_calibrate import calibrate
-from penstock.errors import InputError
 from penstock.system.batch_time_file import read_batch_time
 
 FEW = ["--parameters", "step,per_token,overhead", "--fit-rows", "spread:2"]
@@ -27,18 +24,8 @@ def results(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def penstock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    app = typer.Typer()
-    app.command()(calibrate)
-    runner = CliRunner()
-    return lambda *arguments: runner.invoke(app, [str(each) for each in arguments])
-
-
-def test_words_mark_rows_used_to_fit_and_fit_eighty_columns(penstock: Any, results: Path) -> None:
-    said = penstock(results, *FEW).output
+def test_words_mark_rows_used_to_fit_and_fit_eighty_columns(penstock: Callable[..., Said], results: Path) -> None:
+    said = penstock("calibrate", results, *FEW)[1]
     lines = said.splitlines()
     assert max(map(len, lines)) <= 80
     marked = [line.split()[0] for line in lines if "500+60" in line]
@@ -47,8 +34,8 @@ def test_words_mark_rows_used_to_fit_and_fit_eighty_columns(penstock: Any, resul
     assert "not asked for" in said
 
 
-def test_json_is_all_of_it_and_nothing_else(penstock: Any, results: Path) -> None:
-    document = json.loads(penstock(results, *FEW, "--json").stdout)
+def test_json_is_all_of_it_and_nothing_else(penstock: Callable[..., Said], results: Path) -> None:
+    document = json.loads(penstock("calibrate", results, *FEW, "--json")[1])
     assert document["rows_fitted"] == 2
     assert set(document["parameters"]) == {"step", "per_token", "overhead"}
     assert document["parameters"]["step"]["unit"] == "ms"
@@ -56,7 +43,7 @@ def test_json_is_all_of_it_and_nothing_else(penstock: Any, results: Path) -> Non
     assert set(document["errors"]) == {"fitted", "judged", "all"}
 
 
-def test_files_are_written(penstock: Any, results: Path, tmp_path: Path) -> None:
+def test_files_are_written(penstock: Callable[..., Said], results: Path, tmp_path: Path) -> None:
     outputs = [
         "--output",
         tmp_path / "found.yaml",
@@ -65,7 +52,7 @@ def test_files_are_written(penstock: Any, results: Path, tmp_path: Path) -> None
         "--report",
         tmp_path / "page.html",
     ]
-    assert penstock(results, *FEW, *outputs, "--description", "my server").exit_code == 0
+    assert penstock("calibrate", results, *FEW, *outputs, "--description", "my server")[0] == 0
     assert read_batch_time(tmp_path / "found.yaml").description == "my server"
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {
@@ -84,10 +71,10 @@ def test_files_are_written(penstock: Any, results: Path, tmp_path: Path) -> None
     ],
 )
 def test_bad_input_is_one_line(
-    penstock: Any, results: Path, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    penstock: Callable[..., Said], results: Path, options: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(results.parent)
-    refused = penstock(results, *options).exception
-    assert isinstance(refused, InputError)
-    assert said in str(refused)
-    assert "\n" not in str(refused)
+    status, out, err = penstock("calibrate", results, *options)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1

@@ -1,37 +1,17 @@
 """`penstock fit` answers in words or JSON, writes what scenarios read, and says in one line what is wrong."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.conftest import Said
 
-from penstock.cli import main
 from penstock.fitting.fit import fit
 from penstock.fitting.readers import read_batches
 from penstock.system.batch_time import Affine
 from penstock.system.batch_time_file import read_batch_time
-
-Said = tuple[int, str, str]
-"""Exit status, standard output, standard error."""
-
-
-@pytest.fixture
-def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    """Return the command line, in this process, 80 columns wide."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        written = capsys.readouterr()
-        return int(left.value.code or 0), written.out, written.err
-
-    return run
 
 
 @pytest.fixture

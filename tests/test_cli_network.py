@@ -8,32 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import Said
 
 from penstock.analysis.network_answer import check_network
-from penstock.cli import main
 from penstock.scenario_network import read_network
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RYBKO_STOLYAR, RESEARCH = EXAMPLES / "rybko_stolyar.yaml", EXAMPLES / "research_fork_join.yaml"
 SERVER = EXAMPLES / "azure_code.yaml"
-Said = tuple[int, str, str]
-"""Exit status, standard output, standard error."""
-
-
-@pytest.fixture
-def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    """Return the command line, in this process, 80 columns wide."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        written = capsys.readouterr()
-        return int(left.value.code or 0), written.out, written.err
-
-    return run
 
 
 def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line() -> None:

@@ -1,19 +1,15 @@
 """`penstock plan` answers in words or JSON, and says in one line what is wrong."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.conftest import Said
 
 import penstock as ps
-from penstock.cli import main
 from penstock.planning.scenario import read_plan
-
-Said = tuple[int, str, str]
-"""Exit status, standard output, standard error."""
 
 SCENARIO = """
 workload: {poisson: {rate: 20, prompt: {geometric: {mean: 400, max: 2000}}, output: {geometric: {mean: 50, max: 300}}}}
@@ -24,22 +20,6 @@ plan:
   search: {token_budget: [128, 256], policy: [sarathi, orca], replicas: {max: 16}}
   price: 2.5
 """
-
-
-@pytest.fixture
-def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    """Return the command line, in this process, 80 columns wide."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: object) -> Said:
-        monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        written = capsys.readouterr()
-        return int(left.value.code or 0), written.out, written.err
-
-    return run
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
 """The command line: ``penstock sweep``."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from tests.conftest import Said
 
 import penstock as ps
 from penstock import terminal_sweep
-from penstock.cli import main
 
 SCENARIO = """\
 workload: {poisson: {rate: 10, prompt: 129, output: {geometric: 112}}}
@@ -25,23 +27,15 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """Run a command line; return its status and what it printed on both streams."""
-    import sys
-
-    before, sys.argv = sys.argv, ["penstock", "sweep", *map(str, words), "--jobs", "1"]
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main()
-    finally:
-        sys.argv = before
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+@pytest.fixture
+def sweep(penstock: Callable[..., Said]) -> Callable[..., Said]:
+    """Return `penstock sweep` with one process, so that no test waits for workers to start."""
+    return lambda *words: penstock("sweep", *words, "--jobs", 1)
 
 
-def test_the_json_is_the_table_of_the_library(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_is_the_table_of_the_library(scenario: Path, sweep: Callable[..., Said]) -> None:
     words = ("--vary", "server.token_budget=256,512", "--vary", "workload.poisson.rate=6:10:2", "--json")
-    status, out, err = run(capsys, scenario, *words)
+    status, out, err = sweep(scenario, *words)
     assert (status, err) == (0, "")
     rows = ps.sweep(scenario, {"server.token_budget": [256, 512], "workload.poisson.rate": [6, 8, 10]}, jobs=1)
     assert json.loads(out)["points"] == rows.to_dicts()
@@ -49,11 +43,11 @@ def test_the_json_is_the_table_of_the_library(scenario: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_fits_the_terminal_and_names_what_varied(
-    scenario: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+    scenario: Path, sweep: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     words = ("--vary", "server.max_num_batched_tokens=256,512,-1", "--vary", "server.max_batch_size=null,100")
-    status, out, err = run(capsys, scenario, *words)
+    status, out, err = sweep(scenario, *words)
     assert (status, err) == (0, "")
     table = [line for line in out.splitlines() if not line.startswith(("Bad", "scenario:"))]
     assert max(map(len, table)) <= width
@@ -63,11 +57,11 @@ def test_the_table_fits_the_terminal_and_names_what_varied(
 
 
 def test_of_many_points_the_best_are_shown_first(
-    scenario: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    scenario: Path, sweep: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     words = ("--vary", "workload.poisson.rate=1:18", "--sample", "30", "--sort", "throughput")
-    status, out, _ = run(capsys, scenario, *words)
+    status, out, _ = sweep(scenario, *words)
     assert status == 0
     assert f"the best {terminal_sweep.MOST_ROWS} of 30 by throughput" in out
     shown = [line.split() for line in out.splitlines() if line[:12].strip()[:1].isdigit() and " stable " in line]
@@ -76,20 +70,20 @@ def test_of_many_points_the_best_are_shown_first(
 
 
 def test_what_was_finished_is_not_run_again_and_another_sweep_is_refused(
-    scenario: Path, capsys: pytest.CaptureFixture[str]
+    scenario: Path, sweep: Callable[..., Said]
 ) -> None:
     out = scenario.with_name("t.parquet")
     words = (scenario, "--vary", "server.token_budget=256,512", "--out", out)
-    assert run(capsys, *words)[0] == 0
+    assert sweep(*words)[0] == 0
     first = pl.read_parquet(out)
-    assert run(capsys, *words)[0] == 0
+    assert sweep(*words)[0] == 0
     assert_frame_equal(pl.read_parquet(out), first, check_exact=True)
-    status, said, err = run(capsys, *words, "--seed", 9)
+    status, said, err = sweep(*words, "--seed", 9)
     assert (status, said) == (2, "")
     assert "another sweep" in err
     assert err.count("\n") == 1
     assert_frame_equal(pl.read_parquet(out), first, check_exact=True)
-    assert run(capsys, *words, "--seed", 9, "--fresh")[0] == 0
+    assert sweep(*words, "--seed", 9, "--fresh")[0] == 0
     assert pl.read_parquet(out)["seed"].to_list() == [9, 9]
 
 
@@ -105,24 +99,72 @@ def test_what_was_finished_is_not_run_again_and_another_sweep_is_refused(
         (("--vary", "workload.poisson.rate=1,2", "--sample", "0"), "sample is 0"),
         (("--vary", "workload.poisson.rate=1,2", "--vary", "workload.poisson.rate=3"), "stands twice"),
         (("--vary", "simulate.seed=1,2"), "--seeds"),
-        ((), "vary is missing"),
+        ((), "no section `sweep`.*--vary server.token_budget=128,512"),
+        (("--vary", "server=1"), "'server' is a whole section.*such as 'server.hardware'"),
+        (("--vary", "workload.poisson.rate=1,.nan"), "'.nan' is no finite number"),
+        (("--vary", "workload.poisson.rate=1,2", "--backend", "dsk"), "did you mean 'dask'"),
     ],
 )
 def test_bad_input_is_one_line_and_status_two(
-    scenario: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+    scenario: Path, sweep: Callable[..., Said], words: tuple[str, ...], said: str
 ) -> None:
-    import re
-
-    status, _, err = run(capsys, scenario, *words)
+    status, _, err = sweep(scenario, *words)
     assert status == 2
     assert err.count("\n") == 1
     assert re.search(said, err), err
 
 
-def test_networks_and_files_that_would_be_lost_are_refused(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("folder.csv", "is a folder"),
+        (".", "is a folder"),
+        ("none/t.csv", "there is no folder"),
+        ("scenario.yaml/t.csv", "is no folder"),
+        ("a" * 300 + ".csv", "too long"),
+        ("a" * 250 + ".csv", "too long"),
+        ("~nobody-of-that-name/t.csv", "no path here"),
+        ("/dev/null", "is a device"),
+    ],
+)
+def test_a_table_that_cannot_be_written_is_refused_before_any_work(
+    scenario: Path, sweep: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, out: str, said: str
+) -> None:
+    monkeypatch.chdir(scenario.parent)
+    Path("folder.csv").mkdir()
+    monkeypatch.setattr("penstock.sweeping.sweep.sweep", None)  # calling it would be work
+    status, printed, err = sweep(scenario, "--vary", "server.token_budget=512", "--out", out)
+    assert (status, printed, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert out[:30] in err
+    assert sorted(path.name for path in Path().iterdir()) == ["folder.csv", "scenario.yaml"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_odd_values_come_through_as_json_and_in_the_table(
+    scenario: Path, sweep: Callable[..., Said], name: str
+) -> None:
+    out = scenario.with_name(name)
+    words = ("--vary", "server.token_budget=512,1:30,2001-01-01,true,null,1e300,99999999999999999999,[1],{a: 2}")
+    status, printed, err = sweep(scenario, *words, "--out", out, "--json")
+    assert (status, err) == (0, "")
+    points = json.loads(printed)["points"]
+    assert [point["error"] is None for point in points] == [True, *[False] * 8]
+    read = pl.read_csv(out) if name.endswith("csv") else pl.read_parquet(out)
+    assert read["error"].to_list() == [point["error"] for point in points]
+
+
+def test_a_sweep_refused_for_its_backend_writes_nothing(scenario: Path, sweep: Callable[..., Said]) -> None:
+    out = scenario.with_name("t.csv")
+    words = ("--vary", "server.token_budget=512", "--out", out)
+    assert sweep(scenario, *words, "--backend", "slurm")[0] == 2
+    assert [path.name for path in scenario.parent.iterdir()] == ["scenario.yaml"]
+
+
+def test_networks_and_files_that_would_be_lost_are_refused(scenario: Path, sweep: Callable[..., Said]) -> None:
     network = Path(__file__).parents[1] / "examples" / "rybko_stolyar.yaml"
-    assert "describes a network" in run(capsys, network, "--vary", "server.token_budget=1")[2]
+    assert "describes a network" in sweep(network, "--vary", "server.token_budget=1")[2]
     precious = scenario.with_name("t.csv")
     precious.write_text("precious\n")
-    assert run(capsys, scenario, "--vary", "server.token_budget=512", "--out", precious)[0] == 2
+    assert sweep(scenario, "--vary", "server.token_budget=512", "--out", precious)[0] == 2
     assert precious.read_text() == "precious\n"

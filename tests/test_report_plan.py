@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.page import Section, Table, Verdict, render
 from penstock.planning.day import plan_day
 from penstock.planning.job import plan_job
 from penstock.planning.launch import launch
@@ -84,6 +85,54 @@ def test_a_target_that_no_deployment_reaches_is_missed_and_says_why_and_the_near
     assert "Answer :" not in text
     if found.unreachable.nearest is not None:
         assert "The nearest that is reached" in text
+
+
+def test_the_answer_says_the_router_where_there_are_several_replicas_and_only_there(tmp_path: Path) -> None:
+    for rate, router, said in ((20.0, "round-robin", "behind round-robin: sarathi"), (0.5, "random", None)):
+        space = search_space(SERVER, token_budget=[512], replicas=16, router=[router])
+        found = plan(WORKLOAD.with_rate(rate), space, ["ttft_p99<2s"], requests=1_000)
+        report_plan(tmp_path / "page.html", "cluster", found)
+        text = text_of(tmp_path / "page.html")
+        answer = text[text.index("Answer :") : text.index("(the least cost)")]
+        assert found.best is not None
+        assert (found.best.deployment.replicas > 1) == (said is not None)
+        assert said in answer if said else "behind" not in answer and "1 replica of" in answer
+
+
+def test_for_goodput_the_values_of_single_targets_are_facts_that_nothing_judges(tmp_path: Path) -> None:
+    space = search_space(SERVER, token_budget=[512], replicas=16)
+    found = plan(WORKLOAD, space, ["ttft_p99<2s", "tbt_p50<1ms"], objective="goodput", goodput=0.9, requests=1_000)
+    loose = plan(WORKLOAD, space, ["ttft_p99<2s", "tbt_p99<1s"], objective="goodput", goodput=0.9, requests=1_000)
+    assert loose.best is not None
+    report_plan(tmp_path / "page.html", "cluster", loose)
+    page, text = (tmp_path / "page.html").read_text(), text_of(tmp_path / "page.html")
+    badges = re.findall(r'<li><span class="badge.*?<b>(.*?)</b>', page, flags=re.DOTALL)
+    assert badges == ["Answer", "goodput of 0.9"]
+    assert re.search(r"TTFT p99 [\d.]+ m?s \(.*?\); limit ttft_p99&lt;2s TBT p99 [\d.]+ m?s", text)
+    assert "target" not in text[text.index("Cost and throughput") :]
+    report_plan(tmp_path / "page.html", "cluster", found)
+    assert "missed" in text_of(tmp_path / "page.html")
+
+
+def test_one_of_a_thing_is_singular(tmp_path: Path) -> None:
+    space = search_space(SERVER, token_budget=[512], replicas=1)
+    found = plan(WORKLOAD.with_rate(0.5), space, ["ttft_p99<2s"], requests=1_000)
+    report_plan(tmp_path / "page.html", "cluster", found)
+    text = text_of(tmp_path / "page.html")
+    assert "of 1 deployment," in text
+    assert not re.search(r"\b1 (replicas|deployments|families|accelerators|requests)\b", text)
+
+
+def test_sentences_break_and_stack_on_a_phone_and_figures_do_neither() -> None:
+    sentence = "6.02 replicas or more are needed for what arrives, so no policy keeps fewer stable"
+    words, figures = Table(["By", "Why"], [["theory", sentence]]), Table(["Rate", "Load"], [["1.5", "0.83"]])
+    assert words.of_words == [True, True]
+    assert words.stacks
+    assert figures.of_words == [True, False]
+    assert not figures.stacks
+    page = render(title="t", heading="h", verdicts=[Verdict("met", "yes")], sections=[Section("s", tables=[words])])
+    assert f'data-of="Why">{sentence}</td>' in page
+    assert '<table class="stacks">' in page
 
 
 def test_a_day_or_a_job_alone_has_a_page(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The command ``penstock plan``: the cheapest deployment that meets the targets."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,8 @@ def plan(
     found = None if asked.aim is None else _plan(asked)
     day, job = _day(asked, found), _job(asked)
     launches = [] if found is None or found.best is None else _launches(found.best.deployment)
+    if job is not None and job.best is not None:
+        launches += _launches(job.best.deployment, "this is the fleet for the offline work")
     if manifest is not None:
         _write_manifest(manifest, launches, as_json)
     if figures is not None or report is not None:
@@ -94,7 +97,7 @@ def _plan(asked: "PlanScenario") -> "Plan":
     from penstock.planning.plan import plan as search
 
     with progress.bar("Planning") as show:
-        return search(asked.scenario.workload, asked.space, aim=asked.aim, progress=show)
+        return search(asked.workload, asked.space, aim=asked.aim, progress=show)
 
 
 def _day(asked: "PlanScenario", found: "Plan | None") -> "DayPlan | None":
@@ -124,14 +127,15 @@ def _job(asked: "PlanScenario") -> "JobPlan | None":
         )
 
 
-def _launches(deployment: "Deployment") -> "list[Launch]":
-    """Return how to start it; nothing where no engine can run it."""
+def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
+    """Return how to start it, with more notes; nothing where no engine can run it."""
     from penstock.planning.launch import launch
 
     try:
-        return [launch(deployment)]
+        found = launch(deployment)
     except InputError:
         return []
+    return [dataclasses.replace(found, notes=(*notes, *found.notes))]
 
 
 def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None:
@@ -153,7 +157,7 @@ def _draw(
     shown = None if found is None else found.best or next(iter(found.evaluated), None)
     if shown is not None:
         with progress.bar("Finding the stable rates") as show:
-            rates = stable_rates(asked.scenario.workload, asked.space, shown.deployment, progress=show)
+            rates = stable_rates(asked.workload, asked.space, shown.deployment, progress=show)
     if figures is not None:
         save_figures(plotting_plan.figures(found, rates, day), figures, as_json)
     if report is not None:

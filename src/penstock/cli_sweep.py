@@ -1,5 +1,6 @@
 """The command ``penstock sweep``: many scenarios from one, into a table that can be resumed."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,10 +74,7 @@ def sweep(
     from penstock.sweeping.sweep import sweep as run_sweep
 
     check_outputs(scenario, figures, report)
-    if out is not None and out.exists() and scenario.exists() and out.samefile(scenario):
-        raise InputError(f"--out {out} is the scenario itself, which would be lost; give another file")
-    if out is not None and report is not None and out.resolve() == report.resolve():
-        raise InputError(f"--out and --report are both {out}, so one would be lost; give two files")
+    out = None if out is None else _checked_out(out, scenario, report)
     terminal_sweep.checked_sort(sort)
     asked = set_up(
         scenario, None if vary is None else fields(vary), sample=sample, seed=seed, seeds=seeds,
@@ -95,6 +93,18 @@ def sweep(
         raise InputError(f"every point of the sweep is bad; the first: {bad[0]}")
     if figures is not None or report is not None:
         _draw(asked, found, figures, report, as_json)
+
+
+def _checked_out(out: Path, scenario: Path, report: Path | None) -> Path:
+    """Return where the table goes, if nothing is lost there."""
+    from penstock.sweeping.store import checked_output
+
+    found = checked_output(out)
+    if found.exists() and os.path.exists(scenario) and found.samefile(scenario):
+        raise InputError(f"--out {found} is the scenario itself, which would be lost; give another file")
+    if report is not None and found.resolve() == report.resolve():
+        raise InputError(f"--out and --report are both {found}, so one would be lost; give two files")
+    return found
 
 
 def _draw(asked: "Sweep", found: "pl.DataFrame", figures: Path | None, report: Path | None, as_json: bool) -> None:

@@ -20,9 +20,15 @@ from penstock.errors import InputError
 
 GOOD = frozenset({"stable", "met", "held"})
 BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside"})
+PLAIN = frozenset({"swept", "compared", "calibrated"})
+"""Words that say what was done and judge nothing."""
+
 _NUMBER = re.compile(r"[+-]?\.?\d")
+_SENTENCE = 40  # letters of a line: no figure is as long
+_PHRASE = 24  # letters of a line that would leave the other columns of a phone too little
 _LOOK = {
     "aria": False,  # the chart has one description, its marks need none
+    "background": "transparent",  # so that the shadow shows at the side where more of a wide chart is
     "padding": {"left": 5, "top": 5, "bottom": 5, "right": 24},  # fonts may be wider where the page is read
     "font": "Arial, Helvetica, 'Liberation Sans', sans-serif",  # of the widths that the layout was computed with
     "legend": {
@@ -46,7 +52,8 @@ class Verdict:
     Attributes
     ----------
     word
-        ``stable``, ``unstable``, ``unknown``, ``met`` ...; good, bad and open ones differ in colour and in shape.
+        ``stable``, ``unstable``, ``unknown``, ``met`` ...; good, bad and open ones differ in colour and in shape, and
+        one that judges nothing has neither.
     reason
         One sentence.
     source
@@ -89,8 +96,20 @@ class Table:
 
     @property
     def of_words(self) -> list[bool]:
-        """Of each column whether no cell begins with a number, so that it is flush left."""
-        return [not any(_NUMBER.match(row[place]) for row in self.rows) for place in range(len(self.columns))]
+        """Of each column whether it holds words and not figures, so that it is flush left and its lines may break."""
+        return [
+            place == 0 or self._longest(place) > _SENTENCE or not any(_NUMBER.match(row[place]) for row in self.rows)
+            for place in range(len(self.columns))
+        ]
+
+    @property
+    def stacks(self) -> bool:
+        """Whether a phone shows each row as a list of its cells, because a cell is a phrase or a sentence."""
+        return any(words and self._longest(place) > _PHRASE for place, words in enumerate(self.of_words))
+
+    def _longest(self, place: int) -> int:
+        """Return the letters of the longest line of a column."""
+        return max((len(line) for row in self.rows for line in row[place].splitlines()), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,13 +189,19 @@ def render(*, title: str, heading: str, verdicts: Sequence[Verdict], sections: S
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["tone"] = lambda word: "good" if word in GOOD else "bad" if word in BAD else "open"
+    environment.filters["tone"] = _tone
     drawn = iter(range(1_000_000))
     environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
     page = environment.get_template("report.html.j2")
     return page.render(
         title=title, heading=heading, verdicts=verdicts, sections=sections, version=metadata.version("penstock")
     )
+
+
+def _tone(word: str) -> str:
+    """Return how a word looks: good, bad, open, or plain where it judges nothing."""
+    tones = {"good": GOOD, "bad": BAD, "plain": PLAIN}
+    return next((tone for tone, words in tones.items() if word in words), "open")
 
 
 def _svg(chart: Any, text: str, prefix: str) -> Markup:

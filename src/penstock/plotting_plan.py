@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from penstock.planning.plan import Plan
 
 ANSWER, MET, UNDECIDED, MISSED = "answer", "meets all targets", "undecided", "misses a target"
+ENOUGH, TOO_LITTLE = "enough goodput", "too little goodput"
+"""What those that meet or miss are called where goodput was asked for."""
 
 _LOOKS = {
     ANSWER: ("#000000", "diamond"),
@@ -23,6 +25,7 @@ _LOOKS = {
     UNDECIDED: (COLOURS[4], "triangle-up"),
     MISSED: ("#8c8c8c", "cross"),
 }
+_LOOKS_OF_GOODPUT = {ENOUGH: _LOOKS[MET], TOO_LITTLE: _LOOKS[MISSED]}
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 _FARTHEST = 50  # times the limit, where latency is drawn at the edge
 _FOLLOWS, _STATIC, _NEEDED = "follows the day", "static: what the peak needs", "least by theory"
@@ -45,10 +48,11 @@ def figures(plan: "Plan | None", rates: RateMap | None = None, day: "DayPlan | N
 
 
 def judged(plan: "Plan", found: "Evaluation") -> str:
-    """Say what became of a deployment: answer, meets all targets, undecided, or misses a target."""
+    """Say what became of a deployment: answer, undecided, or whether it meets the targets or has the goodput."""
     if found is plan.best:
         return ANSWER
-    return {"met": MET, "missed": MISSED}.get(found.answer, UNDECIDED)
+    met, missed = (ENOUGH, TOO_LITTLE) if plan.objective == "goodput" else (MET, MISSED)
+    return {"met": met, "missed": missed}.get(found.answer, UNDECIDED)
 
 
 def evaluations(plan: "Plan") -> pl.DataFrame:
@@ -101,10 +105,11 @@ def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> a
     scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Scale(zero=True)
     axis = alt.Axis(format="~g" if log else ",.4~r", tickCount=5)
     x = alt.X("latency_s:Q", title=f"{named(target)} (s{', log scale' if log else ''})", scale=scale, axis=axis)
-    kinds = [state for state in _LOOKS if (rows["state"] == state).any()]
-    legend, colours = alt.Legend(title=None, symbolSize=110, symbolOpacity=1), [_LOOKS[kind][0] for kind in kinds]
+    looks = _LOOKS | _LOOKS_OF_GOODPUT
+    kinds = [state for state in looks if (rows["state"] == state).any()]
+    legend, colours = alt.Legend(title=None, symbolSize=110, symbolOpacity=1), [looks[kind][0] for kind in kinds]
     color = alt.Color("state:N", scale=alt.Scale(domain=kinds, range=colours), legend=legend)
-    shapes = alt.Scale(domain=kinds, range=[_LOOKS[kind][1] for kind in kinds])
+    shapes = alt.Scale(domain=kinds, range=[looks[kind][1] for kind in kinds])
     shape = alt.Shape("state:N", scale=shapes, legend=legend)
     limit = alt.Chart(pl.DataFrame({"latency_s": [target.limit_s], "text": [str(target)]})).encode(x=x)
     words = limit.mark_text(angle=270, align="right", baseline="bottom", dx=-4, dy=-3, color="#8f3f00")
@@ -120,7 +125,7 @@ def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> a
         marks = alt.Chart(rows.filter(pl.col("state") == state)).mark_point(
             filled=state != UNDECIDED,
             size=190 if state == ANSWER else 60,
-            opacity=0.5 if state == MISSED else 1,
+            opacity=0.5 if state in (MISSED, TOO_LITTLE) else 1,
             strokeWidth=1.6,
         )
         layers.append(marks.encode(x=x, y=y, color=color, shape=shape))

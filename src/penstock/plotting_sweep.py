@@ -35,6 +35,7 @@ _LOG = alt.Scale(type="log", nice=False, padding=12)
 _SECONDS = alt.Axis(format="~g", tickCount=4, labelOverlap=True)
 _MOST_NAMES = 2 * len(COLOURS)  # a colour comes again with another dash
 _MOST_MAPS = 4  # beside one another
+_LONG = 16  # letters of a name in a legend: two such do not fit beside one another
 _MOST_ACROSS = 40  # columns and rows of a heat map
 _MOST_TICKS = 8
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
@@ -138,10 +139,7 @@ def _as_lines(found: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, str
         return None
     others = [field for field in what.numbers if field != x]
     words = [pl.col("line")] if what.names else []
-    words += [
-        pl.format("{} {}", pl.lit(resolved(f)[-1].replace("_", " ")), pl.col(f).cast(pl.String).fill_null(NO_LIMIT))
-        for f in others
-    ]
+    words += [pl.col(f).map_elements(_tick, pl.String, skip_nulls=False) for f in others]  # the title has their names
     told = found.with_columns(pl.concat_str(words, separator=", ").alias("line")) if words else found
     if told["line"].n_unique() > _MOST_NAMES or told.height < 2 * told["line"].n_unique():
         return None
@@ -150,9 +148,9 @@ def _as_lines(found: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, str
 
 
 def _channels(names: list[str], title: str) -> dict[str, Any]:
-    legend = (
-        alt.Legend(title=title, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=300) if names != [""] else None
-    )
+    columns = 1 if max(map(len, names)) > _LONG else 2
+    look: dict[str, Any] = {"symbolType": "stroke", "symbolStrokeWidth": 2.5, "symbolSize": 300, "labelLimit": 280}
+    legend = alt.Legend(title=title, columns=columns, **look) if names != [""] else None
     many = len(COLOURS)
     colours = [COLOURS[i % many] for i in range(len(names))]
     dashes = [list(DASHES[(i + i // many) % many]) for i in range(len(names))]

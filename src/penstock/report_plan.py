@@ -1,7 +1,6 @@
 """The report on a plan, as a page: the answer, what it costs and why, what one replica carries, the day, the job."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from penstock.page import Fact, Figure, Section, Table, Verdict
 from penstock.planning.plan import told
 from penstock.plotting_heat_map import rate_cells, rate_heat_map, significant
 from penstock.terminal_plan import cost
+from penstock.words import counted, span
 
 if TYPE_CHECKING:
     from penstock.planning.day import DayPlan
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from penstock.planning.job import JobPlan
     from penstock.planning.launch import Launch
     from penstock.planning.plan import Plan
-    from penstock.planning.space import Discarded
+    from penstock.planning.space import Deployment, Discarded
 
 _MOST_ROWS = 60
-_WIDTH = 80  # letters of a line in a cell
-_TARGET_LINE = "The dashed line is the target. Horizontal lines: intervals. Stairs: what more money, or less, buys."
+_TARGET_LINE = "The dashed line is the {}. Horizontal lines: intervals. Stairs: what more money, or less, buys."
 
 
 def report_plan(
@@ -65,7 +64,9 @@ def report_plan(
     heading = title
     if plan is not None:
         workload = plan.workload
-        heading = f"{workload.describe()}, {workload.rate:,.4g} requests/s; {' and '.join(map(str, plan.targets))}"
+        limits = " and ".join(map(str, plan.targets))
+        asked = f"{plan.aim.goodput:.4g} of the requests within {limits}" if plan.objective == "goodput" else limits
+        heading = f"{workload.describe()}, {workload.rate:,.4g} requests/s; {asked}"
         verdicts += _verdicts(plan)
         sections += [_answer(plan), *_frontier(plan)]
     if rates is not None:
@@ -89,13 +90,13 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
         nearest = ""
         if said.deployment is not None and said.nearest is not None:
             value = f"{said.nearest:.2%}" if plan.objective == "goodput" else f"{significant(said.nearest)} s"
-            nearest = f" The nearest that is reached: {value}, by {said.deployment.name}."
+            nearest = f" The nearest that is reached: {value}, by {_fleet(said.deployment)}."
         return [Verdict("missed", f"{said.target}: {said.why}.{nearest}", "no deployment of the space does")]
     best = plan.best
-    found = [Verdict("met", f"{best.deployment.name}, {cost(plan, best.deployment)}", "the least cost", "Answer")]
-    if plan.objective == "goodput":
-        found.append(Verdict(best.answer, told("goodput", best.goodput), "simulation", "goodput"))
-        return found
+    found = [Verdict("met", f"{_fleet(best.deployment)}; {cost(plan, best.deployment)}", "the least cost", "Answer")]
+    if plan.objective == "goodput":  # single targets are not judged: their values are among the facts
+        asked = f"goodput of {plan.aim.goodput:.4g}"
+        return [*found, Verdict(best.answer, told("goodput", best.goodput), "simulation", asked)]
     for target, estimate, judgement, margin in zip(
         plan.targets, best.estimates, best.judgements, plan.margins, strict=True
     ):
@@ -107,17 +108,28 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
 def _answer(plan: "Plan") -> Section:
     facts = []
     if plan.best is not None:
-        facts.append(Fact("Stable", "yes" if plan.best.verdict == "stable" else "?", f"by {plan.best.known_by}"))
+        facts.append(Fact("Stable", "yes", f"by {plan.best.known_by}"))
         facts.append(Fact("Binding", "", plan.binding))
+        if plan.objective == "goodput":
+            facts += [
+                Fact(plotting_plan.named(target), "", f"{told(target, found)}; limit {target}")
+                for target, found in zip(plan.targets, plan.best.estimates, strict=True)
+            ]
         good = told("goodput", plan.best.goodput)
         facts.append(Fact("Goodput", f"{plan.best.goodput.value or 0:.1%}", f"of requests within all limits: {good}"))
     if plan.best is not None and plan.next_best is not None:
         more = plan.next_best.deployment.cost / plan.best.deployment.cost - 1
         other = plan.next_best.deployment
-        facts.append(Fact("Next best", f"{more:+.0%}", f"{other.name}: {cost(plan, other)}"))
+        dearer = "same cost" if abs(more) < 1e-9 else f"{more:+.0%}"
+        facts.append(Fact("Next best", dearer, f"{_fleet(other)}; {cost(plan, other)}"))
     share = plan.simulations / plan.space if plan.space else 0.0
-    facts.append(Fact("Simulated", f"{plan.simulations:,}", f"of {plan.space:,} deployments, {share:.1%}"))
+    facts.append(Fact("Simulated", f"{plan.simulations:,}", f"of {counted(plan.space, 'deployment')}, {share:.1%}"))
     return Section("The answer", facts=facts, notes=plan.notices)
+
+
+def _fleet(deployment: "Deployment") -> str:
+    """Say what the fleet is, and how its replicas schedule."""
+    return f"{deployment.fleet}: {deployment.server.policy.name}, {deployment.server.limits}"
 
 
 def _frontier(plan: "Plan") -> list[Section]:
@@ -125,13 +137,15 @@ def _frontier(plan: "Plan") -> list[Section]:
         return []
     target = plan.targets[0]
     name = plotting_plan.named(target)
-    answer = "none meets the targets" if plan.best is None else f"the answer is {plan.best.deployment.name}"
+    none = "none has the goodput" if plan.objective == "goodput" else "none meets the targets"
+    answer = none if plan.best is None else f"the answer is {plan.best.deployment.name}"
     texts = [
         f"Cost over {name} of each deployment that was simulated; {answer}.",
         f"Throughput per cost over {name} of each deployment that was simulated; {answer}.",
     ]
     charts = dict(zip(texts, plotting_plan.frontier_panels(plan), strict=True))
-    figure = Figure("Cost and throughput against latency", charts, [_simulated(plan, plan.evaluated)], _TARGET_LINE)
+    line = _TARGET_LINE.format("limit of a good request" if plan.objective == "goodput" else "target")
+    figure = Figure("Cost and throughput against latency", charts, [_simulated(plan, plan.evaluated)], line)
     table = _simulated(plan, plan.frontier, "What more money buys: the least latency for the cost, of those simulated.")
     return [Section("Cost and throughput against latency", tables=[table] if table.rows else [], figures=[figure])]
 
@@ -181,10 +195,11 @@ def _rates(rates: RateMap) -> Section:
 
 def _day(day: "DayPlan") -> Section:
     hours, static, price = day.accelerator_hours(), day.static_hours, day.deployment.price
+    always = counted(day.deployment.replicas, "replica")
     certified = day.accelerator_hours([period.certified for period in day.periods])
     facts = [
         Fact("Follows the day", f"{hours:,.1f}", f"accelerator-hours, {day.saving:.0%} less than the static fleet"),
-        Fact("Static", f"{static:,.1f}", f"accelerator-hours: {day.deployment.replicas:,} replicas all the time"),
+        Fact("Static", f"{static:,.1f}", f"accelerator-hours: {always} all the time"),
         Fact("Certificate", f"{certified:,.1f}", "accelerator-hours: with fewer no policy is stable"),
     ]
     if price != 1:
@@ -211,10 +226,10 @@ def _day(day: "DayPlan") -> Section:
 
 def _job_verdict(job: "JobPlan") -> Verdict:
     shown = job.best or job.nearest
-    asked = f"{job.requests:,} requests by {job.deadline_s / 3600:,.4g} h"
+    asked = f"{counted(job.requests, 'request')} by {job.deadline_s / 3600:,.4g} h"
     if shown is None:
         return Verdict("missed", f"{asked}: nothing that was tried finishes", "simulation", "Offline work")
-    done = f"{shown.deployment.name} is done after {(shown.makespan.value or 0) / 3600:,.4g} h"
+    done = f"{_fleet(shown.deployment)}; done after {(shown.makespan.value or 0) / 3600:,.4g} h"
     return Verdict("met" if job.best else "missed", f"{asked}: {done}", "simulation", "Offline work")
 
 
@@ -238,10 +253,7 @@ def _job(job: "JobPlan") -> Section:
         reasons: dict[str, list[str]] = {}
         for family, why in job.discarded:
             reasons.setdefault(why, []).append(family)
-        left = [
-            (f"{len(families):,}", textwrap.fill(families[0], _WIDTH), textwrap.fill(why, _WIDTH))
-            for why, families in reasons.items()
-        ]
+        left = [(f"{len(families):,}", families[0], why) for why, families in reasons.items()]
         tables.append(Table(("Left out", "Such as", "Why"), left[:_MOST_ROWS]))
     return Section("Offline work", tables=tables, notes=job.notices)
 
@@ -259,18 +271,14 @@ def _others(plan: "Plan") -> list[Section]:
         groups.setdefault((each.by, each.why), []).append(each)
     rows = []
     for (by, why), members in groups.items():
-        such = f"{members[0].family}, {_span(members[0].replicas)}"
-        such += f"\nand {len(members) - 1:,} more families" if len(members) > 1 else ""
-        rows.append((by, f"{sum(each.count for each in members):,}", such, textwrap.fill(why, _WIDTH)))
+        such = f"{members[0].family}, {span(*members[0].replicas, 'replica')}"
+        more = len(members) - 1
+        such += f"\nand {more:,} more {'family' if more == 1 else 'families'}" if more else ""
+        rows.append((by, f"{sum(each.count for each in members):,}", such, why))
     if not rows:
         return []
     rows.sort(key=lambda row: -int(row[1].replace(",", "")))
-    more = len(rows) - _MOST_ROWS
-    caption = f"The {_MOST_ROWS} most frequent reasons; {more:,} more." if more > 0 else ""
+    unseen = len(rows) - _MOST_ROWS
+    caption = f"The {_MOST_ROWS} most frequent reasons; {unseen:,} more." if unseen > 0 else ""
     table = Table(("By", "Deployments", "Such as", "Why"), rows[:_MOST_ROWS], caption)
     return [Section("Why not the others", tables=[table])]
-
-
-def _span(replicas: tuple[int, int]) -> str:
-    low, high = replicas
-    return f"{low:,} replicas" if low == high else f"{low:,} to {high:,} replicas"

@@ -12,6 +12,7 @@ from penstock.plotting_heat_map import NO_LIMIT, significant
 from penstock.plotting_sweep import LIMITS, SHOWN
 from penstock.run import METRICS
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
+from penstock.words import counted
 
 _MOST_ROWS = 300  # of a table
 _MOST_BAD = 10
@@ -42,7 +43,7 @@ def report_sweep(path: Path, rows: pl.DataFrame, fields: Sequence[str], title: s
     bad = rows.filter(pl.col("error").is_not_null())
     said = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count) or "none could be simulated"
     if bad.height:
-        said += f"; {bad.height:,} bad rows"
+        said += f"; {counted(bad.height, 'bad row')}"
     facts = [_fact(rows, field) for field in (*what.numbers, *what.names)]
     facts.append(Fact("Requests", f"{int(rows['requests'].sum() or 0):,}", "simulated in all"))
     sections = [Section("What varied", facts=facts, notes=_bad(bad, fields))]
@@ -55,7 +56,7 @@ def report_sweep(path: Path, rows: pl.DataFrame, fields: Sequence[str], title: s
     page.write(
         path,
         title=f"Sweep of {title}",
-        heading=f"{rows.height:,} runs of {found.height:,} points, over {', '.join(fields)}",
+        heading=f"{counted(rows.height, 'run')} of {counted(found.height, 'point')}, over {', '.join(fields)}",
         verdicts=[Verdict("swept", f"{said[0].upper()}{said[1:]}.", "theorems, and the test where none speaks")],
         sections=sections,
     )
@@ -64,9 +65,9 @@ def report_sweep(path: Path, rows: pl.DataFrame, fields: Sequence[str], title: s
 def _fact(rows: pl.DataFrame, field: str) -> Fact:
     values = rows[field].unique().sort(nulls_last=True)
     if values.len() <= 8:
-        return Fact(field, f"{values.len()} values", ", ".join(_cell(value) for value in values))
+        return Fact(field, counted(values.len(), "value"), ", ".join(_cell(value) for value in values))
     drawn = values.drop_nulls()
-    return Fact(field, f"{values.len():,} values", f"from {_cell(drawn.min())} to {_cell(drawn.max())}")
+    return Fact(field, counted(values.len(), "value"), f"from {_cell(drawn.min())} to {_cell(drawn.max())}")
 
 
 def _title(name: str) -> str:
@@ -128,9 +129,10 @@ def _latencies(found: pl.DataFrame, fields: Sequence[str], statistics: Sequence[
 
 
 def _heads(fields: Sequence[str]) -> list[str]:
-    """Return the last part of each field, or all of it where two would be alike."""
+    """Return the last part of each field, or all of it where two would be alike, and the unit of a rate."""
     short = [field.rsplit(".", 1)[-1].replace("_", " ").replace("-", " ") for field in fields]
-    return short if len(set(short)) == len(short) else list(fields)
+    heads = short if len(set(short)) == len(short) else fields
+    return [f"{head} (requests/s)" if is_rate(field) else head for head, field in zip(heads, fields, strict=True)]
 
 
 def _names(row: dict[str, Any], fields: Sequence[str]) -> list[str]:
@@ -150,5 +152,7 @@ def _bad(bad: pl.DataFrame, fields: Sequence[str]) -> list[str]:
         where = ", ".join(f"{field} {_cell(row[field])}" for field in fields)
         notes.append(f"{where}: {row['error']}")
     if bad.height > _MOST_BAD:
-        notes.append(f"{bad.height - _MOST_BAD:,} more rows are bad; the table of the sweep says why.")
+        more = bad.height - _MOST_BAD
+        are = "more row is" if more == 1 else "more rows are"
+        notes.append(f"{more:,} {are} bad; the table of the sweep says why.")
     return notes

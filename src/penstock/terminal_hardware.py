@@ -9,6 +9,7 @@ from rich.table import Table
 from penstock.system.batch_time import BatchTime, Composition, Measured
 from penstock.system.batch_time_file import section_of
 from penstock.system.presets import Hardware
+from penstock.words import counted
 
 _CONTEXT = 1_000
 LOADS = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
@@ -77,7 +78,7 @@ def _most_tokens(model: BatchTime) -> float:
 
 
 def _words(decodes: int, prompt: int) -> str:
-    said = [f"{decodes:,} decode{'s' if decodes > 1 else ''}"] if decodes else []
+    said = [counted(decodes, "decode")] if decodes else []
     return " and ".join([*said, f"a prompt of {prompt:,}"] if prompt else said)
 
 

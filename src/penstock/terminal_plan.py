@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.planning.plan import Plan, shortfalls, told
-from penstock.planning.search import replicas_of
 from penstock.terminal import facts, print_warnings, seconds, styled
+from penstock.words import counted, span
 
 if TYPE_CHECKING:
     from penstock.planning.evaluate import Evaluation
@@ -45,7 +45,7 @@ def print_plan(asked: "PlanScenario", found: Plan) -> None:
     _print_discarded(console, found)
     share = f"{found.simulations / found.space:.1%}" if found.space else "-"
     console.print(
-        f"\n[dim]{found.simulations:,} of {found.space:,} deployments were simulated ({share}), each on the same "
+        f"\n[dim]{found.simulations:,} of {counted(found.space, 'deployment')} simulated ({share}), each on the same "
         f"requests; intervals of {found.aim.confidence:.0%}.[/dim]",
         highlight=False,
     )
@@ -55,14 +55,14 @@ def print_plan(asked: "PlanScenario", found: Plan) -> None:
 def cost(found: Plan, deployment: "Deployment") -> str:
     """Say what a deployment costs: money an hour, or accelerators."""
     count = deployment.total_accelerators
-    many = f"{count:,} accelerator{'s' if count > 1 else ''}"
+    many = counted(count, "accelerator")
     return f"{deployment.cost:,.2f} per hour ({many})" if found.priced else many
 
 
 def _print_best(console: Console, found: Plan, best: "Evaluation") -> None:
     deployment = best.deployment
     server = deployment.server
-    console.print(f"[bold blue]{escape(_fleet(deployment))}[/bold blue]", highlight=False)
+    console.print(f"[bold blue]{escape(deployment.fleet)}[/bold blue]", highlight=False)
     console.print(
         f"{escape(server.policy.name)}, {escape(server.limits)}; {cost(found, deployment)}\n", highlight=False
     )
@@ -71,10 +71,10 @@ def _print_best(console: Console, found: Plan, best: "Evaluation") -> None:
         found.targets, best.estimates, best.judgements, found.margins, strict=True
     ):
         table.add_row(
-            styled(judgement),
+            styled(judgement) if found.objective == "cost" else "",
             escape(str(target)),
             told(target, value),
-            "" if math.isnan(margin) else f"margin {margin:.0%}",
+            f"margin {margin:.0%}" if found.objective == "cost" and not math.isnan(margin) else "",
         )
     goodput = "met" if found.objective == "goodput" else ""
     table.add_row(
@@ -87,18 +87,9 @@ def _print_best(console: Console, found: Plan, best: "Evaluation") -> None:
         other = found.next_best.deployment
         more = other.cost / deployment.cost - 1
         dearer = "at the same cost" if abs(more) < 1e-9 else f"{more:+.0%}"
-        rows.append(("Next best", "", f"{escape(_fleet(other))}, {other.server.policy.name}, {_limits(other)}: "
+        rows.append(("Next best", "", f"{escape(other.fleet)}, {other.server.policy.name}, {_limits(other)}: "
                      f"{cost(found, other)}, {dearer}"))  # fmt: skip
     console.print(facts(rows), highlight=False)
-
-
-def _fleet(deployment: "Deployment") -> str:
-    """Say how many replicas of what."""
-    count = deployment.replicas
-    said = f"{count:,} replica{'s' if count > 1 else ''} of {deployment.hardware or 'the server'}"
-    if deployment.prefill_replicas:
-        said += f", {deployment.prefill_replicas:,} for prompts and {count - deployment.prefill_replicas:,} that decode"
-    return f"{said} behind {deployment.router}" if count > 1 else said
 
 
 def _limits(deployment: "Deployment") -> str:
@@ -128,8 +119,12 @@ def _print_undecided(console: Console, found: Plan) -> None:
 def _print_unreachable(console: Console, found: Plan) -> None:
     said = found.unreachable
     assert said is not None
-    if found.undecided:
-        console.print("[bold yellow]UNDECIDED[/bold yellow]  nothing simulated is known to do.", highlight=False)
+    if found.answer == "undecided":
+        unknown = next(each for each in found.evaluated if each.answer == "undecided")
+        why = "" if found.undecided else f", such as {unknown.deployment.name}: {unknown.known_by}"
+        console.print(
+            f"[bold yellow]UNDECIDED[/bold yellow]  nothing simulated is known to do{escape(why)}.", highlight=False
+        )
         _print_undecided(console, found)
         return
     console.print(f"[bold red]UNREACHABLE[/bold red]  {escape(said.target)}: {escape(said.why)}.", highlight=False)
@@ -210,7 +205,7 @@ def _print_discarded(console: Console, found: Plan) -> None:
     simulated = [e for e in found.evaluated if e.answer != "met"]
     for by, members in groups.items():
         example = max(members, key=lambda each: each.count)
-        said = f"{_SHORT[by]}; such as {_span(example)} of {example.family}: {example.why}"
+        said = f"{_SHORT[by]}; such as {span(*example.replicas, 'replica')} of {example.family}: {example.why}"
         table.add_row(f"{sum(each.count for each in members):,}", escape(said))
     if simulated:
         near = min(simulated, key=lambda e: (e.answer == "missed", e.deployment.cost))
@@ -220,8 +215,3 @@ def _print_discarded(console: Console, found: Plan) -> None:
     if more:
         table.add_row(f"{more:,}", "simulated, and do, but cost more or are slower at the same cost")
     console.print(table, highlight=False)
-
-
-def _span(each: "Discarded") -> str:
-    low, high = each.replicas
-    return replicas_of(low) if low == high else f"{low:,} to {replicas_of(high)}"

@@ -11,6 +11,7 @@ from penstock.planning.job import JobPlan
 from penstock.planning.job_run import JobResult
 from penstock.planning.launch import Launch
 from penstock.terminal import facts, print_warnings, seconds, styled
+from penstock.words import counted
 
 _MOST_ROWS = 30
 """Of a table of a day."""
@@ -44,7 +45,7 @@ def print_day(found: DayPlan) -> None:
     console.print()
     console.print(_day_table(found))
     if found.check is not None:
-        gaps, simulated = found.check.gaps, f"{found.check.days:,} simulated day{'s' if found.check.days > 1 else ''}"
+        gaps, simulated = found.check.gaps, counted(found.check.days, "simulated day")
         console.print(
             f"\n[dim]Latency of {found.check.requests:,} requests in {simulated}, on one replica; time between tokens "
             f"p99 {seconds(gaps.get('p99'))} s. {len(found.evaluations):,} deployments were simulated, the rest "

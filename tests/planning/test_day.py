@@ -14,6 +14,7 @@ from penstock.planning.day import _ahead, plan_day
 from penstock.planning.day_run import simulate_day
 from penstock.planning.evaluate import Aim, evaluate
 from penstock.planning.rates import RateProfile, profile
+from penstock.planning.scenario import read_plan
 from penstock.planning.sections import day_of
 from penstock.planning.space import Deployment
 
@@ -185,6 +186,24 @@ def test_rates_are_read_from_a_file_by_hour(tmp_path):
     assert found.clock(1) == "00:30"
 
 
+def test_a_day_too_long_to_simulate_is_planned_without():
+    """Requests of whole days would not fit into memory; the fleet is known all the same."""
+    quick = ps.Server(ps.Affine(c=1e-4, a=1e-7), token_budget=4_096)
+    workload = ps.Workload.poisson(1.0, 10, 2)
+    found = plan_day(profile([400.0] * 24, workload), workload, Deployment(quick, 1), ["ttft_p50<1s"], requests=1_000)
+    assert found.check is None
+    assert any(notice.startswith("whole days are not simulated: 1 days have") for notice in found.notices)
+
+
+def test_a_plan_with_a_day_is_for_its_highest_rate(tmp_path):
+    text = "{workload: {poisson: {rate: 1.0, prompt: 300, output: 50}}, server: {batch_time: {affine: {c_ms: 10, a_ms_per_token: "
+    text += ".1}}, token_budget: 256}, plan: {targets: [ttft_p99<2s], day: [2, 8, 4], search: {replicas: 8}}}"
+    (tmp_path / "day.yaml").write_text(text)
+    asked = read_plan(tmp_path / "day.yaml")
+    assert (asked.workload.rate, asked.scenario.workload.rate) == (8.0, 1.0)
+    assert asked.workload.notices == ("the plan is for the highest rate of the day, 8 requests/s from 01:00",)
+
+
 def test_a_scenario_says_what_a_day_is(tmp_path):
     aim = Aim.of(["ttft_p99<2s"], requests=1_000)
     given = {"rates": [1.0, 2.0], "peak_rate": 8.0, "interval_minutes": 30, "startup_minutes": 5, "check": False}
@@ -192,7 +211,7 @@ def test_a_scenario_says_what_a_day_is(tmp_path):
     assert found.profile.rates.tolist() == [4.0, 8.0]
     assert (found.profile.interval_s, found.startup_s) == (1800.0, 300.0)
     recorded = dataclasses.replace(WORKLOAD.with_rate(2.0), name="poisson")
-    for wrong in ("trace", "nothing.csv", {"rates": [1], "trace": "a.csv"}, {}, 7j, {"hours": [1]}):
+    for wrong in ("trace", "nothing.csv", {"rates": [1], "trace": "a.csv"}, {}, 7j, {"hours": [1]}, [1, True]):
         with pytest.raises(ps.InputError) as error:
             day_of(wrong, recorded, Deployment(SERVER, 1), aim, folder=tmp_path)
         assert "\n" not in str(error.value)

@@ -46,6 +46,12 @@ def test_the_share_of_a_recording_is_some_of_its_requests_at_their_times(router:
         assert np.array_equal(places, 5 * np.arange(150))
 
 
+def test_turns_among_very_many_replicas_draw_one_replica_only() -> None:
+    """A sum of gamma gaps is gamma, so no time is spent on the requests of all others."""
+    mine = share_of(ps.Workload.gamma(65_536 * 3.0, 3.0, 300, 50), "round-robin", 65_536).requests(1_000)
+    assert mine.arrival_s[-1] == pytest.approx(1_000 / 3.0, rel=0.01)
+
+
 def test_a_recording_too_short_to_share_is_refused() -> None:
     with pytest.raises(InputError, match="3 recorded requests leave"):
         share_of(ps.Workload.from_arrays([0.0, 1.0, 2.0], [5, 5, 5], [5, 5, 5]), "round-robin", 3)

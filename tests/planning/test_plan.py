@@ -233,3 +233,38 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 def test_targets_that_cannot_be_used_are_refused_in_one_line(targets: list[str], wrong: str) -> None:
     with pytest.raises(InputError, match=wrong):
         plan(ps.Workload.poisson(1.0, 10, 10), search_space(SMALL), targets)
+
+
+def test_a_deployment_that_cannot_be_judged_does_not_stop_the_plan() -> None:
+    """A recording leaves nothing for one of many replicas: those are undecided, and no reason to give up."""
+    recorded = ps.Workload.poisson(4.0, 300, 20).requests(60)
+    few = "too few to see anything"
+    workload = ps.Workload.from_arrays(recorded.arrival_s, recorded.prompt_tokens, recorded.output_tokens)
+    found = plan(workload, search_space(SMALL, router=["round-robin"], replicas=[40, 50, 60]), ["ttft_mean<1s"])
+    assert found.answer == "undecided"
+    assert any(few in each.known_by for each in found.evaluated)
+    assert not any(few in each.known_by for each in found.undecided), "longer runs would tell nothing of those"
+    assert str(found).startswith("undecided: ")
+
+
+def test_the_answer_is_a_sentence() -> None:
+    workload = ps.Workload.poisson(10.0, ps.Geometric(300), ps.Geometric(50))
+    found = plan(workload, search_space(SMALL, replicas=4), ["ttft_mean<1s"], requests=1_000, seed=5)
+    assert found.best is not None
+    assert str(found).startswith(f"{found.best.deployment.name}; ttft_mean<1s: ")
+    assert found.workload.seed == 5
+
+
+def test_what_the_targets_say_nothing_of_is_said() -> None:
+    workload = ps.Workload.poisson(10.0, ps.Geometric(300), ps.Geometric(50))
+    space = search_space(SMALL, router=["random", "jsq"], replicas=[2, 3])
+    found = plan(workload, space, ["tbt_p99<1s"], requests=1_000)
+    assert any("2 deployments are left out" in notice for notice in found.notices)
+
+
+def test_memory_may_differ_by_hardware() -> None:
+    server = ps.Server(ps.hardware(HARDWARE[0]).batch_time, 512, kv_tokens=1_000)
+    space = search_space(server, hardware=HARDWARE[:2], kv_tokens={"tp1": 20_000, "tp2": 90_000}, replicas=1)
+    assert [each.server.memory and each.server.memory.tokens for each in space] == [20_000, 90_000]
+    with pytest.raises(InputError, match="no deployment of the search space can exist: no kv_tokens matches"):
+        search_space(server, hardware=HARDWARE[:1], kv_tokens={"h100": 20_000})

@@ -33,6 +33,56 @@ def test_a_range_with_a_step_ends_where_it_says() -> None:
     assert values("server.token_budget", "64:1024:x2") == (64, 128, 256, 512, 1024)
 
 
+def test_a_number_is_what_looks_like_one_and_no_other_text_is() -> None:
+    assert values("server.token_budget", "0100,+5,.5,5.,1e3") == (100, 5, 0.5, 5.0, 1000.0)
+    assert [type(value) for value in values("server.token_budget", "0100,5.,1e3")] == [int, float, float]
+    assert values("workload.rate", "1:30,1_000,0x1F,'7'") == ("1:30", "1_000", "0x1F", "7")
+    assert values("workload.trace", "2001-01-01,2001-12-14 21:59:43") == ("2001-01-01", "2001-12-14 21:59:43")
+    assert values("server.policy", "=,<<,yes,~") == ("=", "<<", True, None)
+    assert values("workload.poisson.output", "{geometric: 0100}") == ({"geometric": 100},)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("1,.nan", "finite"),
+        ("-.INF", "finite"),
+        ("[1,{mean: .inf}]", "finite"),
+        ("1e999,1", "finite"),
+        ("1:1e999", "finite"),
+        ("1:1e999:2", "finite"),
+        ("9" * 5_000, "finite"),
+        ("&a [*a]", "aliases"),
+        ("!!float 1_0", "tags"),
+        ("!!timestamp 2001-99-99", "tags"),
+        ("[" * 5_000, "no values"),
+        ('"\\Uffffffff"', "no values"),
+        ('"\\ud800"', "no table"),
+    ],
+)
+def test_what_is_endless_infinite_or_no_number_is_refused_in_one_line(text: str, why: str) -> None:
+    with pytest.raises(ps.InputError, match=why) as refused:
+        grid.axis("workload.rate", text)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_lists_and_arrays_of_the_library_are_checked_as_the_command_line_is() -> None:
+    assert values("server.token_budget", np.array([64, 128])) == (64, 128)
+    assert values("server.token_budget", list(np.array([64, 128]))) == (64, 128)
+    assert type(values("server.token_budget", [np.int64(64)])[0]) is int
+    assert values("server.token_budget", np.int64(64)) == (64,)
+    assert values("server.policy_params", [[1, 2.5], {"a": None}]) == ([1, 2.5], {"a": None})
+    itself: list[object] = []
+    itself.append(itself)
+    for bad in (math.nan, np.nan, np.float32("inf"), 10**400, 10**5_000, {1, 2}, itself, np.datetime64("2001-01-01")):
+        with pytest.raises(ps.InputError, match="no table can hold") as refused:
+            grid.axis("workload.rate", [1, bad])
+        assert "\n" not in str(refused.value)
+    with pytest.raises(ps.InputError, match="takes nan"):
+        grid.axis("workload.rate", np.array([1.0, math.nan]))
+
+
 @given(st.integers(0, 50), st.integers(1, 400), st.integers(1, 7))
 def test_a_range_of_tenths_has_as_many_values_as_one_of_whole_numbers(low: int, steps: int, by: int) -> None:
     tenths = values("workload.rate", f"{low / 10}:{(low + steps * by) / 10}:{by / 10}")
@@ -108,6 +158,42 @@ def test_whole_numbers_are_drawn_with_their_ends_as_likely_as_the_others() -> No
     counts = np.bincount(drawn)[1:]
     assert counts.size == 4
     assert ((counts - 1000) ** 2 / 1000).sum() < 16.3  # 99.9% with 3 degrees of freedom
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(("low", "high", "within"), [(1.5, 4.5, {2, 3, 4}), (0.2, 3, {1, 2, 3}), (1.5, 2.5, {2})])
+def test_whole_numbers_are_drawn_inside_ends_that_are_not_whole(
+    low: float, high: float, within: set[int], log: bool
+) -> None:
+    drawn = Range(low, high, log=log, whole=True).draw(np.random.default_rng(0), 500)
+    assert set(drawn) == within
+    assert all(type(value) is int for value in drawn)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "whole", "why"),
+    [
+        (1.2, 1.8, True, "no whole number"),
+        (1, 1e17, True, "beyond 9.0072e\\+15"),
+        (-1.7e308, 1.7e308, False, "beyond 1e\\+300"),
+        (1, math.inf, False, "beyond"),
+        (math.nan, 1, False, "beyond"),
+    ],
+)
+def test_a_range_from_which_nothing_can_be_drawn_is_refused(low: float, high: float, whole: bool, why: str) -> None:
+    with pytest.raises(ps.InputError, match=why):
+        Range(low, high, whole=whole)
+
+
+def test_a_step_that_is_proposed_fits_the_field() -> None:
+    with pytest.raises(ps.InputError, match=r"add one \(1:5:1\)"):
+        grid.points(grid.axes({"server.token_budget": "1:5"}), None, [0], 0)
+
+
+def test_a_section_is_no_field_and_one_in_it_is_proposed() -> None:
+    for section, field in (("server", "server.hardware"), ("workload", "workload.trace")):
+        with pytest.raises(ps.InputError, match=f"whole section.*{field}"):
+            grid.axes({section: [1]})
 
 
 def test_the_kind_of_field_decides_whether_whole_numbers_are_drawn() -> None:

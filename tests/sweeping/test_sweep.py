@@ -1,14 +1,19 @@
 """Sweeps: the same rows whoever runs them, bad points as rows, nothing lost and nothing twice."""
 
+import dataclasses
+import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
 import penstock as ps
+from penstock.sweeping import tasks, workers
+from penstock.sweeping.grid import Point
 from penstock.sweeping.store import journal_of
 
 TRACE = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "azure_llm_2023_conv.csv"
@@ -37,6 +42,59 @@ def test_a_row_is_what_the_library_says_of_its_point(scenario: Path) -> None:
 
 def test_rows_do_not_depend_on_the_number_of_workers(scenario: Path) -> None:
     assert_frame_equal(ps.sweep(scenario, VARY, jobs=1), ps.sweep(scenario, VARY, jobs=2), check_exact=True)
+
+
+def test_no_more_workers_are_started_than_points_are_left(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    each = workers.Workers.each
+
+    def counted(self: workers.Workers, function: Any, tasks: Any) -> Any:
+        started.append(self.count)
+        return each(dataclasses.replace(self, count=1), function, tasks)
+
+    monkeypatch.setattr(workers.Workers, "each", counted)
+    out, vary = scenario.with_name("t.csv"), {"server.token_budget": [64, 128, 256, 512, 1024]}
+    for jobs, count in ((3, 3), (5, 5), (1000, 5)):
+        ps.sweep(scenario, vary, jobs=jobs, out=out, fresh=True)
+        assert started.pop() == count
+    journal = journal_of(out)
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:4]))
+    ps.sweep(scenario, vary, jobs=1000, out=out)
+    assert started == [2]
+    ps.sweep(scenario, vary, jobs=1000, out=out, backend="ray")  # nothing is left, so no cluster is started
+    assert started == [2]
+
+
+def test_without_fields_a_sweep_says_how_to_give_them(scenario: Path) -> None:
+    with pytest.raises(ps.InputError, match=r"no section `sweep`.*--vary server\.token_budget=128,512"):
+        ps.sweep(scenario)
+
+
+def test_a_row_holds_no_number_that_json_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"verdict": "stable", "rho": math.nan, "max_rate": math.inf, "batches": 3}
+    monkeypatch.setattr(tasks, "_found", lambda *_: found)
+    row = tasks.run_point(tasks.Job({}, Path(), ()), Point(4, (), 0))
+    assert row == {"point": 4, "verdict": "stable", "rho": None, "max_rate": None, "batches": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("simulat: {requests: 9}", "did you mean 'simulate'"),
+        ("server: &a {memory: *a}", "within itself"),
+        ("server: {1: 2, a: 3}", "a key that is no text"),
+    ],
+)
+def test_a_scenario_that_no_point_could_use_is_refused_at_once(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(ps.InputError, match=said):
+        ps.sweep(path, {"server.token_budget": [512]})
+
+
+def test_a_value_too_long_to_name_a_file_is_a_bad_point(scenario: Path) -> None:
+    rows = ps.sweep(scenario, {"server.policy": ["orca", "x" * 300, "a\0b"]}, jobs=1)
+    assert rows["error"].is_null().to_list() == [True, False, False]
 
 
 def test_rows_do_not_depend_on_the_order_of_the_values(scenario: Path) -> None:

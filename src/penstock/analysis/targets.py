@@ -95,6 +95,10 @@ class Target:
         shortest = f"{self.limit_s:g}"
         return f"{self.metric[:-2]}_{self.statistic}<{shortest if float(shortest) == self.limit_s else self.limit_s}s"
 
+    def unit(self, seconds: float) -> tuple[float, str]:
+        """Return in what to write a value beside the limit, and its number to the second: s where either has one."""
+        return (1.0, "s") if max(self.limit_s, seconds) >= 1 else (UNITS["ms"], "ms")
+
     def judge(self, estimate: Estimate) -> Judgement:
         """Say whether the whole interval lies on one side of the limit."""
         if estimate.high is not None and estimate.high < self.limit_s:

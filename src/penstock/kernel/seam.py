@@ -24,6 +24,7 @@ from penstock.kernel.running import (
     MOVED,
     OPTIMISTIC,
     OWN,
+    PLENTY,
     PREEMPTED,
     PREFILLING,
     RESUME_DONE,
@@ -51,6 +52,7 @@ from penstock.kernel.running import (
     target_of,
     victim_of,
     wait_first,
+    waiting,
 )
 from penstock.kernel.server import (
     BATCH_SIZE,
@@ -61,6 +63,7 @@ from penstock.kernel.server import (
     RUNNING_SCOPE,
     SLOT_NEXT,
     SLOT_PREV,
+    WAITING_TOKENS,
 )
 
 
@@ -118,6 +121,8 @@ def see(
     if state[PREEMPTED] > 0:
         return prompts, tokens, False
     limit = options[BATCH_SIZE] - (state[RUNNING] if options[RUNNING_SCOPE] != 0 else prompts)
+    if cache is None and state[FREE] > PLENTY // 2 and limit >= waiting(state):  # neither memory nor slots bind
+        return prompts + waiting(state), state[WAITING_TOKENS], limit > waiting(state)
     fresh, place, popped, blocked = state[HEAD], 0, 0, False
     while limit > 0:
         if options[BY_PRIORITY] != 0:

@@ -15,6 +15,7 @@ import numpy as np
 from penstock import checks
 from penstock.analysis.latency import relaxation_requests
 from penstock.analysis.targets import Target
+from penstock.errors import InputError
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
 from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of
 from penstock.planning.rates import HOUR_S, RateProfile
@@ -22,6 +23,7 @@ from penstock.planning.space import Deployment
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify
 from penstock.theory.network import certify_network
+from penstock.words import counted
 from penstock.workload.workload import Workload
 
 RELAXATIONS = 5
@@ -212,8 +214,11 @@ def plan_day(
         notices.append(f"whole days are not simulated: replicas behind {peak.router} see each other's queues")
     elif check:
         report("whole days", 1.0)
-        days = simulate_day(profile, workload, peak, [p.replicas for p in periods], search.aim.targets)
-        notices += _above(profile, days)
+        try:
+            days = simulate_day(profile, workload, peak, [p.replicas for p in periods], search.aim.targets)
+            notices += _above(profile, days)
+        except InputError as error:
+            notices.append(f"whole days are not simulated: {error}")
     return DayPlan(
         profile, peak, search.aim.targets, periods, startup_s, tuple(search.evaluations), days, tuple(notices)
     )
@@ -340,7 +345,7 @@ def _above(profile: RateProfile, check: DayCheck) -> list[str]:
     if not check.above:
         return []
     place, target, value = max(check.above, key=lambda one: one[2] / one[1].limit_s)
-    days, count = f"{check.days:,} simulated day{'s' if check.days > 1 else ''}", len({at for at, _, _ in check.above})
+    days, count = counted(check.days, "simulated day"), len({at for at, _, _ in check.above})
     return [
         f"in {days} {count:,} of {profile.rates.size:,} intervals lie above a target, most the one from "
         f"{profile.clock(place)}: {value:.4g} s for {target}"

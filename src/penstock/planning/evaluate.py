@@ -44,6 +44,9 @@ REQUESTS = 5_000
 MOST_TIMES_LONGER = 16
 """How many times longer a run becomes while it decides nothing."""
 
+_MOST_ROWS = 20_000_000
+_MOST_TOGETHER = 4_000_000  # requests of all replicas that are simulated together, each of which keeps a row too
+
 _MOST_DRIFT = 0.999
 
 
@@ -63,7 +66,8 @@ class Aim:
     confidence
         How often an interval holds its value, whenever the simulation stops.
     requests, most_requests
-        To begin with, and at most, on the replica that is simulated, or in a network on average on each.
+        To begin with, and at most, on the replica that is simulated, or in a network on average on each (fewer where
+        all replicas together would have more than four million).
     """
 
     targets: tuple[Target, ...]
@@ -102,9 +106,11 @@ class Aim:
         share = checks.number("the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%")
         sure = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often an interval holds its value")
         first = REQUESTS if requests is None else requests
-        first = checks.whole("requests", first, LEAST_REQUESTS, 10**9, "", "fewer give no interval, more fill memory")
-        most = MOST_TIMES_LONGER * max(first, REQUESTS) if most_requests is None else most_requests
-        most = checks.whole("most_requests", most, first, 10**10, "", "the first run already has `requests`")
+        why = "fewer give no interval, and each keeps a row in memory"
+        first = checks.whole("requests", first, LEAST_REQUESTS, _MOST_ROWS, "", why)
+        most = min(MOST_TIMES_LONGER * max(first, REQUESTS), _MOST_ROWS) if most_requests is None else most_requests
+        why = "the first run already has `requests`, and each keeps a row in memory"
+        most = checks.whole("most_requests", most, first, _MOST_ROWS, "", why)
         return cls(known, objective, share, sure, first, most)
 
     def looks(self, most: int) -> tuple[int, ...]:
@@ -255,6 +261,16 @@ def evaluate(workload: Workload, deployment: Deployment, aim: Aim, *, progress: 
     return found
 
 
+def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, why: str) -> Evaluation:
+    """Return what is known of a deployment that cannot be simulated: why, and nothing else."""
+    many = len(aim.targets)
+    unknown: list[Judgement] = ["undecided"] * many
+    return Evaluation(
+        deployment, "undecided", why, "undecided", (Estimate(None),) * many, tuple(unknown), Estimate(None), {}, 0,
+        workload.rate,
+    )  # fmt: skip
+
+
 def unmeasured(deployment: Deployment, aim: Aim) -> str | None:
     """Say which target needs what is not measured of such a deployment, or None."""
     if deployment.router in SPLITTING and not deployment.prefill_replicas:
@@ -385,9 +401,8 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     else:
         known = _Known(network_verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho)
     # as many at each replica as where one is simulated alone
-    sizes = [deployment.replicas * size for size in aim.looks(aim.most_requests)]
-    if workload.rows is not None:
-        sizes = list(dict.fromkeys(min(size, workload.rows) for size in sizes))
+    most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
+    sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in aim.looks(aim.most_requests)))
     level = 1 - (1 - aim.confidence) / len(sizes)
 
     def looks() -> Iterator[_Look]:

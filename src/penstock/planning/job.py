@@ -28,7 +28,7 @@ from penstock.workload.workload import Workload
 TOKEN_BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Those that are tried where none are given, beside the server's own."""
 
-_MOST_REQUESTS = 20_000_000
+_MOST_REQUESTS = 5_000_000
 _GAIN = 0.02  # of the time, by twice the fleet; below it no larger one is tried
 
 Progress = Callable[[str, float], None]
@@ -130,7 +130,8 @@ def plan_job(
     InputError
         If a value cannot be used, or no server can serve the job.
     """
-    requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", "each keeps a row in memory")
+    keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
+    requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", keeps)
     deadline_s = checks.number("deadline_s", deadline_s, 1e-3, 1e9, "s", "the job has to be done by then")
     most = checks.whole("most_replicas", most_replicas, 1, MOST_REPLICAS, "", "the fleet has no more")
     runs = checks.whole("runs", runs, 2, 1_000, "", "an interval takes at least two")
@@ -277,9 +278,10 @@ def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> tup
     if best is not None and best.mode == "paced":
         said.append(
             f"the job shares the queue with online requests, let in evenly over at most {PACED_SHARE:.0%} of the "
-            "time: "
-            "sent at once it would go before them, and all later ones would wait"
+            "time: sent at once it would go before them, and all later ones would wait"
         )
+    if job.online is None and job.workload.arrivals is not None:
+        said.append("all of the job is there at the start: the arrivals of the workload play no part in it")
     if job.workload.prefixes is not None:
         said.append("shared prefixes of the job's prompts are not counted, so it may be done sooner")
     if any(target.metric == "tbt_s" and target.statistic != "mean" for target in job.targets):

@@ -1,6 +1,7 @@
 """A finite job on one fleet: every replica simulated until it is done, and the seconds that theory asks for."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -23,6 +24,8 @@ Mode = Literal["alone", "priority", "paced"]
 
 PACED_SHARE = 0.95
 """Of the time until the deadline, over which a paced job is let in at most."""
+
+_MOST_KEPT = 30_000_000  # lengths of requests, 16 bytes each, that are not drawn anew for each fleet
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,6 +112,18 @@ class Job:
 
     def lengths(self, seed: int) -> tuple[Tokens, Tokens]:
         """Return prompt and output tokens of the job, shape (requests,) each."""
+        if seed not in self._drawn:
+            drawn = self._draw(seed)
+            if self.runs * self.requests > _MOST_KEPT:
+                return drawn
+            self._drawn[seed] = drawn
+        return self._drawn[seed]
+
+    @functools.cached_property
+    def _drawn(self) -> dict[int, tuple[Tokens, Tokens]]:
+        return {}
+
+    def _draw(self, seed: int) -> tuple[Tokens, Tokens]:
         lengths = self.workload.lengths
         if isinstance(lengths, Recorded):
             if self.recorded:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.analysis.targets import Estimate, Target
+from penstock.analysis.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.evaluate import Aim, Evaluation
-from penstock.planning.search import Prospect, Search, rank, replicas_of
+from penstock.planning.search import Prospect, Search, rank
 from penstock.planning.space import Deployment, Discarded, Reason, Space
+from penstock.words import counted
 from penstock.workload.workload import Workload
 
 _BEYOND = (1.25, 2.0)
@@ -105,6 +106,24 @@ class Plan:
         return self.aim.objective
 
     @property
+    def answer(self) -> Judgement:
+        """Whether some deployment does what it has to; undecided where that is not known of some."""
+        if self.best is not None:
+            return "met"
+        return "undecided" if any(found.answer == "undecided" for found in self.evaluated) else "missed"
+
+    def __str__(self) -> str:
+        """Return the answer in a sentence."""
+        if self.best is None:
+            assert self.unreachable is not None
+            return f"{self.answer}: {self.unreachable.target}: {self.unreachable.why}"
+        values = zip(self.targets, self.best.estimates, strict=True)
+        said = [f"{target}: {told(target, found)}" for target, found in values]
+        if self.objective == "goodput":
+            said = [f"goodput {told('goodput', self.best.goodput)}"]
+        return f"{self.best.deployment.name}; {'; '.join(said)}"
+
+    @property
     def simulations(self) -> int:
         """Deployments simulated."""
         return len(self.evaluated)
@@ -113,7 +132,10 @@ class Plan:
     def undecided(self) -> tuple[Evaluation, ...]:
         """What was simulated, would be cheaper than the best, and may do: longer runs would tell; cheapest first."""
         most = math.inf if self.best is None else self.best.deployment.cost
-        may = [found for found in self.evaluated if found.answer == "undecided" and found.deployment.cost < most]
+        may = [
+            found for found in self.evaluated
+            if found.answer == "undecided" and found.verdict == "stable" and found.deployment.cost < most
+        ]  # fmt: skip
         return tuple(sorted(may, key=lambda found: (found.deployment.cost, found.deployment.name)))
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,6 +147,7 @@ class Plan:
             "confidence": self.aim.confidence,
             "rate": self.workload.rate,
             "cost_unit": "money per hour" if self.priced else "accelerators",
+            "answer": self.answer,
             "best": self.best.as_dict() if self.best else None,
             "margins": [None if math.isnan(margin) else margin for margin in self.margins],
             "binding": self.binding or None,
@@ -150,6 +173,7 @@ def plan(
     requests: int | None = None,
     most_requests: int | None = None,
     confidence: float = 0.95,
+    seed: int | None = None,
     aim: Aim | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Plan:
@@ -176,8 +200,10 @@ def plan(
         Simulated of each replica, to begin with and while undecided; see `Aim`.
     confidence
         Of the intervals that the targets are judged by.
+    seed
+        Instead of the workload's.
     aim
-        All of these at once, instead of them.
+        Targets to confidence at once, instead of them.
     progress
         Called now and then with the share that is done, and what is being simulated.
 
@@ -196,6 +222,8 @@ def plan(
             targets, objective=objective, goodput=goodput, requests=requests, most_requests=most_requests,
             confidence=confidence,
         )  # fmt: skip
+    if seed is not None:
+        workload = workload.with_seed(seed)
     search = Search(workload, space, aim, progress)
     if not search.prospects and all(each.by == "impossible" for each in search.hopeless):
         raise InputError(f"no deployment can be judged: {search.hopeless[0].why}")
@@ -219,8 +247,17 @@ def plan(
         unreachable=unreachable,
         space=len(space),
         priced=space.priced,
-        notices=workload.notices,
+        notices=(*workload.notices, *_not_judged(search)),
     )
+
+
+def _not_judged(search: Search) -> list[str]:
+    """Say how many deployments fell away because the targets say nothing of them."""
+    left = [each for each in search.hopeless if each.by == "impossible"]
+    if not left:
+        return []
+    count = sum(len(each.family.counts) for each in left)
+    return [f"{count:,} deployments are left out, such as {left[0].family.name}: {left[0].why}"]
 
 
 def _margins(best: Evaluation, targets: Sequence[Target]) -> tuple[float, ...]:
@@ -279,7 +316,8 @@ def told(target: Target | str, found: Estimate) -> str:
     if found.value is None:
         return "unknown"
     if isinstance(target, Target):
-        scale, unit, digits = (1.0, " s", ".3g") if max(target.limit_s, found.value) >= 1 else (1e3, " ms", ".3g")
+        scale, unit = target.unit(max(found.value, found.high or 0.0))
+        unit, digits = f" {unit}", ".3g"
     else:
         scale, unit, digits = 100.0, "%", ".4g"
     ends = [None if end is None else f"{end * scale:{digits}}" for end in (found.low, found.high)]
@@ -316,7 +354,7 @@ def _binding(search: Search, prospect: Prospect) -> str:
     counts, place = prospect.family.counts, prospect.found
     fewer = search.known(prospect, place - 1)
     if fewer is not None:
-        return f"with {replicas_of(counts[place - 1])} {'; '.join(shortfalls(fewer, search.aim))}"
+        return f"with {counted(counts[place - 1], 'replica')} {'; '.join(shortfalls(fewer, search.aim))}"
     if place and place == prospect.least:
         return f"stability: {prospect.why_not_fewer}"
     best = search.at(prospect, place)
@@ -355,7 +393,7 @@ def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
             and each.answer != "met" and count > max(fewer)
         ]  # fmt: skip
         first = failed[0]
-        why = f"with {replicas_of(first.deployment.replicas)} {'; '.join(shortfalls(first, aim))}"
+        why = f"with {counted(first.deployment.replicas, 'replica')} {'; '.join(shortfalls(first, aim))}"
         parts.append((fewer, "simulation", why))
     if dearer:
         bound = search.best[0].deployment.cost if search.best else 0.0
@@ -412,4 +450,5 @@ def _why_not(search: Search, nearest: Evaluation) -> str:
     if nearest.answer == "undecided":
         said += "; simulate more requests to decide it"
         said += "" if search.workload.rows is None else ", of a recording drawn at random (arrivals: poisson)"
-    return f"with {replicas_of(nearest.deployment.replicas)} of {nearest.deployment.family}, the most allowed, {said}"
+    most = counted(nearest.deployment.replicas, "replica")
+    return f"with {most} of {nearest.deployment.family}, the most allowed, {said}"

@@ -187,4 +187,6 @@ def profile(given: Any, workload: Workload, folder: Path = Path()) -> RateProfil
         return RateProfile.read(folder / checks.path("plan.day", given))
     if not isinstance(given, Sequence | np.ndarray):
         raise InputError(f"plan.day is {checks.shown(given)}; give rates by hour, a CSV file with them, or trace")
+    if any(isinstance(rate, bool) for rate in given):  # which Python takes for 0 and 1
+        raise InputError(f"plan.day is {checks.shown(given)}, but rates are numbers, in requests/s; mend it")
     return RateProfile(np.array(checks.column("plan.day", given)))

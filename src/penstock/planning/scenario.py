@@ -11,9 +11,11 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
 from penstock.planning.evaluate import Aim
+from penstock.planning.sections import peak_of
 from penstock.planning.space import Space, search_space
 from penstock.scenario import ENGINE_NAMES, Scenario, build
 from penstock.scenario_network import describes_network
+from penstock.workload.workload import Workload
 
 DEFAULT_MOST_REPLICAS = 32
 
@@ -54,6 +56,7 @@ class SearchSection(Section):
     router: Names | None = None
     disaggregation: Annotated[list[str | None], BeforeValidator(_listed)] | None = None
     replicas: Annotated[list[Whole], BeforeValidator(_replicas)] | None = None
+    kv_tokens: Whole | dict[str, Whole] | None = None
 
 
 class PlanSection(Section):
@@ -94,6 +97,8 @@ class PlanScenario:
         What may be deployed.
     aim
         What it has to do; None without targets.
+    workload
+        What the fleet is planned for: the scenario's, or with a day its highest rate.
     day, job
         What ``plan`` says of a day's rates and of a finite job, as it stands there.
     """
@@ -101,6 +106,7 @@ class PlanScenario:
     scenario: Scenario
     space: Space
     aim: Aim | None
+    workload: Workload
     day: Any = None
     job: Any = None
 
@@ -149,7 +155,7 @@ def read_plan(
     space = search_space(
         scenario.server, **known, **varied,
         replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
-        price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
+        kv_tokens=search.kv_tokens, price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
         transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,
     )  # fmt: skip
     simulate = given.simulate if isinstance(given.simulate, Mapping) else {}
@@ -169,7 +175,10 @@ def read_plan(
     job = wanted.job
     if search.token_budget and isinstance(job, Mapping):
         job = {"token_budgets": search.token_budget, **job}
-    return PlanScenario(scenario, space, aim or None, wanted.day, job)
+    workload = scenario.workload
+    if wanted.day is not None:
+        workload = peak_of(wanted.day, workload, scenario.folder)
+    return PlanScenario(scenario, space, aim or None, workload, wanted.day, job)
 
 
 def _with_base(document: Any, search: SearchSection) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from penstock.analysis.targets import Target, share
 from penstock.errors import InputError
-from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of, unmeasured
+from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of, not_simulated, unmeasured
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Reason, Space
 from penstock.system.server import Server
@@ -20,6 +20,7 @@ from penstock.theory.bounds import bounds
 from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
+from penstock.words import counted
 from penstock.workload.workload import Workload
 
 USUAL_RHO = 0.8
@@ -27,6 +28,7 @@ USUAL_RHO = 0.8
 
 _LEAST_TAIL = 0.5
 _NO_LOAD = 1e-6  # of the rate
+_BEYOND_DOUBT = 1.01  # times the limit: some bounds are what simulations show, but for their noise
 _LONG_GAPS = 0.9
 _PATIENCE = 6  # undecided deployments
 
@@ -74,16 +76,6 @@ class Prospect:
         """Return the place of the most replicas that cost no more; -1 if none do."""
         costs = [self.family.at(count).cost for count in self.family.counts]
         return bisect.bisect_right(costs, cost) - 1
-
-
-def replicas_of(count: int) -> str:
-    """Say how many replicas."""
-    return f"{count:,} replica{'s' if count > 1 else ''}"
-
-
-def in_unit(target: Target, seconds: float) -> str:
-    """Say a latency in the unit of its target: seconds from 1 s on, else milliseconds."""
-    return f"{seconds:.3g} s" if target.limit_s >= 1 else f"{seconds * 1e3:,.3g} ms"
 
 
 def _order(prospect: Prospect) -> tuple[float, bool, float, str]:
@@ -225,7 +217,11 @@ class Search:
                 self._report((self._done + share / 2) / max(len(self.prospects), 1), deployment.name)
 
             report(0.0)
-            self._known[key] = evaluate(self.workload, deployment, self.aim, progress=report)
+            try:
+                found = evaluate(self.workload, deployment, self.aim, progress=report)
+            except InputError as error:  # such as a recording that leaves one of so many replicas nothing
+                found = not_simulated(self.workload, deployment, self.aim, str(error))
+            self._known[key] = found
         return self._known[key]
 
     def simulated(self, family: Family, count: int) -> bool:
@@ -276,16 +272,17 @@ class Search:
         """
         count, deployment = family.counts[place], family.smallest
         if deployment.splits:
-            alone, load_said = self._share(deployment.router, count), f"with {replicas_of(count)}"
+            alone, load_said = self._share(deployment.router, count), f"with {counted(count, 'replica')}"
         else:
             alone, load_said = self.workload.with_rate(_NO_LOAD * self.workload.rate), "without load"
         found = lower_bounds(alone, deployment.server)
         slow = []
         for target in self.aim.targets:
             bound = found[target.metric].get(target.statistic, 0.0)
-            if bound > target.limit_s:
+            if bound > _BEYOND_DOUBT * target.limit_s:
+                scale, unit = target.unit(bound)
                 name = f"{target.metric[:-2]}_{target.statistic}"
-                why = f"{name} is at least {in_unit(target, bound)} {load_said}, whatever the policy"
+                why = f"{name} is at least {bound * scale:,.3g} {unit} {load_said}, whatever the policy"
                 slow.append((bound / target.limit_s, why))
         return slow
 

@@ -12,6 +12,7 @@ from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
 from penstock.planning import job as jobs
 from penstock.planning.day import DayPlan, plan_day
+from penstock.planning.day_run import resampled
 from penstock.planning.evaluate import Aim
 from penstock.planning.rates import HOUR_S, RateProfile, profile
 from penstock.planning.space import Deployment
@@ -61,6 +62,15 @@ class JobSection(Section):
     runs: Whole = 5
 
 
+def peak_of(given: Any, workload: Workload, folder: Path = Path()) -> Workload:
+    """Return the workload at the highest rate of the day that a scenario describes; parameters as for `day_of`."""
+    profile = _day(given).profile(workload, folder)
+    peak = resampled(workload, profile.peak)
+    at = profile.clock(int(profile.rates.argmax()))
+    said = f"the plan is for the highest rate of the day, {profile.peak:,.4g} requests/s from {at}"
+    return dataclasses.replace(peak, notices=(*peak.notices, said))
+
+
 def day_of(
     given: Any, workload: Workload, deployment: Deployment, aim: Aim, *, folder: Path = Path(), progress: Any = None
 ) -> DayPlan:
@@ -77,12 +87,16 @@ def day_of(
     progress
         As for `plan_day`.
     """
-    section = parsed(given if isinstance(given, Mapping) else {"rates": given}, DaySection, "plan.day", "`rates`")
+    section = _day(given)
     return plan_day(
         section.profile(workload, folder), workload, deployment, aim,
         most_replicas=section.most_replicas, least_replicas=section.least_replicas,
         startup_minutes=section.startup_minutes, check=section.check_days, progress=progress,
     )  # fmt: skip
+
+
+def _day(given: Any) -> DaySection:
+    return parsed(given if isinstance(given, Mapping) else {"rates": given}, DaySection, "plan.day", "`rates`")
 
 
 def job_of(

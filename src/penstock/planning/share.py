@@ -1,14 +1,17 @@
 """One replica's share of a stream, behind a router that does not look at queues."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
-from penstock.workload.arrivals import BLOCK, Arrivals, Poisson, Seconds
+from penstock.workload.arrivals import BLOCK, Arrivals, GammaRenewal, Poisson, Seconds
 from penstock.workload.workload import Workload
+
+_LEAST_CV = 1e-3  # that gamma gaps may have
 
 
 def share_of(workload: Workload, router: str, replicas: int) -> Workload:
@@ -32,9 +35,7 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
         raise InputError(f"{workload.name} has lengths but no arrival times; give it a rate and arrivals: poisson")
     rows = workload.rows
     if rows is None:
-        if isinstance(workload.arrivals, Poisson) and router == "random":
-            return workload.with_rate(workload.rate / replicas)
-        return dataclasses.replace(workload, arrivals=_Share(workload.arrivals, router, replicas))
+        return dataclasses.replace(workload, arrivals=_share_of(workload.arrivals, router, replicas))
     if workload.prefixes is not None:
         raise InputError(
             f"{workload.name} has prompts with shared prefixes, which a router sends to replicas that another has; "
@@ -50,6 +51,17 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
     return Workload.from_arrays(
         mine.arrival_s, mine.prompt_tokens, mine.output_tokens, mine.priority, seed=workload.seed, name=workload.name
     )
+
+
+def _share_of(arrivals: Arrivals, router: str, replicas: int) -> Arrivals:
+    """Return one replica's share of a stream, without drawing the others' where its gaps are known."""
+    if isinstance(arrivals, Poisson) and router == "random":
+        return arrivals.with_rate(arrivals.rate / replicas)
+    if isinstance(arrivals, Poisson | GammaRenewal) and router == "round-robin":  # a sum of gamma gaps is gamma
+        cv = arrivals.cv if isinstance(arrivals, GammaRenewal) else 1.0
+        if cv / math.sqrt(replicas) >= _LEAST_CV:
+            return GammaRenewal(arrivals.rate / replicas, cv / math.sqrt(replicas))
+    return _Share(arrivals, router, replicas)
 
 
 def _chosen(rng: np.random.Generator, size: int, before: int, router: str, replicas: int) -> npt.NDArray[np.bool_]:

@@ -10,11 +10,13 @@ from typing import Any, Literal
 from penstock import checks
 from penstock.errors import InputError
 from penstock.system.engines import Engine
+from penstock.system.memory import Memory
 from penstock.system.policies import Policy
 from penstock.system.pool import MOST_REPLICAS, Pool
 from penstock.system.presets import hardware as preset
 from penstock.system.routing import resolve_router
-from penstock.system.server import Server
+from penstock.system.server import Server, usual_block_size
+from penstock.words import counted
 
 SPLITTING = ("random", "round-robin")
 """Routers that do not look at queues: each replica has a share of the stream and knows nothing of the others."""
@@ -108,6 +110,15 @@ class Deployment:
     def name(self) -> str:
         """Short and unique in a search space, for tables."""
         return f"{self.replicas} x {self.family}"
+
+    @property
+    def fleet(self) -> str:
+        """How many replicas of what, and behind which router where there are several: the beginning of a sentence."""
+        count, prefill = self.replicas, self.prefill_replicas
+        said = f"{counted(count, 'replica')} of {self.hardware or 'the server'}"
+        if prefill:
+            said += f", {prefill:,} for prompts and {count - prefill:,} that decode"
+        return f"{said} behind {self.router}" if count > 1 else said
 
     def with_replicas(self, replicas: int) -> "Deployment":
         """Return the same with another number of replicas, in the same ratio of prefill to decode.
@@ -236,6 +247,7 @@ def search_space(
     router: Sequence[str] = ("random",),
     disaggregation: Sequence[str | None] = (None,),
     replicas: int | Sequence[int] = 32,
+    kv_tokens: int | Mapping[str, int] | None = None,
     price: float | Mapping[str, float] | None = None,
     accelerators: int = 1,
     transfer_ms: float = 0.0,
@@ -258,6 +270,9 @@ def search_space(
         Replicas for prompts to replicas that decode, such as ``"1:2"``; None: each does both.
     replicas
         The most, or the numbers allowed; those for prompts and those that decode together.
+    kv_tokens
+        KV memory of a replica: one number, or one for each hardware, found by a part of its name
+        (``{"tp1": 40_000, "tp4": 400_000}``); its rules are the server's. None: as the server has it.
     price
         Of an accelerator for an hour, in whatever money: one number, or one for each kind, found by a part of its name
         (``{"a100": 2.0}``). None: accelerators are counted.
@@ -274,6 +289,8 @@ def search_space(
         If a value cannot be used, or no deployment can exist.
     """
     counts = _counts(replicas)
+    checks.seconds("transfer_ms", transfer_ms)
+    checks.seconds("transfer_ms_per_token", transfer_ms_per_token)
     ratios = [_ratio(text) for text in disaggregation]
     axes: list[tuple[str, Sequence[Any]]] = [
         ("hardware", hardware), ("token_budget", token_budget or (server.token_budget,)),
@@ -304,7 +321,7 @@ def search_space(
                 raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
             count = allowed[0]
             smallest = Deployment(
-                _replica(server, name, budget, slots, chosen), count, name, routed,
+                _replica(_with_memory(server, name, kv_tokens), name, budget, slots, chosen), count, name, routed,
                 count * ratio[0] // sum(ratio) if ratio else 0, of, cost, transfer_ms, transfer_ms_per_token,
             )  # fmt: skip
         except InputError as error:
@@ -327,6 +344,32 @@ def _replica(
     return dataclasses.replace(server, token_budget=budget, max_batch_size=slots, **changed)
 
 
+def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[str, int] | None) -> Server:
+    """Return the server with the KV memory of a kind of hardware."""
+    if kv_tokens is None:
+        return server
+    given: Any = kv_tokens
+    if isinstance(kv_tokens, Mapping):
+        given = kv_tokens[_matching("kv_tokens", kv_tokens, hardware or "")]
+    size = usual_block_size(server.policy) if server.memory is None else server.memory.block_size
+    memory = Memory.of_tokens(given, size)
+    if server.memory is not None:
+        memory = dataclasses.replace(server.memory, blocks=memory.blocks)
+    return dataclasses.replace(server, memory=memory)
+
+
+def _matching(what: str, given: Mapping[str, Any], kind: str) -> str:
+    """Return the key that is the longest part of a name."""
+    plain = _plain(kind)
+    found = sorted((key for key in given if _plain(str(key)) and _plain(str(key)) in plain), key=len)
+    if not found:
+        raise InputError(
+            f"no {what} matches {kind.strip() or 'a server without a preset'}: {', '.join(map(str, given)) or 'none'} "
+            "given; add one, or give one number for all"
+        )
+    return found[-1]
+
+
 def _accelerators_and_price(
     hardware: str | None, price: float | Mapping[str, float] | None, accelerators: int
 ) -> tuple[int, float]:
@@ -338,14 +381,8 @@ def _accelerators_and_price(
     if not isinstance(price, Mapping):
         return of, checks.number("price", price, 1e-9, 1e9, "", "it is money for an accelerator for an hour")
     kind = "" if known is None else f"{known.accelerator or ''} {hardware}"
-    plain = _plain(kind)
-    found = sorted((key for key in price if _plain(str(key)) and _plain(str(key)) in plain), key=len)
-    if not found:
-        raise InputError(
-            f"no price matches {kind.strip() or 'a server without a preset'}: {', '.join(map(str, price)) or 'none'} "
-            "given; add one, or give one number for all"
-        )
-    return of, checks.number(f"price.{found[-1]}", price[found[-1]], 1e-9, 1e9, "", "it is money for an hour")
+    key = _matching("price", price, kind)
+    return of, checks.number(f"price.{key}", price[key], 1e-9, 1e9, "", "it is money for an hour")
 
 
 def _plain(text: str) -> str:

@@ -35,8 +35,11 @@ SECTIONS: dict[str, type[Section]] = {
 """Of a scenario: fields begin with one of them."""
 
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_ENDLESS = r"[-+]?\.(?i:inf|nan)"
 _RANGE = re.compile(rf"({_NUMBER}):({_NUMBER})(?::(log|x{_NUMBER}|{_NUMBER}))?")
 _SHORT_OF_A_STEP = 1e-9  # 1:10:0.1 ends with 10, whatever floats make of 90 tenths
+_FARTHEST = 1e300  # ends to draw between: their distance must be a number, too
+_FARTHEST_WHOLE = 2**53  # beyond it floats skip whole numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Range:
     log
         Whether the logarithm is uniform instead of the value.
     whole
-        Whether only whole numbers are drawn.
+        Whether only whole numbers between the ends are drawn.
     """
 
     low: float
@@ -70,19 +73,27 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise InputError(f"the range {self.low:g}:{self.high:g} is empty; give the lower end first")
+        name, limit = f"the range {self.low:g}:{self.high:g}", _FARTHEST_WHOLE if self.whole else _FARTHEST
+        if not (abs(self.low) <= limit and abs(self.high) <= limit):
+            raise InputError(f"{name} goes beyond {limit:g}, so not all of it could be drawn; narrow it")
+        if not self.low < self.high:
+            raise InputError(f"{name} is empty; give the lower end first")
         if self.log and self.low <= 0:
-            raise InputError(f"the range {self.low:g}:{self.high:g}:log has no logarithm at its lower end; raise it")
+            raise InputError(f"{name}:log has no logarithm at its lower end; raise it")
+        if self.whole and math.ceil(self.low) > math.floor(self.high):
+            raise InputError(f"{name} holds no whole number, and the field takes no others; widen it")
 
     def draw(self, rng: np.random.Generator, count: int) -> list[Any]:
         """Return so many numbers."""
+        low, high = (math.ceil(self.low), math.floor(self.high)) if self.whole else (self.low, self.high)
         reach = 0.5 if self.whole else 0.0  # so that the ends are as likely as the others
-        low, high = self.low - reach, self.high + reach
-        drawn = np.exp(rng.uniform(np.log(low), np.log(high), count)) if self.log else rng.uniform(low, high, count)
-        if not self.whole:
-            return [float(value) for value in drawn]
-        return [int(value) for value in np.clip(np.rint(drawn), self.low, self.high)]
+        least, most = low - reach, high + reach
+        if self.log:
+            drawn = np.exp(rng.uniform(np.log(least), np.log(most), count))
+        else:
+            drawn = rng.uniform(least, most, count)
+        kept = np.clip(np.rint(drawn) if self.whole else drawn, low, high).tolist()
+        return [int(value) for value in kept] if self.whole else kept
 
 
 Axis = Values | Range
@@ -103,21 +114,21 @@ def axis(field: str, given: Any) -> Axis:
     Raises
     ------
     InputError
-        If that says nothing.
+        If that says nothing, or what no table could hold.
     """
     whole = _takes_whole(field)
     if isinstance(given, str):
         return _parsed(field, given, whole)
     if isinstance(given, tuple) and len(given) == 2:
         low, high = (checks.number(f"an end of {field}", end, -1e300, 1e300, "", "it is drawn from") for end in given)
-        both = all(isinstance(end, int) for end in given)
+        both = all(isinstance(end, int | np.integer) for end in given)
         return Range(low, high, whole=both if whole is None else whole)
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        given = given.tolist()
+    if isinstance(given, bool | int | float | np.generic) or given is None:
+        given = [given]
     if isinstance(given, Sequence) and given:
-        return Values(tuple(given))
-    if isinstance(given, np.ndarray) and given.ndim == 1 and given.size:
-        return Values(tuple(given.tolist()))
-    if isinstance(given, bool | int | float) or given is None:
-        return Values((given,))
+        return Values(tuple(_kept(field, value) for value in given))
     raise InputError(
         f"{field} varies over {checks.shown(given)}, which gives no values; give a list such as [128, 512], or text "
         "such as '1:10:0.5'"
@@ -156,6 +167,9 @@ def resolved(field: Any) -> tuple[str, ...]:
         If a scenario has no such field, with the nearest that it has.
     """
     parts = tuple(field.split(".")) if isinstance(field, str) else ()
+    if len(parts) == 1 and parts[0] in SECTIONS:
+        first = next(name for name in known_fields() if name.startswith(f"{field}."))
+        raise InputError(f"{field!r} is a whole section of a scenario; vary a field in it, such as {first!r}")
     if len(parts) < 2 or parts[0] not in SECTIONS:
         hint = nearest(parts[-1], [name.rsplit(".", 1)[-1] for name in known_fields()]) if parts else ""
         fits = next((n for n in known_fields() if hint.endswith(f"'{n.rsplit('.', 1)[-1]}'?")), None)
@@ -207,9 +221,11 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
     if sample is None:
         for field, each in chosen.items():
             if isinstance(each, Range):
+                ends, step = f"{each.low:g}:{each.high:g}", (each.high - each.low) / 10
+                step = max(1, round(step)) if each.whole else step
                 raise InputError(
-                    f"{field}={each.low:g}:{each.high:g} has no step, so it is no grid; add one ({each.low:g}:"
-                    f"{each.high:g}:{(each.high - each.low) / 10:.2g}), or draw from it with --sample"
+                    f"{field}={ends} has no step, so it is no grid; add one ({ends}:{step:.2g}), or draw from it with "
+                    "--sample"
                 )
         lists = [each.values for each in chosen.values() if isinstance(each, Values)]
         count = math.prod(len(values) for values in lists)
@@ -251,16 +267,7 @@ def _parsed(field: str, text: str, whole: bool | None) -> Axis:
     """Read the values of a field as they stand on the command line."""
     found = _RANGE.fullmatch(text.strip())
     if not found:
-        try:
-            values = yaml.safe_load(f"[{text}]")
-        except yaml.YAMLError:
-            values = None
-        if not values or not isinstance(values, list):
-            raise InputError(
-                f"{field}={checks.shown(text)} gives no values; give 128,512 or 1:10:0.5 (from, to, step), or with "
-                "--sample 1:10 or 1:10:log"
-            )
-        return Values(tuple(_number(v) if isinstance(v, str) and re.fullmatch(_NUMBER, v) else v for v in values))
+        return Values(tuple(_kept(field, value) for value in _listed(field, text)))
     low, high = (_number(end) for end in found.group(1, 2))
     step = found[3]
     if step is None or step == "log":
@@ -283,13 +290,66 @@ def _parsed(field: str, text: str, whole: bool | None) -> Axis:
     return Values(tuple(round(v) if whole and abs(v - round(v)) < 1e-9 else _tidy(v) for v in made))
 
 
-def _tidy(value: float) -> float:
-    """Drop what floats add to a tenth: 0.30000000000000004."""
-    return value if isinstance(value, int) else float(f"{value:.12g}")
+class _Loader(yaml.SafeLoader):
+    """YAML in which only what looks like `_NUMBER` is a number, no text is a date, and nothing contains itself."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
+        first: [(tag, pattern) for tag, pattern in kinds if tag.endswith((":bool", ":null"))]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
+            raise InputError("aliases (*) and tags (!) are not read among values; write them out, or quote text")
+        return super().compose_node(parent, index)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(rf"(?:{_NUMBER}|{_ENDLESS})\Z"), list("-+.0123456789")
+)
+_Loader.add_constructor("tag:yaml.org,2002:float", lambda _, node: _number(node.value))
+
+
+def _listed(field: str, text: str) -> list[Any]:
+    """Read values that stand side by side on the command line."""
+    try:
+        values = yaml.load(f"[{text}]", _Loader)
+    except InputError as error:
+        raise InputError(f"{field}={checks.shown(text)}: {error}") from None
+    except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError):  # "\Uffffffff"; brackets without end
+        values = None
+    if not values or not isinstance(values, list):
+        raise InputError(
+            f"{field}={checks.shown(text)} gives no values; give 128,512 or 1:10:0.5 (from, to, step), or with "
+            "--sample 1:10 or 1:10:log"
+        )
+    return values
+
+
+def _kept(field: str, value: Any) -> Any:
+    """Return a value as the files of a sweep keep it, plain where it is NumPy's."""
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, default=np.generic.item)
+        return json.loads(text.encode(), parse_int=_number)
+    except (TypeError, ValueError, RecursionError):
+        raise InputError(
+            f"{field} takes {checks.shown(value)}, which no table can hold; give a finite number, text, true, false, "
+            "null, or a list or mapping of these"
+        ) from None
 
 
 def _number(text: str) -> int | float:
-    return int(text) if re.fullmatch(r"[-+]?[0-9]+", text) else float(text)
+    """Read a number; without point and exponent it is whole, as far as floats tell whole numbers apart."""
+    number = math.nan if re.fullmatch(_ENDLESS, text) else float(text)
+    if not math.isfinite(number):
+        raise InputError(f"{checks.shown(text)} is no finite number that fits; give one up to 1.8e308")
+    return int(number) if re.fullmatch(r"[-+]?[0-9]+", text) and abs(number) < _FARTHEST_WHOLE else number
+
+
+def _tidy(value: float) -> float:
+    """Drop what floats add to a tenth: 0.30000000000000004."""
+    return value if isinstance(value, int) else float(f"{value:.12g}")
 
 
 def _takes_whole(field: str) -> bool | None:

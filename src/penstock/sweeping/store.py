@@ -1,7 +1,8 @@
 """Results that survive kill -9: a journal beside the file, one line for each finished point.
 
 The first line says whose results they are (a fingerprint); each other one is a point. Lines are appended whole and
-flushed; the disk is waited for now and then. A line torn by a crash is dropped, and its point run again.
+flushed; the disk is waited for now and then. A line torn by a crash is dropped, one that is no result is passed over,
+and its point run again.
 """
 
 import contextlib
@@ -26,11 +27,15 @@ MEANING = 1
 
 _SYNC_S = 1.0
 _FORMATS = (".parquet", ".csv")
+_HEAD = b'{"sweep": "'
 
 
 def fingerprint(description: Mapping[str, Any]) -> str:
-    """Return a digest of what the results depend on."""
-    text = json.dumps({"meaning": MEANING, **description}, sort_keys=True, default=str)
+    """Return a digest of what the results depend on; refuse what has none."""
+    try:
+        text = json.dumps({"meaning": MEANING, **description}, sort_keys=True, default=str)
+    except TypeError as error:
+        raise InputError(f"a mapping of the scenario has a key that is no text ({error}); put it in quotes") from None
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -42,7 +47,11 @@ def file_digest(path: Path) -> str:
 
 def checked_output(path: Any) -> Path:
     """Return the path of a table that can be written, its format known by its name."""
-    found = checks.writable("--out", path)
+    found = checks.path("--out", path)
+    if os.path.isdir(found):  # never raises, whatever the name
+        raise InputError(f"cannot write {found}: it is a folder; give a file, such as {found / 'sweep.csv'}")
+    for written in (found, journal_of(found)):  # longer names may be too long
+        checks.writable("--out", written)
     if found.suffix.lower() not in _FORMATS:
         raise InputError(f"--out {found} ends in neither .parquet nor .csv, which says what to write; give one of them")
     if not found.parent.is_dir():
@@ -52,7 +61,7 @@ def checked_output(path: Any) -> Path:
 
 def write_table(table: pl.DataFrame, path: Path) -> None:
     """Write a table as a whole or not at all, in the format that its name says."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = path.with_name(f".{path.name}.part")
     try:
         if path.suffix.lower() == ".csv":
             table.write_csv(draft)
@@ -76,14 +85,14 @@ class Journal:
         What is finished, by place.
     """
 
-    def __init__(self, path: Path, file: IO[bytes], rows: dict[int, Row]) -> None:
+    def __init__(self, path: Path, file: IO[bytes], head: bytes, rows: dict[int, Row]) -> None:
         self.path, self.rows = path, rows
-        self._file, self._synced = file, time.monotonic()
+        self._file, self._head, self._synced = file, head, time.monotonic()
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, out: Path, digest: str, *, fresh: bool = False) -> Iterator["Journal"]:
-        """Open the journal of a table, and go on where it stopped.
+    def opened(cls, out: Path, digest: str, points: int, *, fresh: bool = False) -> Iterator["Journal"]:
+        """Open the journal of a table of so many points, and go on where it stopped.
 
         Raises
         ------
@@ -91,15 +100,24 @@ class Journal:
             If it holds other results, the table is not a sweep's, or another sweep writes it now.
         """
         path = journal_of(out)
-        if out.exists() and not path.exists() and not fresh:
+        if out.exists() and not fresh and not (path.exists() and path.stat().st_size):
             raise InputError(
                 f"{out} exists, but no {path.name} beside it says what it holds, so it would be lost; give another "
                 "file, or --fresh to begin anew"
             )
-        with path.open("a+b") as file:
+        try:
+            file = path.open("a+b")
+        except (OSError, ValueError) as error:  # it may not be written to; its name holds a zero
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InputError(f"cannot write {checks.shown(str(path))}: {reason}; give another file to --out") from None
+        with file:
             _lock(file, out)
-            rows = _read(file, out, digest, fresh)
-            journal = cls(path, file, rows)
+            rows = {} if fresh else _read(file, out, digest, points)
+            head = b""
+            if not rows:  # the head is written with the first row: what fails before it leaves no results behind
+                file.truncate(0)
+                head = _line({"sweep": digest})
+            journal = cls(path, file, head, rows)
             try:
                 yield journal
             finally:
@@ -109,8 +127,9 @@ class Journal:
         """Append a finished point, unless it is there already; return whether it was new."""
         if row["point"] in self.rows:
             return False
-        self._file.write(_line(row))
+        self._file.write(self._head + _line(row))
         self._file.flush()
+        self._head = b""
         self.rows[row["point"]] = row
         if time.monotonic() - self._synced > _SYNC_S:
             self.sync()
@@ -144,43 +163,45 @@ def _lock(file: IO[bytes], out: Path) -> None:
         raise InputError(f"another sweep is writing {out} now; wait for it, or give another file") from None
 
 
-def _read(file: IO[bytes], out: Path, digest: str, fresh: bool) -> dict[int, Row]:
+def _read(file: IO[bytes], out: Path, digest: str, points: int) -> dict[int, Row]:
     """Return the finished points, and leave the file at the end of its last whole line."""
-    rows: dict[int, Row] = {}
     file.seek(0)
-    end, head = 0, None
-    for line in [] if fresh else file:
-        entry = _entry(line)
-        if entry is None and head is None and line.endswith(b"\n"):
-            raise InputError(
-                f"{file.name} is no journal of a sweep, which is kept under this name; move it, or give another --out"
-            )
-        if entry is None:  # torn: whatever follows it was never written
-            break
-        if head is None:
-            head = entry
-        else:
-            rows.setdefault(entry["point"], entry)
-        end += len(line)
-    file.truncate(end)
-    file.seek(end)
-    if head is None:
-        file.write(_line({"sweep": digest}))
-    elif head.get("sweep") != digest:
+    head = file.readline()
+    if not head.endswith(b"\n") and _HEAD.startswith(head[: len(_HEAD)]):  # new, or torn
+        return {}
+    found = _entry(head)
+    if found is None or "sweep" not in found:
+        raise InputError(
+            f"{file.name} is no journal of a sweep, which is kept under this name; move it, or give another --out"
+        )
+    if found["sweep"] != digest:
         raise InputError(
             f"{out} holds the results of another sweep (the scenario, its files, the fields or the seeds differ, or an "
             "older Penstock made it); give another file, or --fresh to begin anew"
         )
-    file.flush()
-    os.fsync(file.fileno())
+    rows: dict[int, Row] = {}
+    end = len(head)
+    for line in file:
+        if not line.endswith(b"\n"):  # torn
+            break
+        end += len(line)
+        row = _entry(line)
+        if row is not None and _is_result(row, points):
+            rows.setdefault(row["point"], row)
+    file.truncate(end)
+    file.seek(end)
     return rows
 
 
+def _is_result(row: Row, points: int) -> bool:
+    place = row.get("point")
+    return type(place) is int and 0 <= place < points and ("verdict" in row or "error" in row)
+
+
 def _entry(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
+    """Return what a whole line holds, or None where it is none of Penstock's."""
     try:
         entry = json.loads(line)
-    except ValueError:
+        return entry if line == _line(entry) and isinstance(entry, dict) else None
+    except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) and ("point" in entry or "sweep" in entry) else None

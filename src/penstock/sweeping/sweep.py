@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ class SweepSection(Section):
     sample: Whole | None = None
     seeds: Whole = 1
     independent: bool = False
+
+
+class _Parts(Section):
+    """The sections of a scenario; what is in them is checked point by point."""
+
+    workload: Any = None
+    server: Any = None
+    simulate: Any = None
+    plan: Any = None
+    sweep: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,15 +135,15 @@ def sweep(
     asked = scenario
     if not isinstance(asked, Sweep):
         asked = set_up(asked, vary, sample=sample, seed=seed, seeds=seeds, independent=independent, test=test)
-    with workers.gathered(backend, jobs) as ready:
-        if target is None:
-            rows: dict[int, Row] = {}
-            _run(asked, ready, rows, functools.partial(_keep, rows), progress)
-            return table(asked, rows)
-        with store.Journal.opened(target, asked.digest, fresh=fresh) as journal:
-            _run(asked, ready, journal.rows, journal.add, progress)
-            found = table(asked, journal.rows)
-            store.write_table(found, target)
+    workers.checked(backend, jobs)
+    if target is None:
+        rows: dict[int, Row] = {}
+        _finish(asked, backend, jobs, rows, functools.partial(_keep, rows), progress)
+        return table(asked, rows)
+    with store.Journal.opened(target, asked.digest, len(asked.points), fresh=fresh) as journal:
+        _finish(asked, backend, jobs, journal.rows, journal.add, progress)
+        found = table(asked, journal.rows)
+        store.write_table(found, target)
     return found
 
 
@@ -150,6 +161,11 @@ def set_up(
     document, folder, name = _document(scenario)
     own = document.pop("sweep", None)
     document.pop("plan", None)  # of another command
+    if own is None and vary is None:
+        raise InputError(
+            f"nothing varies: {name} has no section `sweep`, and no fields are given; give --vary "
+            "server.token_budget=128,512 or the like"
+        )
     if own is not None or vary is None:
         section = parsed(own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`")
         if vary is None:
@@ -205,6 +221,21 @@ def _column(values: Sequence[Any]) -> pl.Series:
     return pl.Series([None if value is None else grid.as_text(value) for value in values], dtype=pl.String)
 
 
+def _finish(
+    asked: Sweep,
+    backend: str,
+    jobs: int,
+    rows: Mapping[int, Row],
+    add: Callable[[Row], bool],
+    progress: Progress | None,
+) -> None:
+    """Run what is left with as many workers as have something to do."""
+    left = len(asked.points) - len(rows)
+    if left:
+        with workers.gathered(backend, jobs, left) as ready:
+            _run(asked, ready, rows, add, progress)
+
+
 def _run(
     asked: Sweep,
     ready: workers.Workers,
@@ -213,7 +244,7 @@ def _run(
     progress: Progress | None,
 ) -> None:
     """Run the points that have no row yet; where workers die, go on with what they left."""
-    size = _chunk_size(asked, ready.count)
+    size = _chunk_size(asked, len(asked.points) - len(rows), ready.count)
     fruitless = 0
     while left := [point for point in asked.points if point.place not in rows]:
         before = len(rows)
@@ -236,12 +267,12 @@ def _run(
                 ) from None
 
 
-def _chunk_size(asked: Sweep, count: int) -> int:
-    """Return how many points a worker gets at a time."""
+def _chunk_size(asked: Sweep, left: int, count: int) -> int:
+    """Return how many of the points left one of so many workers gets at a time."""
     simulate = asked.job.document.get("simulate")
     requests = simulate.get("requests") if isinstance(simulate, Mapping) else None
     requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_REQUESTS
-    fair = len(asked.points) // (8 * count)
+    fair = left // (8 * count)
     return max(1, min(_REQUESTS_TO_A_CHUNK // requests, fair, _MOST_TO_A_CHUNK))
 
 
@@ -271,6 +302,7 @@ def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
         )
     if describes_network(document):
         raise InputError(f"{name} describes a network; sweeps vary scenarios of one server: `workload` and `server`")
+    parsed(document, _Parts, name, "`workload` and `server`")
     return document, folder, Path(name).stem
 
 
@@ -280,7 +312,7 @@ def _files(folder: Path, values: Any) -> dict[str, str]:
         values = list(values.values())
     if isinstance(values, list | tuple):
         return {name: digest for value in values for name, digest in _files(folder, value).items()}
-    if not isinstance(values, str) or not values or len(values) > 1000 or "\0" in values:
+    if not isinstance(values, str):
         return {}
     path = folder / values
-    return {values: store.file_digest(path)} if path.is_file() else {}
+    return {values: store.file_digest(path)} if os.path.isfile(path) else {}

@@ -72,7 +72,8 @@ def run_point(job: Job, point: Point) -> Row:
         found = {"error": str(error)}
     except Exception as error:  # one point that hits a bug must not cost the others
         found = {"error": f"{type(error).__name__}: {error} (a bug of Penstock: please report the scenario)"}
-    return {"point": point.place, **found}
+    numbers = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in found.items()}
+    return {"point": point.place, **numbers}
 
 
 def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
@@ -97,7 +98,7 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
 
 
 def _measured(run: Run) -> Row:
-    """Return what a run shows, in plain numbers; None where there is none."""
+    """Return what a run shows, in plain numbers."""
     row: Row = {
         "requests": run.arrived,
         "unfinished": run.unfinished,
@@ -111,9 +112,7 @@ def _measured(run: Run) -> Row:
     for found in run.latency().iter_rows(named=True):
         metric = found["metric"].removesuffix("_s")
         row |= {f"{metric}_{statistic}_s": found[statistic] for statistic in STATISTICS}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
-    }
+    return row
 
 
 def _workload(document: Mapping[str, Any], folder: Path) -> Workload:

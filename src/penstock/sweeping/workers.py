@@ -18,6 +18,7 @@ from penstock.errors import InputError, nearest
 
 T = TypeVar("T")
 R = TypeVar("R")
+Wanted = Callable[[int], int]  # workers, where there are so many cores
 
 KINDS = ("loky", "ray", "dask")
 """Backends of joblib: processes of this machine, and clusters."""
@@ -133,7 +134,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def gathered(backend: str, jobs: int) -> Iterator[Workers]:
+def gathered(backend: str, jobs: int, most: int) -> Iterator[Workers]:
     """Find or start workers, and let go of those that were started.
 
     Parameters
@@ -143,12 +144,22 @@ def gathered(backend: str, jobs: int) -> Iterator[Workers]:
         ``dask://host:port``: one that runs.
     jobs
         Workers; -1: a process to each core, and all that a cluster has.
+    most
+        Workers that have something to do; no more are started.
 
     Raises
     ------
     InputError
         If the backend is unknown, not installed or not reached.
     """
+    kind, address = checked(backend, jobs)
+    start = {"loky": _loky, "ray": _ray, "dask": _dask}[kind]
+    with start(address, lambda cores: min(cores if jobs == -1 else jobs, most)) as workers:
+        yield workers
+
+
+def checked(backend: str, jobs: int) -> tuple[str, str]:
+    """Return the kind and the address of a backend; both of what `gathered` takes are checked, nothing is started."""
     kind, _, address = str(backend).partition("://")
     if kind not in KINDS or (address and kind == "loky") or ("://" in str(backend) and not address):
         raise InputError(
@@ -157,20 +168,18 @@ def gathered(backend: str, jobs: int) -> Iterator[Workers]:
         )
     if jobs != -1:
         checks.whole("jobs", jobs, 1, 100_000, "", "it is the number of workers, or -1 for one to each core")
-    start = {"loky": _loky, "ray": _ray, "dask": _dask}[kind]
-    with start(address, jobs) as workers:
-        yield workers
+    return kind, address
 
 
 @contextlib.contextmanager
-def _loky(_: str, jobs: int) -> Iterator[Workers]:
+def _loky(_: str, wanted: Wanted) -> Iterator[Workers]:
     from joblib import cpu_count
 
-    yield Workers("loky", cpu_count() if jobs == -1 else jobs, {}, (BrokenExecutor,))
+    yield Workers("loky", wanted(cpu_count()), {}, (BrokenExecutor,))
 
 
 @contextlib.contextmanager
-def _ray(address: str, jobs: int) -> Iterator[Workers]:
+def _ray(address: str, wanted: Wanted) -> Iterator[Workers]:
     try:
         ray: Any = importlib.import_module("ray")
         register: Any = importlib.import_module("ray.util.joblib").register_ray
@@ -183,14 +192,14 @@ def _ray(address: str, jobs: int) -> Iterator[Workers]:
         if address:
             options["address"] = f"ray://{address}"
         else:
-            options |= {"num_cpus": None if jobs == -1 else jobs, "include_dashboard": False}
+            options |= {"num_cpus": wanted(os.cpu_count() or 1), "include_dashboard": False}
         try:
             ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise _unreached("ray", address, error) from None
     try:
         register()
-        count = int(ray.cluster_resources().get("CPU", 1)) if jobs == -1 else jobs
+        count = wanted(int(ray.cluster_resources().get("CPU", 1)))
         died = (ray.exceptions.RayError, KeyError)  # without a node left, its pool finds no "CPU"
         yield Workers("ray", count, {}, died)
     finally:
@@ -199,7 +208,7 @@ def _ray(address: str, jobs: int) -> Iterator[Workers]:
 
 
 @contextlib.contextmanager
-def _dask(address: str, jobs: int) -> Iterator[Workers]:
+def _dask(address: str, wanted: Wanted) -> Iterator[Workers]:
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError:
@@ -207,7 +216,7 @@ def _dask(address: str, jobs: int) -> Iterator[Workers]:
     cluster = None
     if not address:
         cluster = distributed.LocalCluster(
-            n_workers=os.cpu_count() if jobs == -1 else jobs, threads_per_worker=1, dashboard_address=None
+            n_workers=wanted(os.cpu_count() or 1), threads_per_worker=1, dashboard_address=None
         )
     try:
         client = distributed.Client(cluster or f"tcp://{address}", timeout=_PATIENCE_S, set_as_default=False)
@@ -215,7 +224,7 @@ def _dask(address: str, jobs: int) -> Iterator[Workers]:
         raise _unreached("dask", address, error) from None
     try:
         client.wait_for_workers(1, timeout=_PATIENCE_S)
-        count = sum(client.ncores().values()) if jobs == -1 else jobs
+        count = wanted(sum(client.ncores().values()))
         died = (distributed.KilledWorker, distributed.comm.CommClosedError, BrokenExecutor)
         yield Workers("dask", count, {"client": client}, died)
     except TimeoutError as error:

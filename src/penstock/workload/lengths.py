@@ -24,6 +24,7 @@ LONGEST = 2**24 - 1
 Tokens = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+_CELLS = 2**15  # of a table of quantiles; a power of two, so that multiplying by it is exact
 _TERM_BY_TERM = 2**16  # further terms of a mean come from an integral, which so far out is as exact
 
 
@@ -359,9 +360,19 @@ class Tabulated(Length):
         cumulative = np.cumsum(self.probabilities)
         return cumulative / float(cumulative[-1])
 
+    @functools.cached_property
+    def _guide(self) -> Tokens:
+        """Of each multiple of 1 / `_CELLS`, how many cumulative probabilities lie below it."""
+        return np.searchsorted(self._cumulative, np.arange(_CELLS + 1) / _CELLS).astype(np.int64)
+
     def quantile(self, share: Floats) -> Tokens:
-        """Return the smallest length whose cumulative probability reaches each share."""
-        return self.low + np.searchsorted(self._cumulative, share)
+        """Return the smallest length whose cumulative probability reaches each share (a number from 0 to 1)."""
+        share = np.asarray(share, np.float64)
+        cell = np.minimum((share * _CELLS).astype(np.int64), _CELLS - 1)
+        place = self._guide[cell]
+        rest = place != self._guide[cell + 1]  # few; all others lie in a cell with one length
+        place[rest] = np.searchsorted(self._cumulative, share[rest])
+        return self.low + place
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw by inversion."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.words import counted
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
@@ -181,7 +182,7 @@ class Workflow:
     def describe(self) -> str:
         """Say in a few words what it is."""
         count = len(self.stages)
-        return f"{self.name}: {self.arrivals.describe()}, {count} stage{'s' if count > 1 else ''}"
+        return f"{self.name}: {self.arrivals.describe()}, {counted(count, 'stage')}"
 
     def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
         """Yield the jobs in order of arrival, a block at a time, for ever or until a recording ends.
