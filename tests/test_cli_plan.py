@@ -55,7 +55,7 @@ def test_words_begin_with_the_answer(penstock: Callable[..., Said], scenario: Pa
     assert out.split("\n\n")[1].startswith(f"{best['replicas']} replicas of the server behind random")
     assert "met  ttft_p99<0.3s" in out
     assert f"{best['cost']:.2f} per hour" in out
-    assert f"{found['simulations']} of {found['space']} deployments were simulated" in out
+    assert f"{found['simulations']} of {found['space']} deployments simulated" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
