@@ -196,8 +196,9 @@ def test_a_day_too_long_to_simulate_is_planned_without():
 
 
 def test_a_plan_with_a_day_is_for_its_highest_rate(tmp_path):
-    text = "{workload: {poisson: {rate: 1.0, prompt: 300, output: 50}}, server: {"
-    text += "batch_time: {affine: {c_ms: 10, a_ms_per_token: .1}}, token_budget: 256}, plan: {targets: [ttft_p99<2s], day: [2, 8, 4], search: {replicas: 8}}}"
+    text = "{workload: {poisson: {rate: 1.0, prompt: 300, output: 50}}, server: {token_budget: 256, "
+    text += "batch_time: {affine: {c_ms: 10, a_ms_per_token: .1}}}, "
+    text += "plan: {targets: [ttft_p99<2s], day: [2, 8, 4], search: {replicas: 8}}}"
     (tmp_path / "day.yaml").write_text(text)
     asked = read_plan(tmp_path / "day.yaml")
     assert (asked.workload.rate, asked.scenario.workload.rate) == (8.0, 1.0)
