@@ -17,6 +17,7 @@ from penstock.cli_fit import fit
 from penstock.cli_hardware import hardware
 from penstock.cli_network import network
 from penstock.cli_plan import plan
+from penstock.cli_reproduce import reproduce
 from penstock.cli_sweep import sweep
 from penstock.cli_twin import profile, twin
 from penstock.command import (
@@ -325,7 +326,7 @@ def simulate(
     terminal.print_run(chosen, asked, certificate.max_rate, run, warnings)
 
 
-for command in (network, sweep, fit, calibrate, profile, twin, hardware, plan):
+for command in (network, sweep, fit, calibrate, profile, twin, hardware, plan, reproduce):
     app.command()(command)
 
 

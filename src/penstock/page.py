@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 from penstock import checks, plotting
 from penstock.errors import InputError
 
-GOOD = frozenset({"stable", "met", "held"})
+GOOD = frozenset({"stable", "met", "held", "same"})
 BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside"})
 PLAIN = frozenset({"swept", "compared", "calibrated"})
 """Words that say what was done and judge nothing."""

@@ -1,0 +1,64 @@
+"""The command ``penstock reproduce``: tables and figures of the paper, measured again."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import checks, progress
+from penstock.command import Json, print_json, say_written
+
+
+def reproduce(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME|all|FILE]", help="An item, all of them, or a scenario file; none: list them."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where pages (HTML), figures (SVG), tables (CSV) are written.")
+    ] = Path("reproduced"),
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Recorded traces and profiles; without it look-alikes are drawn."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure tables and figures of the paper again, and say what is the same, what differs and why.
+
+    Each item is a scenario file, written beside its results: change it, and give it back to the command.
+    """
+    from penstock import terminal_reproduce
+    from penstock.reproducing.catalogue import ITEMS, item
+    from penstock.reproducing.catalogue import reproduce as measure
+    from penstock.reproducing.write import write
+
+    if what is None:
+        if as_json:
+            print_json({"items": [{"name": e.name, "title": e.title, "source": e.source} for e in ITEMS]})
+        else:
+            terminal_reproduce.print_items()
+        return
+    checks.writable("--out", out, folder=True)
+    is_file = what.endswith((".yaml", ".yml"))
+    names = [each.name for each in ITEMS] if what == "all" else [what if is_file else item(what).name]
+    progress.announce_compilation()
+    found = []
+    with progress.bar("Reproducing") as show:
+        for place, name in enumerate(names):
+
+            def part(share: float, place: int = place, name: str = name) -> None:
+                show((place + share) / len(names), name)
+
+            part(0.0)
+            found.append(measure(name, data=data, progress=part))
+            write(found[-1], out, Path(name).read_text(encoding="utf-8") if is_file else None)
+    if as_json:
+        print_json({"items": [each.as_dict() for each in found]})
+        return
+    if len(found) == 1:
+        terminal_reproduce.print_reproduction(found[0])
+        print()
+    else:
+        terminal_reproduce.print_summary(found)
+        print()
+    say_written("Written", [out], as_json)

@@ -1,0 +1,82 @@
+"""What a reproduction is made from: its scenario file, recorded traces that are here, and where to say how far it is."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.document import Section, parsed
+from penstock.errors import InputError
+from penstock.scenario import Scenario, build
+from penstock.workload import catalogue
+from penstock.workload.workload import Workload, read_trace
+
+Settings = TypeVar("Settings", bound=Section)
+
+LOOK_ALIKES = {"azure-llm-2023-code": "azure-code", "azure-llm-2023-conv": "azure-conv"}
+"""Recorded traces, and the preset that stands for each where it is not on this machine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A scenario file to be reproduced.
+
+    Attributes
+    ----------
+    document
+        The file: ``reproduce`` with ``item`` and its settings, and what a scenario has where the item needs it.
+    folder
+        Where its paths begin.
+    data
+        A folder with recorded traces and profiles, or None.
+    progress
+        Called with the share that is done.
+    """
+
+    document: Mapping[str, Any]
+    folder: Path
+    data: Path | None
+    progress: Callable[[float], None]
+
+    def settings(self, model: type[Settings]) -> Settings:
+        """Return the section ``reproduce`` as an item declares it.
+
+        Raises
+        ------
+        InputError
+            If a key is unknown or a value cannot be used.
+        """
+        given = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
+        return parsed(given, model, "reproduce", f"{', '.join(model.known_keys()) or 'no keys'}")
+
+    def scenario(self, **sections: Any) -> Scenario:
+        """Return what the file describes as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
+        document = {key: value for key, value in self.document.items() if key != "reproduce"}
+        for name, changed in sections.items():
+            document[name] = {**document.get(name, {}), **changed}
+        return build(document, self.folder, str(self.document["reproduce"]["item"]))
+
+    def recorded(self, name: str) -> tuple[Workload, str]:
+        """Return a recorded trace, or its look-alike, and what has to be said of it.
+
+        A trace is looked for in the folder of the data, by its name in the catalogue or as ``azure_llm_2023_code.csv``,
+        then among those that ``penstock traces get`` has fetched.
+        """
+        file = f"{name.replace('-', '_')}.csv"
+        places = [] if self.data is None else [self.data / name, self.data / file, self.data / "traces" / file]
+        for path in (*places, catalogue.path_of(name)):
+            if path is not None and path.is_file():
+                return read_trace(path), f"{name}: the public trace"
+        alike = LOOK_ALIKES.get(name)
+        if alike is None:
+            raise InputError(
+                f"the trace {name} is not on this machine; run `penstock traces get {name}`, or give --data"
+            )
+        return Workload.preset(alike), (
+            f"{name} is not on this machine (`penstock traces get {name}`, or --data), so its look-alike {alike} was drawn"
+        )
+
+    def profile(self, name: str) -> Path | None:
+        """Return the folder with measured layer times of a source, such as ``vidur``, if it is in the data."""
+        folder = None if self.data is None else self.data / "profiling" / name
+        return folder if folder is not None and folder.is_dir() else None

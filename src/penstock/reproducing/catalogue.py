@@ -1,0 +1,119 @@
+"""Every item that can be reproduced: its name, where it stands in the paper, and how it is run."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from penstock import checks
+from penstock.document import read_document
+from penstock.errors import InputError, nearest
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.claims import Reproduction
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """An item of the paper, or an experiment beyond it.
+
+    Attributes
+    ----------
+    name
+        As the command line has it; also of its scenario file.
+    title
+        What it shows.
+    source
+        Where it stands in the paper.
+    module
+        Of this package; its ``RUN`` has the function (Asked, Item) -> Reproduction by the item's name.
+    """
+
+    name: str
+    title: str
+    source: str
+    module: str
+
+    @property
+    def text(self) -> str:
+        """Its scenario file."""
+        return (resources.files("penstock.reproducing") / "scenarios" / f"{self.name}.yaml").read_text(encoding="utf-8")
+
+
+ITEMS = (
+    Item("table1", "Which schedulers are work-conserving, by audit", "Table 1", "work_conserving"),
+    Item("fig-instable-left", "Two schedulers lose 14 requests/s, two carry them", "Figure 1, left", "instable"),
+    Item("fig-instable-right", "Requests in the system while a code trace is served", "Figure 1, right", "instable"),
+    Item("fig-batch-time-composition", "Batch time depends on the token load", "Section 2.3", "batch_times"),
+    Item("fig-batch-time-fit", "The batch time is a staircase", "Section 2.3", "batch_times"),
+    Item("fig-work-conserving", "Batches that leave waiting tokens out", "Section 4", "work_conserving"),
+    Item("fig-rs", "Work-conserving priorities that lose a stable load", "Section 5.4", "rybko_stolyar"),
+    Item("fig-hull", "The stability region under a max batch size", "Section 6.1", "hull"),
+    Item("fig-kmax", "At vertex C one scheduler is stable, at one token budget", "Section 6.2", "max_batch_size"),
+    Item("table-latency", "Latency of four schedulers on code", "Section 7", "latency_table"),
+    Item("fig-ablation", "Latency by token budget on conversations", "Section 7", "ablation"),
+    Item("rs-thresholds", "Where each priority of the crossed servers fails", "beyond the paper", "rybko_stolyar"),
+    Item("adaptive-policies", "Policies that adapt, along the region's boundary", "beyond the paper", "adaptive"),
+    Item("verdict-errors", "How often a verdict from simulation is wrong", "beyond the paper", "verdict_errors"),
+    Item("lemma-overtaking", "A counter-example to bounded overtaking of prefills", "corrects the paper", "lemmas"),
+    Item("lemma-join", "A counter-example to the bound on join buffers", "corrects the paper", "lemmas"),
+)
+"""In the order of the paper."""
+
+
+def item(name: str) -> Item:
+    """Return the item of a name.
+
+    Raises
+    ------
+    InputError
+        If there is none, with the nearest.
+    """
+    names = [each.name for each in ITEMS]
+    if name not in names:
+        raise InputError(
+            f"there is no item {checks.shown(name)} to reproduce{nearest(str(name), names)}; give `all`, a scenario "
+            f"file, or one of {', '.join(names)}"
+        )
+    return ITEMS[names.index(name)]
+
+
+def reproduce(
+    what: str | Path, *, data: str | Path | None = None, progress: Callable[[float], None] | None = None
+) -> Reproduction:
+    """Measure an item of the paper again.
+
+    Parameters
+    ----------
+    what
+        A name in `ITEMS`, or a scenario file with ``reproduce: {item: NAME}``.
+    data
+        A folder with recorded traces and profiles. Without it, or where it lacks one, look-alikes stand for traces and
+        presets for profiles, which ``assumed`` says.
+    progress
+        Called with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If there is no such item, or a value in the file cannot be used.
+    """
+    folder = Path.cwd()
+    if isinstance(what, Path) or str(what).endswith((".yaml", ".yml")):
+        path = checks.path("the scenario to reproduce", what)
+        document, folder = read_document(path), path.resolve().parent
+    else:
+        document = yaml.safe_load(item(what).text)
+    section = document.get("reproduce") if isinstance(document, Mapping) else None
+    if not isinstance(section, Mapping) or "item" not in section:
+        raise InputError(f"{what} has no section `reproduce` with an `item`; such as reproduce: {{item: fig-kmax}}")
+    known = None if data is None else checks.path("--data", data)
+    if known is not None and not known.is_dir():
+        raise InputError(f"--data {known} is no folder; give one with recorded traces, or leave it out")
+    chosen = item(section["item"])
+    module = importlib.import_module(f"penstock.reproducing.{chosen.module}")
+    asked = Asked(document, folder, known, progress or (lambda share: None))
+    found: Reproduction = module.RUN[chosen.name](asked, chosen)
+    return found

@@ -1,0 +1,128 @@
+"""The stability region under a max batch size: the four vertices of the paper, and the region itself."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import altair as alt
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from penstock import plotting
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.system.batch_time import PiecewiseConstant
+from penstock.system.server import Server
+from penstock.theory.region import region
+
+Floats = npt.NDArray[np.float64]
+
+_EQUAL = 1e-9
+
+
+class _Settings(Section):
+    beyond_b0: Whole = 200
+    """A max batch size above b0, where the paper's vertices are not those of the region."""
+
+
+def _run(asked: Asked, item: Item) -> Reproduction:
+    settings = asked.settings(_Settings)
+    given = asked.scenario()
+    server, prompt = given.server, round(given.workload.mean_prompt)
+    found = region(server, prompt=prompt)
+    vertices = published_vertices(server)
+    rows, claims = [], []
+    for name, at in vertices.items():
+        reached = found.scale(at)
+        same = abs(reached - 1) < _EQUAL
+        claims.append(
+            Claim(f"vertex {name}", _tokens(at), _tokens(tuple(reached * np.array(at))), same, "" if same else _SHORT)
+        )
+        rows.append(("paper", name, *at))
+    rows += [("region", "", *at) for at in found.vertices.tolist()]
+    claims.append(_extreme(server, vertices, found.vertices))
+    claims.append(_beyond(server, settings.beyond_b0, prompt))
+    chart = _chart(found.vertices, vertices)
+    text = (
+        "Stability region: prefill tokens per second against decode tokens per second, with the vertices A, B, C and D."
+    )
+    table = pl.DataFrame(rows, ["of", "vertex", "prefill_tokens_per_s", "decode_tokens_per_s"], orient="row")
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), table, {text: chart},
+        "Token rates inside can be carried by some policy; outside by none.",
+    )  # fmt: skip
+
+
+_SHORT = "with prompts this short a batch of so many requests cannot be filled (correction of stable_condition)"
+
+
+def published_vertices(server: Server) -> dict[str, tuple[float, float]]:
+    """Return the vertices A to D of the paper's theorem, prefill and decode tokens/s."""
+    model, slots = server.batch_time, server.max_batch_size
+    if not isinstance(model, PiecewiseConstant) or slots is None:
+        raise InputError("fig-hull needs batch_time with c_ms, a_ms and b0, and a max_batch_size; give them")
+    budget, b0 = server.token_budget, model.b0
+    full, step, decodes = (float(model.by_tokens(load)) for load in (budget, b0, slots))
+    return {
+        "A": (budget / full, 0.0),
+        "B": ((budget - slots + 1) / full, (slots - 1) / full),
+        "C": ((b0 - slots + 1) / step, (slots - 1) / step),
+        "D": (0.0, slots / decodes),
+    }
+
+
+def _extreme(server: Server, vertices: dict[str, tuple[float, float]], found: Floats) -> Claim:
+    """Compare whether C is a vertex with the condition that decides it."""
+    model, slots = server.batch_time, server.max_batch_size
+    assert isinstance(model, PiecewiseConstant)
+    assert slots is not None
+    condition = (slots - 1) * (model.b0 - slots) > model.b0 * model.c / model.a
+    is_vertex = bool(np.any(np.all(np.isclose(found, vertices["C"], rtol=1e-6), axis=1)))
+    return Claim(
+        "C is a vertex of the hull", "always", "yes" if is_vertex else "no", is_vertex,
+        f"only where (k_max - 1)(b0 - k_max) > b0 c / a, which {'holds' if condition else 'does not hold'} here",
+    )  # fmt: skip
+
+
+def _beyond(server: Server, slots: int, prompt: int) -> Claim:
+    """Compare vertex D with the region where the max batch size is above b0."""
+    wide = dataclasses.replace(server, max_batch_size=slots)
+    vertex = published_vertices(wide)["D"][1]
+    best = region(wide, prompt=prompt).scale((0.0, 1.0))
+    return Claim(
+        f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode tokens/s",
+        abs(best / vertex - 1) < _EQUAL,
+        "the theorem asks for k_max <= b0: beyond it a batch filled to a step of the batch time carries more",
+    )  # fmt: skip
+
+
+def _chart(region: Floats, vertices: dict[str, tuple[float, float]]) -> alt.LayerChart:
+    """Draw the region, and the vertices of the paper with their names."""
+    axes: dict[str, Any] = {
+        "x": alt.X("prefill:Q", title="Prefill tokens/s", axis=alt.Axis(tickCount=6)),
+        "y": alt.Y("decode:Q", title="Decode tokens/s", axis=alt.Axis(tickCount=6)),
+    }
+    outline = pl.DataFrame({"prefill": region[:, 0], "decode": region[:, 1], "order": range(len(region))})
+    filled = alt.Chart(pl.concat([outline, outline.head(1).with_columns(order=len(region) + 0 * pl.col("order"))]))
+    line = filled.mark_line(filled=True, fill=plotting.FILL, fillOpacity=0.15, stroke=plotting.FILL, strokeWidth=2)
+    named = alt.Chart(
+        pl.DataFrame([(name, *at) for name, at in vertices.items()], ["vertex", "prefill", "decode"], orient="row")
+    ).encode(**axes)
+    points = named.mark_point(filled=True, size=70, color=plotting.OUTLINE, opacity=1)
+    words = named.mark_text(dx=14, dy=-8, fontSize=14, fontWeight="bold").encode(text="vertex:N")
+    layers = [line.encode(order="order:Q", **axes), points, words]
+    chart: alt.LayerChart = (
+        alt.LayerChart(layer=layers).properties(width=430, height=360).configure_axis(gridColor=plotting.GRID)
+    )
+    return chart
+
+
+def _tokens(at: tuple[float, ...]) -> str:
+    return f"({at[0]:,.1f}, {at[1]:,.1f}) tokens/s"
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-hull": _run}

@@ -1,0 +1,83 @@
+"""A reproduction as files: a page that stands alone, its figures, its table, and the scenario to change."""
+
+from pathlib import Path
+
+from penstock import checks, page, plotting
+from penstock.errors import InputError
+from penstock.page import Figure, Section, Table, Verdict
+from penstock.reproducing.catalogue import item
+from penstock.reproducing.claims import Reproduction
+from penstock.words import counted
+
+_MOST_ROWS = 40
+
+
+def write(found: Reproduction, folder: Path, scenario: str | None = None) -> list[Path]:
+    """Write ``NAME.html``, ``NAME.svg`` and ``.png`` (numbered if several), ``NAME.csv`` and ``NAME.yaml``.
+
+    Parameters
+    ----------
+    found
+        What was measured.
+    folder
+        Made if it is not there.
+    scenario
+        The text of the scenario file, if it is not the item's own.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be written to.
+    """
+    checks.writable("--out", folder, folder=True)
+    numbered = len(found.charts) > 1
+    charts = {
+        f"{found.name}-{place}" if numbered else found.name: chart
+        for place, chart in enumerate(found.charts.values(), start=1)
+    }
+    files = plotting.save(charts, folder)
+    table, again = folder / f"{found.name}.csv", folder / f"{found.name}.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found.rows.write_csv(table)
+        again.write_text(item(found.name).text if scenario is None else scenario, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write into {folder}: {error.strerror}; give another --out") from None
+    web = folder / f"{found.name}.html"
+    page.write(web, title=found.title, heading=found.source, verdicts=[_verdict(found)], sections=_sections(found))
+    return [web, *files, table, again]
+
+
+def _verdict(found: Reproduction) -> Verdict:
+    bad = len(found.differing)
+    if not bad:
+        return Verdict("same", f"{counted(len(found.claims), 'claim')}, all as published or proved", "measured here")
+    said = f"{bad:,} of {counted(len(found.claims), 'claim')} differ, each with its reason below"
+    return Verdict("differs", said, "measured here")
+
+
+def _sections(found: Reproduction) -> list[Section]:
+    claims = [(c.what, c.published, c.measured, c.verdict, c.why) for c in found.claims]
+    columns = ("Claim", "Published or proved", "Measured", "Verdict", "Why")
+    sections = [Section("Published against measured", tables=[Table(columns, claims)], notes=found.assumed)]
+    if found.charts:
+        shown = _table(found)
+        sections.append(
+            Section(found.title, figures=[Figure(found.title, found.charts, [shown], found.caption, wide=True)])
+        )
+    if found.tables:
+        sections.append(Section("Figures", tables=list(found.tables)))
+    return sections
+
+
+def _table(found: Reproduction) -> Table:
+    rows = [tuple(_cell(value) for value in row) for row in found.rows.head(_MOST_ROWS).iter_rows()]
+    more = found.rows.height - len(rows)
+    caption = f"The first {len(rows)} rows; all {found.rows.height:,} are in {found.name}.csv." if more else ""
+    return Table(tuple(name.replace("_", " ") for name in found.rows.columns), rows, caption)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
