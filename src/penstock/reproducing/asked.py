@@ -1,4 +1,4 @@
-"""What a reproduction is made from: its scenario file, recorded traces that are here, and where to say how far it is."""
+"""What a reproduction is made from: its scenario file, and the recorded traces that are here."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ class Asked:
         return parsed(given, model, "reproduce", f"{', '.join(model.known_keys()) or 'no keys'}")
 
     def scenario(self, **sections: Any) -> Scenario:
-        """Return what the file describes as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
+        """Return the file as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
         document = {key: value for key, value in self.document.items() if key != "reproduce"}
         for name, changed in sections.items():
             document[name] = {**document.get(name, {}), **changed}
@@ -73,7 +73,7 @@ class Asked:
                 f"the trace {name} is not on this machine; run `penstock traces get {name}`, or give --data"
             )
         return Workload.preset(alike), (
-            f"{name} is not on this machine (`penstock traces get {name}`, or --data), so its look-alike {alike} was drawn"
+            f"{name} is not here (`penstock traces get {name}`, or --data), so its look-alike {alike} was drawn"
         )
 
     def profile(self, name: str) -> Path | None:
