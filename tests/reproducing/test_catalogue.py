@@ -1,0 +1,79 @@
+"""Every item has its scenario and its function; what is asked for and is not there is refused in one line."""
+
+import importlib
+
+import polars as pl
+import pytest
+import yaml
+
+from penstock.errors import InputError
+from penstock.reproducing.catalogue import ITEMS, item, reproduce
+from penstock.reproducing.claims import Claim
+from penstock.reproducing.write import write
+
+HULL = item("fig-hull").text
+
+
+@pytest.mark.parametrize("each", ITEMS, ids=lambda each: each.name)
+def test_an_item_has_a_scenario_that_names_it_and_a_function(each) -> None:
+    document = yaml.safe_load(each.text)
+    assert document["reproduce"]["item"] == each.name
+    assert each.text.startswith("# "), "the first line says what it is and what may be changed"
+    assert each.name in importlib.import_module(f"penstock.reproducing.{each.module}").RUN
+
+
+def test_a_claim_that_differs_has_a_reason() -> None:
+    with pytest.raises(InputError, match="differs without a reason"):
+        Claim("rho", "1", "2", same=False)
+
+
+def test_the_vertices_of_the_paper_are_those_of_the_region_where_its_hypotheses_hold() -> None:
+    found = reproduce("fig-hull")
+    by_what = {claim.what: claim for claim in found.claims}
+    assert by_what["vertex C"].same
+    assert by_what["vertex D"].same
+    assert "2,432" in by_what["D at k_max 200, above b0"].published
+    assert "2,738" in by_what["D at k_max 200, above b0"].measured
+    assert not by_what["D at k_max 200, above b0"].same
+
+
+def test_a_changed_scenario_changes_the_answer(tmp_path) -> None:
+    file = tmp_path / "hull.yaml"
+    file.write_text(HULL.replace("max_batch_size: 100", "max_batch_size: 128"))
+    claims = {claim.what: claim for claim in reproduce(file).claims}
+    assert not claims["C is a vertex of the hull"].same
+
+
+def test_an_item_is_written_as_page_figures_table_and_scenario(tmp_path) -> None:
+    found = reproduce("fig-hull")
+    names = {path.name for path in write(found, tmp_path / "out")}
+    assert names == {f"fig-hull.{kind}" for kind in ("html", "svg", "png", "csv", "yaml")}
+    assert pl.read_csv(tmp_path / "out" / "fig-hull.csv").height == found.rows.height
+    page = (tmp_path / "out" / "fig-hull.html").read_text()
+    assert all(claim.verdict in page for claim in found.claims)
+    assert (tmp_path / "out" / "fig-hull.yaml").read_text() == HULL
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("reproduce: {item: fig-hul}", "did you mean 'fig-hull'"),
+        ("reproduce: {items: fig-hull}", "no section `reproduce` with an `item`"),
+        ("reproduce: fig-hull", "no section `reproduce` with an `item`"),
+        ("[1, 2]", "no section `reproduce` with an `item`"),
+        ("reproduce: {item: [1]}", "there is no item"),
+        (HULL.replace("beyond_b0", "beyond"), "is not a key"),
+        (HULL.replace("b0: 128}", "b1: 128}"), "is not a key"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_one_line(tmp_path, text: str, wrong: str) -> None:
+    file = tmp_path / "changed.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=wrong) as error:
+        reproduce(file)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_data_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InputError, match="is no folder"):
+        reproduce("fig-hull", data="nowhere")
