@@ -11,7 +11,7 @@ from penstock.page import Fact, Figure, Section, Table, Verdict
 from penstock.planning.plan import told
 from penstock.plotting_heat_map import rate_cells, rate_heat_map, significant
 from penstock.terminal_plan import cost
-from penstock.words import counted, span
+from penstock.words import amount, counted, span
 
 if TYPE_CHECKING:
     from penstock.planning.day import DayPlan
@@ -166,7 +166,7 @@ def _simulated(plan: "Plan", rows: "Sequence[Evaluation]", caption: str = "") ->
         values = [significant(estimate.value) for estimate in found.estimates]
         good = "-" if found.goodput.value is None else f"{found.goodput.value:.1%}"
         state = "unstable" if found.verdict == "unstable" else plotting_plan.judged(plan, found)
-        price = f"{found.deployment.cost:,.4g}"
+        price = amount(found.deployment.cost)
         counts = (f"{found.deployment.replicas:,}", price)
         cells.append((state, found.deployment.family, *counts, *values, good, significant(found.throughput)))
     if len(rows) > _MOST_ROWS:

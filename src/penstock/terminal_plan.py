@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.planning.evaluate import MOST_ROWS
 from penstock.planning.plan import Plan, shortfalls, told
 from penstock.terminal import facts, print_warnings, seconds, styled
-from penstock.words import counted, span
+from penstock.words import amount, counted, span
 
 if TYPE_CHECKING:
     from penstock.planning.evaluate import Evaluation
@@ -26,7 +27,7 @@ _WIDE = 110
 
 def print_plan(asked: "PlanScenario", found: Plan) -> None:
     """Print the answer, what binds it, what comes next, the frontier, and why others were left out."""
-    console = Console()
+    console = Console(emoji=False)
     workload = found.workload
     targets = " and ".join(str(target) for target in found.targets)
     if found.objective == "goodput":
@@ -110,9 +111,18 @@ def _print_undecided(console: Console, found: Plan) -> None:
     kind = "undecided" if found.best is None else "cheaper, but undecided"
     console.print(
         f"\n[bold yellow]Note[/bold yellow]  {kind}: {escape(first.deployment.name)} "
-        f"({cost(found, first.deployment)}): {escape(values)}{others}; `--requests {4 * found.aim.requests}` tells "
-        "more",
+        f"({cost(found, first.deployment)}): {escape(values)}{others}; {_remedy(found)}",
         highlight=False,
+    )
+
+
+def _remedy(found: Plan) -> str:
+    """Say what would decide what is undecided."""
+    if found.workload.rows is not None:
+        return f"{found.workload.rows:,} requests are recorded: take a longer recording, or arrivals: poisson"
+    longer = 4 * found.aim.most_requests
+    return (
+        f"`plan: {{most_requests: {longer}}}` tells more" if longer <= MOST_ROWS else "it is too near its limit to tell"
     )
 
 
@@ -150,7 +160,7 @@ def _print_frontier(console: Console, found: Plan) -> None:
         table.add_column(column, justify="right" if 0 < index < len(columns) else "left", no_wrap=index > 0)
     for each in _some(found.frontier, found.best):
         value, deployment = each.estimates[0], each.deployment
-        cells = [_brief(deployment), f"{deployment.cost:,.4g}", seconds(value.value)]
+        cells = [_brief(deployment), amount(deployment.cost), seconds(value.value)]
         good = "-" if each.goodput.value is None else f"{each.goodput.value:.1%}"
         if wide:
             cells.append(f"{seconds(value.low)} to {seconds(value.high)}")
@@ -185,7 +195,7 @@ def _some(rows: "Sequence[Evaluation]", best: "Evaluation | None") -> "list[Eval
 
 _SHORT = {
     "theory": "theory",
-    "simulation": "simulation: more replicas of the same do not do",
+    "simulation": "simulation: more replicas of the same do not do, or are not known to",
     "cost": "cost: dearer than the answer",
     "impossible": "cannot be deployed or judged",
 }
@@ -207,10 +217,12 @@ def _print_discarded(console: Console, found: Plan) -> None:
         example = max(members, key=lambda each: each.count)
         said = f"{_SHORT[by]}; such as {span(*example.replicas, 'replica')} of {example.family}: {example.why}"
         table.add_row(f"{sum(each.count for each in members):,}", escape(said))
-    if simulated:
-        near = min(simulated, key=lambda e: (e.answer == "missed", e.deployment.cost))
-        said = f"simulated and not enough; such as {near.deployment.name}: {'; '.join(shortfalls(near, found.aim))}"
-        table.add_row(f"{len(simulated):,}", escape(said))
+    for answer, words in (("missed", "simulated and not enough"), ("undecided", "simulated and undecided")):
+        of = [each for each in simulated if each.answer == answer]
+        if of:
+            near = min(of, key=lambda each: each.deployment.cost)
+            said = f"{words}; such as {near.deployment.name}: {'; '.join(shortfalls(near, found.aim))}"
+            table.add_row(f"{len(of):,}", escape(said))
     more = sum(e.answer == "met" and e is not found.best for e in found.evaluated)
     if more:
         table.add_row(f"{more:,}", "simulated, and do, but cost more or are slower at the same cost")

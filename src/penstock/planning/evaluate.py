@@ -44,7 +44,9 @@ REQUESTS = 5_000
 MOST_TIMES_LONGER = 16
 """How many times longer a run becomes while it decides nothing."""
 
-_MOST_ROWS = 20_000_000
+MOST_ROWS = 20_000_000
+"""Requests of a run at most, each of which keeps a row in memory."""
+
 _MOST_TOGETHER = 4_000_000  # requests of all replicas that are simulated together, each of which keeps a row too
 
 _MOST_DRIFT = 0.999
@@ -107,17 +109,18 @@ class Aim:
         sure = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often an interval holds its value")
         first = REQUESTS if requests is None else requests
         why = "fewer give no interval, and each keeps a row in memory"
-        first = checks.whole("requests", first, LEAST_REQUESTS, _MOST_ROWS, "", why)
-        most = min(MOST_TIMES_LONGER * max(first, REQUESTS), _MOST_ROWS) if most_requests is None else most_requests
+        first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", why)
+        most = min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS) if most_requests is None else most_requests
         why = "the first run already has `requests`, and each keeps a row in memory"
-        most = checks.whole("most_requests", most, first, _MOST_ROWS, "", why)
+        most = checks.whole("most_requests", most, first, MOST_ROWS, "", why)
         return cls(known, objective, share, sure, first, most)
 
-    def looks(self, most: int) -> tuple[int, ...]:
-        """Return the requests of each look, when there are so many at most."""
-        sizes = [min(self.requests, most)]
-        while sizes[-1] < min(self.most_requests, most):
-            sizes.append(min(2 * sizes[-1], self.most_requests, most))
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Requests of each look."""
+        sizes = [self.requests]
+        while sizes[-1] < self.most_requests:
+            sizes.append(min(2 * sizes[-1], self.most_requests))
         return tuple(sizes)
 
     def judge(self, outcome: Outcome, judgements: Sequence[Judgement], goodput: Estimate) -> Judgement:
@@ -320,7 +323,8 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
     else:
         tested = verdict(alone, server, seed=alone.seed)
         known = _Known(tested.verdict, "the sequential test", 1 / (1 - min(tested.drift, _MOST_DRIFT)))
-    sizes = aim.looks(alone.rows or aim.most_requests)
+    # a recording has no more to give, so that all of it is looked at once
+    sizes = aim.looks if alone.rows is None else (min(alone.rows, aim.most_requests),)
     level = 1 - (1 - aim.confidence) / len(sizes)
 
     def looks() -> Iterator[_Look]:
@@ -401,8 +405,9 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     else:
         known = _Known(network_verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho)
     # as many at each replica as where one is simulated alone
+    sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
     most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
-    sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in aim.looks(aim.most_requests)))
+    sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in sizes_of_one))
     level = 1 - (1 - aim.confidence) / len(sizes)
 
     def looks() -> Iterator[_Look]:

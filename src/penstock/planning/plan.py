@@ -11,7 +11,7 @@ from penstock.errors import InputError
 from penstock.planning.evaluate import Aim, Evaluation
 from penstock.planning.search import Prospect, Search, rank
 from penstock.planning.space import Deployment, Discarded, Reason, Space
-from penstock.words import counted
+from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
 _BEYOND = (1.25, 2.0)
@@ -398,7 +398,7 @@ def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
     if dearer:
         bound = search.best[0].deployment.cost if search.best else 0.0
         least = prospect.family.at(dearer[0]).cost
-        parts.append((dearer, "cost", f"costs {least:,.4g} or more, the answer {bound:,.4g}"))
+        parts.append((dearer, "cost", f"costs {amount(least)} or more, the answer {amount(bound)}"))
     return [
         Discarded(prospect.family.name, (places[0], places[-1]), len(places), by, why)
         for places, by, why in parts

@@ -56,7 +56,7 @@ class SearchSection(Section):
     router: Names | None = None
     disaggregation: Annotated[list[str | None], BeforeValidator(_listed)] | None = None
     replicas: Annotated[list[Whole], BeforeValidator(_replicas)] | None = None
-    kv_tokens: Whole | dict[str, Whole] | None = None
+    kv_tokens: Any = None
 
 
 class PlanSection(Section):

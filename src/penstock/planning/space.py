@@ -23,6 +23,8 @@ SPLITTING = ("random", "round-robin")
 
 MOST_FAMILIES = 100_000
 
+_REASONS = 3  # that are told where nothing can exist
+
 Reason = Literal["impossible", "theory", "simulation", "cost"]
 """By what a deployment was ruled out: it cannot exist, a theorem, simulation, or its price."""
 
@@ -147,6 +149,7 @@ class Deployment:
             "policy": server.policy.name,
             "token_budget": server.token_budget,
             "max_batch_size": server.max_batch_size,
+            "kv_tokens": None if server.memory is None else server.memory.tokens,
             "router": self.router,
             "replicas": self.replicas,
             "prefill_replicas": self.prefill_replicas,
@@ -306,6 +309,8 @@ def search_space(
             f"the search space has {size:,} deployments beside the number of replicas, above {MOST_FAMILIES:,}, and "
             "each takes a simulation; search fewer values"
         )
+    servers = {name: _with_memory(server, name, kv_tokens) for name in hardware}
+    _refuse_unused(kv_tokens, hardware)
     families: dict[str, Family] = {}
     refused: list[Discarded] = []
     for name, budget, slots, chosen, routed, ratio in itertools.product(*(values for _, values in axes)):
@@ -321,7 +326,7 @@ def search_space(
                 raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
             count = allowed[0]
             smallest = Deployment(
-                _replica(_with_memory(server, name, kv_tokens), name, budget, slots, chosen), count, name, routed,
+                _replica(servers[name], name, budget, slots, chosen), count, name, routed,
                 count * ratio[0] // sum(ratio) if ratio else 0, of, cost, transfer_ms, transfer_ms_per_token,
             )  # fmt: skip
         except InputError as error:
@@ -329,7 +334,9 @@ def search_space(
         else:
             families.setdefault(smallest.family, Family(smallest, allowed))
     if not families:
-        raise InputError(f"no deployment of the search space can exist: {refused[0].why}")
+        whys = list(dict.fromkeys(each.why for each in refused))
+        more = f"; and {len(whys) - _REASONS:,} more reasons" if len(whys) > _REASONS else ""
+        raise InputError(f"no deployment of the search space can exist: {'; or: '.join(whys[:_REASONS])}{more}")
     return Space(tuple(families.values()), tuple(refused), price is not None)
 
 
@@ -351,11 +358,27 @@ def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[
     given: Any = kv_tokens
     if isinstance(kv_tokens, Mapping):
         given = kv_tokens[_matching("kv_tokens", kv_tokens, hardware or "")]
+    if isinstance(given, str | list | bool):
+        raise InputError(
+            f"kv_tokens is {checks.shown(given)}, but must be the tokens of a replica, or those of each hardware by a "
+            "part of its name, such as {tp1: 40000, tp4: 400000}"
+        )
     size = usual_block_size(server.policy) if server.memory is None else server.memory.block_size
     memory = Memory.of_tokens(given, size)
     if server.memory is not None:
         memory = dataclasses.replace(server.memory, blocks=memory.blocks)
     return dataclasses.replace(server, memory=memory)
+
+
+def _refuse_unused(kv_tokens: int | Mapping[str, int] | None, hardware: Sequence[str | None]) -> None:
+    """Refuse sizes of KV memory that no hardware of the search takes: the name is misspelt."""
+    if isinstance(kv_tokens, Mapping):
+        used = {_matching("kv_tokens", kv_tokens, name or "") for name in hardware}
+        if idle := [key for key in kv_tokens if key not in used]:
+            raise InputError(
+                f"kv_tokens names {checks.shown(idle[0])}, which no hardware of the search takes (the longest part of "
+                "its name counts); mend it, or leave it out"
+            )
 
 
 def _matching(what: str, given: Mapping[str, Any], kind: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from penstock.document import Section, parsed
 from penstock.errors import InputError
 from penstock.scenario import Scenario, build
+from penstock.scenario_network import NetworkScenario, build_network
 from penstock.workload import catalogue
 from penstock.workload.workload import Workload, read_trace
 
@@ -55,6 +56,11 @@ class Asked:
         for name, changed in sections.items():
             document[name] = {**document.get(name, {}), **changed}
         return build(document, self.folder, str(self.document["reproduce"]["item"]))
+
+    def network(self) -> NetworkScenario:
+        """Return the file as a scenario of a network."""
+        document = {key: value for key, value in self.document.items() if key != "reproduce"}
+        return build_network(document, self.folder, str(self.document["reproduce"]["item"]))
 
     def recorded(self, name: str) -> tuple[Workload, str]:
         """Return a recorded trace, or its look-alike, and what has to be said of it.

@@ -1,0 +1,216 @@
+"""Figure 1: two schedulers lose a load that two carry, and requests in the system while a code trace is served."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import altair as alt
+import polars as pl
+
+from penstock import plotting
+from penstock.analysis.answer import Answer, check
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.lines_over_time import lines_over_time
+from penstock.reproducing.traced import served_to_the_last, traced
+from penstock.run import Run
+from penstock.system.policies import resolve
+from penstock.system.server import Server
+
+PUBLISHED = {"fastertransformer": "unstable", "vllm-vanilla": "unstable", "orca": "stable", "sarathi": "stable"}
+"""What Figure 1 says of each policy."""
+
+BEST = "sarathi"
+"""The policy with the fewest requests in the system, by Figure 1."""
+
+
+class _Verdicts(Section):
+    policies: list[str]
+    other_budgets: list[Whole]
+
+
+def _left(asked: Asked, item: Item) -> Reproduction:
+    settings, given = asked.settings(_Verdicts), asked.scenario()
+    budgets = [given.server.token_budget, *settings.other_budgets]
+    found: dict[int, dict[str, Answer]] = {}
+    for place, budget in enumerate(budgets):
+        found[budget] = {}
+        for name in settings.policies:
+            server = dataclasses.replace(_under(asked, given.server, name), token_budget=budget)
+            found[budget][name] = check(given.workload, server, requests=given.requests, until=given.until)
+        asked.progress((place + 1) / len(budgets))
+    first = found[budgets[0]]
+    claims = [
+        Claim(f"{name} at {budgets[0]:,} tokens", PUBLISHED[name], _judged(answer), *_same(answer, PUBLISHED[name]))
+        for name, answer in first.items()
+        if name in PUBLISHED
+    ]
+    claims += [_at_budget(budget, found[budget]) for budget in budgets[1:]]
+    rho = next(iter(first.values())).certificate.rho
+    lost = [f"{budget:,}" for budget in budgets if next(iter(found[budget].values())).certificate.rho > 1]
+    because = f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable" if lost else ""
+    chart = plotting.tokens_over_time({name: answer.run for name, answer in first.items()})
+    text = f"Uncompleted tokens in the system over time at {given.workload.rate:g} requests/s, a line per policy."
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), _verdict_rows(found), {text: chart},
+        "Verdicts are those of a theorem, or of a sequential test from a large backlog, not of the slopes drawn.",
+        assumed=(
+            f"the paper gives no token budget: {budgets[0]:,} (rho {rho:.3f}) is assumed{because}",
+            "the paper gives mean lengths: constant ones are assumed, and no max batch size",
+        ),
+    )  # fmt: skip
+
+
+def _under(asked: Asked, server: Server, name: str) -> Server:
+    """Return the server under a policy, by its name or one of the reader's own."""
+    return server.with_policy(resolve(name, folder=asked.folder))
+
+
+def _same(answer: Answer, published: str) -> tuple[bool, str]:
+    """Return whether the verdict is the published one, and why not."""
+    if answer.verdict == published:
+        return True, ""
+    if answer.disagreement:
+        return False, answer.disagreement
+    by_theorem = answer.certificate.verdict != "unknown"
+    return False, answer.certificate.reason if by_theorem else answer.stability.reason
+
+
+def _witness(answer: Answer) -> str:
+    return "sequential test" if answer.certificate.verdict == "unknown" else answer.certificate.theorem or "theorem"
+
+
+def _judged(answer: Answer) -> str:
+    """Return the verdict with its witness."""
+    if answer.certificate.verdict != "unknown":
+        return f"{answer.verdict} ({_witness(answer)})"
+    drift = answer.stability.drift
+    return f"{answer.verdict} (test: a backlog {'grows' if drift > 0 else 'shrinks'} by {abs(drift):.1%})"
+
+
+def _at_budget(budget: int, answers: Mapping[str, Answer]) -> Claim:
+    """Compare the verdicts at another token budget with what the load allows."""
+    rho = next(iter(answers.values())).certificate.rho
+    overloaded = rho > 1
+    expected = {name: "unstable" if overloaded else said for name, said in PUBLISHED.items() if name in answers}
+    wrong = [name for name, said in expected.items() if answers[name].verdict != said]
+    by_verdict: dict[str, list[str]] = {}
+    for name in expected:
+        by_verdict.setdefault(answers[name].verdict, []).append(name)
+    measured = "; ".join(
+        f"all {verdict}" if len(names) == len(expected) else f"{verdict}: {', '.join(names)}"
+        for verdict, names in by_verdict.items()
+    )
+    why = f"the load alone is too much, so the figure cannot be made with {budget:,} tokens" if overloaded else ""
+    if wrong:
+        why = "; ".join(f"{name}: {_same(answers[name], expected[name])[1]}" for name in wrong)
+    published = "all unstable by Theorem 1(a)" if overloaded else "as in Figure 1"
+    return Claim(f"all at {budget:,} tokens, rho {rho:.3f}", published, measured, not wrong, why)
+
+
+def _verdict_rows(found: Mapping[int, Mapping[str, Answer]]) -> pl.DataFrame:
+    rows = [
+        {
+            "token_budget": budget,
+            "policy": name,
+            "rho": answer.certificate.rho,
+            "verdict": answer.verdict,
+            "by": _witness(answer),
+            "drift_of_the_test": answer.stability.drift,
+            "growth_of_the_run": answer.run.growth_tokens_per_s / answer.certificate.load.offered_tokens_per_s,
+        }
+        for budget, answers in found.items()
+        for name, answer in answers.items()
+    ]
+    return pl.DataFrame(rows)
+
+
+class _Case(Section):
+    rate: float
+    arrivals: Literal["scaled", "poisson", "deterministic"] = "poisson"
+
+
+class _Finite(Section):
+    trace: str = "azure-llm-2023-code"
+    policies: list[str]
+    cases: list[_Case]
+    requests: Whole = 500
+    seeds: list[Whole]
+
+
+class _Served(NamedTuple):
+    """Mean requests in the system over the same time for all policies of a seed, and when the last one left."""
+
+    mean: float
+    last_s: float
+
+
+def _right(asked: Asked, item: Item) -> Reproduction:
+    settings = asked.settings(_Finite)
+    if BEST not in settings.policies or len(settings.policies) < 2 or not (settings.cases and settings.seeds):
+        raise InputError(
+            f"fig-instable-right compares {BEST} with other policies, in at least one case with one seed; its "
+            f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds {settings.seeds}: add "
+            "what is missing"
+        )
+    workload, said, given = traced(asked, settings.trace)
+    servers = {name: _under(asked, given.server, name) for name in settings.policies}
+    claims, rows, charts = [], [], {}
+    for place, case in enumerate(settings.cases):
+        seen: dict[str, list[_Served]] = {name: [] for name in servers}
+        for seed in settings.seeds:
+            drawn = workload.with_rate(case.rate, case.arrivals).with_seed(seed)
+            runs = served_to_the_last(drawn, settings.requests, servers)
+            horizon = max(run.seconds for run in runs.values())
+            for name, run in runs.items():
+                sojourns = run.e2e.total * run.tick_s
+                seen[name].append(_Served(sojourns / horizon, run.seconds))
+                values = (case.rate, case.arrivals, seed, name, sojourns / horizon, run.e2e.mean * run.tick_s)
+                rows.append((*values, run.seconds))
+            if seed == settings.seeds[0]:
+                text, chart = _waiting(case, runs)
+                charts[text] = chart
+            asked.progress((place + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
+        called = f"{case.rate:g} requests/s, {case.arrivals}"
+        claims.append(_least(f"mean requests in the system, {called}", seen, 0, "requests"))
+        claims.append(_least(f"last one leaves after (s), {called}", seen, 1, "s"))
+    columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
+    count = f"{settings.requests:,} requests"
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), pl.DataFrame(rows, columns, orient="row"), charts,
+        "Requests in the system of the first seed. Means are over the time until every policy has served the last one.",
+        assumed=(
+            said,
+            f"the paper says `finite, fixed workload with the same arrival rate`, without number or rate: {count} and "
+            "several rates are assumed (14 is that of the figure's left half, 1.2 that of the latency table)",
+            f"the paper gives no token budget: {given.server.token_budget:,} is assumed, as on the left",
+        ),
+    )  # fmt: skip
+
+
+def _least(what: str, seen: Mapping[str, list[_Served]], place: int, unit: str) -> Claim:
+    """Compare which policy has the least on average over the seeds, and say in how many of them."""
+    means = {name: sum(each[place] for each in values) / len(values) for name, values in seen.items()}
+    best = min(means, key=lambda name: means[name])
+    seeds = range(len(seen[BEST]))
+    won = sum(all(values[seed][place] >= seen[BEST][seed][place] for values in seen.values()) for seed in seeds)
+    digits = 1 if place == 0 else 0
+    shown = ", ".join(f"{name} {means[name]:,.{digits}f}" for name in sorted(means, key=lambda name: means[name]))
+    why = f"{BEST} has the least in {won} of {len(seeds)} seeds" if won < len(seeds) else ""
+    if best != BEST:
+        why += f"; on average {best} has {means[BEST] - means[best]:,.3g} {unit} less: the order hinges on this case"
+    return Claim(what, f"{BEST} {'the fewest' if place == 0 else 'first'}", shown, best == BEST, why)
+
+
+def _waiting(case: _Case, runs: Mapping[str, Run]) -> tuple[str, alt.Chart]:
+    pattern = "the trace's own arrivals" if case.arrivals == "scaled" else f"{case.arrivals.capitalize()} arrivals"
+    title = f"{case.rate:g} requests/s, {pattern}"
+    text = f"Requests in the system over time at {title}, a line per policy."
+    chart: Any = lines_over_time(runs, "requests", measure="Requests in the system", title=title, legend="Policy")
+    return text, chart.configure_axis(gridColor=plotting.GRID)
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-instable-left": _left, "fig-instable-right": _right}

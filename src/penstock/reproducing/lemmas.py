@@ -1,0 +1,487 @@
+"""Two lemmas of the paper that fail as stated: counter-examples, and what holds instead."""
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, NamedTuple
+
+import altair as alt
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field
+
+from penstock import plotting, reference
+from penstock.analysis.audit import audit
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.reference import Allocation, History, State, fill
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.small_systems import Positive
+from penstock.run import Run
+from penstock.scenario import Scenario
+from penstock.simulate import simulate
+from penstock.system.batch_time import Affine
+from penstock.system.network import Network
+from penstock.system.pool import Pool
+from penstock.theory.network import certify_network
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
+from penstock.workload.workload import Workload
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_POINTS = 1_200
+
+
+class _Burst(Section):
+    requests: Positive = 1000
+    prompt: Positive = 2
+    output: Positive = 3
+    token_budget: Positive = 8
+
+
+class _Departures(Section):
+    slack: Positive = 101
+    systems: Positive = 300
+    seed: Whole = 0
+
+
+class _Overtaking(Section):
+    prefill: _Burst = _Burst()
+    departures: _Departures = _Departures()
+    policies: list[str]
+
+
+class Overtaking(NamedTuple):
+    """How far requests passed older ones, beside the limits that bound it.
+
+    Attributes
+    ----------
+    k
+        Smallest K of K-FCFS that held, 1 at least.
+    tokens
+        Most prompt and output tokens of a request (v_max).
+    budget
+        Tokens of a batch at most (b_max).
+    places
+        Most places in the order of arrival by which a request left ahead of an older one.
+    overtakers
+        Most younger requests that left ahead of the same one.
+    """
+
+    k: int
+    tokens: int
+    budget: int
+    places: int
+    overtakers: int
+
+    @property
+    def lemma(self) -> int:
+        """The lemma's K' for departures: K + v_max b_max."""
+        return self.k + self.tokens * self.budget
+
+    @property
+    def most_places(self) -> int:
+        """What holds instead: 2 (K - 1) + (v_max - 1)(b_max - 1)."""
+        return 2 * (self.k - 1) + (self.tokens - 1) * (self.budget - 1)
+
+
+def newest_prompt_first(state: State) -> Allocation:
+    """Serve prompts, the newest first, and decodes, the oldest first, only when no prompt is left."""
+    prompts = [request for request in reversed(state.requests) if request.P > 0]
+    return fill(state, prompts or state.decoding)
+
+
+def far_ahead(slack: int) -> reference.Policy:
+    """Return the order that lets request 2K - 1 leave before request 0, with K the slack of K-FCFS.
+
+    Prompts first, all but that of request 0; then requests 1 to K - 1, which may pass it without serving it; then
+    request 2K - 1 beside a token of request 0: all others that are old enough to be owed one have left.
+    """
+
+    def rank(request: reference.Request) -> int:
+        i = request.index
+        if request.P > 0 and i > 0:
+            return 0
+        return 1 if 0 < i < slack else 2 if i == 2 * slack - 1 else 3
+
+    return lambda state: fill(state, sorted(state.requests, key=rank))
+
+
+def any_order(draw: random.Random) -> reference.Policy:
+    """Return a policy that serves whoever is in the system in an order drawn anew for each batch."""
+    return lambda state: fill(state, draw.sample(state.requests, len(state.requests)))
+
+
+def fcfs_slack(history: History) -> int:
+    """Return the smallest K of K-FCFS: beside j that decodes, every i <= j - K in the system gets a token."""
+    left = {request.index: request.prompt_tokens + request.decode_tokens for request in history.requests}
+    came = {request.index: request.arrival for request in history.requests}
+    slack = 1
+    for batch in history.batches:
+        youngest = max((i for i, (_, decode) in batch.allocation.items() if decode), default=-1)
+        unserved = (i for i in left if came[i] <= batch.start and i not in batch.allocation)
+        slack = max(slack, youngest - next(unserved, youngest) + 1)
+        for i, tokens in batch.allocation.items():
+            left[i] -= sum(tokens)
+            if not left[i]:
+                del left[i]
+    return slack
+
+
+def prefilled(history: History) -> Ints:
+    """Return the tick at which each prompt was done, by request."""
+    done = np.zeros(len(history.requests), np.int64)
+    for batch in history.batches:
+        for i, (prefill, _) in batch.allocation.items():
+            if prefill:
+                done[i] = batch.end
+    return done
+
+
+def places(done: Ints) -> int:
+    """Return the most places in the order of arrival by which a request was done ahead of an older one."""
+    last = np.maximum.accumulate(done)  # of all as old
+    return max((j - int(np.argmax(done > done[j])) for j in np.flatnonzero(done < last).tolist()), default=0)
+
+
+def overtakers(done: Ints) -> int:
+    """Return the most younger requests that were done ahead of the same one."""
+    return max((int((done[i + 1 :] < done[i]).sum()) for i in range(done.size)), default=0)
+
+
+def _of(k: int, prompt: Iterable[int], output: Iterable[int], budget: int, finish: Ints) -> Overtaking:
+    return Overtaking(max(k, 1), max(prompt) + max(output), budget, places(finish), overtakers(finish))
+
+
+def _serve(
+    arrival: list[int], prompt: list[int], output: list[int], budget: int, policy: reference.Policy
+) -> tuple[History, Overtaking]:
+    """Serve requests a tick a batch, in an order of one's own."""
+    history = reference.simulate(
+        arrival, prompt, output, batch_time=lambda load: 1, token_budget=budget, policy=policy, convention="paper"
+    )
+    finish = np.array([request.finish for request in history.requests], np.int64)
+    return history, _of(fcfs_slack(history), prompt, output, budget, finish)
+
+
+def _overtaking(asked: Asked, item: Item) -> Reproduction:
+    settings = asked.settings(_Overtaking)
+    burst, slack = settings.prefill, settings.departures.slack
+    given = [burst.prompt] * burst.requests, [burst.output] * burst.requests
+    prefill, newest = _serve([0] * burst.requests, *given, burst.token_budget, newest_prompt_first)
+    asked.progress(0.3)
+    n = 2 * slack + 1
+    ahead, far = _serve([0] * n, [1] * n, [1] * n, 2, far_ahead(slack))
+    asked.progress(0.4)
+    usual = {name: _usual(asked, name) for name in settings.policies}
+    drawn = [*_drawn(settings.departures, asked)]
+    everyone = [newest, far, *usual.values(), *drawn]
+    claims = (
+        _of_prefill(places(prefilled(prefill)), newest, burst),
+        *(_of_departures(f"departures, {name}: most ahead of an older one", found) for name, found in usual.items()),
+        _of_departures(f"departures, {len(drawn):,} random orders: the closest", _worst(drawn)),
+        _places(far),
+        _corrected(everyone),
+    )
+    table = pl.concat([_rows("Newest prompt first", prefill), _rows(f"Departures, K = {slack}", ahead)])
+    text = "When each prompt was done and each request left, by order of arrival, in the two bursts."
+    return Reproduction(
+        item.name, item.title, item.source, claims, table, {text: _orders(table)},
+        "Each burst arrives at once; where a curve falls, younger requests are done before older ones.",
+        assumed=("A batch takes a tick, whatever it carries: batch times do not change who overtakes whom here.",),
+    )  # fmt: skip
+
+
+def _usual(asked: Asked, name: str) -> Overtaking:
+    """Serve the scenario under a policy."""
+    given = asked.scenario(server={"policy": name})
+    run = simulate(given.workload, given.server, requests=given.requests, until=given.until, record="allocations")
+    assert run.rows is not None
+    finish = np.where(run.rows.finish < 0, np.iinfo(np.int64).max, run.rows.finish)
+    prompt, output = (run.requests[column].to_list() for column in ("prompt_tokens", "output_tokens"))
+    return _of(audit(run).overtake_k, prompt, output, given.server.token_budget, finish)
+
+
+def _drawn(settings: _Departures, asked: Asked) -> Iterable[Overtaking]:
+    """Serve random systems in random orders."""
+    draw = random.Random(settings.seed)
+    for place in range(settings.systems):
+        asked.progress(0.5 + place / (2 * settings.systems))
+        n, longest = draw.randint(2, 60), draw.randint(1, 4)
+        arrival = sorted(draw.choices(range(draw.randint(1, 40)), k=n))
+        prompt, output = ([draw.randint(1, longest) for _ in range(n)] for _ in range(2))
+        yield _serve(arrival, prompt, output, draw.randint(1, 6), any_order(draw))[1]
+
+
+def _worst(found: list[Overtaking]) -> Overtaking:
+    return max(found, key=lambda each: each.overtakers / each.lemma)
+
+
+def _of_prefill(measured: int, found: Overtaking, burst: _Burst) -> Claim:
+    bound = found.k + burst.prompt * burst.token_budget
+    same = measured < bound
+    why = (
+        f"K-FCFS holds with K = {found.k}, for it asks nothing of batches without decodes: a burst served newest "
+        "prompt first passes its oldest by without a violation. For departures (f = d) the proof's count holds"
+    )
+    what = f"prefill: farthest ahead of an older one, K = {found.k}"
+    return Claim(what, f"fewer than K' = {bound} places", f"{measured:,} places", same, "" if same else why)
+
+
+def _of_departures(what: str, found: Overtaking) -> Claim:
+    said = f"fewer than K' = {found.lemma} (K = {found.k})"
+    same = found.overtakers < found.lemma
+    return Claim(what, said, f"{found.overtakers} requests", same, "" if same else "the proof's count is broken")
+
+
+def _places(far: Overtaking) -> Claim:
+    same = far.places < far.lemma
+    why = (
+        f"the proof counts who overtakes ({far.overtakers} here), but the lemma speaks of places: the {far.k - 1} "
+        "just before the overtaker may wait as well. 2(K - 1) + (v_max - 1)(b_max - 1) places hold"
+    )
+    what = f"departures: farthest ahead of an older one, K = {far.k}"
+    return Claim(what, f"fewer than K' = {far.lemma} places", f"{far.places:,} places", same, "" if same else why)
+
+
+def _corrected(found: list[Overtaking]) -> Claim:
+    held = sum(each.places <= each.most_places for each in found)
+    worst = max(found, key=lambda each: each.places - each.most_places)
+    said = "2(K - 1) + (v_max - 1)(b_max - 1) places at most"
+    measured = f"in {held:,} of {len(found):,} runs; closest: {worst.places} of {worst.most_places}"
+    same = held == len(found)
+    return Claim("departures, corrected", said, measured, same, "" if same else "the correction is wrong too")
+
+
+def _rows(name: str, history: History) -> pl.DataFrame:
+    """Return a row per request and phase: when it was done."""
+    n, finish = len(history.requests), [request.finish for request in history.requests]
+    return pl.DataFrame(
+        {
+            "burst": name,
+            "request": [*range(n)] * 2,
+            "done": ["prefill"] * n + ["departure"] * n,
+            "at_batch": [*prefilled(history).tolist(), *finish],
+        }
+    )
+
+
+def _thinned(burst: pl.DataFrame) -> pl.DataFrame:
+    """Return a few hundred of the requests, the one that gets far ahead among them: the last but one."""
+    n = burst["request"].n_unique()
+    return burst.filter((pl.col("request") % max(n // 200, 1) == 0) | (pl.col("request") == n - 2))
+
+
+def _orders(table: pl.DataFrame) -> alt.HConcatChart:
+    """Draw when each request was through its phases, a panel per burst."""
+    names = table["burst"].unique(maintain_order=True).to_list()
+    kinds = ["prefill", "departure"]
+    shape = alt.Shape("done:N", scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"]), title="Done")
+    colour = alt.Color("done:N", scale=alt.Scale(domain=kinds, range=list(plotting.COLOURS[:2])), title="Done")
+    panels = [
+        alt.Chart(_thinned(table.filter(pl.col("burst") == name)), title=name)
+        .mark_point(size=14, filled=True, opacity=1)
+        .encode(
+            x=alt.X("request:Q", title="Request, in order of arrival"),
+            y=alt.Y("at_batch:Q", title="Done after batch"),
+            color=colour,
+            shape=shape,
+        )
+        .properties(width=290, height=250)
+        for name in names
+    ]
+    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=plotting.GRID)
+    return chart
+
+
+class _Join(Section):
+    batch_ms: list[float]
+    shown_s: Annotated[float, Field(gt=0)] = 2000.0
+
+
+class Joined(NamedTuple):
+    """A fork-join, just after each finish of a branch: its join buffers and queues, and the orders of completion.
+
+    Attributes
+    ----------
+    time_s
+        Of the finishes.
+    buffers
+        Branches that are done and wait, in all buffers (the sum of J_l).
+    queue
+        Requests at the fullest server of the fork (the largest Q_l).
+    apart
+        By how many places in the order of completion any two branches of a job differ, at most.
+    k
+        Smallest K of K-FCFS that held at all servers, 1 at least.
+    """
+
+    time_s: npt.NDArray[np.float64]
+    buffers: Ints
+    queue: Ints
+    apart: int
+    k: int
+
+
+def fork_join(workload: Workload, runs: Callable[[int, Workload], Run], forks: int) -> Joined:
+    """Serve jobs at server 0, then their branches at each server of the fork; see `Joined`.
+
+    The network feeds forward, so its servers can be simulated one after the other.
+    """
+    first = runs(0, workload)
+    ready = _finishes(first)
+    order = np.argsort(ready, kind="stable")
+    ones = np.ones(ready.size, np.int64)
+    branches = [
+        runs(place, Workload.from_arrays(ready[order] * first.tick_s, ones, ones)) for place in range(1, forks + 1)
+    ]
+    came = ready[order]
+    done = [_finishes(run) + came[0] for run in branches]
+    instants = np.unique(np.concatenate(done))
+
+    def count(times: Ints) -> Ints:
+        return np.searchsorted(np.sort(times), instants, side="right")
+
+    released = count(np.max(done, axis=0))
+    buffers = np.sum([count(times) - released for times in done], axis=0)
+    queue = np.max([count(came) - count(times) for times in done], axis=0)
+    places = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done])
+    apart = int(np.ptp(places, axis=0).max())
+    k = max(1, *(audit(run).overtake_k for run in (first, *branches)))
+    return Joined(instants * first.tick_s, buffers, queue, apart, k)
+
+
+def _network(given: Scenario, batch_ms: Sequence[float]) -> Network:
+    """Return the same as a network: q_1, the servers of the fork, and a last one, as fast as the first, at the join."""
+    names = [f"q_{place}" for place in range(1, len(batch_ms) + 2)]
+    models = [Affine(c=ms / 1e3, a=0.0) for ms in (*batch_ms, batch_ms[0])]
+    pools = {
+        name: Pool(dataclasses.replace(given.server, batch_time=model))
+        for name, model in zip(names, models, strict=True)
+    }
+    first, *forks, last = names
+    stages = {
+        first: Stage(first, 1, 1, then=forks),
+        **{name: Stage(name, 1, 1, then=last) for name in forks},
+        last: Stage(last, 1, 1, join=True),
+    }
+    return Network(pools, [Workflow("job", given.workload, stages)])
+
+
+def _finishes(run: Run) -> Ints:
+    assert run.rows is not None
+    return run.rows.finish
+
+
+def _join(asked: Asked, item: Item) -> Reproduction:
+    settings = asked.settings(_Join)
+    forks = len(settings.batch_ms) - 1
+    if forks < 2:
+        raise InputError(
+            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has three servers at least: "
+            "q_1 and two of the fork; give a time for each"
+        )
+    given = asked.scenario()
+    if given.until is not None or given.workload.mean_prompt != 1 or given.workload.mean_output != 1:
+        raise InputError(
+            "lemma-join serves requests of one prompt and one output token, to the last; set prompt and output to 1, "
+            "and give simulate.requests"
+        )
+    loads = [2 * given.workload.rate * ms / 1e3 / given.server.token_budget for ms in settings.batch_ms]
+    if max(loads) >= 1:
+        raise InputError(
+            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; lower "
+            "workload.rate or reproduce.batch_ms until each load is below 1"
+        )
+    asked.progress(0.1)
+
+    def run(place: int, workload: Workload) -> Run:
+        server = dataclasses.replace(given.server, batch_time=Affine(c=settings.batch_ms[place] / 1e3, a=0.0))
+        found = simulate(workload, server, requests=given.requests, record="allocations")
+        asked.progress((place + 1) / (forks + 2))
+        return found
+
+    found = fork_join(given.workload, run, forks)
+    k_prime = found.k + 2 * given.server.token_budget
+    bound = 2 * k_prime * forks
+    corrected = (forks - 1) * (found.queue + 2 * k_prime)
+    certified = certify_network(_network(given, settings.batch_ms)).verdict
+    claims = _of_joins(found, k_prime, bound, corrected, certified, max(loads))
+    table = pl.DataFrame(
+        {
+            "time_s": found.time_s,
+            "join_buffer": found.buffers,
+            "lemma": [bound] * found.buffers.size,
+            "corrected": corrected,
+        }
+    )
+    middle = found.time_s[int(found.buffers.argmax())]
+    shown = table.filter((pl.col("time_s") - middle).abs() <= settings.shown_s / 2)
+    text = "Join buffers over time, with the bound of the lemma and the corrected one."
+    return Reproduction(
+        item.name, item.title, item.source, claims, shown, {text: _buffers(shown)},
+        f"{settings.shown_s:g} s about the largest of {found.time_s[-1]:,.0f} s; the join buffer crosses the lemma's "
+        "bound, and stays below the corrected one.",
+        assumed=(
+            f"Loads {', '.join(f'{load:.3g}' for load in loads)} of q_1 and of the fork; K-FCFS held with "
+            f"K = {found.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers get depends on the seed and on "
+            "the number of jobs.",
+        ),
+    )  # fmt: skip
+
+
+def _of_joins(found: Joined, k_prime: int, bound: int, corrected: Ints, verdict: str, load: float) -> tuple[Claim, ...]:
+    largest, within = int(found.buffers.max()), bool((found.buffers <= corrected).all())
+    same = largest <= bound
+    why = (
+        "orders of completion stay within 2K', times do not: what the fast server has done waits for the queue of the "
+        f"slow one, {found.queue.max():,} at most here"
+    )
+    orders = found.apart <= 2 * k_prime
+    slack = int((corrected - found.buffers).min())
+    measured = f"{'holds' if within else 'fails'} at {found.buffers.size:,} instants, by {slack:,} at least"
+    return (
+        Claim("join buffers, sum J", f"at most 2K'(k - 1) = {bound}", f"{largest:,}", same, "" if same else why),
+        Claim(
+            "places between completions of a job's branches", f"at most 2K' = {2 * k_prime}", f"{found.apart}", orders,
+            "" if orders else "bounded overtaking fails here",
+        ),
+        Claim(
+            "join buffers, corrected", "(n_fork - 1)(max Q_l + 2K') at most", measured, within,
+            "" if within else "the correction is wrong too",
+        ),
+        Claim(
+            f"thm:fork-join, load {load:.3g}", "stable", verdict, verdict == "stable",
+            "it does not need the lemma: in the fluid limit the buffers vanish once the forks have drained",
+        ),
+    )  # fmt: skip
+
+
+def _buffers(shown: pl.DataFrame) -> alt.Chart:
+    """Draw the join buffers and both bounds as steps over time, thinned to the largest buffers."""
+    bins = (pl.int_range(pl.len()) * _MOST_POINTS // pl.len()).alias("bin")
+    shown = shown.group_by(bins, maintain_order=True).agg(pl.all().sort_by("join_buffer").last()).drop("bin")
+    names = {"join_buffer": "join buffers", "lemma": "lemma's bound", "corrected": "corrected bound"}
+    long = shown.rename(names).unpivot(index="time_s", variable_name="line", value_name="branches")
+    kinds = list(names.values())
+    dashes = [list(dash) for dash in plotting.DASHES[:3]]
+    chart: alt.Chart = (
+        alt.Chart(long)
+        .mark_line(interpolate="step-after", strokeWidth=1.6)
+        .encode(
+            x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=8), scale=alt.Scale(zero=False, nice=False)),
+            y=alt.Y("branches:Q", title="Branches that wait at the join"),
+            color=alt.Color("line:N", title=None, scale=alt.Scale(domain=kinds, range=list(plotting.COLOURS[:3]))),
+            strokeDash=alt.StrokeDash("line:N", title=None, scale=alt.Scale(domain=kinds, range=dashes)),
+        )
+        .properties(width=620, height=280)
+        .configure_axis(gridColor=plotting.GRID)
+    )
+    return chart
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"lemma-overtaking": _overtaking, "lemma-join": _join}

@@ -1,0 +1,192 @@
+"""Vertex C of the region under a max batch size: one scheduler is stable there, at one token budget."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from penstock import plotting
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.lines_over_time import lines_over_time
+from penstock.run import Run
+from penstock.simulate import simulate
+from penstock.system.policies import resolve
+from penstock.system.server import Server
+from penstock.theory.certificate import certify
+from penstock.workload.arrivals import Deterministic
+from penstock.workload.workload import Workload
+
+PUBLISHED = {"fastertransformer": "grows", "vllm-vanilla": "grows", "orca": "grows", "sarathi": "bounded"}
+"""What Section 6.2 shows of each policy at the smaller budget."""
+
+MIXED = (29, 99)
+"""Prefill and decode tokens of the batches by which Sarathi-Serve holds vertex C."""
+
+_FIRST = 1_000  # requests whose lengths are looked at
+
+
+class _Settings(Section):
+    policies: list[str]
+    larger_budget: Whole
+    scopes: list[Literal["batch", "running"]]
+
+
+class _Backlog(NamedTuple):
+    """Of a run: its growth as a share of what arrives, and the backlog's span over its second half and highest before.
+
+    Nothing here is random, so a backlog with no new high in the second half goes round in a cycle. As it is looked at
+    some thousand times only, a new high by less than a request is none.
+    """
+
+    run: Run
+    growth: float
+    low: int
+    high: int
+    before: int
+    request: float
+
+    @classmethod
+    def of(cls, run: Run, offered: float, rate: float) -> "_Backlog":
+        tokens = run.series["uncompleted_tokens"].to_numpy()
+        early, late = tokens[: tokens.size // 2], tokens[tokens.size // 2 :]
+        growth = run.growth_tokens_per_s / offered
+        return cls(run, growth, int(late.min()), int(late.max()), int(early.max()), offered / rate)
+
+    @property
+    def said(self) -> str:
+        return "bounded" if self.high < self.before + self.request else "grows"
+
+
+def _run(asked: Asked, item: Item) -> Reproduction:
+    settings, given = asked.settings(_Settings), asked.scenario()
+    workload, server, until = given.workload, given.server, given.until
+    if until is None or not settings.scopes or "sarathi" not in settings.policies:
+        raise InputError(
+            "fig-kmax watches sarathi and other policies for so many simulated seconds in one or two scopes; give "
+            "`simulate: {until: 20000}`, `scopes: [batch]`, and sarathi among the policies"
+        )
+    if _random(workload):
+        raise InputError(
+            "fig-kmax measures growth, which only tells where nothing is random, but arrivals or lengths are; give "
+            "`workload: {deterministic: ...}` with constant lengths, or ask `penstock check` about random ones"
+        )
+    budgets = (server.token_budget, settings.larger_budget)
+    offered = certify(workload, server).load.offered_tokens_per_s
+    found: dict[tuple[int, str], list[_Backlog]] = {}
+    for place, budget in enumerate(budgets):
+        for name in settings.policies:
+            limited = dataclasses.replace(server, token_budget=budget)
+            policy = resolve(name, folder=asked.folder)
+            scoped = [dataclasses.replace(limited, scope=scope).with_policy(policy) for scope in settings.scopes]
+            found[budget, name] = [
+                _Backlog.of(simulate(workload, each, until=until), offered, workload.rate) for each in scoped
+            ]
+        asked.progress((place + 1) / (len(budgets) + 1))
+    small, large = budgets
+    reason = certify(workload, server).reason
+    claims = [_critical(workload, server)]
+    claims += [
+        _grows(f"{name} at {small:,} tokens", PUBLISHED[name], found[small, name], reason)
+        for name in settings.policies
+        if name in PUBLISHED
+    ]
+    claims.append(_mixed(workload, server.with_policy("sarathi"), until))
+    claims.append(_grows(f"sarathi at {large:,} tokens", "grows", found[large, "sarathi"], reason))
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), _rows(found, settings.scopes),
+        _charts(found, settings, budgets),
+        "The load is exactly what can be carried: any randomness would let every backlog wander without bound, so no "
+        "test of random drift judges it. Nothing is random here, and growth is measured over the second half.",
+        assumed=(
+            "growth is measured, as a share of the tokens that arrive, since the point is critical: neither a theorem "
+            "nor a test of random drift can judge it",
+            "a backlog is bounded if it has no new high, by a request or more, in the second half of the run",
+            f"the max batch size counts requests in a batch (paper) or admitted ones (engines): {len(settings.scopes)} "
+            "of these were tried, and where growth depends on it both are given",
+        ),
+    )  # fmt: skip
+
+
+def _random(workload: Workload) -> bool:
+    """Whether arrivals are not evenly spaced, or the first lengths differ."""
+    first = workload.requests(_FIRST) if isinstance(workload.arrivals, Deterministic) else None
+    return first is None or bool(np.ptp(first.prompt_tokens) or np.ptp(first.output_tokens))
+
+
+def _critical(workload: Workload, server: Server) -> Claim:
+    certificate = certify(workload, server)
+    load = workload.rate / certificate.max_rate
+    return Claim(
+        "load of the operating point", "1: a vertex of the region", f"{load:.6f} ({certificate.verdict})",
+        certificate.verdict == "critical", "" if certificate.verdict == "critical" else certificate.reason,
+    )  # fmt: skip
+
+
+def _grows(what: str, published: str, seen: list[_Backlog], reason: str) -> Claim:
+    """Compare whether a backlog grows; bounded only if it is in every scope."""
+    measured = "bounded" if all(each.said == "bounded" for each in seen) else "grows"
+    low, high = (round(100 * f(each.growth for each in seen), 1) for f in (min, max))
+    if measured == "grows":
+        shares = f"{low:.1f}%" if low == high else f"{low:.1f} to {high:.1f}%"
+        told = f"grows by {shares} of what arrives"
+    else:
+        told = f"bounded: {min(each.low for each in seen):,} to {max(each.high for each in seen):,} tokens"
+    same = measured == published
+    return Claim(what, published, told, same, "" if same else f"not the figure's operating point: {reason}")
+
+
+def _mixed(workload: Workload, server: Server, until: float) -> Claim:
+    """Compare the batches of Sarathi-Serve, once it has settled, with those that hold the vertex."""
+    batches = simulate(workload, server, until=until, record="batches").batches
+    late = batches.slice(batches.height // 2)
+    most = late.group_by("prefill_tokens", "decode_tokens").len().sort("len", "decode_tokens", descending=True).row(0)
+    same = most[:2] == MIXED and most[2] == late.height
+    return Claim(
+        f"batches of sarathi at {server.token_budget:,}", f"{MIXED[0]} prefill + {MIXED[1]} decode tokens",
+        f"{most[0]} + {most[1]} in {most[2] / late.height:.2%} of them", same,
+        "" if same else "another load or limit than the figure's needs another mix of batches",
+    )  # fmt: skip
+
+
+def _rows(found: Mapping[tuple[int, str], list[_Backlog]], scopes: list[Any]) -> pl.DataFrame:
+    rows = [
+        {
+            "token_budget": budget,
+            "policy": name,
+            "scope": scope,
+            "backlog": each.said,
+            "growth_percent_of_arrivals": 100 * each.growth,
+            "least_uncompleted_tokens": each.low,
+            "most_uncompleted_tokens": each.high,
+        }
+        for (budget, name), seen in found.items()
+        for scope, each in zip(scopes, seen, strict=True)
+    ]
+    return pl.DataFrame(rows)
+
+
+def _charts(
+    found: Mapping[tuple[int, str], list[_Backlog]], settings: _Settings, budgets: tuple[int, int]
+) -> dict[str, Any]:
+    """Draw the figure's two halves, in the first scope."""
+    small = budgets[0]
+    halves = (
+        (f"All policies, token budget {small:,}", "Policy", {name: (small, name) for name in settings.policies}),
+        ("Sarathi-Serve by token budget", "Token budget", {f"{budget:,}": (budget, "sarathi") for budget in budgets}),
+    )
+    charts: dict[str, Any] = {}
+    for title, legend, lines in halves:
+        runs = {name: found[key][0].run for name, key in lines.items()}
+        chart = lines_over_time(runs, "unprocessed_tokens", measure="Unprocessed tokens", title=title, legend=legend)
+        grid: Any = chart.configure_axis(gridColor=plotting.GRID)
+        charts[f"Unprocessed tokens over time. {title}."] = grid
+    return charts
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-kmax": _run}

@@ -1,0 +1,492 @@
+"""Two servers that are crossed both ways: priorities that lose a stable load, and the loads above which they do."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import altair as alt
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field
+from scipy import stats
+
+from penstock import plotting
+from penstock.analysis.network_orders import with_order
+from penstock.analysis.network_stability import network_verdict
+from penstock.document import Section
+from penstock.errors import InputError
+from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
+from penstock.network_run import NetworkRun
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.simulate_network import simulate_network
+from penstock.system.network import Network
+from penstock.system.orders import Order, order
+from penstock.theory.cycles import priority_stability
+from penstock.theory.network import certify_network
+from penstock.theory.network_fluid import network_path
+from penstock.theory.virtual_stations import VirtualStation, priority_limit, worst_priority
+from penstock.workload.lengths import Constant, Geometric, Length, Uniform
+from penstock.workload.sessions import Sessions
+
+Floats = npt.NDArray[np.float64]
+Kind = Literal["constant", "geometric", "uniform"]
+
+AS_PUBLISHED, REVERSED = "as published", "reversed"
+_NEAR = 0.05
+"""Relative distance of a simulated figure from a published one that is noise."""
+_EXACT = 1e-3
+
+
+def _uniform(mean: int) -> Length:
+    return Uniform(1, 2 * mean - 1)
+
+
+_MAKE: Mapping[Kind, Callable[[int], Length]] = {"constant": Constant, "geometric": Geometric, "uniform": _uniform}
+
+
+class _Figure(Section):
+    load: float = Field(0.9, gt=0, lt=1)
+    lengths: list[Kind] = Field(["constant", "geometric", "uniform"], min_length=1)
+
+
+_GROWTH, _ENVELOPE, _REQUESTS = (476, 520), 524, 160
+
+
+def _figure(asked: Asked, item: Item) -> Reproduction:
+    settings, given = asked.settings(_Figure), asked.network()
+    published = _at_load(given.network, settings.load)
+    orders = {AS_PUBLISHED: published, REVERSED: reversed_priorities(published)}
+    envelope = fluid_envelope(published)
+    claims, parts, growth, requests = [], [], [], []
+    steps = list(itertools.product(orders, settings.lengths))
+    for place, (name, kind) in enumerate(steps):
+        network = with_lengths(orders[name], kind)
+        run = simulate_network(
+            network, jobs=given.jobs, until=given.until, seed=_seed(network), record="jobs", drain=False
+        )
+        claims.append(_verdict(network, f"{name}, {kind} lengths", "stable" if name == REVERSED else "unstable"))
+        series = totals(run)
+        parts.append(series.with_columns(order=pl.lit(name), lengths=pl.lit(kind)))
+        if name == REVERSED:
+            requests.append(_requests(series, kind))
+        else:
+            growth += _growth(series, kind, envelope)
+        asked.progress((place + 1) / len(steps))
+    table = pl.concat(parts).select("order", "lengths", "time_s", "requests", "tokens")
+    text = (
+        "Requests and tokens over time: they grow without end under the published priorities, in ever longer waves, "
+        "and stay level under the reversed ones."
+    )
+    return Reproduction(
+        item.name, item.title, item.source, (*claims, *growth, *requests), table,
+        {text: _panels(table, settings.lengths)},
+        "A batch takes one second, so a second is a slot. Tokens: all that the tasks in the network still need, their "
+        "later stages included.",
+        assumed=(
+            "The paper gives means only; each kind of lengths is simulated",
+            "A fixed priority between classes is not K-FCFS, so the figure shows what work conservation alone cannot "
+            "do, and contradicts none of the paper's theorems",
+        ),
+    )  # fmt: skip
+
+
+def _at_load(network: Network, load: float) -> Network:
+    """Return a network with its rates scaled so that its busiest pool has a load."""
+    return network.with_load(load / float(network.model().rho.max()))
+
+
+def reversed_priorities(network: Network) -> Network:
+    """Return a network with the priorities of each pool turned around.
+
+    Raises
+    ------
+    InputError
+        If a pool has no priorities.
+    """
+    for name, pool in network.pools.items():
+        if not pool.order.ranks_stages:
+            raise InputError(f"network.pools.{name}.order is {pool.order.name}, which cannot be turned around; {_GIVE}")
+    return with_order(network, {name: Order.priority(pool.order.stages[::-1]) for name, pool in network.pools.items()})
+
+
+_GIVE = "give {priority: [stages]}, most urgent first"
+
+
+def with_lengths(network: Network, kind: Kind) -> Network:
+    """Return a network whose lengths are of a kind, their means as they were."""
+    model = network.model()
+    means = {
+        name: (round(float(prompt)), round(float(output)))
+        for name, prompt, output in zip(model.stages, model.prefill, model.decode, strict=True)
+    }
+    workflows = []
+    for workflow in network.workflows:
+        if isinstance(workflow, Sessions):
+            raise InputError(f"workflow {workflow.name} has recorded lengths; give it stages with lengths of their own")
+        stages = {}
+        for name, stage in workflow.stages.items():
+            prompt, output = means[f"{workflow.name}.{name}"]
+            stages[name] = dataclasses.replace(stage, prompt=_MAKE[kind](prompt), output=_MAKE[kind](output))
+        workflows.append(dataclasses.replace(workflow, stages=stages))
+    return dataclasses.replace(network, workflows=workflows)
+
+
+def _seed(network: Network) -> int:
+    first = network.workflows[0]
+    return first.seed if isinstance(first, Sessions) else first.arrivals.seed
+
+
+def totals(run: NetworkRun) -> pl.DataFrame:
+    """Return requests in the network, and tokens that its jobs still need, while jobs arrive."""
+    until = run.last_arrival * run.tick_s
+    shown = pl.col("what").is_in(["prefill", "decode"])
+    return (
+        run.series.filter(pl.col("time_s") <= until)
+        .group_by("time_s", maintain_order=True)
+        .agg(
+            pl.col("value").filter(shown).sum().alias("requests"),
+            pl.col("value").filter(pl.col("what") == "job_tokens").sum().alias("tokens"),
+        )
+    )
+
+
+def fluid_envelope(network: Network) -> float | None:
+    """Return the most tokens over time, per second, along the fluid path; None where it does not grow for ever."""
+    model = network.model()
+    virtual = certify_network(network).virtual_station
+    if virtual is None:
+        return None
+    path = network_path(model, virtual.ranking, _first_stage(network))
+    if not path.grows:
+        return None
+    late = slice(path.time_s.size // 2, None)
+    tokens = path.work_s[late] * float(model.full_batch.max())
+    return float((tokens / path.time_s[late]).max())
+
+
+def _first_stage(network: Network) -> str:
+    """Return a stage that jobs begin with."""
+    return network.stages[int(network.first_stage[0])]
+
+
+def _verdict(network: Network, what: str, published: str) -> Claim:
+    """Compare both of the library's verdicts with what is published."""
+    certificate, simulated = certify_network(network), network_verdict(network).verdict
+    theory = certificate.verdict
+    same = simulated == published and theory in (published, "unknown")
+    said = f"{simulated} by floods, {theory} by theorem"
+    why = "" if same else "the network is not the paper's any more, or too close to critical for the test"
+    if same and theory == "unknown":
+        why = f"no theorem decides, so the flood test does: {certificate.reason}"
+    return Claim(what, published, said, same, why)
+
+
+def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Claim]:
+    """Compare the slope of all tokens, and the most tokens over time in the later half, with what is known."""
+    time, tokens = series["time_s"].to_numpy(), series["tokens"].to_numpy()
+    slope = float(stats.linregress(time, tokens).slope)
+    low, high = _GROWTH
+    same = low * (1 - _NEAR) <= slope <= high * (1 + _NEAR)
+    late = time > time[-1] / 2
+    most = float((tokens[late] / time[late]).max())
+    claims = [
+        Claim(
+            f"growth, {kind} lengths", f"{low} to {high} tokens a slot", f"{slope:,.0f} tokens a slot", same,
+            "" if same else "waves grow ever longer, so a slope depends on where in a wave the run ends",
+        )
+    ]  # fmt: skip
+    if envelope is not None:
+        near = abs(most / _ENVELOPE - 1) <= _NEAR and abs(most / envelope - 1) <= _NEAR
+        claims.append(
+            Claim(
+                f"most tokens over time, {kind} lengths", f"{_ENVELOPE} (fluid envelope)",
+                f"{most:,.0f} simulated, {envelope:,.0f} fluid", near,
+                "" if near else "the network or its load is not the paper's, or the run has too few waves",
+            )
+        )  # fmt: skip
+    return claims
+
+
+def _requests(series: pl.DataFrame, kind: Kind) -> Claim:
+    """Compare the mean number of requests in the later half with what is known."""
+    late = series.filter(pl.col("time_s") > series["time_s"][-1] / 2)
+    mean = float(late["requests"].mean())  # type: ignore[arg-type]
+    same = abs(mean / _REQUESTS - 1) <= 2 * _NEAR
+    return Claim(
+        f"requests when reversed, {kind} lengths", f"about {_REQUESTS}", f"{mean:,.0f}", same,
+        "" if same else "the network, its load or its lengths are not the paper's",
+    )  # fmt: skip
+
+
+def _panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
+    """Draw requests and tokens over time, a row per priority, a line per kind of lengths."""
+    rows = []
+    legend = alt.Legend(title="Lengths", symbolStrokeWidth=2.5, symbolSize=300)
+    colour = alt.Color("lengths:N", scale=alt.Scale(domain=list(kinds), range=list(plotting.COLOURS)), legend=legend)
+    dash = alt.StrokeDash(
+        "lengths:N", scale=alt.Scale(domain=list(kinds), range=[list(d) for d in plotting.DASHES]), legend=legend
+    )
+    for name in dict.fromkeys(table["order"]):
+        here = table.filter(order=name)
+        thin = -(-here.height // (400 * len(kinds)))
+        thinned = pl.concat([here.filter(lengths=kind).gather_every(thin) for kind in kinds])
+        panels = [
+            alt.Chart(thinned, title=f"Priorities {name}: {of}")
+            .mark_line(strokeWidth=1.5)
+            .encode(
+                x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5, format="~s")),
+                y=alt.Y(f"{of}:Q", title=unit, axis=alt.Axis(format="~s", tickCount=6)),
+                color=colour,
+                strokeDash=dash,
+            )
+            .properties(width=330, height=200)
+            for of, unit in (("requests", "Requests in the network"), ("tokens", "Tokens still needed"))
+        ]
+        rows.append(alt.hconcat(*panels))
+    return alt.vconcat(*rows).configure_axis(gridColor=plotting.GRID)
+
+
+class _Thresholds(Section):
+    loads: list[float]
+    stable_at: float = Field(gt=0, lt=1)
+    unstable_at: float = Field(gt=0, lt=1)
+    push_at: float = Field(gt=0, lt=1)
+    orders: list[str]
+    orders_at: float = Field(gt=0, lt=1)
+
+
+class E2E(NamedTuple):
+    """Mean E2E, s, and the half width of its 95% interval."""
+
+    mean: float
+    half: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in the interval, widened by 5%."""
+        return abs(self.mean - value) <= self.half + _NEAR * self.mean
+
+
+_PUBLISHED_LIMIT, _PUBLISHED_PUSH = 0.5588, 0.5429
+_AMPLIFIED = {0.5: 0.810, 0.7: 1.676, 0.9: 4.135}
+_E2E = {
+    (REVERSED, 0.9): 70, (REVERSED, 0.95): 74, (REVERSED, 0.98): 82, (REVERSED, 0.99): 93,
+    ("back-pressure", 0.9): 79, ("back-pressure", 0.95): 82, ("back-pressure", 0.98): 90, ("back-pressure", 0.99): 102,
+    ("back-pressure-phase", 0.9): 86, ("back-pressure-phase", 0.95): 91, ("back-pressure-phase", 0.98): 100,
+    ("back-pressure-phase", 0.99): 112,
+    ("hlpps", 0.9): 72, ("hlpps", 0.95): 81, ("hlpps", 0.98): 107, ("hlpps", 0.99): 158,
+    ("fcfs", 0.9): 77, ("fcfs", 0.95): 90, ("fcfs", 0.98): 127, ("fcfs", 0.99): 192,
+    ("global-age", 0.9): 198, ("global-age", 0.95): 281, ("global-age", 0.98): 416, ("global-age", 0.99): 515,
+}  # fmt: skip
+"""Mean E2E in slots, by order and load, from an independent slotted program."""
+
+_WARMUP, _BATCHES = 0.2, 30
+
+
+def _thresholds(asked: Asked, item: Item) -> Reproduction:
+    settings, given = asked.settings(_Thresholds), asked.network()
+    network = _at_load(given.network, 1.0)
+    reversed_priorities(network)  # which refuses orders that are no priorities
+    model = network.model()
+    ranking = [stage for pool in network.pools.values() for stage in pool.order.stages]
+    virtual, push = priority_limit(model, ranking), worst_priority(model, phases=True)
+    if virtual is None or push is None:
+        raise InputError(
+            "the priorities of these pools have no virtual station, so nothing but a load of 1 makes them fail; serve "
+            "the long second stage first at each pool"
+        )
+    claims = [
+        _limit(
+            "the paper's priorities fail above", virtual, priority_stability(model, ranking).max_load, _PUBLISHED_LIMIT
+        ),
+        _limit(
+            "a push start fails above", push, priority_stability(model, push.ranking, phases=True).max_load,
+            _PUBLISHED_PUSH,
+        ),
+    ]  # fmt: skip
+    for load in settings.loads:
+        claims.append(_amplified(network, virtual, load))
+    asked.progress(0.2)
+    for load, expected in ((settings.stable_at, "stable"), (settings.unstable_at, "unstable")):
+        claims.append(_verdict(_at_load(network, load), f"the paper's priorities at {load:g}", expected))
+    pushed = with_order(_at_load(network, settings.push_at), order(push_start))
+    claims.append(_verdict(pushed, f"a push start at {settings.push_at:g}", "unstable"))
+    asked.progress(0.6)
+    measured = {}
+    for place, name in enumerate(settings.orders):
+        busy = _at_load(network, settings.orders_at)
+        chosen = reversed_priorities(busy) if name == REVERSED else with_order(busy, name)
+        run = simulate_network(chosen, jobs=given.jobs, until=given.until, seed=_seed(chosen), record="jobs")
+        measured[name] = mean_e2e(run)
+        claims += _e2e(name, settings.orders_at, measured[name])
+        asked.progress(0.6 + 0.4 * (place + 1) / len(settings.orders))
+    table = pl.DataFrame(
+        [(name, found.mean, found.half, _E2E.get((name, settings.orders_at))) for name, found in measured.items()],
+        {"order": pl.String, "mean_e2e_s": pl.Float64, "half_width_s": pl.Float64, "published_s": pl.Float64},
+        orient="row",
+    )
+    charts = {
+        "Amplification of a backlog by half a cycle, over the load, for two priorities: each passes 1 at its limit.":
+        _curves({"the paper's priorities": virtual, "push start": push}),
+        f"Mean E2E by order at a load of {settings.orders_at:g}, with intervals, beside what is known.": _dots(table),
+    }  # fmt: skip
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), table, charts,
+        "First figure: where half a cycle multiplies a backlog by more than 1, right of the vertical line, queues grow "
+        "without end; dots are known. A batch takes one second, so E2E in seconds is in slots.",
+        assumed=(
+            "The known E2E are of a slotted model, where requests arrive and move on between slots; here they arrive "
+            "at any time, which is within the 5% by which intervals are widened",
+        ),
+    )  # fmt: skip
+
+
+def push_start(lines: Any, params: Any, weights: Any) -> int:
+    """Prompts of the stage with the shortest ones first, then other stages, then the decodes of that stage."""
+    short = 0
+    for line in range(lines.shape[0]):
+        if lines[line, LINE_PREFILL_MEAN] < lines[short, LINE_PREFILL_MEAN]:
+            short = line
+    for line in range(lines.shape[0]):
+        weights[line, 0] = 2.0
+        weights[line, 1] = 3.0
+    weights[short, 0] = 4.0
+    weights[short, 1] = 1.0
+    return BY_PHASE
+
+
+def _limit(what: str, virtual: VirtualStation, program: float, published: float) -> Claim:
+    """Compare the load limit of a virtual station, and that of the linear program, with what is known."""
+    same = abs(virtual.max_load - published) < _EXACT / 2 and abs(program - published) < _EXACT / 2
+    return Claim(
+        what, f"a load of {published}", f"{virtual.max_load:.4f} (virtual station), {program:.4f} (linear program)",
+        same, "" if same else "lengths or stages are not the paper's",
+    )  # fmt: skip
+
+
+def _amplified(network: Network, virtual: VirtualStation, load: float) -> Claim:
+    """Compare the amplification by half a cycle, by formula and along a fluid path, with what is known."""
+    first, second = virtual.amplification(load)
+    formula = float(np.sqrt(first * second))
+    growth = network_path(_at_load(network, load).model(), virtual.ranking, _first_stage(network)).growth
+    along = float("nan") if growth is None else float(np.sqrt(growth))
+    published = next((value for at, value in _AMPLIFIED.items() if abs(at - load) < 1e-9), formula)
+    same = abs(formula - published) < _EXACT and abs(along - published) < _EXACT
+    return Claim(
+        f"half a cycle multiplies a backlog, at {load:g}", f"{published:.3f}",
+        f"{formula:.3f} by formula, {along:.3f} along a fluid path", same,
+        "" if same else "lengths or stages are not the paper's",
+    )  # fmt: skip
+
+
+def mean_e2e(run: NetworkRun) -> E2E:
+    """Return mean E2E of the jobs after a warm-up, with an interval by batch means."""
+    done = run.finish >= 0
+    e2e = ((run.finish - run.arrival)[done] * run.tick_s)[int(_WARMUP * done.sum()) :]
+    if e2e.size < _BATCHES:
+        raise InputError(f"simulate: only {e2e.size} jobs end after the warm-up, too few for an interval; raise `jobs`")
+    means = np.array([batch.mean() for batch in np.array_split(e2e, _BATCHES)])
+    half = stats.t.ppf(0.975, _BATCHES - 1) * means.std(ddof=1) / np.sqrt(_BATCHES)
+    return E2E(float(e2e.mean()), float(half))
+
+
+def _e2e(name: str, load: float, found: E2E) -> list[Claim]:
+    published = next((value for (of, at), value in _E2E.items() if of == name and abs(at - load) < 1e-9), None)
+    if published is None:
+        return []
+    same = found.holds(published)
+    return [
+        Claim(
+            f"mean E2E at {load:g}, {name}", f"{published} slots", f"{found.mean:.1f} +- {found.half:.1f} slots", same,
+            "" if same else "beyond the interval and 5% for slots: the network is not the paper's, or the run is short",
+        )
+    ]  # fmt: skip
+
+
+_SHOWN = (0.3, 10.0)
+
+
+def _curves(stations: Mapping[str, VirtualStation]) -> alt.LayerChart:
+    """Draw the amplification by half a cycle over the load, with the threshold of each."""
+    rows = [
+        (name, float(load), float(np.sqrt(np.prod(virtual.amplification(load)))))
+        for name, virtual in stations.items()
+        for load in np.linspace(0.3, 0.9, 121)
+    ]
+    curves = pl.DataFrame(rows, ["order", "load", "amplification"], orient="row")
+    curves = curves.filter(pl.col("amplification").is_between(*_SHOWN))
+    limits = pl.DataFrame(
+        [(name, virtual.max_load) for name, virtual in stations.items()], ["order", "load"], orient="row"
+    )
+    legend = alt.Legend(title="Order", symbolStrokeWidth=2.5, symbolSize=300)
+    names = list(stations)
+    look = {
+        "color": alt.Color("order:N", scale=alt.Scale(domain=names, range=list(plotting.COLOURS)), legend=legend),
+        "strokeDash": alt.StrokeDash(
+            "order:N", scale=alt.Scale(domain=names, range=[list(d) for d in plotting.DASHES]), legend=legend
+        ),
+    }
+    x = alt.X("load:Q", title="Load of each server", scale=alt.Scale(domain=[0.3, 0.9]))
+    y = alt.Y(
+        "amplification:Q",
+        title="Amplification by half a cycle (log scale)",
+        scale=alt.Scale(type="log", domain=_SHOWN, nice=False),
+        axis=alt.Axis(values=[0.3, 0.5, 1, 2, 3, 5, 10]),
+    )
+    lines = alt.Chart(curves).mark_line(strokeWidth=2).encode(x=x, y=y, **look)
+    one = alt.Chart(pl.DataFrame({"amplification": [1.0]})).mark_rule(color="black").encode(y=y)
+    rules = alt.Chart(limits).mark_rule(strokeWidth=1.2).encode(x=x, **look)
+    known = [(at, value) for at, value in _AMPLIFIED.items() if _SHOWN[0] <= value <= _SHOWN[1]]
+    dots = alt.Chart(pl.DataFrame(known, ["load", "amplification"], orient="row")).mark_point(
+        size=60, filled=True, fill="white", stroke="black", opacity=1
+    )
+    texts = [
+        alt.Chart(limits.filter(order=name).with_columns(text=pl.format("{}", pl.col("load").round(4))))
+        .mark_text(align="right" if place else "left", dx=-5 if place else 5, fontSize=11)
+        .encode(x=x, y=alt.value(12), text="text:N")
+        for place, name in enumerate(names)
+    ]
+    chart: alt.LayerChart = (
+        alt.layer(one, rules, lines, dots.encode(x=x, y=y), *texts)
+        .properties(width=430, height=280)
+        .configure_axis(gridColor=plotting.GRID)
+    )
+    return chart
+
+
+def _dots(table: pl.DataFrame) -> alt.LayerChart:
+    """Draw mean E2E by order with its interval, and what is known."""
+    names = ["measured, 95% interval", "known"]
+    rows = [
+        {"order": name, "low": mean - half, "high": mean + half, "mean": mean, "of": names[0]}
+        for name, mean, half, _ in table.iter_rows()
+    ]
+    rows += [
+        {"order": name, "low": None, "high": None, "mean": float(known), "of": names[1]}
+        for name, _, _, known in table.iter_rows()
+        if known is not None
+    ]
+    base = alt.Chart(pl.DataFrame(rows))
+    y = alt.Y("order:N", sort=list(table["order"]), title="Order between stages")
+    x = alt.X("mean:Q", title="Mean E2E (s)", scale=alt.Scale(zero=True))
+    legend = alt.Legend(title=None)
+    marks = base.mark_point(opacity=1, strokeWidth=2).encode(
+        x=x,
+        y=y,
+        size=alt.Size("of:N", scale=alt.Scale(domain=names, range=[150, 45]), legend=legend),
+        color=alt.Color("of:N", scale=alt.Scale(domain=names, range=list(plotting.COLOURS[:2])), legend=legend),
+        shape=alt.Shape("of:N", scale=alt.Scale(domain=names, range=["circle", "cross"]), legend=legend),
+    )
+    bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color=plotting.COLOURS[0])
+    chart: alt.LayerChart = (
+        alt.layer(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=y), marks)
+        .properties(width=430, height=200)
+        .configure_axis(gridColor=plotting.GRID)
+    )
+    return chart
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-rs": _figure, "rs-thresholds": _thresholds}

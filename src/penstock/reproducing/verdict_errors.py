@@ -1,0 +1,173 @@
+"""How often three ways to ask "is it stable?" are wrong near the critical load."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
+
+import altair as alt
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field
+from scipy import stats
+
+from penstock import plotting
+from penstock.analysis.stability import verdict
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.scenario import Scenario
+from penstock.simulate import simulate
+from penstock.theory.certificate import certify
+from penstock.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+
+LEAST_SQUARES, BATCH_MEANS, SEQUENTIAL = "least squares", "batch means", "sequential test"
+PUBLISHED = {LEAST_SQUARES: (0.80, 0.97), BATCH_MEANS: (0.60, 0.90)}
+"""Shares of stable runs near the critical load that are called unstable."""
+
+_COLOURS = ("#56B4E9", "#E69F00", "#F0E442", "#CC79A7", "#009E73")  # the last bar is black
+
+
+class _Settings(Section):
+    loads: list[Annotated[float, Field(gt=0)]] = Field(min_length=1)
+    near: float = Field(0.02, gt=0)
+    """Loads so close to 1 are compared with what is published."""
+    seeds: Whole = Field(24, ge=1)
+    significance: float = Field(0.01, gt=0, lt=0.25)
+    batches: list[Annotated[Whole, Field(ge=3, le=2000)]] = Field([20, 200], min_length=1)
+
+
+def _run(asked: Asked, item: Item) -> Reproduction:
+    settings, given = asked.settings(_Settings), asked.scenario()
+    server = given.server
+    if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
+        raise InputError(
+            f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of {server.token_budget:,}, "
+            "so Theorem 1 does not tell which loads are stable; leave it out"
+        )
+    if 1 in settings.loads:
+        raise InputError("reproduce.loads has 1, where no theorem says what is right; give loads below and above it")
+    limit = certify(given.workload, server).max_rate
+    rows = []
+    for place, load in enumerate(settings.loads):
+        wrong = []
+        for seed in range(settings.seeds):
+            workload = given.workload.with_rate(load * limit).with_seed(given.workload.seed + seed)
+            wrong.append(_wrong(given, workload, settings, load < 1))
+            asked.progress((place + (seed + 1) / settings.seeds) / len(settings.loads))
+        rows += [(load, way, sum(each[way] for each in wrong), settings.seeds) for way in wrong[0]]
+    columns = ["load", "way", "wrong", "verdicts"]
+    table = pl.DataFrame(rows, columns, orient="row").with_columns(share=pl.col("wrong") / pl.col("verdicts"))
+    text = "Share of wrong verdicts by load: slopes from an empty system call stable runs unstable, the test does not."
+    return Reproduction(
+        item.name, item.title, item.source, _claims(table, settings), table, {text: _chart(table, settings)},
+        "By Theorem 1 the server is stable below load 1 and unstable above. A slope is fitted to the tokens in a run "
+        "that starts empty, or to means of batches of it; it says unstable if it is above 0 at a significance of "
+        f"{settings.significance:.0%}.",
+        assumed=(
+            f"{settings.seeds} seeds at each load, so that this is quick: a share is known to about "
+            f"{_half(0.5, settings.seeds):.0%}; docs/verdicts.md has 200",
+        ),
+    )  # fmt: skip
+
+
+def _wrong(given: Scenario, workload: Workload, settings: _Settings, stable: bool) -> dict[str, bool]:
+    """Return which of the ways is wrong about one run; an undecided test is wrong too."""
+    run = simulate(workload, given.server, requests=given.requests, until=given.until, record="summary", drain=False)
+    tokens = run.series_rows[:, 3].astype(np.float64)
+    found = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
+    for count in settings.batches:
+        means = np.array([part.mean() for part in np.array_split(tokens, count)])
+        found[f"{BATCH_MEANS}, {count}"] = rising(means, settings.significance) == stable
+    told = verdict(workload, given.server, alpha=settings.significance, seed=workload.seed).verdict
+    return found | {SEQUENTIAL: told != ("stable" if stable else "unstable")}
+
+
+def rising(values: Floats, significance: float) -> bool:
+    """Whether a line through values at equal distances rises significantly, its residuals taken for independent."""
+    fitted = stats.linregress(np.arange(float(values.size)), values, alternative="greater")
+    return bool(fitted.pvalue < significance)
+
+
+def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
+    """Compare the stable loads near 1 with what is published, and the test at all loads with its alpha."""
+    near = table.filter((pl.col("load") < 1) & (1 - pl.col("load") <= settings.near + 1e-9))
+    claims = []
+    for way in dict.fromkeys(near["way"]):
+        if way == SEQUENTIAL:
+            continue
+        wrong, count = near.filter(way=way).select(pl.col("wrong", "verdicts").sum()).row(0)
+        kind = LEAST_SQUARES if way == LEAST_SQUARES else BATCH_MEANS
+        low, high = PUBLISHED[kind]
+        least, most = stats.binomtest(wrong, count).proportion_ci()
+        same = least <= high and most >= low
+        why = {
+            LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
+            BATCH_MEANS: "how many batches is not published: the more there are, the more often they are wrong",
+        }
+        claims.append(
+            Claim(
+                f"stable runs called unstable by {way}", f"{low:.0%} to {high:.0%}",
+                f"{wrong / count:.0%} ({least:.0%} to {most:.0%}) of {count}", same,
+                "" if same else why[kind],
+            )
+        )  # fmt: skip
+    wrong, count = table.filter(way=SEQUENTIAL).select(pl.col("wrong", "verdicts").sum()).row(0)
+    expected = stats.binomtest(wrong, count, settings.significance, alternative="greater").pvalue > 0.01
+    claims.append(
+        Claim(
+            "wrong verdicts by the sequential test", f"at most {settings.significance:.0%}, its alpha",
+            f"{wrong:,} of {count:,}", bool(expected),
+            "" if expected else "alpha holds where a load is at least the test's resolution of 1% away from 1",
+        )
+    )  # fmt: skip
+    return tuple(claims)
+
+
+def _half(share: float, count: int) -> float:
+    """Return the half width of a 95% interval of a share."""
+    return float(1.96 * np.sqrt(share * (1 - share) / count))
+
+
+def _chart(table: pl.DataFrame, settings: _Settings) -> alt.LayerChart:
+    ways: Sequence[str] = list(dict.fromkeys(table["way"]))
+    names: Mapping[str, str] = {
+        way: f"{way}, from backlogs" if way == SEQUENTIAL else f"{way}, from empty" for way in ways
+    }
+    colours = [*(_COLOURS[i % len(_COLOURS)] for i in range(len(ways) - 1)), "#000000"]
+    shown = table.with_columns(
+        way=pl.col("way").replace_strict(dict(names)), load=pl.col("load").map_elements("{:g}".format, pl.String)
+    )
+    order = list(names.values())
+    bars = alt.Chart(shown).encode(
+        x=alt.X("load:O", title="Load (stable below 1)", sort=None, axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("way:N", sort=order),
+        y=alt.Y(
+            "share:Q",
+            title=f"Share of {settings.seeds} verdicts that is wrong",
+            axis=alt.Axis(format="%"),
+            scale=alt.Scale(domain=[0, 1]),
+        ),
+    )
+    chart: alt.LayerChart = (
+        alt.layer(
+            bars.mark_bar(stroke="#333333", strokeWidth=0.6).encode(
+                color=alt.Color(
+                    "way:N",
+                    sort=order,
+                    scale=alt.Scale(domain=order, range=colours),
+                    legend=alt.Legend(title=None, orient="top", columns=2, labelLimit=300),
+                )
+            ),
+            bars.mark_text(dy=-6, fontSize=9).encode(text=alt.Text("share:Q", format=".0%")),
+        )
+        .properties(width=680, height=280)
+        .configure_axis(gridColor=plotting.GRID)
+    )
+    return chart
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"verdict-errors": _run}

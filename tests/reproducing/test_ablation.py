@@ -1,0 +1,68 @@
+"""The token budget and latency: the paper's order appears near the limit of the smallest budget, and not below."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InputError
+from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.claims import Reproduction
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Reproduction:
+    text = item("fig-ablation").text
+    assert old in text
+    file = tmp_path / "changed.yaml"
+    file.write_text(text.replace(old, new))
+    return reproduce(file)
+
+
+@pytest.fixture(scope="module")
+def found() -> Reproduction:
+    return reproduce("fig-ablation")
+
+
+def test_the_paper_s_order_holds_at_2_requests_per_second(found: Reproduction) -> None:
+    claims = [claim for claim in found.claims if claim.what.endswith(", 2 requests/s")]
+    assert len(claims) == 3
+    assert all(claim.same for claim in claims)
+
+
+def test_at_1_2_requests_per_second_the_smallest_budget_has_the_best_median_and_the_rate_is_the_reason(
+    found: Reproduction,
+) -> None:
+    (claim,) = found.differing
+    assert claim.what == "median E2E, 1.2 requests/s"
+    assert claim.measured.startswith("128: ")
+    assert "the rate, which the paper does not give" in claim.why
+
+
+@pytest.mark.parametrize(("budget", "e2e", "ttft"), [(128, 7.27, 0.676), (512, 9.64, 0.468), (1024, 10.3, 0.447)])
+def test_medians_at_1_2_requests_per_second_are_those_of_longer_runs(
+    found: Reproduction, budget: int, e2e: float, ttft: float
+) -> None:
+    """Within the noise of 5,000 requests, and of a look-alike where the trace is not here."""
+    rows = found.rows.filter(rate=1.2, token_budget=budget).group_by("metric").mean()
+    medians = dict(rows.select("metric", "p50").iter_rows())
+    assert medians["e2e_s"] == pytest.approx(e2e, rel=0.08)
+    assert medians["ttft_s"] == pytest.approx(ttft, rel=0.08)
+
+
+def test_every_order_is_that_of_each_seed(found: Reproduction) -> None:
+    e2e = found.rows.filter(rate=2.0, metric="e2e_s")
+    for _, rows in e2e.group_by("seed"):
+        assert rows.sort("p50")["token_budget"][0] == 512
+
+
+def test_another_rate_and_a_further_budget_are_measured(tmp_path: Path) -> None:
+    found = changed(
+        tmp_path, "rates: [2, 1.2]\n  budgets: [128, 512, 1024]", "rates: [2.2]\n  budgets: [128, 256, 512, 1024]"
+    )
+    assert set(found.rows["rate"]) == {2.2}
+    assert set(found.rows["token_budget"]) == {128, 256, 512, 1024}
+    assert not found.differing
+
+
+def test_the_paper_s_budgets_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="compares token budgets 128, 512 and 1024"):
+        changed(tmp_path, "budgets: [128, 512, 1024]", "budgets: [128, 1024]")

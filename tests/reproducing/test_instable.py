@@ -1,0 +1,98 @@
+"""Figure 1: who loses 14 requests/s, and who serves a finite workload with the fewest requests in the system."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InputError
+from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.claims import Reproduction
+
+LEFT, RIGHT = "fig-instable-left", "fig-instable-right"
+
+
+def changed(tmp_path: Path, name: str, old: str, new: str) -> Reproduction:
+    text = item(name).text
+    assert old in text
+    file = tmp_path / "changed.yaml"
+    file.write_text(text.replace(old, new))
+    return reproduce(file)
+
+
+@pytest.fixture(scope="module")
+def left() -> Reproduction:
+    return reproduce(LEFT)
+
+
+@pytest.fixture(scope="module")
+def right() -> Reproduction:
+    return reproduce(RIGHT)
+
+
+def test_two_policies_lose_the_load_at_1024_tokens_and_two_carry_it(left: Reproduction) -> None:
+    assert not left.differing
+    rows = left.rows.filter(token_budget=1024)
+    verdicts = dict(rows.select("policy", "verdict").iter_rows())
+    assert verdicts == {
+        "fastertransformer": "unstable", "vllm-vanilla": "unstable", "orca": "stable", "sarathi": "stable"
+    }  # fmt: skip
+    assert rows["rho"][0] == pytest.approx(0.972, abs=5e-4)
+    growth = dict(rows.select("policy", "growth_of_the_run").iter_rows())
+    assert growth["fastertransformer"] == pytest.approx(1 - 1.44 / 14, abs=0.03)
+    assert growth["vllm-vanilla"] == pytest.approx(1 - 11.4 / 14, abs=0.03)
+
+
+@pytest.mark.parametrize(("budget", "rho"), [(256, 1.084), (512, 1.009)])
+def test_at_smaller_budgets_all_are_unstable_which_is_why_a_larger_one_is_assumed(
+    left: Reproduction, budget: int, rho: float
+) -> None:
+    rows = left.rows.filter(token_budget=budget)
+    assert set(rows["verdict"]) == {"unstable"}
+    assert rows["rho"][0] == pytest.approx(rho, abs=5e-4)
+    assert any(f"{budget}" in said and "unstable" in said for said in left.assumed)
+
+
+def test_at_512_tokens_the_figure_is_not_the_paper_s_and_the_load_is_the_reason(tmp_path: Path) -> None:
+    found = changed(tmp_path, LEFT, "token_budget: 1024", "token_budget: 512")
+    wrong = {claim.what: claim for claim in found.differing}
+    assert set(wrong) == {"orca at 512 tokens", "sarathi at 512 tokens"}
+    assert "1.009 times as fast as any policy can process" in wrong["sarathi at 512 tokens"].why
+
+
+def test_at_a_lower_rate_vanilla_vllm_is_stable_too(tmp_path: Path) -> None:
+    found = changed(tmp_path, LEFT, "rate: 14", "rate: 10")
+    assert "vllm-vanilla at 1,024 tokens" in {claim.what for claim in found.differing}
+
+
+def test_another_policy_is_judged_and_drawn_but_the_paper_claims_nothing_of_it(tmp_path: Path) -> None:
+    found = changed(tmp_path, LEFT, "orca, sarathi]", "orca, sarathi, maxweight]")
+    assert "maxweight" in set(found.rows["policy"])
+    assert not any("maxweight" in claim.what for claim in found.claims)
+
+
+def test_sarathi_has_the_fewest_requests_in_the_system_whatever_rate_is_assumed(right: Reproduction) -> None:
+    assert not right.differing
+    assert {1.2, 14.0} <= set(right.rows["rate"])
+    for _, rows in right.rows.group_by("rate", "arrivals", "seed"):
+        assert rows.sort("mean_requests_in_system")["policy"][0] == "sarathi"
+    assert any("number or rate" in said for said in right.assumed)
+
+
+def test_mean_requests_in_the_system_are_little_s_law(right: Reproduction) -> None:
+    """Requests times their mean time in the system, over the time until the last policy is done."""
+    for _, rows in right.rows.group_by("rate", "arrivals", "seed"):
+        whole = rows["last_leaves_s"].max()
+        for row in rows.iter_rows(named=True):
+            assert row["mean_requests_in_system"] == pytest.approx(500 * row["mean_e2e_s"] / whole)
+
+
+def test_own_requests_replace_the_trace_and_the_order_is_measured_anew(tmp_path: Path) -> None:
+    own = "workload: {poisson: {rate: 1, prompt: 1, output: 100}}\nserver:"
+    found = changed(tmp_path, RIGHT, "server:", own)
+    assert any("those of the scenario" in said for said in found.assumed)
+    assert found.rows.filter(rate=1.2)["mean_requests_in_system"].max() < 10
+
+
+def test_nothing_can_be_compared_without_sarathi(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="compares sarathi with other policies"):
+        changed(tmp_path, RIGHT, "orca, sarathi]", "orca]")

@@ -1,0 +1,136 @@
+"""Two lemmas that fail as stated, and what holds instead."""
+
+import random
+
+import numpy as np
+import pytest
+import yaml
+
+import penstock as ps
+from penstock import reference
+from penstock.reproducing import lemmas
+from penstock.reproducing.catalogue import item, reproduce
+
+
+def changed(tmp_path, name, *, workload=None, **settings):
+    """Return the scenario of an item with other settings, as a file."""
+    document = yaml.safe_load(item(name).text)
+    document["reproduce"] |= settings
+    if workload:
+        document["workload"] = workload
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_prefill_overtakes_999_places_and_departures_stay_within_the_corrected_bound() -> None:
+    found = reproduce("lemma-overtaking")
+    prefill, *usual, places, corrected = found.claims
+    assert (prefill.published, prefill.measured, prefill.same) == ("fewer than K' = 17 places", "999 places", False)
+    assert all(claim.same for claim in (*usual, corrected))
+    assert len(usual) == 3
+    assert (places.published, places.measured) == ("fewer than K' = 105 places", "201 places")
+    assert corrected.measured.endswith("closest: 201 of 201")
+    assert found.rows["burst"].n_unique() == 2
+
+
+def test_a_small_burst_stays_within_the_lemma(tmp_path) -> None:
+    found = reproduce(
+        changed(
+            tmp_path,
+            "lemma-overtaking",
+            prefill={"requests": 12},
+            departures={"slack": 3, "systems": 5, "seed": 1},
+            policies=["sarathi"],
+        )
+    )
+    assert found.claims[0].same
+    assert not found.differing  # a small K leaves room for 2K places
+
+
+def test_places_and_overtakers_are_counted_as_they_are_said() -> None:
+    assert lemmas.places(np.array([5, 3, 4, 4, 6])) == 3  # 3 is done ahead of 0
+    assert lemmas.overtakers(np.array([5, 3, 4, 4, 6])) == 3
+    assert lemmas.places(np.array([1, 1, 2])) == lemmas.overtakers(np.array([1, 1, 2])) == 0
+
+
+def test_the_slack_of_k_fcfs_agrees_with_the_definition() -> None:
+    draw = random.Random(3)
+    for _ in range(30):
+        n = draw.randint(2, 12)
+        prompt, output = ([draw.randint(1, 3) for _ in range(n)] for _ in range(2))
+        arrival = sorted(draw.choices(range(8), k=n))
+        seen, order = [1], lemmas.any_order(draw)
+
+        def watched(state, seen=seen, order=order):
+            chosen = order(state)
+            there = [request.index for request in state.requests]
+            decoding = [j for j, (_, decode) in chosen.items() if decode]
+            seen += [j - i + 1 for j in decoding for i in there if i < j and i not in chosen]
+            return chosen
+
+        history = reference.simulate(
+            arrival, prompt, output, batch_time=lambda load: 2, token_budget=draw.randint(1, 4), policy=watched,
+            convention="paper",
+        )  # fmt: skip
+        assert lemmas.fcfs_slack(history) == max(seen)
+
+
+@pytest.mark.parametrize("slack", [1, 3, 9, 31])
+def test_the_bound_on_places_is_reached_by_a_work_conserving_order(slack: int) -> None:
+    n = 2 * slack + 1
+    history, found = lemmas._serve([0] * n, [1] * n, [1] * n, 2, lemmas.far_ahead(slack))
+    assert found.k == slack
+    assert found.places == found.most_places == 2 * slack - 1
+    assert found.overtakers < found.lemma
+    loads = [reference.token_load(batch.allocation) for batch in history.batches]
+    assert loads[:-1] == [2] * (len(loads) - 1)
+
+
+def test_the_join_buffer_outgrows_the_lemma_and_keeps_the_corrected_bound() -> None:
+    found = reproduce("lemma-join")
+    largest, orders, corrected, theorem = found.claims
+    assert (largest.published, largest.same) == ("at most 2K'(k - 1) = 20", False)
+    assert 40 < int(largest.measured) < 150  # 67 in another run
+    assert orders.same
+    assert corrected.same
+    assert theorem.same
+    assert found.rows["join_buffer"].max() == int(largest.measured)
+    assert (found.rows["join_buffer"] <= found.rows["corrected"]).all()
+
+
+def test_at_half_the_load_the_join_buffer_stays_within_the_lemma(tmp_path) -> None:
+    half = {"poisson": {"rate": 0.5, "prompt": 1, "output": 1}}
+    assert not reproduce(changed(tmp_path, "lemma-join", workload=half)).differing
+
+
+def test_three_branches_have_the_bounds_of_three(tmp_path) -> None:
+    found = reproduce(changed(tmp_path, "lemma-join", batch_ms=[100, 100, 200, 1000]))
+    assert found.claims[0].published == "at most 2K'(k - 1) = 30"
+    assert found.claims[2].same
+
+
+def test_the_buffers_of_a_join_by_hand() -> None:
+    """Two jobs at once: a batch prefills both, the next decodes both, after 1 s at the fast server, 2 s at the slow."""
+    workload = ps.Workload.from_arrays([0.0, 0.0], [1, 1], [1, 1])
+
+    def run(place: int, arriving: ps.Workload) -> ps.Run:
+        server = ps.Server(ps.Affine(c=(0.001, 0.5, 1.0)[place], a=0.0), 2, convention="paper")
+        return ps.simulate(arriving, server, requests=2, record="allocations")
+
+    found = lemmas.fork_join(workload, run, 2)
+    assert found.buffers.tolist() == [2, 0]
+    assert found.queue.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch_ms": [100, 1000]}, "three servers"),
+        ({"batch_ms": [100, 100, 1100]}, "load 1.06"),
+        ({"workload": {"poisson": {"rate": 0.5, "prompt": 2, "output": 1}}}, "set prompt and output to 1"),
+    ],
+)
+def test_what_the_join_cannot_be_made_from_is_refused(settings, said, tmp_path) -> None:
+    with pytest.raises(ps.InputError, match=said):
+        reproduce(changed(tmp_path, "lemma-join", **settings))

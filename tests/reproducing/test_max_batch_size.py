@@ -1,0 +1,77 @@
+"""Vertex C: only Sarathi-Serve at 128 tokens is bounded, and the others grow as was checked by other programs."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InputError
+from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.claims import Reproduction
+
+
+def changed(tmp_path: Path, old: str, new: str) -> Reproduction:
+    text = item("fig-kmax").text
+    assert old in text
+    file = tmp_path / "changed.yaml"
+    file.write_text(text.replace(old, new))
+    return reproduce(file)
+
+
+@pytest.fixture(scope="module")
+def found() -> Reproduction:
+    return reproduce("fig-kmax")
+
+
+def test_every_claim_is_the_same(found: Reproduction) -> None:
+    assert not found.differing
+    assert any("critical" in said for said in found.assumed)
+
+
+@pytest.mark.parametrize(
+    ("budget", "policy", "low", "high"),
+    [
+        (128, "sarathi", 0, 0),
+        (128, "orca", 15.3, 16.4),
+        (128, "vllm-vanilla", 22.5, 22.7),
+        (128, "fastertransformer", 99, 99),
+        (1024, "sarathi", 17.9, 17.9),
+        (1024, "orca", 17.1, 17.9),
+        (1024, "vllm-vanilla", 18.9, 19.5),
+        (1024, "fastertransformer", 96.5, 96.5),
+    ],
+)
+def test_growth_is_that_of_the_table_checked_before(
+    found: Reproduction, budget: int, policy: str, low: float, high: float
+) -> None:
+    rows = found.rows.filter(token_budget=budget, policy=policy)
+    assert rows.height == 2
+    assert rows["growth_percent_of_arrivals"].is_between(low - 0.06, high + 0.06).all()
+    assert set(rows["backlog"]) == {"bounded" if high == 0 else "grows"}
+
+
+def test_sarathi_at_128_tokens_cycles_between_49628_and_50780_tokens(found: Reproduction) -> None:
+    claim = next(claim for claim in found.claims if claim.what == "sarathi at 128 tokens")
+    assert claim.measured == "bounded: 49,628 to 50,780 tokens"
+
+
+def test_once_settled_all_its_batches_hold_29_and_99_tokens(found: Reproduction) -> None:
+    claim = next(claim for claim in found.claims if claim.what == "batches of sarathi at 128")
+    assert claim.measured.startswith("29 + 99 in 100.00%")
+
+
+def test_at_256_tokens_sarathi_grows_too(tmp_path: Path) -> None:
+    wrong = {claim.what for claim in changed(tmp_path, "token_budget: 128", "token_budget: 256").differing}
+    assert "sarathi at 256 tokens" in wrong
+
+
+def test_below_the_vertex_more_policies_are_bounded(tmp_path: Path) -> None:
+    found = changed(tmp_path, "rate: 2.1390374331550803", "rate: 1.5")
+    wrong = {claim.what: claim for claim in found.differing}
+    assert "orca at 128 tokens" in wrong
+    assert "load of the operating point" in wrong
+    assert all(claim.why for claim in wrong.values())
+
+
+def test_growth_is_not_measured_where_arrivals_are_random(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing is random"):
+        changed(tmp_path, "deterministic:", "poisson:")
