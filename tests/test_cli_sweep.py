@@ -145,13 +145,46 @@ def test_odd_values_come_through_as_json_and_in_the_table(
     scenario: Path, sweep: Callable[..., Said], name: str
 ) -> None:
     out = scenario.with_name(name)
-    words = ("--vary", "server.token_budget=512,1:30,2001-01-01,true,null,1e300,99999999999999999999,[1],{a: 2}")
+    words = ("--vary", "server.token_budget=512,true,null,1e300,99999999999999999999,[1],{a: 2}")
     status, printed, err = sweep(scenario, *words, "--out", out, "--json")
     assert (status, err) == (0, "")
     points = json.loads(printed)["points"]
-    assert [point["error"] is None for point in points] == [True, *[False] * 8]
+    assert [point["error"] is None for point in points] == [True, *[False] * 6]
     read = pl.read_csv(out) if name.endswith("csv") else pl.read_parquet(out)
     assert read["error"].to_list() == [point["error"] for point in points]
+
+
+def test_names_are_written_as_they_are(
+    scenario: Path, sweep: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither Rich's markup nor its emoji change them."""
+    monkeypatch.chdir(scenario.parent)
+    status, out, err = sweep(scenario, "--vary", "server.policy=a:b,x:smile:y,'[red]orca'", "--out", "[red]:b:.csv")
+    assert status == 2
+    assert "Table: [red]:b:.csv\n" in err
+    for name in ("a:b", "x:smile:y", "[red]orca"):
+        assert f"server.policy={name}: " in out
+    scenario.rename("[red]:b:.yaml")
+    assert "[red]:b:: 1 point" in sweep("[red]:b:.yaml", "--vary", "server.policy=orca")[1]
+
+
+def test_a_log_shows_now_and_then_that_a_long_sweep_lives(
+    scenario: Path, sweep: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal_sweep, "SAYS_EVERY_S", 0.01)
+    words = ("--vary", "server.token_budget=256,512", "--vary", "simulate.requests=100000")
+    err = sweep(scenario, *words)[2]
+    assert re.fullmatch(r"(Sweeping: [012] of 2 points done\n)+", err)
+
+
+def test_a_table_is_written_through_a_link(scenario: Path, sweep: Callable[..., Said]) -> None:
+    link, target = scenario.with_name("t.csv"), scenario.with_name("real.csv")
+    link.symlink_to(target)
+    for _ in range(2):
+        status, _, err = sweep(scenario, "--vary", "server.token_budget=512", "--out", link)
+        assert (status, err) == (0, f"Table: {target}\n")
+        assert link.is_symlink()
+        assert pl.read_csv(target).height == 1
 
 
 def test_a_sweep_refused_for_its_backend_writes_nothing(scenario: Path, sweep: Callable[..., Said]) -> None:

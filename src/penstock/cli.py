@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from penstock import progress, terminal
 from penstock.cli_calibrate import calibrate
@@ -342,7 +341,7 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
             {"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]}
         )
         return
-    console = Console()
+    console = terminal.make_console()
     console.print("[bold]Public request traces[/bold]\n")
     for entry in CATALOGUE:
         rows = f"{entry.rows:,} requests" if entry.rows else "number of requests not stated"
@@ -369,9 +368,8 @@ def traces_get(
             name, url=url, progress=lambda done, total: show(done / total if total else 0.0)
         )
     workload = read_trace(path)
-    console = Console()
     said = "recorded: nothing to compare it with yet" if first_time else "as recorded before"
-    console.print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({said})", highlight=False, soft_wrap=True)
+    print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({said})")
 
 
 def _text(path: Path | None) -> str | None:

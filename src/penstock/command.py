@@ -1,11 +1,11 @@
 """What the commands of the command line share: their options, exit statuses, and what they write."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from penstock import checks
 from penstock.errors import InputError
@@ -63,7 +63,7 @@ def save_figures(charts: dict[str, Any], folder: Path, as_json: bool) -> None:
 def say_written(what: str, paths: list[Path], as_json: bool) -> None:
     """Say on standard error which files were written, unless JSON is asked for."""
     if not as_json:
-        Console(stderr=True).print(f"{what}: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+        print(f"{what}: {', '.join(map(str, paths))}", file=sys.stderr)
 
 
 def print_json(document: dict[str, Any]) -> None:

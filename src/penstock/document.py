@@ -156,7 +156,7 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
     where = _path(problem["loc"]) or "the scenario"
     value = problem.get("input")
     shown = f", not {checks.shown(value)}"
-    quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+.0-9][-+.0-9_eE]*\s*", value[:100])
+    quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", value[:100])
     bare = "; write it without quotes" if quoted else "; give one"
     if problem["loc"][-1:] == ("[key]",):
         return f"{_path(problem['loc'][:-2])} has the name {checks.shown(value)}, but a name is text; put it in quotes"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 PATIENCE_S = 1.0  # nothing is said about work that takes less
@@ -25,7 +24,7 @@ def bar(title: str) -> Iterator[Show]:
     """Show a bar on standard error for work that takes longer than a moment."""
     begun = time.monotonic()
     shown_bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeRemainingColumn(),
@@ -41,7 +40,7 @@ def bar(title: str) -> Iterator[Show]:
             shown = True
             shown_bar.start()
         if shown:
-            shown_bar.update(task, completed=share, description=f"{title}: {escape(doing)}" if doing else title)
+            shown_bar.update(task, completed=share, description=f"{title}: {doing}" if doing else title)
 
     try:
         yield report

@@ -32,9 +32,14 @@ COLOUR_OF = {
 }
 
 
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console that leaves names as they are: ``a:b:c`` holds no emoji."""
+    return Console(stderr=stderr, emoji=False)
+
+
 def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", warnings: list[str]) -> None:
     """Print what happened in one run."""
-    console = Console()
+    console = make_console()
     _print_heading(console, scenario, scenario.server.policy.name)
     _print_load(console, load, max_rate, scenario.server)
     _print_run(console, run)
@@ -201,7 +206,7 @@ def print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") ->
 
 def print_check(scenario: "Scenario", found: "Answer") -> None:
     """Print the answer for one policy: verdict first."""
-    console = Console()
+    console = make_console()
     certificate = found.certificate
     _print_heading(console, scenario, scenario.server.policy.name)
     _print_verdicts(console, found)
@@ -221,7 +226,7 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
 
 def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     """Print the answers for several policies side by side."""
-    console = Console()
+    console = make_console()
     certificate = next(iter(found.values())).certificate
     _print_heading(console, scenario, f"{len(found)} policies")
     _print_load(console, certificate.load, certificate.max_rate, scenario.server)
@@ -288,7 +293,7 @@ def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
 
 def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     """Print the region's corners, where the load lies, and what holds it back."""
-    console = Console()
+    console = make_console()
     _print_heading(console, scenario, scenario.server.policy.name)
     word = "inside" if found.region.contains(found.point) else "outside"
     prefill, decode = found.point
@@ -333,7 +338,7 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
 
 def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
     """Print the highest stable rate of each policy beside its bound."""
-    console = Console()
+    console = make_console()
     _print_heading(console, scenario, f"{len(found)} policies" if len(found) > 1 else next(iter(found)))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(("Policy", "Stable up to", "Not at", "Any policy", "Share", "Certified to")):
@@ -363,7 +368,7 @@ def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
 
 def print_recommend(scenario: "Scenario", found: "Recommendation") -> None:
     """Print what to use, what that gains, and what else was looked at."""
-    console = Console()
+    console = make_console()
     server, new = scenario.server, found.recommended.server
     _print_heading(console, scenario, server.policy.name)
     if found.change:

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from penstock.calibration.calibrate import METRICS, Calibration
 from penstock.calibration.words import error_rows, errors_said, parameter_rows
-from penstock.terminal import facts
+from penstock.terminal import facts, make_console
 
 _HEADS = {"requests_per_s": "req/s", "ttft_p99": "p99 TTFT", "e2e_p99": "p99 E2E"} | {
     name: name.upper() for name in ("ttft", "itl", "e2e")
@@ -15,7 +15,7 @@ _HEADS = {"requests_per_s": "req/s", "ttft_p99": "p99 TTFT", "e2e_p99": "p99 E2E
 
 def print_calibration(found: Calibration, names: str) -> None:
     """Print the server, the errors of its predictions, and every row."""
-    console = Console()
+    console = make_console()
     server = found.server
     console.print(
         f"[bold]{escape(names)}[/bold]  {found.rows.height:,} loads, shapes: {found.rows['shape'].n_unique():,}; "

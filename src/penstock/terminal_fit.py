@@ -2,13 +2,12 @@
 
 import math
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from penstock.fitting.description import formula, parameters, quality
 from penstock.fitting.fit import Fit
-from penstock.terminal import facts, print_warnings
+from penstock.terminal import facts, make_console, print_warnings
 
 _KNOTS = 12
 """Rows of a table of batch times that are printed."""
@@ -16,7 +15,7 @@ _KNOTS = 12
 
 def print_fit(fit: Fit) -> None:
     """Print the model, its parameters, how well it fits, and what it was chosen from."""
-    console = Console()
+    console = make_console()
     console.print(f"[bold]{escape(fit.batches.source)}[/bold]", highlight=False)
     console.print(f"\n[bold]{fit.name.upper()}[/bold]  batch time of b tokens: {escape(formula(fit))}", highlight=False)
     console.print()

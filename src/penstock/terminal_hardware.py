@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from penstock.system.batch_time import BatchTime, Composition, Measured
 from penstock.system.batch_time_file import section_of
 from penstock.system.presets import Hardware
+from penstock.terminal import make_console
 from penstock.words import counted
 
 _CONTEXT = 1_000
@@ -18,7 +18,7 @@ LOADS = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
 
 def print_catalogue(entries: Sequence[Hardware]) -> None:
     """Print each entry in a line."""
-    console = Console()
+    console = make_console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Hardware", overflow="fold")
     for name in ("1 decode\nms", "64 decodes\nms", "512-token\nprompt, ms", "share of\ncontext"):
@@ -39,7 +39,7 @@ def print_catalogue(entries: Sequence[Hardware]) -> None:
 
 def print_hardware(entry: Hardware) -> None:
     """Print one entry with its parameters, some batch times, and where it comes from."""
-    console = Console()
+    console = make_console()
     console.print(f"[bold]{entry.name}[/bold]\n{entry.description}\n", highlight=False)
     for name, value in _parameters(section_of(entry.batch_time)):
         console.print(f"  {name:32} {value}", highlight=False)

@@ -11,6 +11,7 @@ from rich.table import Table
 from penstock.analysis.network_answer import ANOTHER_ORDER, POOLS_IN_WORDS
 from penstock.terminal import (
     facts,
+    make_console,
     print_contradiction,
     print_warnings,
     seconds,
@@ -31,7 +32,7 @@ _WIDE = 100
 
 def print_network(scenario: "NetworkScenario", found: "NetworkAnswer") -> None:
     """Print the answer for a network: verdict first."""
-    console = Console()
+    console = make_console()
     _print_heading(console, scenario, found)
     _print_verdicts(console, found)
     console.print()
@@ -49,7 +50,7 @@ def print_network(scenario: "NetworkScenario", found: "NetworkAnswer") -> None:
 
 def print_orders(scenario: "NetworkScenario", found: "Mapping[str, NetworkAnswer]") -> None:
     """Print the answers under several orders side by side, one row each."""
-    console = Console()
+    console = make_console()
     first = next(iter(found.values()))
     _print_heading(console, scenario, first)
     table = _table("Order", "Theory", "Test", left=3)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.planning.evaluate import MOST_ROWS
 from penstock.planning.plan import Plan, shortfalls, told
-from penstock.terminal import facts, print_warnings, seconds, styled
+from penstock.terminal import facts, make_console, print_warnings, seconds, styled
 from penstock.words import amount, counted, span
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _WIDE = 110
 
 def print_plan(asked: "PlanScenario", found: Plan) -> None:
     """Print the answer, what binds it, what comes next, the frontier, and why others were left out."""
-    console = Console(emoji=False)
+    console = make_console()
     workload = found.workload
     targets = " and ".join(str(target) for target in found.targets)
     if found.objective == "goodput":

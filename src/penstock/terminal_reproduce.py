@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from penstock.reproducing.catalogue import ITEMS
 from penstock.reproducing.claims import Reproduction
-from penstock.terminal import print_warnings
+from penstock.terminal import make_console, print_warnings
 
 _COLOUR = {"same": "green", "differs": "yellow"}
 _WIDE = 110
@@ -16,7 +15,7 @@ _WIDE = 110
 
 def print_reproduction(found: Reproduction) -> None:
     """Print an item: each claim with its verdict, then why some differ, then what was assumed."""
-    console = Console()
+    console = make_console()
     console.print(
         f"[bold]{escape(found.title)}[/bold]  {escape(found.name)}, {escape(found.source)}\n", highlight=False
     )
@@ -34,7 +33,7 @@ def print_reproduction(found: Reproduction) -> None:
 
 def print_summary(found: Sequence[Reproduction]) -> None:
     """Print a line for each item, and the reason of each claim that differs."""
-    console = Console()
+    console = make_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, name in enumerate(("item", "in the paper", "same", "differ", "")):
         table.add_column(name, justify="right" if place in (2, 3) else "left", no_wrap=place != 1)
@@ -52,7 +51,7 @@ def print_summary(found: Sequence[Reproduction]) -> None:
 
 def print_items() -> None:
     """Print what can be reproduced."""
-    console = Console()
+    console = make_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("item", "in the paper", "shows"):
         table.add_column(name, no_wrap=name == "item")

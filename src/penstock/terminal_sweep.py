@@ -1,20 +1,25 @@
 """Sweeps on the terminal: how far they are, and a table of their points."""
 
 import contextlib
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import polars as pl
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from penstock.errors import InputError, nearest
 from penstock.sweeping.tasks import FACTS, LATENCIES
+from penstock.terminal import make_console
 
 MOST_ROWS = 20
 """Points that are shown; the table in the file has all."""
+
+SAYS_EVERY_S = 30.0
+"""Where standard error is no terminal, so that a log shows that a long sweep lives."""
 
 _SHOWN = {  # column: its head, and how a value is written
     "verdict": ("Verdict", str),
@@ -34,8 +39,8 @@ _RISING_IS_BETTER = ("throughput", "tokens_per_s", "utilisation", "max_rate")
 
 @contextlib.contextmanager
 def bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show on standard error, where that is a terminal, how many points are done, how fast, and the time left."""
-    console = Console(stderr=True)
+    """Show on standard error how many points are done, and on a terminal how fast, and the time left."""
+    console = make_console(stderr=True)
     shown = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
         TextColumn("{task.fields[speed]}"), TimeRemainingColumn(),
@@ -43,6 +48,13 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
     )  # fmt: skip
     task = shown.add_task(title, total=None, speed="")
     begun: int | None = None
+    ended = threading.Event()
+
+    def say() -> None:
+        while not ended.wait(SAYS_EVERY_S):
+            now = shown.tasks[0]
+            if now.total is not None:
+                print(f"{title}: {now.completed:,.0f} of {now.total:,.0f} points done", file=sys.stderr, flush=True)
 
     def report(done: int, total: int) -> None:
         nonlocal begun
@@ -51,8 +63,13 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
         speed = f"{(done - begun) / elapsed:,.3g} points/s" if done > begun and elapsed else ""
         shown.update(task, completed=done, total=total, speed=speed)
 
-    with shown:
-        yield report
+    if not console.is_terminal:
+        threading.Thread(target=say, daemon=True).start()
+    try:
+        with shown:
+            yield report
+    finally:
+        ended.set()
 
 
 def checked_sort(column: str | None) -> None:
@@ -64,7 +81,7 @@ def checked_sort(column: str | None) -> None:
 
 def print_sweep(name: str, found: pl.DataFrame, order: str | None = None) -> None:
     """Print the points: in the order of the grid if they are few, else the best of them, the stable ones first."""
-    console = Console()
+    console = make_console()
     fields = found.columns[1 : found.columns.index("seed")]
     good, bad = found.filter(found["error"].is_null()), found.filter(found["error"].is_not_null())
     repeated = found["seed"].n_unique() > 1

@@ -1,14 +1,14 @@
 """Profiles and twins as words and tables on the terminal, and as Markdown."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from penstock.run import METRICS
-from penstock.terminal import facts, seconds
+from penstock.terminal import facts, make_console, seconds
 
 if TYPE_CHECKING:
     from penstock.fitting.fit import Fit
@@ -22,12 +22,12 @@ _DRIFTED = 0.05
 
 def say(text: str) -> None:
     """Say how it goes, on standard error."""
-    Console(stderr=True).print(escape(text), highlight=False, soft_wrap=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 def print_profile(description: str, machine: Mapping[str, str | int], found: "Fit") -> None:
     """Print what was measured, and the model that fits it."""
-    console = Console()
+    console = make_console()
     console.print(f"[bold]{escape(description)}[/bold]\n{escape(in_words(machine))}\n", highlight=False)
     tokens = found.batches.tokens
     rows = [
@@ -55,7 +55,7 @@ def in_words(machine: Mapping[str, str | int]) -> str:
 
 def print_twin(found: "Twin") -> None:
     """Print measured beside simulated."""
-    console = Console()
+    console = make_console()
     console.print(f"\n[bold]{escape(found.description)}[/bold]\n{escape(in_words(found.facts))}\n", highlight=False)
     for title, header, rows in tables(found):
         table = Table(

@@ -34,9 +34,9 @@ def test_a_range_with_a_step_ends_where_it_says() -> None:
 
 
 def test_a_number_is_what_looks_like_one_and_no_other_text_is() -> None:
-    assert values("server.token_budget", "0100,+5,.5,5.,1e3") == (100, 5, 0.5, 5.0, 1000.0)
+    assert values("server.token_budget", "0100,+6,.5,5.,1e3") == (100, 6, 0.5, 5.0, 1000.0)
     assert [type(value) for value in values("server.token_budget", "0100,5.,1e3")] == [int, float, float]
-    assert values("workload.rate", "1:30,1_000,0x1F,'7'") == ("1:30", "1_000", "0x1F", "7")
+    assert values("workload.trace", "1:30,1_000,0x1F,'7'") == ("1:30", "1_000", "0x1F", "7")
     assert values("workload.trace", "2001-01-01,2001-12-14 21:59:43") == ("2001-01-01", "2001-12-14 21:59:43")
     assert values("server.policy", "=,<<,yes,~") == ("=", "<<", True, None)
     assert values("workload.poisson.output", "{geometric: 0100}") == ({"geometric": 100},)
@@ -53,6 +53,7 @@ def test_a_number_is_what_looks_like_one_and_no_other_text_is() -> None:
         ("1:1e999:2", "finite"),
         ("9" * 5_000, "finite"),
         ("&a [*a]", "aliases"),
+        ("&a 128", "anchors"),
         ("!!float 1_0", "tags"),
         ("!!timestamp 2001-99-99", "tags"),
         ("[" * 5_000, "no values"),
@@ -81,6 +82,25 @@ def test_lists_and_arrays_of_the_library_are_checked_as_the_command_line_is() ->
         assert "\n" not in str(refused.value)
     with pytest.raises(ps.InputError, match="takes nan"):
         grid.axis("workload.rate", np.array([1.0, math.nan]))
+
+
+@pytest.mark.parametrize("text", ["1_000", "2024-01-01", "1:30,2", "'7'", "128,+5x"])
+def test_text_that_looks_like_a_number_where_only_numbers_belong_is_refused_before_any_work(text: str) -> None:
+    for field in ("server.token_budget", "workload.rate", "workload.poisson.rate", "server.max_batch_size"):
+        with pytest.raises(ps.InputError, match=r"is text, but only numbers belong there; write it as 1000"):
+            grid.axis(field, text)
+
+
+@pytest.mark.parametrize("text", ["128,128,128", "1000,1e3", "null,64,null", "'a','a'", "{a: 1},{a: 1}"])
+def test_a_value_given_twice_is_refused(text: str) -> None:
+    with pytest.raises(ps.InputError, match=r"twice.*--seeds"):
+        grid.axis("workload.trace" if "a" in text else "server.max_batch_size", text)
+    with pytest.raises(ps.InputError, match=r"twice.*--seeds"):
+        grid.axis("server.token_budget", [512, 512])
+
+
+def test_values_that_only_look_alike_are_kept() -> None:
+    assert values("server.policy_params", "1,true,'1',null,'null'") == (1, True, "1", None, "null")
 
 
 @given(st.integers(0, 50), st.integers(1, 400), st.integers(1, 7))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import penstock as ps
+from penstock.document import read_document
 from penstock.sweeping import tasks, workers
 from penstock.sweeping.grid import Point
 from penstock.sweeping.store import journal_of
@@ -106,7 +108,7 @@ def test_rows_do_not_depend_on_the_order_of_the_values(scenario: Path) -> None:
 
 
 def test_points_see_the_same_requests_unless_each_has_a_seed_of_its_own(scenario: Path) -> None:
-    vary = {"server.token_budget": [512, 512]}
+    vary = {"server.max_batch_size": [100_000, 200_000]}  # none is ever reached
     common = ps.sweep(scenario, vary, jobs=1)
     assert common["e2e_mean_s"][0] == common["e2e_mean_s"][1]
     own = ps.sweep(scenario, vary, jobs=1, independent=True)
@@ -115,6 +117,16 @@ def test_points_see_the_same_requests_unless_each_has_a_seed_of_its_own(scenario
     several = ps.sweep(scenario, {"server.token_budget": [512]}, jobs=1, seeds=3, seed=5)
     assert several["seed"].to_list() == [5, 6, 7]
     assert several["e2e_mean_s"].n_unique() == 3
+
+
+@pytest.mark.parametrize(
+    ("simulate", "said"),
+    [({"requests": 2e9}, "requests is 2,000,000,000"), ({"until": 1e9}, "until is 1e[+]09 s, for 1e[+]10 requests")],
+)
+def test_a_run_without_end_is_a_bad_point(scenario: Path, simulate: dict[str, Any], said: str) -> None:
+    document = {**read_document(scenario), "simulate": simulate}
+    rows = ps.sweep(document, {"server.token_budget": [512]}, jobs=1)
+    assert re.search(f"simulate.{said}.*at most 1,000,000,000", rows["error"][0])
 
 
 def test_a_bad_point_is_a_row_with_its_message(scenario: Path) -> None:

@@ -128,7 +128,7 @@ def axis(field: str, given: Any) -> Axis:
     if isinstance(given, bool | int | float | np.generic) or given is None:
         given = [given]
     if isinstance(given, Sequence) and given:
-        return Values(tuple(_kept(field, value) for value in given))
+        return _values(field, given)
     raise InputError(
         f"{field} varies over {checks.shown(given)}, which gives no values; give a list such as [128, 512], or text "
         "such as '1:10:0.5'"
@@ -267,7 +267,7 @@ def _parsed(field: str, text: str, whole: bool | None) -> Axis:
     """Read the values of a field as they stand on the command line."""
     found = _RANGE.fullmatch(text.strip())
     if not found:
-        return Values(tuple(_kept(field, value) for value in _listed(field, text)))
+        return _values(field, _listed(field, text))
     low, high = (_number(end) for end in found.group(1, 2))
     step = found[3]
     if step is None or step == "log":
@@ -300,8 +300,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
-            raise InputError("aliases (*) and tags (!) are not read among values; write them out, or quote text")
+        if getattr(event, "anchor", None) or getattr(event, "tag", None):
+            raise InputError("anchors (&), aliases (*) and tags (!) are not read among values; quote such text")
         return super().compose_node(parent, index)
 
 
@@ -325,6 +325,28 @@ def _listed(field: str, text: str) -> list[Any]:
             "--sample 1:10 or 1:10:log"
         )
     return values
+
+
+def _values(field: str, given: Sequence[Any]) -> Values:
+    """Return values as given, none of them twice, and where numbers belong none that only looks like one."""
+    kept = tuple(_kept(field, value) for value in given)
+    numeric = all(kind in (int, float, type(None)) for kind in _choices(_annotation(field)))
+    seen = set()
+    for value in kept:
+        if numeric and isinstance(value, str) and re.match(r"\s*[-+.]?[0-9]", value):
+            raise InputError(
+                f"{field} takes {checks.shown(value)}, which is text, but only numbers belong there; write it as "
+                "1000, 0.5 or 1e3, without quotes or other signs"
+            )
+        plain = isinstance(value, int | float) and not isinstance(value, bool)
+        same = float(value) if plain else json.dumps(value, sort_keys=True)
+        if same in seen:
+            raise InputError(
+                f"{field} takes {checks.shown(value)} twice, so points would be run twice; give it once, or repeat "
+                "every point with --seeds 5"
+            )
+        seen.add(same)
+    return Values(kept)
 
 
 def _kept(field: str, value: Any) -> Any:
@@ -354,15 +376,20 @@ def _tidy(value: float) -> float:
 
 def _takes_whole(field: str) -> bool | None:
     """Return whether a field takes whole numbers only, or None where that depends on more than its name."""
-    kind: Any = None
+    kinds = {typing.get_origin(k) or k for k in _choices(_annotation(field))}
+    return True if int in kinds else False if float in kinds else None
+
+
+def _annotation(field: str) -> Any:
+    """Return the annotation of a field, or `Any` where it depends on more than its name."""
+    kind: Any = Any
     section: Any = SECTIONS[resolved(field)[0]]
     for part in resolved(field)[1:]:
         if section is None or part not in section.model_fields:
-            return None
+            return Any
         kind = section.model_fields[part].annotation
         section = _section(kind)
-    kinds = {typing.get_origin(k) or k for k in _choices(kind)}
-    return True if int in kinds else False if float in kinds else None
+    return kind
 
 
 def _choices(kind: Any) -> list[Any]:

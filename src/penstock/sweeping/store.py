@@ -1,8 +1,8 @@
 """Results that survive kill -9: a journal beside the file, one line for each finished point.
 
 The first line says whose results they are (a fingerprint); each other one is a point. Lines are appended whole and
-flushed; the disk is waited for now and then. A line torn by a crash is dropped, one that is no result is passed over,
-and its point run again.
+flushed; the disk is waited for now and then. Each ends with a checksum: one torn by a crash, or changed since, is
+passed over, and its point run again.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +23,8 @@ from penstock.errors import InputError
 
 Row = dict[str, Any]
 
-MEANING = 1
-"""Of a row: raised when the same scenario would give another row."""
+MEANING = 2
+"""Of a row: raised when the same scenario would give another row, or a journal is written in another way."""
 
 _SYNC_S = 1.0
 _FORMATS = (".parquet", ".csv")
@@ -48,8 +49,19 @@ def file_digest(path: Path) -> str:
 def checked_output(path: Any) -> Path:
     """Return the path of a table that can be written, its format known by its name."""
     found = checks.path("--out", path)
+    if os.path.islink(found):  # what it leads to is written, and the link kept
+        found = Path(os.path.realpath(found))
+        if os.path.islink(found):
+            raise InputError(f"cannot write {found}: it is a link that leads nowhere but to itself; give another file")
     if os.path.isdir(found):  # never raises, whatever the name
         raise InputError(f"cannot write {found}: it is a folder; give a file, such as {found / 'sweep.csv'}")
+    if found.name.lower() in _FORMATS:
+        raise InputError(f"--out {found} is an ending without a name; give {found.with_name('sweep' + found.name)}")
+    if os.path.isdir(journal_of(found)):
+        raise InputError(
+            f"cannot write {found}: {journal_of(found)}, where finished points go, is a folder; move it, or give "
+            "another file"
+        )
     for written in (found, journal_of(found)):  # longer names may be too long
         checks.writable("--out", written)
     if found.suffix.lower() not in _FORMATS:
@@ -85,14 +97,15 @@ class Journal:
         What is finished, by place.
     """
 
-    def __init__(self, path: Path, file: IO[bytes], head: bytes, rows: dict[int, Row]) -> None:
+    def __init__(self, path: Path, file: IO[bytes], digest: str, rows: dict[int, Row]) -> None:
         self.path, self.rows = path, rows
-        self._file, self._head, self._synced = file, head, time.monotonic()
+        self._file, self._digest, self._synced = file, digest, time.monotonic()
+        self._head = b"" if rows else _head(digest)
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, out: Path, digest: str, points: int, *, fresh: bool = False) -> Iterator["Journal"]:
-        """Open the journal of a table of so many points, and go on where it stopped.
+    def opened(cls, out: Path, digest: str, *, fresh: bool = False) -> Iterator["Journal"]:
+        """Open the journal of a table, and go on where it stopped.
 
         Raises
         ------
@@ -112,12 +125,10 @@ class Journal:
             raise InputError(f"cannot write {checks.shown(str(path))}: {reason}; give another file to --out") from None
         with file:
             _lock(file, out)
-            rows = {} if fresh else _read(file, out, digest, points)
-            head = b""
+            rows = {} if fresh else _read(file, out, digest)
             if not rows:  # the head is written with the first row: what fails before it leaves no results behind
                 file.truncate(0)
-                head = _line({"sweep": digest})
-            journal = cls(path, file, head, rows)
+            journal = cls(path, file, digest, rows)
             try:
                 yield journal
             finally:
@@ -127,7 +138,7 @@ class Journal:
         """Append a finished point, unless it is there already; return whether it was new."""
         if row["point"] in self.rows:
             return False
-        self._file.write(self._head + _line(row))
+        self._file.write(self._head + _line(row, self._digest))
         self._file.flush()
         self._head = b""
         self.rows[row["point"]] = row
@@ -147,8 +158,17 @@ def journal_of(out: Path) -> Path:
     return out.with_name(out.name + ".journal")
 
 
-def _line(entry: Mapping[str, Any]) -> bytes:
-    return json.dumps(entry, allow_nan=False, default=str).encode() + b"\n"
+def _head(digest: str) -> bytes:
+    return _HEAD + digest.encode() + b'"}\n'
+
+
+def _line(row: Row, digest: str) -> bytes:
+    return _sealed(json.dumps(row, allow_nan=False, default=str).encode(), digest)
+
+
+def _sealed(text: bytes, digest: str) -> bytes:
+    """Return a line: the text, a tab, which JSON has not, and a checksum of both it and whose results they are."""
+    return b"%b\t%08x\n" % (text, zlib.crc32(digest.encode() + text))
 
 
 def _lock(file: IO[bytes], out: Path) -> None:
@@ -163,18 +183,17 @@ def _lock(file: IO[bytes], out: Path) -> None:
         raise InputError(f"another sweep is writing {out} now; wait for it, or give another file") from None
 
 
-def _read(file: IO[bytes], out: Path, digest: str, points: int) -> dict[int, Row]:
+def _read(file: IO[bytes], out: Path, digest: str) -> dict[int, Row]:
     """Return the finished points, and leave the file at the end of its last whole line."""
     file.seek(0)
     head = file.readline()
     if not head.endswith(b"\n") and _HEAD.startswith(head[: len(_HEAD)]):  # new, or torn
         return {}
-    found = _entry(head)
-    if found is None or "sweep" not in found:
+    if not head.startswith(_HEAD):
         raise InputError(
             f"{file.name} is no journal of a sweep, which is kept under this name; move it, or give another --out"
         )
-    if found["sweep"] != digest:
+    if head != _head(digest):
         raise InputError(
             f"{out} holds the results of another sweep (the scenario, its files, the fields or the seeds differ, or an "
             "older Penstock made it); give another file, or --fresh to begin anew"
@@ -185,23 +204,10 @@ def _read(file: IO[bytes], out: Path, digest: str, points: int) -> dict[int, Row
         if not line.endswith(b"\n"):  # torn
             break
         end += len(line)
-        row = _entry(line)
-        if row is not None and _is_result(row, points):
+        text = line.rpartition(b"\t")[0]
+        if line == _sealed(text, digest):
+            row = json.loads(text)
             rows.setdefault(row["point"], row)
     file.truncate(end)
     file.seek(end)
     return rows
-
-
-def _is_result(row: Row, points: int) -> bool:
-    place = row.get("point")
-    return type(place) is int and 0 <= place < points and ("verdict" in row or "error" in row)
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return what a whole line holds, or None where it is none of Penstock's."""
-    try:
-        entry = json.loads(line)
-        return entry if line == _line(entry) and isinstance(entry, dict) else None
-    except (ValueError, RecursionError):
-        return None

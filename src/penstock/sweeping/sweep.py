@@ -140,7 +140,7 @@ def sweep(
         rows: dict[int, Row] = {}
         _finish(asked, backend, jobs, rows, functools.partial(_keep, rows), progress)
         return table(asked, rows)
-    with store.Journal.opened(target, asked.digest, len(asked.points), fresh=fresh) as journal:
+    with store.Journal.opened(target, asked.digest, fresh=fresh) as journal:
         _finish(asked, backend, jobs, journal.rows, journal.add, progress)
         found = table(asked, journal.rows)
         store.write_table(found, target)

@@ -33,6 +33,9 @@ FACTS = {
 LATENCIES = [f"{metric.removesuffix('_s')}_{statistic}_s" for metric in METRICS for statistic in STATISTICS]
 """Columns of latencies, seconds: ``ttft_p99_s`` and the like."""
 
+MOST_REQUESTS = 1_000_000_000
+"""Of one run: some ten minutes where the simulator is fast."""
+
 _TRACES_KEPT = 8
 _SERVERS_KEPT = 64
 
@@ -84,6 +87,7 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
     requests = given.requests
     if requests is None and given.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
+    _refuse_endless(workload, requests, given.until)
     certificate = certify(workload, server)
     said = certificate.verdict
     tested = said == "unknown" and job.test
@@ -95,6 +99,17 @@ def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
         "max_rate": certificate.max_rate,
         **_measured(run),
     }
+
+
+def _refuse_endless(workload: Workload, requests: int | None, until: float | None) -> None:
+    """Refuse a run of which nobody would see the end; a recording has one."""
+    count = requests if until is None else workload.rate * until
+    if workload.rows is None and count is not None and count > MOST_REQUESTS:
+        asked = f"requests is {requests:,}" if until is None else f"until is {until:g} s, for {count:.4g} requests"
+        raise InputError(
+            f"simulate.{asked}, but one run of a sweep has at most {MOST_REQUESTS:,}, which take some ten minutes or "
+            "more; lower it, or repeat the point with --seeds"
+        )
 
 
 def _measured(run: Run) -> Row:

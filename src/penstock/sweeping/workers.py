@@ -25,7 +25,7 @@ KINDS = ("loky", "ray", "dask")
 
 _ROUND = 4  # chunks to each worker before Ray's are waited for: its backend hands results back all at once
 _PATIENCE_S = 30.0
-_WATCH_S = 0.5
+_WATCH_S = 0.1
 
 
 class WorkersDied(Exception):

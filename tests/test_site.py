@@ -1,0 +1,203 @@
+"""The documentation site: built strictly, nothing missing, no link broken, readable on a phone."""
+
+import functools
+import http.server
+import importlib
+import inspect
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin
+
+import pytest
+import yaml
+
+import penstock
+from penstock.reproducing.catalogue import ITEMS
+
+pytest.importorskip("mkdocs", reason="the site needs pip install '.[docs]'")
+ROOT = Path(__file__).parents[1]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the site, built as a release builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page links to, loads from elsewhere, can be linked to, and says of its images."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.images: list[dict[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.anchors.update(value for name in ("id", "name") if (value := given.get(name)))
+        if tag == "a" and given.get("href"):
+            self.links.append(str(given["href"]))
+        if tag in ("img", "script") and given.get("src"):
+            self.loaded.append(str(given["src"]))
+        if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "preconnect"):
+            self.loaded.append(str(given["href"]))
+        if tag == "img":
+            self.images.append(given)
+
+
+def pages(site: Path) -> dict[str, Page]:
+    """Return the pages by their address below the root."""
+    return {"/" + path.relative_to(site).as_posix(): Page(path.read_text()) for path in site.rglob("*.html")}
+
+
+def broken(site: Path, found: dict[str, Page], at: str, link: str) -> bool:
+    """Whether a link of a page leads nowhere: no such file, or no such place in it."""
+    address, place = urldefrag(urljoin(at, link))
+    file = address + "index.html" if address.endswith("/") else address
+    if not (site / unquote(file).lstrip("/")).is_file():
+        return True
+    return bool(place) and file in found and unquote(place) not in found[file].anchors
+
+
+def test_the_site_builds_strictly_and_no_link_leads_nowhere(site: Path) -> None:
+    found = pages(site)
+    elsewhere = ("http:", "https:", "mailto:")
+    for at, page in found.items():
+        if at == "/404.html":
+            continue  # its links begin at the root of a host
+        for link in (*page.links, *page.loaded):
+            assert link.startswith(elsewhere) or not broken(site, found, at, link), f"{at}: {link}"
+        assert not [link for link in page.loaded if link.startswith(elsewhere) or link.startswith("//")], at
+        for image in page.images:
+            assert image.get("alt"), f"{at}: {image['src']} says nothing to those who cannot see it"
+    for sheet in site.rglob("*.css"):
+        assert not re.findall(r"(?:@import|url\()[\s\"']*https?:", sheet.read_text()), sheet.name
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    anchors = set().union(*(page.anchors for at, page in pages(site).items() if at.startswith("/reference/")))
+    ends = {anchor.rsplit(".", 1)[-1]: anchor for anchor in anchors if anchor.startswith("penstock.")}
+    for name in penstock.__all__:
+        made = getattr(penstock, name)
+        if inspect.isclass(made) or inspect.isfunction(made):
+            assert f"{made.__module__}.{made.__qualname__}" in anchors, name
+        else:
+            assert name in ends, name
+
+
+def test_the_gallery_has_every_item_that_can_be_reproduced_and_every_figure(site: Path) -> None:
+    (gallery,) = (page for at, page in pages(site).items() if at == "/gallery/index.html")
+    assert {item.name for item in ITEMS} <= gallery.anchors
+    shown = {Path(str(image["src"])).name for image in gallery.images}
+    assert {path.name for path in (ROOT / "docs" / "figures").rglob("*.svg")} <= shown
+
+
+def test_kept_claims_are_of_items_that_there_are_and_none_differs_without_a_reason() -> None:
+    kept = json.loads((ROOT / "docs" / "figures" / "reproduced" / "claims.json").read_text())
+    assert kept.keys() <= {item.name for item in ITEMS}
+    for found in kept.values():
+        assert all(claim["same"] or claim["why"] for claim in found["claims"])
+        assert all((ROOT / "docs" / "figures" / "reproduced" / name).is_file() for name in found["figures"])
+
+
+def test_an_item_that_was_never_measured_does_not_break_the_gallery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    made_when_built = importlib.import_module("made_when_built")
+    monkeypatch.setattr(made_when_built, "CLAIMS", ROOT / "nowhere.json")
+    assert made_when_built.gallery().count("Not measured yet.") == len(ITEMS)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = re.search(r"^nav:\n.*", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE | re.DOTALL)
+    assert text is not None
+
+    def files(entry: object) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+            yield from files(inner)
+
+    listed = list(files(yaml.safe_load(text[0])["nav"]))
+    assert sorted(listed) == sorted(path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md"))
+
+
+PHONE = """<!DOCTYPE html><title>Phone</title><body><script>
+const pages = PAGES, found = {};
+async function look(page) {
+  const frame = document.createElement("iframe");
+  frame.width = 390;
+  document.body.append(frame);
+  await new Promise(done => { frame.onload = done; frame.src = page; });
+  const root = frame.contentDocument.documentElement, images = [...frame.contentDocument.images];
+  found[page] = [root.scrollWidth, images.filter(image => image.complete && !image.naturalWidth).length];
+  frame.remove();
+}
+(async () => {
+  for (const page of pages) await look(page);
+  await fetch("/found", { method: "POST", body: JSON.stringify(found) });
+})();
+</script>"""
+
+
+class Seen(http.server.SimpleHTTPRequestHandler):
+    """Serves the site, and takes what the browser found."""
+
+    found: queue.Queue[bytes] = queue.Queue()
+
+    def do_POST(self) -> None:
+        Seen.found.put(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_every_page_fits_a_phone_and_no_browser_complains(site: Path, tmp_path: Path) -> None:
+    """All pages in a headless browser, 390 px wide: none is wider, no figure is missing, the console stays empty."""
+    addresses = sorted(at.removesuffix("index.html") for at in pages(site) if at != "/404.html")
+    (site / "phone.html").write_text(PHONE.replace("PAGES", json.dumps(addresses)))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Seen, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    options = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-sync --disable-background-networking "
+        "--disable-component-update --enable-logging=stderr"
+    )
+    command = [str(CHROMIUM), *options.split(), f"--user-data-dir={tmp_path / 'profile'}"]
+    with (tmp_path / "said").open("w") as said:
+        browser = subprocess.Popen(
+            [*command, f"http://127.0.0.1:{server.server_port}/phone.html"],
+            stdout=said, stderr=said, start_new_session=True,
+        )  # fmt: skip
+        try:
+            found = json.loads(Seen.found.get(timeout=120))
+        finally:
+            os.killpg(browser.pid, signal.SIGKILL)
+            browser.wait()
+            server.shutdown()
+            server.server_close()
+            (site / "phone.html").unlink()
+    assert not re.findall(r".*CONSOLE.*", (tmp_path / "said").read_text())
+    assert sorted(found) == addresses
+    assert {page: seen for page, seen in found.items() if seen[0] > 390 or seen[1]} == {}
