@@ -129,3 +129,34 @@ def test_a_scenario_without_a_plan_is_told_how_to_write_one(penstock: Callable[.
     assert "has no `plan`" in err
     path.write_text("network: {}\n")
     assert "describes a network" in penstock("plan", path)[2]
+
+
+def test_a_day_that_is_not_planned_is_said(penstock: Callable[..., Said], scenario: Path) -> None:
+    path = changed(scenario, day=[3, 400], search={"replicas": {"max": 2}})
+    found = json.loads(penstock("plan", path, "--json")[1])
+    assert found["day"] is None
+    assert "no day is planned" in found["notices"][0]
+    assert "Over the day  no day is planned" in penstock("plan", path)[1]
+
+
+def test_the_day_and_the_job_keep_to_the_search_and_the_job_to_the_days_peak(
+    penstock: Callable[..., Said], scenario: Path
+) -> None:
+    search = {"replicas": [2, 4, 8], "token_budget": 256}
+    job = {"requests": 200, "deadline_h": 0.05, "online": True, "runs": 2}
+    path = changed(scenario, targets=["ttft_p99<2s"], day={"rates": [2, 30], "check": False}, job=job, search=search)
+    found = json.loads(penstock("plan", path, "--json")[1])
+    best = found["plan"]["best"]["deployment"]["replicas"]
+    assert {period["replicas"] for period in found["day"]["periods"]} <= {2, 4, 8}
+    assert found["day"]["deployment"]["replicas"] == best
+    assert found["job"]["online_rate"] == 30
+    assert {result["deployment"]["replicas"] for result in found["job"]["results"]} <= {2, 4, 8}
+    words = " ".join(penstock("plan", path)[1].split())
+    assert "beside 30 online requests/s" in words
+
+
+def test_a_job_is_not_given_more_replicas_than_the_plan_may_cost(penstock: Callable[..., Said], scenario: Path) -> None:
+    path = changed(scenario, targets=None, max_cost=5.0, job={"requests": 20_000, "deadline_h": 0.02})
+    found = json.loads(penstock("plan", path, "--json")[1])["job"]
+    assert found["best"] is None
+    assert "above 2; allow more (plan.search.replicas, plan.max_cost" in found["unreachable"]

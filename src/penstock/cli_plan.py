@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from penstock.command import (
     say_written,
 )
 from penstock.errors import InputError
+from penstock.words import amount
 
 if TYPE_CHECKING:
     from penstock.planning.day import DayPlan
@@ -76,19 +77,25 @@ def plan(
     progress.announce_compilation()
     found = None if asked.aim is None else _plan(asked)
     day, job = _day(asked, found), _job(asked)
+    no_day = _why_no_day(asked, found) if day is None else ""
     launches = [] if found is None or found.best is None else _launches(found.best.deployment)
     if job is not None and job.best is not None:
-        launches += _launches(job.best.deployment, "this is the fleet for the offline work")
+        said = "this is the fleet for the offline work"
+        if job.online_rate is not None:
+            said = f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the offline work"
+            said += "; start it instead of the first" if launches else ""
+        launches += _launches(job.best.deployment, said)
     if manifest is not None:
         _write_manifest(manifest, launches, as_json)
     if figures is not None or report is not None:
         _draw(asked, found, day, job, launches, figures, report, as_json)
     if as_json:
         known = {"plan": found, "day": day, "job": job}
-        answers = {name: answer.as_dict() for name, answer in known.items() if answer is not None}
+        answers: dict[str, Any] = {name: answer.as_dict() for name, answer in known.items() if answer is not None}
+        answers |= {"day": None, "notices": [no_day]} if no_day else {}
         print_json(answers | {"launch": [each.as_dict() for each in launches]})
     else:
-        _print(asked, found, day, job, launches)
+        _print(asked, found, day or no_day, job, launches)
     if strict and ((found is not None and found.best is None) or (job is not None and job.best is None)):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -106,25 +113,40 @@ def _day(asked: "PlanScenario", found: "Plan | None") -> "DayPlan | None":
         return None
     from penstock.planning.sections import day_of
 
+    family = found.best.deployment.family
+    counts = next(each.counts for each in asked.space.families if each.name == family)
     with progress.bar("Planning the day") as show:
         return day_of(
-            asked.day, asked.scenario.workload, found.best.deployment, found.aim, folder=asked.scenario.folder,
-            progress=lambda what, share: show(share, what),
+            asked.day, asked.scenario.workload, found.best.deployment, found.aim, counts=counts,
+            folder=asked.scenario.folder, progress=lambda what, share: show(share, what),
         )  # fmt: skip
 
 
+def _why_no_day(asked: "PlanScenario", found: "Plan | None") -> str:
+    """Say why the day that was asked for is not planned; nothing where none was."""
+    if asked.day is None:
+        return ""
+    if found is None:
+        return "no day is planned: it takes targets; give plan.targets, or --target"
+    rate = amount(asked.workload.rate)
+    return (
+        f"no day is planned: no deployment is known to meet the targets at its highest rate, {rate} requests/s; "
+        "allow more replicas or other hardware (plan.search), or ask for less"
+    )
+
+
 def _job(asked: "PlanScenario") -> "JobPlan | None":
-    """Plan the finite job, if one is asked for, with one deployment of each family."""
+    """Plan the finite job, if one is asked for, with the families of the search."""
     if asked.job is None:
         return None
     from penstock.planning.sections import job_of
 
-    each = [family.smallest for family in asked.space.families if not family.smallest.prefill_replicas]
-    each = each or [family.smallest for family in asked.space.families]
+    families = [family for family in asked.space.families if not family.smallest.prefill_replicas]
     with progress.bar("Planning the job") as show:
         return job_of(
-            asked.job, asked.scenario.workload, each, asked.aim, progress=lambda what, share: show(share, what)
-        )
+            asked.job, asked.scenario.workload, families or asked.space.families, asked.aim, online=asked.workload,
+            progress=lambda what, share: show(share, what),
+        )  # fmt: skip
 
 
 def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
@@ -166,16 +188,19 @@ def _draw(
 
 
 def _print(
-    asked: "PlanScenario", found: "Plan | None", day: "DayPlan | None", job: "JobPlan | None",
+    asked: "PlanScenario", found: "Plan | None", day: "DayPlan | str", job: "JobPlan | None",
     launches: "list[Launch]",
 ) -> None:  # fmt: skip
+    """Print all answers; ``day`` may be why there is none."""
     from penstock import terminal_plan, terminal_plan_day
 
     parts: list[Callable[[], None]] = []
     if found is not None:
         parts.append(lambda: terminal_plan.print_plan(asked, found))
-    if day is not None:
-        parts.append(lambda: terminal_plan_day.print_day(day))
+    if isinstance(day, str):
+        parts += [functools.partial(terminal_plan_day.print_no_day, day)] if day else []
+    else:
+        parts.append(functools.partial(terminal_plan_day.print_day, day))
     if job is not None:
         parts.append(lambda: terminal_plan_day.print_job(job))
     parts += [functools.partial(terminal_plan_day.print_launch, each) for each in launches]

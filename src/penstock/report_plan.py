@@ -229,8 +229,10 @@ def _job_verdict(job: "JobPlan") -> Verdict:
     asked = f"{counted(job.requests, 'request')} by {job.deadline_s / 3600:,.4g} h"
     if shown is None:
         return Verdict("missed", f"{asked}: nothing that was tried finishes", "simulation", "Offline work")
+    if job.best is None:
+        return Verdict("missed", f"{asked}: {job.unreachable}", "simulation", "Offline work")
     done = f"{_fleet(shown.deployment)}; done after {(shown.makespan.value or 0) / 3600:,.4g} h"
-    return Verdict("met" if job.best else "missed", f"{asked}: {done}", "simulation", "Offline work")
+    return Verdict("met", f"{asked}: {done}", "simulation", "Offline work")
 
 
 def _job(job: "JobPlan") -> Section:

@@ -1,17 +1,20 @@
 """Days, jobs and command lines on the terminal."""
 
 import math
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from penstock.planning.day import DayPlan
 from penstock.planning.job import JobPlan
 from penstock.planning.job_run import JobResult
 from penstock.planning.launch import Launch
-from penstock.terminal import facts, print_warnings, seconds, styled
-from penstock.words import counted
+from penstock.planning.rates import DAY_S
+from penstock.terminal import facts, make_console, print_warnings, seconds, styled
+from penstock.words import amount, counted, span
 
 _MOST_ROWS = 30
 """Of a table of a day."""
@@ -19,23 +22,24 @@ _MOST_ROWS = 30
 
 def print_day(found: DayPlan) -> None:
     """Print what following the day saves, the replicas by interval, and what to know."""
-    console = Console()
+    console = make_console()
     fewest, most = (f(period.replicas for period in found.periods) for f in (min, max))
     profile, deployment = found.profile, found.deployment
     targets = " and ".join(map(str, found.targets))
+    rates = f"{amount(float(profile.rates.min()))} to {amount(profile.peak)} requests/s"
     console.print(
-        f"[bold]Over the day[/bold]  {escape(profile.name)}, {profile.rates.min():,.4g} to {profile.peak:,.4g} "
-        f"requests/s; {escape(targets)}\n\n[bold blue]{fewest:,} to {most:,} replicas[/bold blue] of "
-        f"{escape(deployment.family)}\n",
+        f"[bold]Over the day[/bold]  {escape(profile.name)}, {rates}; {escape(targets)}\n\n"
+        f"[bold blue]{span(fewest, most, 'replica')}[/bold blue] of {escape(deployment.family)}\n",
         highlight=False,
     )
     hours = found.accelerator_hours()
     certified = found.accelerator_hours([period.certified for period in found.periods])
-    days = profile.span_s / 86_400
-    span = "a day" if math.isclose(days, 1) else f"{profile.span_s / 3600:,.4g} hours"
+    lasts = "a day" if math.isclose(profile.span_s, DAY_S) else _hours(profile.span_s)
+    saved = f"{abs(found.saving):.0%} {'less' if found.saving >= 0 else 'more'}"
+    static = counted(deployment.replicas, "replica")
     rows = [
-        ("Follows the day", f"{hours:,.1f}", f"accelerator-hours in {span}, {found.saving:.0%} less"),
-        ("Static", f"{found.static_hours:,.1f}", f"{most:,} replicas all the time, as the peak needs"),
+        ("Follows the day", f"{hours:,.1f}", f"accelerator-hours in {lasts}, {saved}"),
+        ("Static", f"{found.static_hours:,.1f}", f"{static} all the time, as the peak needs"),
         ("Certificate", f"{certified:,.1f}", "with fewer no policy is stable"),
     ]
     if deployment.price != 1:
@@ -43,13 +47,14 @@ def print_day(found: DayPlan) -> None:
         rows.insert(2, ("Cost", f"{hours * deployment.price:,.2f}", cost))
     console.print(facts(rows), highlight=False)
     console.print()
-    console.print(_day_table(found))
+    console.print(_day_table(found, console))
     if found.check is not None:
         gaps, simulated = found.check.gaps, counted(found.check.days, "simulated day")
+        requests = counted(found.check.requests, "request")
         console.print(
-            f"\n[dim]Latency of {found.check.requests:,} requests in {simulated}, on one replica; time between tokens "
-            f"p99 {seconds(gaps.get('p99'))} s. {len(found.evaluations):,} deployments were simulated, the rest "
-            "follows.[/dim]",
+            f"\n[dim]Latency of {requests} in {simulated}, on one replica; time between tokens p99 "
+            f"{seconds(gaps.get('p99'))} s. {counted(len(found.evaluations), 'evaluation')} simulated, the "
+            "rest follows.[/dim]",
             highlight=False,
         )
     if found.startup_s:
@@ -63,42 +68,77 @@ def _clock(start_s: float) -> str:
     return f"{int(start_s // 3600):02d}:{int(start_s % 3600 // 60):02d}"
 
 
-def _day_table(found: DayPlan) -> Table:
+def _hours(span_s: float) -> str:
+    hours = round(span_s / 3600, 4)
+    return counted(int(hours), "hour") if hours == int(hours) else f"{hours:,.4g} hours"
+
+
+def print_no_day(why: str) -> None:
+    """Say that no day was planned, and why."""
+    make_console().print(f"[bold]Over the day[/bold]  {escape(why)}", highlight=False)
+
+
+_SPARED = ("E2E p50", "settles", "TTFT p50", "load", "certificate")
+"""Columns of a day that go first where the terminal is narrow."""
+
+
+def _day_table(found: DayPlan, console: Console) -> Table:
+    """Return the replicas by interval, with the columns that have room."""
+    spared: list[str] = []
+    wide = console.options.update(max_width=10_000)
+    while True:
+        table = _with_columns(found, spared)
+        if len(spared) == len(_SPARED) or Measurement.get(console, wide, table).maximum <= console.width:
+            return table
+        spared.append(_SPARED[len(spared)])
+
+
+def _with_columns(found: DayPlan, spared: Sequence[str]) -> Table:
+    rows = [_cells(found, place) for place in range(0, len(found.periods), -(-len(found.periods) // _MOST_ROWS))]
+    names = [name for name in rows[0] if name not in spared]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = ["from", "req/s", "certificate", "replicas", "load", "settles"]
-    columns += ["TTFT p50", "p99", "E2E p50"] if found.check else []
-    for column in (*columns, ""):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    every = -(-len(found.periods) // _MOST_ROWS)
-    for place, period in list(enumerate(found.periods))[::every]:
-        cells = [
-            found.profile.clock(place), f"{period.rate:,.4g}", f"{period.certified:,}", f"{period.replicas:,}",
-            f"{period.rho:.2f}", f"{seconds(period.settles_s)} s",
-        ]  # fmt: skip
-        if found.check:
-            of = found.check.latency[place]
-            cells += [
-                seconds(of["ttft_s"].get("p50")),
-                seconds(of["ttft_s"].get("p99")),
-                seconds(of["e2e_s"].get("p50")),
-            ]
-        table.add_row(*cells, "" if period.met else styled("missed"))
+    for name in names:
+        heading = "TTFT p99" if name == "p99" and "TTFT p50" not in names else name
+        table.add_column(heading, justify="right" if name else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
     return table
+
+
+def _cells(found: DayPlan, place: int) -> dict[str, str]:
+    """Return what is known of an interval, by column."""
+    period = found.periods[place]
+    cells = {
+        "from": found.profile.clock(place),
+        "req/s": amount(period.rate),
+        "certificate": f"{period.certified:,}",
+        "replicas": f"{period.replicas:,}",
+        "load": f"{period.rho:.2f}",
+        "settles": f"{seconds(period.settles_s)} s" if math.isfinite(period.settles_s) else "never",
+    }
+    if found.check:
+        of = found.check.latency[place]
+        cells["TTFT p50"], cells["p99"] = (seconds(of["ttft_s"].get(name)) for name in ("p50", "p99"))
+        cells["E2E p50"] = seconds(of["e2e_s"].get("p50"))
+    return cells | {"": "" if period.met else styled("missed")}
 
 
 def print_job(found: JobPlan) -> None:
     """Print the fleet for a job, what bounds it, and what else was tried."""
-    console = Console()
-    beside = f" beside online traffic with {' and '.join(map(str, found.targets))}" if found.targets else ""
+    console = make_console()
+    beside = ""
+    if found.online_rate is not None:
+        beside = f" beside {amount(found.online_rate)} online requests/s with {' and '.join(map(str, found.targets))}"
+    asked = f"{counted(found.requests, 'request')} by {_long(found.deadline_s)}"
     console.print(
-        f"[bold]Offline work[/bold]  {found.requests:,} requests by {_long(found.deadline_s)}{escape(beside)}\n",
+        f"[bold]Offline work[/bold]  {asked}{escape(beside)}\n",
         highlight=False,
     )
-    shown = found.best or found.nearest
-    if shown is None:
-        console.print("[bold red]UNREACHABLE[/bold red]", highlight=False)
-    else:
-        _print_result(console, found, shown)
+    if found.unreachable:
+        end = "" if found.nearest is None else "\n"
+        console.print(f"[bold red]UNREACHABLE[/bold red]  {escape(found.unreachable)}{end}", highlight=False)
+    if found.nearest is not None:
+        _print_result(console, found, found.nearest)
     if len(found.results) > 1:
         console.print()
         console.print(_job_table(found))
@@ -112,24 +152,30 @@ def print_job(found: JobPlan) -> None:
 
 
 def _print_result(console: Console, found: JobPlan, result: JobResult) -> None:
-    word = "" if found.best else "[bold red]UNREACHABLE[/bold red]  nearest: "
-    console.print(f"{word}[bold blue]{escape(result.deployment.name)}[/bold blue]\n", highlight=False)
-    span = result.makespan
+    word = "" if found.best else "nearest: "
+    deployment = result.deployment
+    console.print(f"{word}[bold blue]{escape(deployment.fleet)}[/bold blue]", highlight=False)
+    many = counted(deployment.total_accelerators, "accelerator")
+    console.print(
+        f"{escape(deployment.server.policy.name)}, {escape(deployment.server.limits)}; {many}\n", highlight=False
+    )
+    lasts = result.makespan
     aside = ", online traffic left out" if found.targets else ""
     margin = "" if found.margin is None else f", {found.margin:.0%} of the time left"
     rows = [
-        ("Done after", _long(span.value), f"{_long(span.low)} to {_long(span.high)}{margin}"),
+        ("Done after", _long(lasts.value), f"{_long(lasts.low)} to {_long(lasts.high)}{margin}"),
         ("At least", _long(result.lower_bound_s), f"by theory, {result.tightness:.1%} of it{aside}"),
         ("Tokens", f"{result.tokens_per_s:,.0f}", "of the job per second, all replicas"),
-        ("Accelerators", f"{result.accelerator_hours:,.1f}", "accelerator-hours until it is done"),
+        ("Accelerators", amount(result.accelerator_hours), "accelerator-hours until it is done"),
     ]
     if result.deployment.price != 1:
         rows.append(("Cost", f"{result.accelerator_hours * result.deployment.price:,.2f}", "until it is done"))
     if result.mode != "alone":
         rows.append(("Mode", result.mode, "online first" if result.mode == "priority" else "let in evenly"))
     for target, estimate in zip(found.targets, result.online, strict=True):
-        rows.append((escape(str(target)), seconds(estimate.value), f"{seconds(estimate.low)} to "
-                     f"{seconds(estimate.high)} s: {styled(target.judge(estimate))}"))  # fmt: skip
+        between = f"{seconds(estimate.low)} to {seconds(estimate.high)} s: {styled(target.judge(estimate))}"
+        untested = "no online request came while the job lasted"
+        rows.append((escape(str(target)), seconds(estimate.value), untested if estimate.value is None else between))
     console.print(facts(rows), highlight=False)
 
 
@@ -159,7 +205,7 @@ def _long(value: float | None) -> str:
 
 def print_launch(found: Launch) -> None:
     """Print the command line of one replica, and what to know before it is started."""
-    console = Console()
+    console = make_console()
     times = "" if found.replicas == 1 else f", {found.replicas:,} times"
     console.print(f"[bold]To start[/bold]  on {found.accelerators:,} GPU each{times}\n", highlight=False)
     console.print(found.shell, highlight=False, markup=False, soft_wrap=True)

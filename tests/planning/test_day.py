@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,49 @@ def test_replicas_that_see_each_others_queues_are_not_checked_alone():
     assert any("jsq" in said for said in found.notices)
 
 
+def test_prompts_and_output_on_their_own_replicas_are_why_there_is_no_check():
+    one = Deployment(SERVER, 2, prefill_replicas=1)
+    found = plan_day(RateProfile([2.0]), WORKLOAD, one, ["ttft_p99<9s"], requests=500)
+    assert found.check is None
+    assert "prompts and output tokens are served by replicas of their own" in found.notices[0]
+
+
+def test_a_day_has_the_numbers_of_replicas_that_are_allowed():
+    """Of those the fewest that meet the targets, and the least of them where nothing arrives."""
+    rates = RateProfile([2.0, 21.0, 6.5, 0.0, 13.0])
+    every, some = planned(rates), planned(rates, replicas=[2, 3, 7])
+    for free, period in zip(every.periods, some.periods, strict=True):
+        assert period.replicas == next(n for n in (2, 3, 7) if n >= free.replicas)
+    with pytest.raises(ps.InputError, match="a number of replicas is 99"):
+        planned(rates, replicas=[2, 99])
+
+
+def test_a_scenarios_day_is_within_the_plans_own_fleet_and_its_search(tmp_path):
+    aim = Aim.of(["ttft_p99<2s"], requests=1_000)
+    fleet = Deployment(SERVER, 4)
+    found = day_of({"rates": [1.0, 20.0], "check": False}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+    assert found.periods[0].replicas == 2
+    assert found.deployment is fleet
+    assert found.static_hours == 2 * 4
+    held = day_of({"rates": [1.0, 20.0], "check": False, "most_replicas": 2}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+    assert [period.replicas for period in held.periods] == [2, 2]
+    assert held.static_hours == 2 * 4
+    assert "(plan.day.most_replicas)" in held.notices[0]
+    more = day_of({"rates": [1.0, 20.0], "check": False, "least_replicas": 5}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+    assert [period.replicas for period in more.periods] == [8, 8]
+    for wrong in ({"least_replicas": 9}, {"most_replicas": 1}, {"least_replicas": 4, "most_replicas": 2}):
+        with pytest.raises(ps.InputError) as error:
+            day_of({"rates": [1.0, 20.0], **wrong}, WORKLOAD, fleet, aim, counts=[2, 4, 8])
+        assert "\n" not in str(error.value)
+
+
+def test_an_overloaded_interval_never_settles_and_has_a_json_form():
+    found = planned(RateProfile([3.0, 30.0]), most_replicas=1)
+    assert found.periods[1].settles_s == np.inf
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["periods"][1]["settles_s"] is None
+    assert not any("inf" in said for said in found.notices)
+
+
 def test_disaggregated_fleets_grow_in_their_ratio():
     one = Deployment(SERVER, 3, prefill_replicas=1)
     found = plan_day(RateProfile([2.0, 14.0]), WORKLOAD, one, ["ttft_p99<3s"], requests=500, most_requests=1_000)
@@ -184,6 +228,29 @@ def test_rates_are_read_from_a_file_by_hour(tmp_path):
     assert found.interval_s == 1800
     assert found.with_peak(9.0).rates.tolist() == [4, 6, 9]
     assert found.clock(1) == "00:30"
+
+
+def test_intervals_of_a_file_without_hours_are_as_long_as_asked(tmp_path):
+    (tmp_path / "plain.csv").write_text("rate\n2\n3\n")
+    (tmp_path / "hours.csv").write_text("hour,rate\n0,2\n1,3\n")
+    aim, one = Aim.of(["ttft_p99<2s"], requests=500), Deployment(SERVER, 1)
+
+    def interval(**given):
+        return day_of({"check": False, **given}, WORKLOAD, one, aim, folder=tmp_path).profile.interval_s
+
+    assert interval(rates="plain.csv", interval_minutes=15) == 900
+    assert interval(rates="plain.csv") == 3600
+    assert interval(rates="hours.csv", interval_minutes=60) == 3600
+    with pytest.raises(ps.InputError, match="steps of 60 minutes, but intervals of 30 minutes") as error:
+        interval(rates="hours.csv", interval_minutes=30)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "", "-1", "fast"])
+def test_a_rate_that_is_none_is_named_with_its_row(tmp_path, bad):
+    (tmp_path / "rates.csv").write_text(f"hour,rate\n0,1\n1,{bad}\n2,3\n")
+    with pytest.raises(ps.InputError, match="the rate in row 2 below the heading is "):
+        RateProfile.read(tmp_path / "rates.csv")
 
 
 def test_a_day_too_long_to_simulate_is_planned_without():

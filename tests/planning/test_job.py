@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.planning.evaluate import Aim
 from penstock.planning.job import TOKEN_BUDGETS, plan_job
-from penstock.planning.job_run import Job, longest_s, simulate_job, work_s
+from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch
 from penstock.planning.sections import job_of
-from penstock.planning.space import Deployment
+from penstock.planning.space import Deployment, Family
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 TP1 = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 128)
@@ -113,7 +113,7 @@ def test_a_larger_fleet_is_not_tried_where_only_long_requests_take_time():
     found = plan_job(long, Deployment(TP1, 1), requests=400, deadline_s=56.09, token_budgets=[512], runs=2)
     assert found.best is None
     assert max(result.deployment.replicas for result in found.results) < 100
-    assert any("longest requests" in said for said in found.notices)
+    assert "the longest requests decide; give a later deadline" in found.unreachable
 
 
 def test_of_several_deployments_the_cheapest_wins():
@@ -201,6 +201,66 @@ def test_a_job_behind_online_requests_leaves_them_quicker_than_one_before_them()
     assert behind.makespan.value < shared.makespan.value
     assert shared.makespan.value > 0.8 * 900
     assert shared.answer == "met"
+
+
+@pytest.mark.parametrize("arrivals", [("poisson",), ("deterministic",), ("gamma", 3.0)])
+def test_online_requests_arrive_at_their_rate_from_the_first_second(arrivals):
+    """In 40 s at 0.1 requests/s there are 4 on average; a stream whose first request is at 0 has nearly one more."""
+    kind, cv = arrivals[0], arrivals[1] if len(arrivals) > 1 else None
+    workload = LENGTHS.with_rate(0.1, kind, cv=cv)
+    drawn = [arrivals_within(workload, 40.0, (7, seed)).arrival_s for seed in range(500)]
+    counts = np.array([times.size for times in drawn])
+    assert abs(counts.mean() - 4) < 4 * counts.std() / np.sqrt(counts.size) + 1e-9
+    every = np.concatenate(drawn)
+    assert every.min() > 0
+    assert every.max() < 40
+    early = (every < 4).sum() / every.size
+    assert early == pytest.approx(0.1, abs=0.04)
+
+
+def test_online_traffic_that_does_not_come_while_the_job_lasts_harms_nothing():
+    online = LENGTHS.with_rate(1e-6)
+    found = plan_job(
+        LENGTHS, Deployment(TP1, 1), requests=50, deadline_s=300.0, token_budgets=[512], online=online,
+        targets=["ttft_p99<1s"], runs=2,
+    )  # fmt: skip
+    assert (found.best.answer, found.best.beside, found.best.online[0].value) == ("met", 0, None)
+    assert any("in none of 2 runs" in said for said in found.notices)
+    assert found.online_rate == 1e-6
+
+
+def test_recorded_online_traffic_is_said_to_be_drawn_at_random():
+    recorded = ps.Workload.from_arrays(np.arange(300.0), np.full(300, 200), np.full(300, 20))
+    found = plan_job(
+        recorded, Deployment(TP1, 1), requests=50, deadline_s=300.0, token_budgets=[512], online=recorded,
+        targets=["ttft_p99<9s"], runs=2,
+    )  # fmt: skip
+    assert any("not the recording as it is" in said for said in found.notices)
+
+
+def test_the_fleet_has_a_number_of_replicas_that_the_search_allows():
+    asked = {"requests": 2_000, "deadline_s": 150.0, "token_budgets": [512]}
+    free = plan_job(LENGTHS, Deployment(TP1, 1), **asked).best.deployment.replicas
+    some = plan_job(LENGTHS, Family(Deployment(TP1, 1), (1, free + 2, free + 5)), **asked)
+    assert some.best.deployment.replicas == free + 2
+    assert {result.deployment.replicas for result in some.results} <= {1, free + 2, free + 5}
+    few = Family(Deployment(TP1, 1), (1, 2))
+    assert plan_job(LENGTHS, few, **asked).best is None
+    assert "allow more (plan.search.replicas" in plan_job(LENGTHS, few, **asked).unreachable
+    assert plan_job(LENGTHS, few, most_replicas=50, **asked).best.deployment.replicas == free
+
+
+def test_the_interval_of_the_makespan_begins_at_the_lower_bound_at_the_earliest():
+    found = simulate_job(job(60, runs=5), Deployment(TP1, 1), "alone")
+    assert found.makespan.low >= found.lower_bound_s
+
+
+def test_token_budgets_that_nobody_asked_for_are_said():
+    asked = {"requests": 200, "deadline_s": 300.0, "runs": 2}
+    found, fixed = (plan_job(LENGTHS, Deployment(TP1, 1), token_budgets=given, **asked) for given in ((), (512,)))
+    said = "token budgets are tried beside the server's own; give plan.job.token_budgets to fix them"
+    assert said in found.notices
+    assert said not in fixed.notices
 
 
 def test_an_engine_without_priorities_is_given_a_paced_job():

@@ -5,6 +5,7 @@ length of an interval, or where a backlog is carried into the next one: both are
 with the planned replicas shows the latency by interval without that assumption.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,8 @@ class Period:
     rho
         Rate over what no policy of so many replicas can exceed.
     settles_s
-        Relaxation time of the queues: over so long a deviation falls to 1/e.
+        Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where more arrives than so many
+        replicas can carry.
     backlog
         Requests left over at its end, at least, where more arrives than so many replicas can carry.
     """
@@ -72,7 +74,7 @@ class DayPlan:
     Attributes
     ----------
     profile, deployment, targets
-        What was asked; the deployment has the replicas of the peak.
+        What was asked; the deployment is the fleet that the peak needs, and is static.
     periods
         One for each interval.
     startup_s
@@ -125,7 +127,11 @@ class DayPlan:
             "deployment": self.deployment.as_dict(),
             "targets": [str(target) for target in self.targets],
             "startup_s": self.startup_s,
-            "periods": [dataclasses.asdict(period) for period in self.periods],
+            "periods": [
+                dataclasses.asdict(period)
+                | {"settles_s": period.settles_s if math.isfinite(period.settles_s) else None}
+                for period in self.periods
+            ],
             "schedule": [{"start_s": start, "replicas": replicas} for start, replicas in self.schedule],
             "accelerator_hours": {
                 "planned": hours,
@@ -154,6 +160,7 @@ def plan_day(
     deployment: Deployment,
     targets: Sequence[Target | str] | Aim,
     *,
+    replicas: Sequence[int] = (),
     most_replicas: int = 1_024,
     least_replicas: int = 1,
     startup_minutes: float = 0.0,
@@ -176,6 +183,8 @@ def plan_day(
         Of any number of replicas.
     targets
         An `Aim`, or targets for `Aim.of`, which also takes what else is given by name (``requests`` ...).
+    replicas
+        Numbers that the fleet may have. Default: all from the least to the most.
     most_replicas, least_replicas
         Of the fleet at any time.
     startup_minutes
@@ -194,15 +203,16 @@ def plan_day(
     why = "the fleet is between these"
     most = checks.whole("most_replicas", most_replicas, step, MOST_REPLICAS, "", why) // step * step
     least = checks.whole("least_replicas", least_replicas, 1, most, "", why)
+    counts = sorted(checks.whole("a number of replicas", n, least, most, "", why) for n in replicas)
+    counts = counts or list(range(-(-least // step) * step, most + 1, step))
     startup_s = 60 * checks.number("startup_minutes", startup_minutes, 0, profile.span_s / 60, "minutes", "of the day")
     workload = resampled(workload, profile.peak)
     wanted = targets if isinstance(targets, Aim) else Aim.of(targets, **aim)
-    search = _Search(workload, deployment, wanted, (-(-least // step), most // step, step))
+    search = _Search(workload, deployment, wanted, counts)
     report = progress or (lambda what, share: None)
     found: dict[float, tuple[int, bool]] = {}
-    profile = dataclasses.replace(
-        profile, rates=np.array([float(f"{rate:.9g}") for rate in profile.rates])
-    )  # few rates
+    few = [profile.peak if rate == profile.peak else float(f"{rate:.9g}") for rate in profile.rates]
+    profile = dataclasses.replace(profile, rates=np.array(few))
     rates = sorted({rate for rate in profile.rates.tolist() if rate > 0}, reverse=True)
     for place, rate in enumerate(rates):
         report(f"{rate:.4g} requests/s", place / len(rates))
@@ -211,7 +221,10 @@ def plan_day(
     peak = deployment.with_replicas(max(period.replicas for period in periods))
     days, notices = None, _cautions(profile, periods)
     if check and not peak.splits:
-        notices.append(f"whole days are not simulated: replicas behind {peak.router} see each other's queues")
+        why = f"replicas behind {peak.router} see each other's queues"
+        if peak.prefill_replicas:
+            why = "prompts and output tokens are served by replicas of their own, so that one does not tell the rest"
+        notices.append(f"whole days are not simulated: {why}")
     elif check:
         report("whole days", 1.0)
         try:
@@ -227,48 +240,47 @@ def plan_day(
 class _Search:
     """Least replicas for a rate, remembering what was simulated."""
 
-    def __init__(self, workload: Workload, deployment: Deployment, aim: Aim, counts: tuple[int, int, int]) -> None:
-        self.workload, self.deployment, self.aim = workload, deployment, aim
-        self.fewest, self.most, self.step = counts
+    def __init__(self, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int]) -> None:
+        self.workload, self.deployment, self.aim, self.counts = workload, deployment, aim, counts
         self.evaluations: list[Evaluation] = []
-        self.known: list[tuple[int, float, bool]] = []  # in units of `step` replicas
-        self.per_unit = _most_rate(workload, deployment.with_replicas(self.step))
+        self.known: list[tuple[int, float, bool]] = []
+        self.step = sum(deployment.ratio or (1,))
+        self.per_replica = _most_rate(workload, deployment.with_replicas(self.step)) / self.step
 
     def certified(self, rate: float) -> int:
-        """Return the fewest units with which theory allows a stable fleet."""
-        return math.floor(rate / self.per_unit * (1 - 1e-12)) + 1
+        """Return the fewest replicas with which theory allows a stable fleet."""
+        return (math.floor(rate / self.per_replica / self.step * (1 - 1e-12)) + 1) * self.step
 
     def least(self, rate: float) -> tuple[int, bool]:
         """Return the fewest replicas that meet the targets at a rate, or the most allowed and False."""
-        low, high = max(self.certified(rate), self.fewest), self.most
+        counts, low, high = self.counts, bisect.bisect_left(self.counts, self.certified(rate)), len(self.counts) - 1
         if low > high:
-            return high * self.step, False
-        guess, size = min((n * rate / r for n, r, met in self.known if met), default=float(low)), 1
-        tried = min(max(math.ceil(guess * (1 - 1e-12)), low), high)
-        if not self._met(tried, rate):  # gallop up
+            return counts[-1], False
+        guess, size = min((n * rate / r for n, r, met in self.known if met), default=0.0), 1
+        tried = min(max(bisect.bisect_left(counts, guess * (1 - 1e-12)), low), high)
+        if not self._met(counts[tried], rate):  # gallop up
             low = tried + 1
-            while low <= high and not self._met(tried := min(low + size - 1, high), rate):
+            while low <= high and not self._met(counts[tried := min(low + size - 1, high)], rate):
                 low, size = tried + 1, 2 * size
             if low > high:
-                return high * self.step, False
+                return counts[-1], False
         high = tried
         while low < high:  # the answer lies just below a guess that was met, so look there first
             middle = max((low + high) // 2, high - size)
             size *= 2
-            low, high = (low, middle) if self._met(middle, rate) else (middle + 1, high)
-        return high * self.step, True
+            low, high = (low, middle) if self._met(counts[middle], rate) else (middle + 1, high)
+        return counts[high], True
 
-    def _met(self, units: int, rate: float) -> bool:
+    def _met(self, replicas: int, rate: float) -> bool:
         alone = self.deployment.router == "random" and not self.deployment.prefill_replicas
         for n, r, met in self.known:  # at the same rate for each, more replicas serve no worse; at random, the same
-            if met and rate / units <= r / n and (alone or units >= n):
+            if met and rate / replicas <= r / n and (alone or replicas >= n):
                 return True
-            if not met and rate / units >= r / n and (alone or units <= n):
+            if not met and rate / replicas >= r / n and (alone or replicas <= n):
                 return False
-        offered = self.workload.with_rate(rate)
-        found = evaluate(offered, self.deployment.with_replicas(units * self.step), self.aim)
+        found = evaluate(self.workload.with_rate(rate), self.deployment.with_replicas(replicas), self.aim)
         self.evaluations.append(found)
-        self.known.append((units, rate, found.answer == "met"))
+        self.known.append((replicas, rate, found.answer == "met"))
         return found.answer == "met"
 
 
@@ -288,10 +300,10 @@ def _periods(
     periods: list[Period] = []
     left = 0.0
     for start, rate in zip(profile.starts_s.tolist(), profile.rates.tolist(), strict=True):
-        certified, (replicas, met) = 0, (search.fewest * search.step, True)
+        certified, (replicas, met) = 0, (search.counts[0], True)
         if rate > 0:
-            certified, (replicas, met) = search.certified(rate) * search.step, found[rate]
-        most = search.per_unit * replicas / search.step
+            certified, (replicas, met) = search.certified(rate), found[rate]
+        most = search.per_replica * replicas
         units = replicas if search.deployment.splits or search.deployment.router in ("random", "round-robin") else 1
         settles = relaxation_requests(rate / most, variability) / (rate / units) if rate > 0 else 0.0
         left = max(left + (rate - most) * profile.interval_s, 0.0)
@@ -305,10 +317,13 @@ def _cautions(profile: RateProfile, periods: Sequence[Period]) -> list[str]:
     missed = [place for place, period in enumerate(periods) if not period.met]
     if missed:
         said.append(
-            f"{len(missed)} of {len(periods)} intervals miss the targets even with {periods[missed[0]].replicas:,} "
-            f"replicas, from {profile.clock(missed[0])} on: allow more, or another deployment"
+            f"{len(missed)} of {counted(len(periods), 'interval')} miss the targets even with "
+            f"{counted(periods[missed[0]].replicas, 'replica')}, from {profile.clock(missed[0])} on: allow more "
+            "(plan.day.most_replicas), or another deployment"
         )
-    slow = [p for p, period in enumerate(periods) if RELAXATIONS * period.settles_s > profile.interval_s]
+    slow = [  # where more arrives than is served nothing settles: that is a backlog
+        place for place, period in enumerate(periods) if profile.interval_s < RELAXATIONS * period.settles_s < math.inf
+    ]
     if slow:
         worst = max(slow, key=lambda place: periods[place].settles_s)
         said.append(
@@ -319,9 +334,10 @@ def _cautions(profile: RateProfile, periods: Sequence[Period]) -> list[str]:
     behind = [place for place, period in enumerate(periods) if period.backlog > 0]
     if behind:
         worst = max(behind, key=lambda place: periods[place].backlog)
+        left = counted(max(int(periods[worst].backlog), 1), "request")
         said.append(
-            f"a backlog is carried into later intervals, of at least {periods[worst].backlog:,.0f} requests at the end "
-            f"of the one from {profile.clock(worst)}: planning each by itself is wrong after it"
+            f"a backlog is carried into later intervals, of at least {left} at the end of the one from "
+            f"{profile.clock(worst)}: planning each by itself is wrong after it"
         )
     return said
 
@@ -347,6 +363,6 @@ def _above(profile: RateProfile, check: DayCheck) -> list[str]:
     place, target, value = max(check.above, key=lambda one: one[2] / one[1].limit_s)
     days, count = counted(check.days, "simulated day"), len({at for at, _, _ in check.above})
     return [
-        f"in {days} {count:,} of {profile.rates.size:,} intervals lie above a target, most the one from "
+        f"in {days} {count:,} of {counted(profile.rates.size, 'interval')} lie above a target, most the one from "
         f"{profile.clock(place)}: {value:.4g} s for {target}"
     ]

@@ -10,6 +10,7 @@ serve online requests first. ``paced``: the job is let in evenly over most of th
 requests have 5% of the time left, or twice what the longest takes alone.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -19,17 +20,25 @@ from penstock import checks
 from penstock.analysis.targets import Target
 from penstock.errors import InputError
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
-from penstock.planning.space import Deployment
+from penstock.planning.space import Deployment, Family
 from penstock.system.engines import Engine
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server
+from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
 TOKEN_BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
 """Those that are tried where none are given, beside the server's own."""
 
+MOST = 1_024
+"""Replicas of a fleet, where nothing else is said."""
+
 _MOST_REQUESTS = 5_000_000
+_LONGEST = "the longest request alone"
 _GAIN = 0.02  # of the time, by twice the fleet; below it no larger one is tried
+
+Fleets = Deployment | Family
+"""Any number of replicas, or those that a search allows."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done, and the share that is."""
@@ -43,10 +52,14 @@ class JobPlan:
     ----------
     requests, deadline_s, targets
         What was asked; the targets are of the online traffic.
+    online_rate
+        Requests/s of the online traffic, of the whole fleet; None: there is none.
     best
         The least cost per hour that meets the deadline and the targets, of several the shortest; None: there is none.
     nearest
         What came nearest: ``best``, or else the one that misses the least.
+    unreachable
+        Why there is no best, and what to change; empty where there is one.
     results
         All that was simulated.
     discarded
@@ -58,8 +71,10 @@ class JobPlan:
     requests: int
     deadline_s: float
     targets: tuple[Target, ...]
+    online_rate: float | None
     best: JobResult | None
     nearest: JobResult | None
+    unreachable: str
     results: tuple[JobResult, ...]
     discarded: tuple[tuple[str, str], ...]
     notices: tuple[str, ...]
@@ -75,6 +90,8 @@ class JobPlan:
             "requests": self.requests,
             "deadline_s": self.deadline_s,
             "targets": [str(target) for target in self.targets],
+            "online_rate": self.online_rate,
+            "unreachable": self.unreachable or None,
             "best": self.best and self.best.as_dict(),
             "nearest": self.nearest and self.nearest.as_dict(),
             "margin": self.margin,
@@ -86,14 +103,14 @@ class JobPlan:
 
 def plan_job(
     workload: Workload,
-    deployments: Deployment | Sequence[Deployment],
+    fleets: Fleets | Sequence[Fleets],
     *,
     requests: int,
     deadline_s: float,
     token_budgets: Sequence[int] = (),
     online: Workload | None = None,
     targets: Sequence[Target | str] = (),
-    most_replicas: int = 1_024,
+    most_replicas: int | None = None,
     runs: int = 5,
     confidence: float = 0.95,
     progress: Progress | None = None,
@@ -104,8 +121,8 @@ def plan_job(
     ----------
     workload
         Lengths of the job; a recording is taken as it is if it has as many requests, else rows are drawn from it.
-    deployments
-        What to try, each with any number of replicas, for the server, the accelerators and the price.
+    fleets
+        What to try: families of a search space with their numbers of replicas, or deployments with any number.
     requests
         Of the job.
     deadline_s
@@ -117,7 +134,7 @@ def plan_job(
     targets
         That the online requests must meet; ``tbt`` percentiles are of online requests and job together.
     most_replicas
-        Of a fleet.
+        Of a fleet, which then has any number up to it. Default: what a family allows, of a deployment `MOST`.
     runs
         With requests drawn anew, for the interval. A recording taken as it is, alone, has one makespan: one run.
     confidence
@@ -133,13 +150,15 @@ def plan_job(
     keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
     requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", keeps)
     deadline_s = checks.number("deadline_s", deadline_s, 1e-3, 1e9, "s", "the job has to be done by then")
-    most = checks.whole("most_replicas", most_replicas, 1, MOST_REPLICAS, "", "the fleet has no more")
+    if most_replicas is not None:
+        checks.whole("most_replicas", most_replicas, 1, MOST_REPLICAS, "", "the fleet has no more")
     runs = checks.whole("runs", runs, 2, 1_000, "", "an interval takes at least two")
     confidence = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often the interval is right")
     asked = tuple(t if isinstance(t, Target) else Target.parse(t) for t in targets)
     if bool(asked) != (online is not None):
         raise InputError("targets of a job are those of its online traffic; give both `online` and `targets`, or none")
-    if online is not None and online.rows is not None:
+    recorded = online is not None and online.rows is not None
+    if online is not None and recorded:
         online = online.with_rate(online.rate, "poisson")
     if online is not None and online.rate * deadline_s > _MOST_REQUESTS:
         raise InputError(
@@ -147,38 +166,52 @@ def plan_job(
             f"{_MOST_REQUESTS:,}, each of which keeps a row in memory; plan a shorter part of the job"
         )
     job = Job(workload, requests, deadline_s, online, asked, runs, confidence)
-    given = (deployments,) if isinstance(deployments, Deployment) else tuple(deployments)
-    candidates, discarded = _candidates(given, token_budgets, job)
+    given = (fleets,) if isinstance(fleets, Deployment | Family) else tuple(fleets)
+    candidates, allowed, discarded = _candidates(given, token_budgets, most_replicas, job)
     if not candidates:
         raise InputError(f"no server can serve the job: {discarded[0][1] if discarded else 'none was given'}")
     best: JobResult | None = None
     results: list[JobResult] = []
     for place, (deployment, mode, work) in enumerate(candidates):
+        counts = allowed[deployment.family]
         family = f"{deployment.family}{'' if mode == 'alone' else f', {mode}'}"
         if progress is not None:
             progress(family, place / len(candidates))
-        fewest = max(1, math.ceil(work / deadline_s * (1 - 1e-12)))
-        if why := _hopeless(job, deployment, work, fewest, most, best):
+        least = math.ceil(work / deadline_s * (1 - 1e-12))
+        if why := _hopeless(job, deployment, work, counts, least, best):
             discarded.append((family, why))
             continue
-        begin = job.likely(deployment.server, work)
-        found = _least_fleet(job, deployment, mode, (fewest, begin, most), best)
+        counts = counts[bisect.bisect_left(counts, least) :]
+        found = _least_fleet(job, deployment, mode, counts, job.likely(deployment.server, work), best)
         results += found
         met = [result for result in found if result.answer == "met"]
         best = min([*met, *([best] if best else [])], key=_rank, default=None)
     nearest = best or min(results, key=lambda result: _excess(result, job), default=None)
+    unreachable = "" if best is not None else _unreachable(job, nearest, discarded)
+    notices = _notices(job, best, nearest)
+    if not token_budgets:
+        notices.append("token budgets are tried beside the server's own; give plan.job.token_budgets to fix them")
+    if online is not None and recorded:
+        notices.append(
+            "online traffic is not the recording as it is: its requests are drawn at random, as Poisson arrivals of "
+            f"{amount(online.rate)} requests/s"
+        )
     return JobPlan(
-        requests, deadline_s, asked, best, nearest, tuple(results), tuple(discarded), _notices(job, best, nearest)
-    )
+        requests, deadline_s, asked, online.rate if online else None, best, nearest, unreachable, tuple(results),
+        tuple(discarded), tuple(notices),
+    )  # fmt: skip
 
 
 def _candidates(
-    given: Sequence[Deployment], budgets: Sequence[int], job: Job
-) -> tuple[list[tuple[Deployment, Mode, float]], list[tuple[str, str]]]:
-    """Return what to try with the seconds of work on one replica, least cost first, and what cannot serve at all."""
+    given: Sequence[Fleets], budgets: Sequence[int], most: int | None, job: Job
+) -> tuple[list[tuple[Deployment, Mode, float]], dict[str, Sequence[int]], list[tuple[str, str]]]:
+    """Return what to try with the seconds of work on one replica, least cost first; their sizes; what cannot serve."""
     found: dict[tuple[str, Mode], tuple[Deployment, Mode, float]] = {}
+    allowed: dict[str, Sequence[int]] = {}
     refused: list[tuple[str, str]] = []
-    for deployment in given:
+    for each in given:
+        deployment = each.smallest if isinstance(each, Family) else each
+        counts = each.counts if isinstance(each, Family) and most is None else range(1, (most or MOST) + 1)
         if deployment.prefill_replicas:
             refused.append((deployment.family, "replicas for prompts alone are not simulated for jobs"))
             continue
@@ -192,8 +225,9 @@ def _candidates(
                 refused.append((f"{deployment.family} with budget {checks.shown(budget)}", str(error)))
             else:
                 found |= {(changed.family, mode): (changed, mode, work) for mode in modes}
+                allowed.setdefault(changed.family, counts)
     order = sorted(found.values(), key=lambda one: (one[0].cost * job.likely(one[0].server, one[2]), one[2]))
-    return order, refused
+    return order, allowed, refused
 
 
 def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
@@ -204,44 +238,46 @@ def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
 
 
 def _hopeless(
-    job: Job, deployment: Deployment, work: float, fewest: int, most: int, best: JobResult | None
+    job: Job, deployment: Deployment, work: float, counts: Sequence[int], least: int, best: JobResult | None
 ) -> str | None:
     """Say why no fleet of these needs to be simulated, or None."""
     alone = max(longest_s(*job.lengths(seed), deployment.server) for seed in job.seeds)
     if alone > job.deadline_s:
-        return f"the longest request alone takes {alone:,.4g} s, beyond the deadline of {job.deadline_s:,.4g} s"
-    if fewest > most:
-        return f"theory: the work takes at least {fewest:,} replicas, above {most:,}"
+        return f"{_LONGEST} takes {alone:,.4g} s, beyond the deadline of {job.deadline_s:,.4g} s"
+    if least > counts[-1]:
+        return f"theory: the work takes at least {counted(least, 'replica')}, above {counts[-1]:,}"
+    fewest = counts[bisect.bisect_left(counts, least)]
     if best is not None and deployment.with_replicas(fewest).cost > best.deployment.cost:
-        return f"cost: theory asks for at least {fewest:,} replicas, which cost more than the best found"
-    if best is not None and deployment.with_replicas(fewest).cost == best.deployment.cost:
-        least = max(work / fewest, alone)
-        if best.makespan.value is not None and least >= best.makespan.value:
-            return "theory: no fleet of the same cost is faster than the best found"
+        return f"cost: it takes at least {counted(fewest, 'replica')}, dearer than the best found"
+    same = best is not None and deployment.with_replicas(fewest).cost == best.deployment.cost
+    if best is not None and same and max(work / fewest, alone) >= (best.makespan.value or math.inf):
+        return "theory: no fleet of the same cost is faster than the best found"
     return None
 
 
 def _least_fleet(
-    job: Job, deployment: Deployment, mode: Mode, sizes: tuple[int, int, int], best: JobResult | None
+    job: Job, deployment: Deployment, mode: Mode, counts: Sequence[int], likely: int, best: JobResult | None
 ) -> list[JobResult]:
     """Simulate fleets until the least that meets everything is known, or they cost more than the best."""
-    fewest, begin, most = sizes
+    end = bisect.bisect_left(counts, job.requests) + 1  # more would have nothing to do
     if best is not None:  # fleets that cost more are of no use
-        most = min(most, int(best.deployment.cost / deployment.with_replicas(1).cost * (1 + 1e-12)))
-    most = min(most, job.requests)
+        end = min(end, bisect.bisect_right(counts, best.deployment.cost / deployment.cost * (1 + 1e-12)))
+    end = min(end, len(counts))
     found: dict[int, JobResult] = {}
-    low, high, now, step = fewest, most + 1, min(begin, most), 1
+    low, high, now, step = 0, end, min(bisect.bisect_left(counts, likely), end - 1), 1
     while low < high:
-        result = found[now] = simulate_job(job, deployment.with_replicas(now), mode)
+        replicas = counts[now]
+        result = found[replicas] = simulate_job(job, deployment.with_replicas(replicas), mode)
         if result.answer == "met":
             high = now
             now = max((low + high) // 2, high - step)
         else:
             low = now + 1
-            if _hardly_helps(found, now, job):
+            if _hardly_helps(found, replicas, job):
                 break
             late = (result.makespan.high or 0.0) / job.deadline_s  # work over replicas: so many more would do
-            now = (low + high) // 2 if high <= most else min(max(math.ceil(now * late), now + step), most)
+            enough = bisect.bisect_left(counts, math.ceil(replicas * late))
+            now = (low + high) // 2 if high < end else min(max(enough, now + step), end - 1)
         step *= 2
     return list(found.values())
 
@@ -263,16 +299,33 @@ def _excess(result: JobResult, job: Job) -> float:
     return max(over)
 
 
-def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> tuple[str, ...]:
+def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[tuple[str, str]]) -> str:
+    """Say why no fleet does, and what to change."""
+    later = "give a later deadline (plan.job.deadline_h), or faster hardware"
+    more = "allow more (plan.search.replicas, plan.max_cost, plan.job.most_replicas), or give a later deadline"
+    if nearest is None:
+        alone = next((why for _, why in discarded if why.startswith(_LONGEST)), "")
+        return f"{alone}; {later}" if alone else f"{discarded[-1][1]}; {more}"
+    if _long_requests(job, nearest):
+        return f"more replicas hardly help, since the longest requests decide; {later}"
+    if nearest.makespan.high is None or nearest.makespan.high >= job.deadline_s:
+        return f"no fleet allowed is sure to be done by then; {more}"
+    return f"no fleet allowed is sure to meet the targets of online requests by then; {more}"
+
+
+def _long_requests(job: Job, nearest: JobResult) -> bool:
+    """Return whether the longest requests, and not the work, take the time."""
+    work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
+    return work < 0.5 * (nearest.makespan.value or 0.0) and not job.targets
+
+
+def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> list[str]:
     said = []
     if best is None and nearest is not None:
         said.append(
-            f"no fleet allowed is sure to meet everything; nearest is {nearest.deployment.name}, which takes "
+            f"nearest is {nearest.deployment.name}, which takes "
             f"{nearest.makespan.value:,.4g} s, at most {nearest.makespan.high:,.4g} s, of {job.deadline_s:,.4g} s"
         )
-        work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
-        if work < 0.5 * (nearest.makespan.value or 0.0) and not job.targets:
-            said.append("more replicas hardly help: what takes so long is the longest requests, not the work")
     if best is not None and best.mode == "priority":
         said.append("online requests go first: the servers serve by priority, and the job is sent with a larger number")
     if best is not None and best.mode == "paced":
@@ -282,8 +335,17 @@ def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> tup
         )
     if job.online is None and job.workload.arrivals is not None:
         said.append("all of the job is there at the start: the arrivals of the workload play no part in it")
+    shown = best or nearest
+    if shown is not None and shown.deployment.replicas > 1:
+        said.append("requests of the job are dealt to the replicas in turn (round-robin), whatever the search's router")
+    if shown is not None and job.targets and shown.beside < shown.runs:
+        few = f"only {shown.beside:,}" if shown.beside else "none"
+        said.append(
+            f"online requests came while the job lasted in {few} of {counted(shown.runs, 'run')}, so "
+            "their targets are hardly tested; more runs (plan.job.runs) tell more"
+        )
     if job.workload.prefixes is not None:
         said.append("shared prefixes of the job's prompts are not counted, so it may be done sooner")
     if any(target.metric == "tbt_s" and target.statistic != "mean" for target in job.targets):
         said.append("percentiles of tbt are of online requests and job together")
-    return tuple(said)
+    return said

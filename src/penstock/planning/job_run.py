@@ -16,6 +16,7 @@ from penstock.run import Distribution, Run
 from penstock.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
+from penstock.workload.arrivals import BLOCK
 from penstock.workload.lengths import Tokens
 from penstock.workload.pairs import Empirical, Recorded
 from penstock.workload.workload import Requests, Workload
@@ -50,6 +51,8 @@ class JobResult:
         Whether the deadline, and the targets of the online traffic, are met.
     runs
         Simulated.
+    beside
+        Of these, those in which online requests came while the job lasted.
     """
 
     deployment: Deployment
@@ -60,6 +63,7 @@ class JobResult:
     online: tuple[Estimate, ...]
     answer: Judgement
     runs: int
+    beside: int = 0
 
     @property
     def accelerator_hours(self) -> float:
@@ -85,6 +89,7 @@ class JobResult:
             "online": [{"value": found.value, "interval": [found.low, found.high]} for found in self.online],
             "answer": self.answer,
             "runs": self.runs,
+            "runs_with_online": self.beside,
         }
 
 
@@ -166,7 +171,7 @@ def longest_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server
 def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
     """Simulate every replica of a fleet until the job is done, once for each seed."""
     server = deployment.server if mode != "priority" else dataclasses.replace(deployment.server, order="priority")
-    n, makespans, tokens, least = deployment.replicas, [], 0.0, math.inf
+    n, makespans, tokens, least, beside = deployment.replicas, [], 0.0, math.inf, 0
     figures: list[list[float]] = []
     for seed in job.seeds:
         prompt, output = job.lengths(seed)
@@ -176,17 +181,23 @@ def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
             ends.append(end)
             samples += online
         makespans.append(max(ends))
+        beside += any(chosen.any() for _, chosen in samples)
         figures.append([_statistic(samples, target) for target in job.targets])
         tokens += float(server.tokens_per_request(prompt.mean(), output.mean())) * job.requests / max(ends)
         least = min(least, max(work_s(prompt, output, server) / n, longest_s(prompt, output, server)))
     makespan = _estimate(makespans, job.confidence, of_next=True)
+    makespan = dataclasses.replace(
+        makespan, low=max(makespan.low or 0.0, min(least, *makespans))
+    )  # theory allows no less
     estimates = tuple(_estimate(list(of), job.confidence) for of in zip(*figures, strict=True))
-    judged = [target.judge(found) for target, found in zip(job.targets, estimates, strict=True)]
+    judged = [  # where no online request came, none was too slow
+        target.judge(found) for target, found in zip(job.targets, estimates, strict=True) if found.value is not None
+    ]
     judged.append(Target("e2e_s", "mean", job.deadline_s).judge(makespan))
     answer: Judgement = "missed" if "missed" in judged else "undecided" if "undecided" in judged else "met"
     runs = len(makespans)
     kept = dataclasses.replace(deployment, server=server)
-    return JobResult(kept, mode, makespan, least, tokens / runs, estimates, answer, runs)
+    return JobResult(kept, mode, makespan, least, tokens / runs, estimates, answer, runs, beside)
 
 
 def _replica(
@@ -203,7 +214,8 @@ def _replica(
         run = simulate(Workload.from_arrays(np.zeros(size), prompt, output), server, record="summary")
         return run.seconds, []
     seed, replica, n = draw
-    arrived = _until(job.online.with_rate(job.online.rate / n), job.deadline_s, (job.online.seed, seed, replica))
+    online = job.online.with_rate(job.online.rate / n)
+    arrived = arrivals_within(online, job.deadline_s, (job.online.seed, seed, replica))
     released: npt.NDArray[np.floating[Any]] = np.zeros(size)
     if mode == "paced":  # the last ones need time to finish
         left = max(job.deadline_s - 2 * longest_s(prompt, output, server), 0.0)
@@ -222,13 +234,20 @@ def _replica(
     return end * run.tick_s, [(run, ~mine & (rows.arrival <= end) & (rows.finish >= 0))]
 
 
-def _until(workload: Workload, end_s: float, seeds: tuple[int, ...]) -> Requests:
-    """Return the requests of a stream that arrive until a time; the first comes after a gap, as any other."""
+def arrivals_within(workload: Workload, seconds: float, seeds: tuple[int, ...]) -> Requests:
+    """Return the requests of a stream that arrive in so many seconds from 0.
+
+    A stream has its first request at 0, which traffic that goes on all the while has not: so they begin at a random
+    time of the first half block of it.
+    """
     seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+    start = np.random.default_rng((seed, 1)).uniform(0, BLOCK / 2) / workload.rate
     parts = []
     for block in workload.with_seed(seed).blocks():
-        parts.append(block.where(slice(0, int(np.searchsorted(block.arrival_s, end_s)))))
-        if block.arrival_s[-1] >= end_s:
+        first, end = np.searchsorted(block.arrival_s, [start, start + seconds])
+        part = block.where(slice(int(first), int(end)))
+        parts.append(part._replace(arrival_s=part.arrival_s - start))
+        if block.arrival_s[-1] >= start + seconds:
             break
     return Requests.joined(parts)
 

@@ -109,31 +109,49 @@ class RateProfile:
         return cls(counts / covered, profile.interval_s, f"rates of {workload.name}")
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read a CSV file with a column ``rate`` (requests/s), a row per hour, or also ``hour`` (evenly spaced).
+    def read(cls, path: str | Path, *, interval_s: float | None = None) -> Self:
+        """Read a CSV file with a column ``rate`` (requests/s), and perhaps ``hour`` (evenly spaced).
+
+        Parameters
+        ----------
+        path
+            Of the file.
+        interval_s
+            Seconds of each row. Default: what the column ``hour`` says, without it an hour.
 
         Raises
         ------
         InputError
-            If the file cannot be read, or hours are not evenly spaced.
+            If the file cannot be read, hours are not evenly spaced, or they are not ``interval_s`` apart.
         """
         file = checks.path("the file of rates", path)
         try:
-            table = pl.read_csv(file)
+            table = pl.read_csv(file, infer_schema=False)
         except (OSError, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
             raise InputError(
                 f"cannot read {file}: {str(error).splitlines()[0]}; give a CSV with a column rate"
             ) from None
-        if "rate" not in table.columns or not table["rate"].dtype.is_numeric() or table["rate"].null_count():
+        if "rate" not in table.columns or not table.height:
             raise InputError(f"{file} has no column rate of numbers, in requests/s, a row per hour; add it")
-        interval_s = HOUR_S
+        rates = _floats(table["rate"])
+        bad = ~((rates >= 0) & (rates <= _HIGHEST_RATE))
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise InputError(
+                f"{file}: the rate in row {row + 1:,} below the heading is {checks.shown(table['rate'][row])}, but "
+                f"must be a number from 0 to {_HIGHEST_RATE:,.0f} requests/s; mend it"
+            )
         if "hour" in table.columns and table.height > 1:
-            hours = table["hour"].cast(pl.Float64, strict=False).to_numpy()
-            gaps = np.diff(hours)
+            gaps = np.diff(_floats(table["hour"])) * HOUR_S
             if not (gaps[0] > 0 and np.allclose(gaps, gaps[0], rtol=1e-6)):
                 raise InputError(f"{file}: the column hour does not rise in equal steps; give one rate for each hour")
-            interval_s = float(gaps[0]) * HOUR_S
-        return cls(table["rate"].to_numpy(), interval_s, file.name)
+            if interval_s is not None and not math.isclose(interval_s, gaps[0], rel_tol=1e-6):
+                raise InputError(
+                    f"{file}: the column hour rises in steps of {gaps[0] / 60:g} minutes, but intervals of "
+                    f"{interval_s / 60:g} minutes are asked for; leave out one of the two"
+                )
+            interval_s = float(gaps[0])
+        return cls(rates, HOUR_S if interval_s is None else interval_s, file.name)
 
     @property
     def starts_s(self) -> Floats:
@@ -167,7 +185,12 @@ class RateProfile:
         return f"{f'day {days}, ' if days else ''}{minutes // 60:02d}:{minutes % 60:02d}"
 
 
-def profile(given: Any, workload: Workload, folder: Path = Path()) -> RateProfile:
+def _floats(column: pl.Series) -> Floats:
+    """Return text as numbers; NaN where it is none."""
+    return column.str.strip_chars().cast(pl.Float64, strict=False).to_numpy().astype(np.float64)
+
+
+def profile(given: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None) -> RateProfile:
     """Return the profile that a scenario asks for: a list of rates by hour, the path of a CSV file, or ``trace``.
 
     Parameters
@@ -178,15 +201,18 @@ def profile(given: Any, workload: Workload, folder: Path = Path()) -> RateProfil
         As read, before it is resampled.
     folder
         Where paths start.
+    interval_s
+        Seconds of an interval. Default: an hour, or what a CSV file says.
     """
+    length = HOUR_S if interval_s is None else interval_s
     if isinstance(given, RateProfile):
         return given
     if isinstance(given, str) and given == "trace":
-        return RateProfile.of_trace(workload)
+        return RateProfile.of_trace(workload, interval_s=length)
     if isinstance(given, str | Path):
-        return RateProfile.read(folder / checks.path("plan.day", given))
+        return RateProfile.read(folder / checks.path("plan.day", given), interval_s=interval_s)
     if not isinstance(given, Sequence | np.ndarray):
         raise InputError(f"plan.day is {checks.shown(given)}; give rates by hour, a CSV file with them, or trace")
     if any(isinstance(rate, bool) for rate in given):  # which Python takes for 0 and 1
         raise InputError(f"plan.day is {checks.shown(given)}, but rates are numbers, in requests/s; mend it")
-    return RateProfile(np.array(checks.column("plan.day", given)))
+    return RateProfile(np.array(checks.column("plan.day", given)), length)

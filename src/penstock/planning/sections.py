@@ -15,7 +15,9 @@ from penstock.planning.day import DayPlan, plan_day
 from penstock.planning.day_run import resampled
 from penstock.planning.evaluate import Aim
 from penstock.planning.rates import HOUR_S, RateProfile, profile
-from penstock.planning.space import Deployment
+from penstock.planning.space import Deployment, Family
+from penstock.words import amount, span
+from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload, read_trace
 
 
@@ -27,27 +29,25 @@ class DaySection(Section):
 
     rates: Any = None
     trace: str | None = None
-    interval_minutes: float = 60.0
+    interval_minutes: float | None = None
     peak_rate: float | None = None
     startup_minutes: float = 0.0
     least_replicas: Whole = 1
-    most_replicas: Whole = 1_024
+    most_replicas: Whole | None = None
     check_days: bool = Field(default=True, alias="check")
 
     def profile(self, workload: Workload, folder: Path) -> RateProfile:
         """Return the rates."""
         if (self.rates is None) == (self.trace is None):
             raise InputError("plan.day: give one of rates and trace, for example rates: [2, 1, 1, 4]")
-        interval_s = 60 * checks.number("plan.day.interval_minutes", self.interval_minutes, 1 / 60, 1e6, "", "a length")
-        if self.trace is not None or self.rates == "trace":
-            recorded = (
-                workload if self.trace is None else read_trace(folder / checks.path("plan.day.trace", self.trace))
-            )
-            found = RateProfile.of_trace(recorded, interval_s=interval_s)
-        else:
-            found = profile(self.rates, workload, folder)
-            if isinstance(self.rates, list):
-                found = dataclasses.replace(found, interval_s=interval_s)
+        minutes = self.interval_minutes
+        if minutes is not None:
+            minutes = checks.number("plan.day.interval_minutes", minutes, 1 / 60, 1e6, "", "it is a length")
+        interval_s = None if minutes is None else 60 * minutes
+        given = self.rates
+        if self.trace is not None:
+            given, workload = "trace", read_trace(folder / checks.path("plan.day.trace", self.trace))
+        found = profile(given, workload, folder, interval_s=interval_s)
         return found if self.peak_rate is None else found.with_peak(self.peak_rate)
 
 
@@ -58,7 +58,7 @@ class JobSection(Section):
     deadline_h: float
     token_budgets: list[Whole] = Field(default_factory=list)
     online: bool = False
-    most_replicas: Whole = 1_024
+    most_replicas: Whole | None = None
     runs: Whole = 5
 
 
@@ -67,12 +67,21 @@ def peak_of(given: Any, workload: Workload, folder: Path = Path()) -> Workload:
     profile = _day(given).profile(workload, folder)
     peak = resampled(workload, profile.peak)
     at = profile.clock(int(profile.rates.argmax()))
-    said = f"the plan is for the highest rate of the day, {profile.peak:,.4g} requests/s from {at}"
-    return dataclasses.replace(peak, notices=(*peak.notices, said))
+    said = [f"the plan is for the highest rate of the day, {amount(profile.peak)} requests/s from {at}"]
+    if isinstance(workload.arrivals, Replay):
+        said.append("recorded requests are drawn at random, as Poisson arrivals of that rate")
+    return dataclasses.replace(peak, notices=(*peak.notices, *said))
 
 
 def day_of(
-    given: Any, workload: Workload, deployment: Deployment, aim: Aim, *, folder: Path = Path(), progress: Any = None
+    given: Any,
+    workload: Workload,
+    deployment: Deployment,
+    aim: Aim,
+    *,
+    counts: Sequence[int] = (),
+    folder: Path = Path(),
+    progress: Any = None,
 ) -> DayPlan:
     """Plan the day that a scenario describes: ``plan.day`` is rates, a CSV file, ``trace``, or a `DaySection`.
 
@@ -80,19 +89,40 @@ def day_of(
     ----------
     given
         As it stands in the scenario.
-    workload, deployment, aim
+    workload, aim
         As for `plan_day`.
+    deployment
+        What the plan found for the highest rate: no interval needs more replicas, and it is the static fleet.
+    counts
+        Numbers of replicas that the search allows, rising; empty: all.
     folder
         Of the scenario.
     progress
         As for `plan_day`.
     """
     section = _day(given)
-    return plan_day(
-        section.profile(workload, folder), workload, deployment, aim,
-        most_replicas=section.most_replicas, least_replicas=section.least_replicas,
-        startup_minutes=section.startup_minutes, check=section.check_days, progress=progress,
+    least, most = section.least_replicas, max(deployment.replicas, section.least_replicas)
+    most = next((count for count in counts if count >= most), most)
+    if section.most_replicas is not None:
+        most = min(section.most_replicas, most)
+    checks.whole("plan.day.least_replicas", least, 1, most, "", "the day has at most so many")
+    found = plan_day(
+        section.profile(workload, folder), workload, deployment, aim, replicas=_between(counts, least, most),
+        most_replicas=most, least_replicas=least, startup_minutes=section.startup_minutes, check=section.check_days,
+        progress=progress,
     )  # fmt: skip
+    return dataclasses.replace(found, deployment=deployment)
+
+
+def _between(counts: Sequence[int], least: int, most: int) -> tuple[int, ...]:
+    """Return the numbers that the search allows and the day as well."""
+    allowed = tuple(count for count in counts if least <= count <= most)
+    if counts and not allowed:
+        raise InputError(
+            f"plan.search allows {span(counts[0], counts[-1], 'replica')}, but none of {least:,} to "
+            f"{most:,}, as the day asks for; change plan.search.replicas, or plan.day.least_replicas and most_replicas"
+        )
+    return allowed
 
 
 def _day(given: Any) -> DaySection:
@@ -100,7 +130,13 @@ def _day(given: Any) -> DaySection:
 
 
 def job_of(
-    given: Any, workload: Workload, deployments: Sequence[Deployment], aim: Aim | None, *, progress: Any = None
+    given: Any,
+    workload: Workload,
+    fleets: Sequence[Family | Deployment],
+    aim: Aim | None,
+    *,
+    online: Workload | None = None,
+    progress: Any = None,
 ) -> jobs.JobPlan:
     """Plan the job that a scenario describes (`JobSection`).
 
@@ -109,22 +145,25 @@ def job_of(
     given
         As it stands in the scenario.
     workload
-        Lengths of the job, and with ``online`` the traffic beside it.
-    deployments
-        What to try.
+        Lengths of the job.
+    fleets
+        What to try; of a family as many replicas as it allows, unless ``most_replicas`` is given.
     aim
         Whose targets the online traffic has.
+    online
+        What arrives besides, where ``online`` is asked for. Default: the workload.
     progress
         As for `penstock.planning.job.plan_job`.
     """
     section = parsed(given, JobSection, "plan.job", "`requests` and `deadline_h`")
     if section.online and aim is None:
         raise InputError("plan.job has online traffic but the plan has no targets for it; give plan.targets")
-    own = sorted({deployment.server.token_budget for deployment in deployments})
+    servers = [(each.smallest if isinstance(each, Family) else each).server for each in fleets]
+    own = sorted({server.token_budget for server in servers})
     budgets = section.token_budgets or (own if len(own) > 1 else ())  # where the search names some, no others
     return jobs.plan_job(
-        workload, deployments, requests=section.requests, deadline_s=section.deadline_h * HOUR_S,
+        workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S,
         token_budgets=budgets, most_replicas=section.most_replicas, runs=section.runs,
-        online=workload if section.online else None,
+        online=(workload if online is None else online) if section.online else None,
         targets=aim.targets if section.online and aim is not None else (), progress=progress,
     )  # fmt: skip
