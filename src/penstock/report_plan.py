@@ -225,13 +225,10 @@ def _day(day: "DayPlan") -> Section:
 
 
 def _job_verdict(job: "JobPlan") -> Verdict:
-    shown = job.best or job.nearest
     asked = f"{counted(job.requests, 'request')} by {job.deadline_s / 3600:,.4g} h"
-    if shown is None:
-        return Verdict("missed", f"{asked}: nothing that was tried finishes", "simulation", "Offline work")
     if job.best is None:
         return Verdict("missed", f"{asked}: {job.unreachable}", "simulation", "Offline work")
-    done = f"{_fleet(shown.deployment)}; done after {(shown.makespan.value or 0) / 3600:,.4g} h"
+    done = f"{_fleet(job.best.deployment)}; done after {(job.best.makespan.value or 0) / 3600:,.4g} h"
     return Verdict("met", f"{asked}: {done}", "simulation", "Offline work")
 
 
