@@ -55,16 +55,17 @@ def section(item: Item, found: dict[str, Any] | None) -> str:
     if found["caption"]:
         lines += [found["caption"], ""]
     if found["claims"]:
-        lines += ["| | published or proved | measured | | why |", "|---|---|---|---|---|"]
+        lines += ["| claim | published or known | measured | verdict | why |", "|---|---|---|---|---|"]
         for claim in found["claims"]:
             cells = (claim["what"], claim["published"], claim["measured"], claim["verdict"], claim["why"])
             lines.append("| " + " | ".join(bare(cell) for cell in cells) + " |")
-    return "\n".join([*lines, "", *(f"Assumed: {bare(each).rstrip('.')}.\n" for each in found["assumed"])])
+    return "\n".join([*lines, "", *(f"Note: {bare(each).rstrip('.')}.\n" for each in found["assumed"])])
 
 
 def bare(text: str) -> str:
     """Return text that Markdown takes as it is, in a table too."""
-    return re.sub(r"([\\*_{}\[\]<>|#])", r"\\\1", " ".join(text.split()))
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\*_{}\[\]|#])", r"\\\1", " ".join(text.split()))
 
 
 def figures() -> str:

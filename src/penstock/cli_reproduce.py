@@ -28,7 +28,7 @@ def reproduce(
     Each item is a scenario file, written beside its results: change it, and give it back to the command.
     """
     from penstock import terminal_reproduce
-    from penstock.reproducing.catalogue import ITEMS, item
+    from penstock.reproducing.catalogue import ITEMS, is_file, item
     from penstock.reproducing.catalogue import reproduce as measure
     from penstock.reproducing.write import write
 
@@ -39,8 +39,8 @@ def reproduce(
             terminal_reproduce.print_items()
         return
     checks.writable("--out", out, folder=True)
-    is_file = what.endswith((".yaml", ".yml"))
-    names = [each.name for each in ITEMS] if what == "all" else [what if is_file else item(what).name]
+    file = Path(what) if is_file(what) else None
+    names = [each.name for each in ITEMS] if what == "all" else [what if file else item(what).name]
     progress.announce_compilation()
     found = []
     with progress.bar("Reproducing") as show:
@@ -51,7 +51,7 @@ def reproduce(
 
             part(0.0)
             found.append(measure(name, data=data, progress=part))
-            write(found[-1], out, Path(name).read_text(encoding="utf-8") if is_file else None)
+            write(found[-1], out, file)
     if as_json:
         print_json({"items": [each.as_dict() for each in found]})
         return

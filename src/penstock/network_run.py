@@ -236,7 +236,7 @@ class NetworkRun:
         if half.sum() < 3:
             return float("nan")
         x = (time[half] - time[half].mean()) * self.tick_s
-        return float(x @ (tokens[half] - tokens[half].mean()) / (x @ x))
+        return float(np.sum(x * (tokens[half] - tokens[half].mean())) / np.sum(x * x))
 
     def _spread(self, ticks: npt.NDArray[np.integer] | Floats) -> dict[str, float | None]:
         """Return mean and quantiles in seconds."""

@@ -20,7 +20,7 @@ from penstock.errors import InputError
 
 GOOD = frozenset({"stable", "met", "held", "same"})
 BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside"})
-PLAIN = frozenset({"swept", "compared", "calibrated"})
+PLAIN = frozenset({"swept", "compared", "calibrated", "changed"})
 """Words that say what was done and judge nothing."""
 
 _NUMBER = re.compile(r"[+-]?\.?\d")

@@ -457,7 +457,7 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}; give another folder to --figures") from None
+            raise InputError(f"cannot write {path}: {error.strerror}; give another folder") from None
     return list(drawn)
 
 

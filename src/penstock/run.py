@@ -232,7 +232,7 @@ class Run:
         if half.sum() < 3:
             return float("nan")
         x = (time[half] - time[half].mean()) * self.tick_s
-        return float(x @ (uncompleted[half] - uncompleted[half].mean()) / (x @ x))
+        return float(np.sum(x * (uncompleted[half] - uncompleted[half].mean())) / np.sum(x * x))
 
     @functools.cached_property
     def requests(self) -> pl.DataFrame:

@@ -9,8 +9,7 @@ from penstock.reproducing.catalogue import ITEMS
 from penstock.reproducing.claims import Reproduction
 from penstock.terminal import make_console, print_warnings
 
-_COLOUR = {"same": "green", "differs": "yellow"}
-_WIDE = 110
+_COLOUR = {"same": "green", "differs": "yellow", "changed": "default"}
 
 
 def print_reproduction(found: Reproduction) -> None:
@@ -20,7 +19,7 @@ def print_reproduction(found: Reproduction) -> None:
         f"[bold]{escape(found.title)}[/bold]  {escape(found.name)}, {escape(found.source)}\n", highlight=False
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=False)
-    for name in ("", "published or proved", "measured", ""):
+    for name in ("claim", "published or known", "measured", "verdict"):
         table.add_column(name, overflow="fold")
     for claim in found.claims:
         table.add_row(escape(claim.what), escape(claim.published), escape(claim.measured), _styled(claim.verdict))
@@ -35,13 +34,14 @@ def print_summary(found: Sequence[Reproduction]) -> None:
     """Print a line for each item, and the reason of each claim that differs."""
     console = make_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, name in enumerate(("item", "in the paper", "same", "differ", "")):
+    for place, name in enumerate(("item", "in the paper", "same", "differ", "verdict")):
         table.add_column(name, justify="right" if place in (2, 3) else "left", no_wrap=place != 1)
     for each in found:
         bad = len(each.differing)
-        verdict = _styled("differs" if bad else "same")
+        verdict = _styled(each.verdict)
         table.add_row(escape(each.name), escape(each.source), f"{len(each.claims) - bad}", f"{bad}", verdict)
     console.print(table, highlight=False)
+    console.print("\n[dim]Notes on what was assumed, and on traces that were not here, are on each page.[/dim]")
     for each in found:
         for claim in each.differing:
             console.print(

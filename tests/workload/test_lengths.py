@@ -1,6 +1,9 @@
 """What must be true of lengths: whole tokens, exact means, limits that hold."""
 
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -293,3 +296,18 @@ def test_a_mixture_needs_a_list_of_parts(parts):
 def test_a_span_of_time_and_a_giant_integer_are_no_numbers_of_tokens():
     assert "1" in refuse(Constant, np.timedelta64(1, "s"))
     assert "bits" in refuse(Constant, 10**5000)
+
+
+def test_a_mean_does_not_depend_on_the_threads_of_blas() -> None:
+    """A mean one bit off can make another backlog decide a verdict, and so change what is printed."""
+    code = "import penstock as ps; print(ps.Workload.preset('azure-conv').mean_prompt.hex())"
+    means = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "OPENBLAS_NUM_THREADS": threads},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(means) == 1

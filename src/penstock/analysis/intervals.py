@@ -69,8 +69,8 @@ def warmup(series: npt.ArrayLike) -> tuple[int, bool]:
 def correlation(batches: Floats) -> float:
     """Return the correlation of neighbouring batches, 0 where they are all alike."""
     centred = batches - batches.mean()
-    spread = centred @ centred
-    return float(centred[1:] @ centred[:-1] / spread) if spread > 0 else 0.0
+    spread = np.sum(centred * centred)
+    return float(np.sum(centred[1:] * centred[:-1]) / spread) if spread > 0 else 0.0
 
 
 def ratio_interval(sums: Floats, counts: Floats, confidence: float) -> tuple[float, float]:

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,6 +14,9 @@ from penstock.document import read_document
 from penstock.errors import InputError, nearest
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.claims import Reproduction
+
+_SAMPLES = ("seeds", "jobs", "requests")
+"""Settings of which more make a result surer, and no other one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +67,7 @@ ITEMS = (
 """In the order of the paper."""
 
 
-def item(name: str) -> Item:
+def item(name: Any) -> Item:
     """Return the item of a name.
 
     Raises
@@ -74,10 +78,15 @@ def item(name: str) -> Item:
     names = [each.name for each in ITEMS]
     if name not in names:
         raise InputError(
-            f"there is no item {checks.shown(name)} to reproduce{nearest(str(name), names)}; give `all`, a scenario "
-            f"file, or one of {', '.join(names)}"
+            f"there is no item {checks.shown(name)} to reproduce{nearest(str(name), names)}; `all` and a scenario file "
+            "will do as well"
         )
     return ITEMS[names.index(name)]
+
+
+def is_file(what: str | Path) -> bool:
+    """Return whether a scenario file is meant, and not the name of an item."""
+    return isinstance(what, Path) or str(what).lower().endswith((".yaml", ".yml"))
 
 
 def reproduce(
@@ -101,7 +110,7 @@ def reproduce(
         If there is no such item, or a value in the file cannot be used.
     """
     folder = Path.cwd()
-    if isinstance(what, Path) or str(what).endswith((".yaml", ".yml")):
+    if is_file(what):
         path = checks.path("the scenario to reproduce", what)
         document, folder = read_document(path), path.resolve().parent
     else:
@@ -116,4 +125,16 @@ def reproduce(
     module = importlib.import_module(f"penstock.reproducing.{chosen.module}")
     asked = Asked(document, folder, known, progress or (lambda share: None))
     found: Reproduction = module.RUN[chosen.name](asked, chosen)
-    return found
+    changed = _changed(yaml.safe_load(chosen.text), document)
+    return found.of_changed(changed) if changed else found
+
+
+def _changed(own: Any, given: Any, key: str = "") -> list[str]:
+    """Return the keys of a scenario whose values are others than the item's own; a larger sample is none."""
+    if isinstance(own, Mapping) and isinstance(given, Mapping):
+        below = [(f"{key}.{name}".lstrip("."), name) for name in dict.fromkeys([*own, *given])]
+        return [each for path, name in below for each in _changed(own.get(name), given.get(name), path)]
+    if own == given:
+        return []
+    larger = isinstance(own, int) and isinstance(given, int) and given > own
+    return [] if larger and key.rsplit(".", 1)[-1] in _SAMPLES else [key]

@@ -1,7 +1,7 @@
 """What one item of the paper says, what is measured here, and whether they are the same."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import polars as pl
@@ -9,7 +9,8 @@ import polars as pl
 from penstock.errors import InputError
 from penstock.page import Table
 
-Sameness = Literal["same", "differs"]
+Sameness = Literal["same", "differs", "changed"]
+"""``changed``: the scenario is not that of the item, so what is published is of other inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Claim:
     published, measured
         As they are printed, with units; what theory says where nothing is published.
     same
-        Whether they agree.
+        Whether they agree; None where the scenario was changed, so that they need not.
     why
         Why they do not, or what has to be known to compare them; never empty where they differ.
     """
@@ -31,17 +32,17 @@ class Claim:
     what: str
     published: str
     measured: str
-    same: bool
+    same: bool | None
     why: str = ""
 
     def __post_init__(self) -> None:
-        if not self.same and not self.why:
+        if self.same is False and not self.why:
             raise InputError(f"the claim {self.what!r} differs without a reason; give one")
 
     @property
     def verdict(self) -> Sameness:
         """In one word."""
-        return "same" if self.same else "differs"
+        return "changed" if self.same is None else "same" if self.same else "differs"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,6 +65,8 @@ class Reproduction:
         Shown besides the claims.
     assumed
         What the paper leaves open and was assumed here, a sentence each.
+    changed
+        Keys of the scenario that are not as the item's own has them; claims are then compared with nothing.
     """
 
     name: str
@@ -75,11 +78,25 @@ class Reproduction:
     caption: str = ""
     tables: tuple[Table, ...] = ()
     assumed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def of_changed(self, keys: Sequence[str]) -> "Reproduction":
+        """Return the same of a scenario that was changed: what is published belongs to the item's own."""
+        said = f"the scenario was changed ({', '.join(keys)}): what is published belongs to the item's own"
+        claims = tuple(dataclasses.replace(claim, same=None, why="") for claim in self.claims)
+        return dataclasses.replace(self, claims=claims, assumed=(said, *self.assumed), changed=tuple(keys))
 
     @property
     def differing(self) -> tuple[Claim, ...]:
         """Claims that differ."""
-        return tuple(claim for claim in self.claims if not claim.same)
+        return tuple(claim for claim in self.claims if claim.same is False)
+
+    @property
+    def verdict(self) -> Sameness:
+        """In one word, of all claims."""
+        if self.changed:
+            return "changed"
+        return "differs" if self.differing else "same"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -89,5 +106,6 @@ class Reproduction:
             "source": self.source,
             "claims": [dataclasses.asdict(claim) | {"verdict": claim.verdict} for claim in self.claims],
             "assumed": list(self.assumed),
+            "changed": list(self.changed),
             "rows": self.rows.to_dicts(),
         }

@@ -12,8 +12,10 @@ from penstock.words import counted
 _MOST_ROWS = 40
 
 
-def write(found: Reproduction, folder: Path, scenario: str | None = None) -> list[Path]:
+def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> list[Path]:
     """Write ``NAME.html``, ``NAME.svg`` and ``.png`` (numbered if several), ``NAME.csv`` and ``NAME.yaml``.
+
+    A scenario that lies there already, changed by its reader, is left as it is.
 
     Parameters
     ----------
@@ -22,34 +24,35 @@ def write(found: Reproduction, folder: Path, scenario: str | None = None) -> lis
     folder
         Made if it is not there.
     scenario
-        The text of the scenario file, if it is not the item's own.
+        The file it was made from, if it is not the item's own; it is not copied, since its paths begin where it lies.
 
     Raises
     ------
     InputError
         If the folder cannot be written to.
     """
-    checks.writable("--out", folder, folder=True)
-    numbered = len(found.charts) > 1
-    charts = {
-        f"{found.name}-{place}" if numbered else found.name: chart
-        for place, chart in enumerate(found.charts.values(), start=1)
-    }
-    files = plotting.save(charts, folder)
-    table, again = folder / f"{found.name}.csv", folder / f"{found.name}.yaml"
+    names = [f"{found.name}-{place}" for place in range(1, len(found.charts) + 1)]
+    if len(names) == 1:
+        names = [found.name]
+    table, again, web = (folder / f"{found.name}.{kind}" for kind in ("csv", "yaml", "html"))
+    for path in (table, again, web, *(folder / f"{name}.{kind}" for name in names for kind in ("svg", "png"))):
+        checks.writable("--out", path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found.rows.write_csv(table)
-        again.write_text(item(found.name).text if scenario is None else scenario, encoding="utf-8")
+        files = plotting.save(dict(zip(names, found.charts.values(), strict=True)), folder)
+        plotting.write_whole(table, found.rows.write_csv().encode())
+        if scenario is None and not again.exists():
+            plotting.write_whole(again, item(found.name).text.encode())
     except OSError as error:
-        raise InputError(f"cannot write into {folder}: {error.strerror}; give another --out") from None
-    web = folder / f"{found.name}.html"
+        raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
     page.write(web, title=found.title, heading=found.source, verdicts=[_verdict(found)], sections=_sections(found))
-    return [web, *files, table, again]
+    return [web, *files, table, *([again] if scenario is None else [])]
 
 
 def _verdict(found: Reproduction) -> Verdict:
     bad = len(found.differing)
+    if found.changed:
+        return Verdict("changed", "measured with a scenario of your own, and compared with nothing", "measured here")
     if not bad:
         return Verdict("same", f"{counted(len(found.claims), 'claim')}, all as published or proved", "measured here")
     said = f"{bad:,} of {counted(len(found.claims), 'claim')} differ, each with its reason below"
@@ -58,7 +61,7 @@ def _verdict(found: Reproduction) -> Verdict:
 
 def _sections(found: Reproduction) -> list[Section]:
     claims = [(c.what, c.published, c.measured, c.verdict, c.why) for c in found.claims]
-    columns = ("Claim", "Published or proved", "Measured", "Verdict", "Why")
+    columns = ("Claim", "Published or known", "Measured", "Verdict", "Why")
     sections = [Section("Published against measured", tables=[Table(columns, claims)], notes=found.assumed)]
     if found.charts:
         shown = _table(found)

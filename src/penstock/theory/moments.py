@@ -47,7 +47,7 @@ def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float
     if chance is None:
         return None
     values = function(tokens)
-    low, high = (float(values[0] + np.diff(values) @ part) for part in np.split(chance, 2))
+    low, high = (float(values[0] + np.sum(np.diff(values) * part)) for part in np.split(chance, 2))
     return low, high
 
 
@@ -119,11 +119,11 @@ def _hermite(length: Tabulated) -> Floats:
     density = stats.norm.pdf(z)
     found, one, other = np.empty(_ORDERS), np.ones_like(z), np.zeros_like(z)  # He_k / sqrt(k!), and the one before
     for k in range(_ORDERS):
-        found[k] = density @ one / math.sqrt(k + 1)
+        found[k] = np.sum(density * one) / math.sqrt(k + 1)
         one, other = (z * one - math.sqrt(k) * other) / math.sqrt(k + 1), one
     return found
 
 
 def _variance(length: Tabulated) -> float:
     tokens = length.low + np.arange(length.probabilities.size)
-    return float((tokens - length.mean) ** 2 @ length.probabilities)
+    return float(np.sum((tokens - length.mean) ** 2 * length.probabilities))

@@ -381,7 +381,8 @@ class Tabulated(Length):
     @property
     def mean(self) -> float:
         """Weighted mean."""
-        return float((self.low + np.arange(self.probabilities.size)) @ self.probabilities)
+        # no `@`: what BLAS makes of long sums depends on its threads
+        return float(np.sum((self.low + np.arange(self.probabilities.size)) * self.probabilities))
 
 
 def _shares(what: str, weights: Floats) -> Floats:
