@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.catalogue import ITEMS, item, reproduce
+from penstock.reproducing.catalogue import ITEMS, _changed, item, reproduce
 from penstock.reproducing.claims import Claim
 from penstock.reproducing.write import write
 
@@ -40,8 +40,39 @@ def test_the_vertices_of_the_paper_are_those_of_the_region_where_its_hypotheses_
 def test_a_changed_scenario_changes_the_answer(tmp_path) -> None:
     file = tmp_path / "hull.yaml"
     file.write_text(HULL.replace("max_batch_size: 100", "max_batch_size: 128"))
-    claims = {claim.what: claim for claim in reproduce(file).claims}
-    assert not claims["C is a vertex of the hull"].same
+    found = reproduce(file)
+    claims = {claim.what: claim for claim in found.claims}
+    assert claims["C is a vertex of the hull"].measured == "no"
+    assert found.changed == ("server.max_batch_size",)
+    assert found.verdict == "changed"
+    assert {claim.verdict for claim in found.claims} == {"changed"}, "what is published belongs to other inputs"
+    assert "server.max_batch_size" in found.assumed[0]
+
+
+def test_more_seeds_or_requests_change_no_question() -> None:
+    own = {"reproduce": {"seeds": 24, "loads": [1]}, "simulate": {"requests": 100}}
+    assert _changed(own, {"reproduce": {"seeds": 200, "loads": [1]}, "simulate": {"requests": 1_000}}) == []
+    assert _changed(own, {"reproduce": {"seeds": 2, "loads": [2]}}) == [
+        "reproduce.seeds",
+        "reproduce.loads",
+        "simulate",
+    ]
+
+
+def test_a_scenario_that_its_reader_changed_is_not_written_over(tmp_path) -> None:
+    found = reproduce("fig-hull")
+    write(found, tmp_path)
+    (tmp_path / "fig-hull.yaml").write_text("mine")
+    write(found, tmp_path)
+    assert (tmp_path / "fig-hull.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["csv", "html", "yaml", "svg"])
+def test_nothing_is_written_where_one_file_cannot_be(tmp_path, kind: str) -> None:
+    (tmp_path / f"fig-hull.{kind}").mkdir()
+    with pytest.raises(InputError, match="--out"):
+        write(reproduce("fig-hull"), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_an_item_is_written_as_page_figures_table_and_scenario(tmp_path) -> None:
