@@ -4,10 +4,16 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.reproducing.adaptive import KNOWN, Bracket, bracket
+from penstock.reproducing.adaptive import KNOWN, RUN, Bracket, bracket
+from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
 
 DOCUMENT = yaml.safe_load(item("adaptive-policies").text)
+
+
+def itself(name, path):
+    """Return what an item makes of a file, before `reproduce` says that it was changed."""
+    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
 
 
 def changed(tmp_path, server=None, **settings):
@@ -15,7 +21,7 @@ def changed(tmp_path, server=None, **settings):
     file = tmp_path / "changed.yaml"
     again = DOCUMENT | {"reproduce": DOCUMENT["reproduce"] | settings, "server": DOCUMENT["server"] | (server or {})}
     file.write_text(yaml.safe_dump(again, sort_keys=False))
-    return reproduce(file)
+    return itself("adaptive-policies", file)
 
 
 @pytest.mark.slow
@@ -33,6 +39,7 @@ def test_at_c_a_large_budget_carries_less_than_a_small_one_and_maxweight_carries
     assert shares["sarathi-1024"][1] < shares["sarathi-128"][0]
     assert shares["maxweight"][0] > 0.98
     assert not found.differing
+    assert all(claim.published.startswith("known: .") or "1.0" in claim.published for claim in found.claims)
 
 
 def test_a_point_of_which_nothing_is_known_is_measured_without_a_claim(tmp_path) -> None:
@@ -65,3 +72,25 @@ def test_a_share_may_lie_half_a_percent_beside_the_bracket() -> None:
     assert Bracket(0.9, 0.93).holds(0.896)
     assert not Bracket(0.9, 0.93).holds(0.894)
     assert str(Bracket(0.986, 1.016)) == ".986-1.016"
+
+
+def test_a_search_that_would_not_end_is_refused() -> None:
+    server = ps.Server(ps.PiecewiseConstant(c=0.01, a=0.02, b0=64), 64, policy="sarathi", convention="paper")
+    workload = ps.Workload.poisson(1.0, ps.Geometric(50), ps.Geometric(50))
+    slow = workload.with_rate(0.2 * ps.certify(workload, server).max_rate)
+    with pytest.raises(ps.InputError, match="sarathi is judged stable at"):
+        bracket(slow, server, 1.45, 0.09)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"width": 1e-9}, "width"),
+        ({"width": 0.4}, "width"),
+        ({"points": {"C": 10**12}}, "points"),
+        ({"lengths": ["constant", "constant"]}, "constant. stands twice"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(tmp_path, settings, said) -> None:
+    with pytest.raises(ps.InputError, match=said):
+        changed(tmp_path, **settings)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
 from penstock.reproducing.batch_times import RUN, _Stairs, room_for_composition
 from penstock.reproducing.catalogue import item, reproduce
 from penstock.reproducing.claims import Claim, Reproduction
@@ -23,6 +24,13 @@ def changed(name: str, folder: Path, data: Path | None = None, **settings: Any) 
     file = folder / "changed.yaml"
     file.write_text(yaml.safe_dump(document), encoding="utf-8")
     return reproduce(file, data=data)
+
+
+def run(name: str, data: Path | None = None, **settings: Any) -> Reproduction:
+    """Run an item's own function with some settings changed, its claims compared all the same."""
+    document = yaml.safe_load(item(name).text)
+    document["reproduce"].update(settings)
+    return RUN[name](Asked(document, Path(), data, lambda share: None), item(name))
 
 
 def claim(found: Reproduction, what: str) -> Claim:
@@ -52,8 +60,8 @@ def test_a_fit_of_r2_97_hundredths_leaves_about_7_percent_of_the_mean_batch_time
     assert room_for_composition(stairs) == pytest.approx(0.07, abs=0.001)
 
 
-def test_without_data_presets_say_that_a_larger_model_varies_less(tmp_path: Path) -> None:
-    found = changed("fig-batch-time-composition", tmp_path, batches=400)
+def test_without_data_presets_say_that_a_larger_model_varies_less() -> None:
+    found = run("fig-batch-time-composition", batches=400)
     assert claim(found, "CV of the larger model").same
     assert any("presets" in said for said in found.assumed)
     assert set(found.rows["model"]) == {"Llama-3.1-8B, RTX PRO 6000", "Qwen3-32B, RTX PRO 6000"}
@@ -82,8 +90,9 @@ def test_a_staircase_in_the_layers_is_found_with_its_constants_and_width(tmp_pat
     file = tmp_path / "data" / "profiling" / "vidur" / case["file"]
     rng = np.random.default_rng(0)
     layers(file, {1: lambda b: (11.28 + 35.47 * np.ceil(b / 128)) / 48 * (1 + 0.01 * rng.standard_normal())})
-    found = changed("fig-batch-time-fit", tmp_path, tmp_path / "data", cases=[case])
+    found = run("fig-batch-time-fit", tmp_path / "data", cases=[case])
     assert not found.differing
+    assert claim(found, "R^2, CodeLlama-34B TP1").same
     assert "128" in claim(found, "tokens of a step").measured
 
 
@@ -91,7 +100,7 @@ def test_steps_of_64_tokens_differ_from_the_published_ones(tmp_path: Path) -> No
     case = yaml.safe_load(item("fig-batch-time-fit").text)["reproduce"]["cases"][0]
     file = tmp_path / "data" / "profiling" / "vidur" / case["file"]
     layers(file, {1: lambda b: (20 + 10 * np.ceil(b / 64)) / 48})
-    found = changed("fig-batch-time-fit", tmp_path, tmp_path / "data", cases=[case])
+    found = run("fig-batch-time-fit", tmp_path / "data", cases=[case])
     step = claim(found, "tokens of a step")
     assert not step.same
     assert step.measured.startswith("64")
@@ -102,3 +111,69 @@ def test_a_pair_of_one_model_is_refused(tmp_path: Path) -> None:
     pairs = yaml.safe_load(item("fig-batch-time-composition").text)["reproduce"]["pairs"]
     with pytest.raises(InputError, match="a smaller and a larger model"):
         changed("fig-batch-time-composition", tmp_path, pairs=[pairs[0][:1]])
+
+
+def test_without_data_the_r2_of_a_fit_is_no_claim_since_the_catalogue_was_fitted_itself() -> None:
+    found = run("fig-batch-time-fit")
+    assert {each.what.split(",")[0] for each in found.claims} == {"R^2 of the published constants"}
+    assert any("needs --data" in said for said in found.assumed)
+
+
+def test_published_constants_keep_their_own_width() -> None:
+    own, wide = (
+        claim(run("fig-batch-time-fit", b0=b0), "R^2 of the published constants, CodeLlama-34B TP1").measured
+        for b0 in (128, 64)
+    )
+    assert own == wide
+
+
+def test_each_case_without_a_profile_is_named_as_not_here(tmp_path: Path) -> None:
+    first, second = yaml.safe_load(item("fig-batch-time-fit").text)["reproduce"]["cases"][:2]
+    second["file"] = "elsewhere.csv.gz"
+    layers(tmp_path / "profiling" / "vidur" / first["file"], {1: lambda b: (11.28 + 35.47 * np.ceil(b / 128)) / 48})
+    found = run("fig-batch-time-fit", tmp_path, cases=[first, second])
+    (said,) = [said for said in found.assumed if "not here" in said]
+    assert "CodeLlama-34B TP2" in said
+    assert "CodeLlama-34B TP1" not in said
+
+
+def test_an_empty_folder_of_profiles_times_nothing(tmp_path: Path) -> None:
+    (tmp_path / "profiling" / "llmservingsim").mkdir(parents=True)
+    said = run("fig-batch-time-composition", tmp_path, batches=400).assumed[0]
+    assert "presets" in said
+    assert "LLMServingSim's" not in said
+
+
+def test_the_largest_variation_at_any_load_is_told_but_no_claim_of_the_paper() -> None:
+    found = run("fig-batch-time-composition", batches=400)
+    assert not [each for each in found.claims if "any load" in each.what]
+    assert "varies most" in found.caption
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "wrong"),
+    [
+        ("fit", {"cases": []}, "has 0 cases"),
+        ("fit", {"largest": 128}, "a largest above b0"),
+        ("fit", {"source": "../../metrics"}, "source must be 'vidur'"),
+        ("fit", {"r2": 2.0}, "r2: "),
+        ("fit", {"r2": float("nan")}, "r2: "),
+        ("composition", {"batches": 1}, "batch of .* tokens was drawn.*raise batches"),
+        ("composition", {"token_loads": [1]}, "token_loads"),
+        *(
+            ("composition", {"relatively_constant": {"c_ms": 11, "a_ms": 35, "b0": 128, "largest": 512, "r2": r2}},
+             "relatively_constant.r2: ")
+            for r2 in (2.0, float("nan"), 0.0)
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_measure_nothing_are_refused_in_one_line(name: str, settings: Any, wrong: str) -> None:
+    with pytest.raises(InputError, match=wrong) as error:
+        run(f"fig-batch-time-{name}", **settings)
+    assert "\n" not in str(error.value)
+
+
+def test_a_section_that_would_change_nothing_is_refused() -> None:
+    document = yaml.safe_load(item("fig-batch-time-fit").text) | {"workload": {"preset": "azure-code"}}
+    with pytest.raises(InputError, match="simulates nothing"):
+        RUN["fig-batch-time-fit"](Asked(document, Path(), None, lambda share: None), item("fig-batch-time-fit"))

@@ -94,6 +94,11 @@ def test_an_item_is_written_as_page_figures_table_and_scenario(tmp_path) -> None
         ("[1, 2]", "no section `reproduce` with an `item`"),
         ("reproduce: {item: [1]}", "there is no item"),
         (HULL.replace("beyond_b0", "beyond"), "is not a key"),
+        (HULL.replace("max_batch_size: 100", "max_batch_size: 200"), "max_batch_size"),
+        (HULL.replace("token_budget: 1024", "token_budget: 1000"), "multiple"),
+        (HULL.replace("beyond_b0: 200", "beyond_b0: 50"), "beyond_b0"),
+        (HULL.replace("a_ms: 35.47", "a_ms: 0"), "a_ms"),
+        (HULL + "simulat: {requests: 5}\n", "simulat"),
         (HULL.replace("b0: 128}", "b1: 128}"), "is not a key"),
     ],
 )

@@ -4,12 +4,15 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.latency_table import PUBLISHED, RUN, _Family, _orders
 
 
 def document() -> Any:
@@ -20,10 +23,8 @@ def document() -> Any:
 
 
 def measured(given: Any, folder: Path) -> Reproduction:
-    """Reproduce a changed scenario."""
-    file = folder / "changed.yaml"
-    file.write_text(yaml.safe_dump(given), encoding="utf-8")
-    return reproduce(file)
+    """Run the item's own function on a changed scenario, its claims compared all the same."""
+    return RUN["table-latency"](Asked(given, folder, None, lambda share: None), item("table-latency"))
 
 
 def claim(found: Reproduction, what: str) -> Claim:
@@ -90,3 +91,26 @@ def test_a_row_that_the_table_does_not_have_is_refused(tmp_path: Path) -> None:
     given["reproduce"]["schedulers"]["paper"] = {"SGLang": {"server": {"policy": "sglang"}}}
     with pytest.raises(InputError, match="SGLang"):
         measured(given, tmp_path)
+
+
+def test_a_table_without_schedulers_is_refused(tmp_path: Path) -> None:
+    given = document()
+    given["reproduce"]["schedulers"] = {}
+    with pytest.raises(InputError, match="schedulers is empty"):
+        measured(given, tmp_path)
+
+
+def test_the_published_seconds_are_in_their_own_order_and_a_difference_of_0_percent_is_a_tie() -> None:
+    names = tuple(PUBLISHED)
+    seconds = np.array([[PUBLISHED[name] for name in names]])
+    assert all(claim.same for claim in _orders(_Family("own", names, seconds, frozenset())))
+    tied = seconds.copy()
+    tied[0, :, 0] = 5.0
+    tied[0, names.index("Sarathi-Serve"), 0] = 5.01
+    lowest, *_, order = _orders(_Family("tied", names, tied, frozenset()))
+    assert lowest.same
+    assert order.same
+    tied[0, names.index("Sarathi-Serve"), 0] = 5.1
+    lowest, *_, order = _orders(_Family("slower", names, tied, frozenset()))
+    assert lowest.same is False
+    assert order.same is False

@@ -9,18 +9,27 @@ import yaml
 import penstock as ps
 from penstock import reference
 from penstock.reproducing import lemmas
+from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.lemmas import RUN
 
 
-def changed(tmp_path, name, *, workload=None, **settings):
+def changed(tmp_path, name, *, workload=None, server=None, **settings):
     """Return the scenario of an item with other settings, as a file."""
     document = yaml.safe_load(item(name).text)
     document["reproduce"] |= settings
     if workload:
         document["workload"] = workload
+    if server:
+        document["server"] = document["server"] | server if isinstance(server, dict) else server
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
+
+
+def itself(name, path):
+    """Return what an item makes of a file, before `reproduce` says that it was changed."""
+    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
 
 
 def test_prefill_overtakes_999_places_and_departures_stay_within_the_corrected_bound() -> None:
@@ -35,15 +44,9 @@ def test_prefill_overtakes_999_places_and_departures_stay_within_the_corrected_b
 
 
 def test_a_small_burst_stays_within_the_lemma(tmp_path) -> None:
-    found = reproduce(
-        changed(
-            tmp_path,
-            "lemma-overtaking",
-            prefill={"requests": 12},
-            departures={"slack": 3, "systems": 5, "seed": 1},
-            policies=["sarathi"],
-        )
-    )
+    few = {"slack": 3, "systems": 5, "seed": 1}
+    file = changed(tmp_path, "lemma-overtaking", prefill={"requests": 12}, departures=few, policies=["sarathi"])
+    found = itself("lemma-overtaking", file)
     assert found.claims[0].same
     assert not found.differing  # a small K leaves room for 2K places
 
@@ -101,11 +104,11 @@ def test_the_join_buffer_outgrows_the_lemma_and_keeps_the_corrected_bound() -> N
 
 def test_at_half_the_load_the_join_buffer_stays_within_the_lemma(tmp_path) -> None:
     half = {"poisson": {"rate": 0.5, "prompt": 1, "output": 1}}
-    assert not reproduce(changed(tmp_path, "lemma-join", workload=half)).differing
+    assert not itself("lemma-join", changed(tmp_path, "lemma-join", workload=half)).differing
 
 
 def test_three_branches_have_the_bounds_of_three(tmp_path) -> None:
-    found = reproduce(changed(tmp_path, "lemma-join", batch_ms=[100, 100, 200, 1000]))
+    found = itself("lemma-join", changed(tmp_path, "lemma-join", batch_ms=[100, 100, 200, 1000]))
     assert found.claims[0].published == "at most 2K'(k - 1) = 30"
     assert found.claims[2].same
 
@@ -129,8 +132,30 @@ def test_the_buffers_of_a_join_by_hand() -> None:
         ({"batch_ms": [100, 1000]}, "three servers"),
         ({"batch_ms": [100, 100, 1100]}, "load 1.06"),
         ({"workload": {"poisson": {"rate": 0.5, "prompt": 2, "output": 1}}}, "set prompt and output to 1"),
+        ({"batch_ms": [100, float("nan"), 1000]}, "batch_ms"),
+        ({"shown_s": float("inf")}, "shown_s"),
+        ({"server": 1e308}, "server must be a mapping"),
+        ({"server": {"batch_time": {"affine": {"c_ms": 7, "a_ms_per_token": 9}}}}, "server.batch_time would change"),
+        ({"server": {"policy": "vllm-vanilla"}}, "server.policy is vllm-vanilla, which is not known"),
+        ({"server": {"convention": "engine"}}, "give convention: paper"),
+        ({"server": {"max_batch_size": 1}}, "leave both out"),
     ],
 )
 def test_what_the_join_cannot_be_made_from_is_refused(settings, said, tmp_path) -> None:
     with pytest.raises(ps.InputError, match=said):
         reproduce(changed(tmp_path, "lemma-join", **settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"departures": {"slack": 4}}, "departures.slack: 4 is even.*give 3 or 5"),
+        ({"departures": {"slack": 10**9 + 1}}, "slack"),
+        ({"prefill": {"requests": 10**9}}, "prefill.requests"),
+        ({"policies": ["orca", "orca"]}, "orca. stands twice"),
+        ({"server": 1e308}, "server must be a mapping"),
+    ],
+)
+def test_what_overtaking_cannot_be_shown_with_is_refused(settings, said, tmp_path) -> None:
+    with pytest.raises(ps.InputError, match=said):
+        reproduce(changed(tmp_path, "lemma-overtaking", **settings))

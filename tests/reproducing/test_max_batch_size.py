@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
 from penstock.reproducing.claims import Reproduction
+from penstock.reproducing.max_batch_size import RUN
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Reproduction:
@@ -15,6 +18,13 @@ def changed(tmp_path: Path, old: str, new: str) -> Reproduction:
     file = tmp_path / "changed.yaml"
     file.write_text(text.replace(old, new))
     return reproduce(file)
+
+
+def run(old: str, new: str) -> Reproduction:
+    """Run the item's own function with a part of its scenario replaced, its claims compared all the same."""
+    assert old in item("fig-kmax").text
+    document = yaml.safe_load(item("fig-kmax").text.replace(old, new))
+    return RUN["fig-kmax"](Asked(document, Path(), None, lambda share: None), item("fig-kmax"))
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +69,13 @@ def test_once_settled_all_its_batches_hold_29_and_99_tokens(found: Reproduction)
     assert claim.measured.startswith("29 + 99 in 100.00%")
 
 
-def test_at_256_tokens_sarathi_grows_too(tmp_path: Path) -> None:
-    wrong = {claim.what for claim in changed(tmp_path, "token_budget: 128", "token_budget: 256").differing}
+def test_at_256_tokens_sarathi_grows_too() -> None:
+    wrong = {claim.what for claim in run("token_budget: 128", "token_budget: 256").differing}
     assert "sarathi at 256 tokens" in wrong
 
 
-def test_below_the_vertex_more_policies_are_bounded(tmp_path: Path) -> None:
-    found = changed(tmp_path, "rate: 2.1390374331550803", "rate: 1.5")
+def test_below_the_vertex_more_policies_are_bounded() -> None:
+    found = run("rate: 2.1390374331550803", "rate: 1.5")
     wrong = {claim.what: claim for claim in found.differing}
     assert "orca at 128 tokens" in wrong
     assert "load of the operating point" in wrong
@@ -75,3 +85,19 @@ def test_below_the_vertex_more_policies_are_bounded(tmp_path: Path) -> None:
 def test_growth_is_not_measured_where_arrivals_are_random(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing is random"):
         changed(tmp_path, "deterministic:", "poisson:")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        ("larger_budget: 1024", "larger_budget: 128", "no larger one to compare with; raise larger_budget"),
+        ("until: 20000", "until: 50", "no time to settle.*give at least 463 s"),
+    ],
+)
+def test_a_budget_that_is_no_larger_and_a_run_that_is_too_short_are_refused(old: str, new: str, wrong: str) -> None:
+    with pytest.raises(InputError, match=wrong):
+        run(old, new)
+
+
+def test_the_shortest_run_that_is_allowed_tells_what_a_long_one_does() -> None:
+    assert not run("until: 20000", "until: 464").differing

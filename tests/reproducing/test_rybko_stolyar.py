@@ -4,11 +4,17 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.rybko_stolyar import E2E, fluid_envelope, reversed_priorities, with_lengths
+from penstock.reproducing.rybko_stolyar import E2E, RUN, fluid_envelope, reversed_priorities, with_lengths
 from penstock.scenario_network import build_network
 
 FIGURE, THRESHOLDS = (yaml.safe_load(item(name).text) for name in ("fig-rs", "rs-thresholds"))
+
+
+def itself(name, path):
+    """Return what an item makes of a file, before `reproduce` says that it was changed."""
+    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
 
 
 def changed(tmp_path, document, simulate=None, network=None, **settings):
@@ -17,7 +23,7 @@ def changed(tmp_path, document, simulate=None, network=None, **settings):
     again = document | {"reproduce": document["reproduce"] | settings}
     again |= {"simulate": simulate or document["simulate"], "network": network or document["network"]}
     file.write_text(yaml.safe_dump(again, sort_keys=False))
-    found = reproduce(file)
+    found = itself(document["reproduce"]["item"], file)
     return found, {claim.what: claim for claim in found.claims}
 
 
@@ -46,6 +52,7 @@ def test_below_the_threshold_the_figure_shows_no_instability_and_says_so(tmp_pat
     _, claims = changed(tmp_path, FIGURE, lengths=["constant"], load=0.5)
     assert not claims["as published, constant lengths"].same
     assert not claims["growth, constant lengths"].same
+    assert {claim.published for claim in claims.values()} == {"tokens grow without bound", "stability is restored"}
     assert "most tokens over time, constant lengths" not in claims, "the fluid path does not grow"
 
 
@@ -97,3 +104,25 @@ def test_priorities_without_a_virtual_station_are_refused(tmp_path) -> None:
     }
     with pytest.raises(InputError, match="no virtual station"):
         changed(tmp_path, THRESHOLDS, network=THRESHOLDS["network"] | {"pools": turned})
+
+
+@pytest.mark.parametrize(
+    ("document", "settings", "said"),
+    [
+        (FIGURE, {"lengths": ["constant", "constant"]}, "constant. stands twice"),
+        (FIGURE, {"load": float("nan")}, "load"),
+        (THRESHOLDS, {"loads": [0.5, 1e30]}, "loads"),
+        (THRESHOLDS, {"orders": ["fcfs", "fcfs"]}, "fcfs. stands twice"),
+        (FIGURE | {"network": 1e308}, {}, "network"),
+        (FIGURE | {"blah": 3}, {}, "blah is no section that fig-rs reads"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(tmp_path, document, settings, said) -> None:
+    with pytest.raises(InputError, match=said):
+        changed(tmp_path, document, **settings)
+
+
+def test_what_stands_beyond_the_paper_is_called_known(tmp_path) -> None:
+    _, claims = changed(tmp_path, THRESHOLDS, {"jobs": 2000}, loads=[0.5, 0.6], orders=[])
+    said = {claim.published.split(":")[0] for claim in claims.values()}
+    assert said == {"known", "formula"}, "of a load of .6 nothing is known"

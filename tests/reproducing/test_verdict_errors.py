@@ -5,18 +5,24 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.verdict_errors import rising
+from penstock.reproducing.verdict_errors import RUN, rising
 
 DOCUMENT = yaml.safe_load(item("verdict-errors").text)
 
 
-def changed(tmp_path, server=None, **settings):
+def itself(name, path):
+    """Return what an item makes of a file, before `reproduce` says that it was changed."""
+    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
+
+
+def changed(tmp_path, server=None, sections=None, **settings):
     """Write a scenario with other settings, and return what it says, claims by their name."""
     file = tmp_path / "changed.yaml"
     again = DOCUMENT | {"reproduce": DOCUMENT["reproduce"] | settings, "server": DOCUMENT["server"] | (server or {})}
-    file.write_text(yaml.safe_dump(again))
-    found = reproduce(file)
+    file.write_text(yaml.safe_dump(again | (sections or {})))
+    found = itself("verdict-errors", file)
     return found, {claim.what: claim for claim in found.claims}
 
 
@@ -35,7 +41,7 @@ def test_least_squares_calls_most_stable_runs_unstable_and_the_sequential_test_n
 
 
 def test_far_below_the_critical_load_least_squares_is_seldom_wrong_and_the_claim_differs(tmp_path) -> None:
-    _, claims = changed(tmp_path, loads=[0.3], near=0.8, seeds=12, batches=[20])
+    _, claims = changed(tmp_path, loads=[0.5], near=0.5, seeds=12, batches=[20])
     assert not claims["stable runs called unstable by least squares"].same
 
 
@@ -47,7 +53,18 @@ def test_a_line_rises_or_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("server", "settings", "said"),
-    [({"max_batch_size": 64}, {}, "server.max_batch_size is 64"), (None, {"loads": [1.0]}, "reproduce.loads has 1")],
+    [
+        ({"max_batch_size": 64}, {}, "server.max_batch_size is 64"),
+        (None, {"loads": [1.0]}, "reproduce.loads has 1"),
+        (None, {"loads": [0.9999999]}, "reproduce.loads has 1, within"),
+        (None, {"loads": [0.0001]}, "loads"),
+        (None, {"loads": [0.9, 0.9]}, "0.9 stands twice"),
+        (None, {"seeds": 1}, "seeds"),
+        ({"policy": "fastertransformer"}, {}, "not known to be work-conserving"),
+        (None, {"sections": {"server": 1e308}}, "server"),
+        (None, {"sections": {"simulate": {"requests": 2}}}, "simulate.requests is 2"),
+        (None, {"sections": {"workload": {"preset": "azure-code"}}}, "asks for i.i.d. arrivals"),
+    ],
 )
 def test_what_leaves_the_truth_unknown_is_refused(tmp_path, server, settings, said) -> None:
     with pytest.raises(InputError, match=said):

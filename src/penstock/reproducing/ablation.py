@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import altair as alt
 import polars as pl
+from pydantic import Field
 
 from penstock import plotting
 from penstock.document import Section, Whole
@@ -28,9 +29,9 @@ Medians = Mapping[int, list[float]]
 
 class _Settings(Section):
     trace: str = "azure-llm-2023-conv"
-    rates: list[float]
-    budgets: list[Whole]
-    seeds: list[Whole]
+    rates: list[Annotated[float, Field(gt=0)]]
+    budgets: list[Annotated[Whole, Field(ge=1)]]
+    seeds: list[Annotated[Whole, Field(ge=0)]]
 
 
 def _run(asked: Asked, item: Item) -> Reproduction:
@@ -77,12 +78,15 @@ def _run(asked: Asked, item: Item) -> Reproduction:
 
 
 def _claims(rate: float, e2e: Medians, ttft: Medians, workload: Workload, servers: Mapping[int, Server]) -> list[Claim]:
-    """Compare the orders of the medians with those of the paper; an order holds if it does with every seed."""
-    paper = (SMALL, MODERATE, LARGE)
+    """Compare the orders of the medians with those of the paper; an order holds if it does with every seed.
+
+    A tie for the lowest is no defeat, and one for the slowest no overhead.
+    """
+    paper = (MODERATE, SMALL, LARGE)  # the first of equals is found
     seeds = range(len(e2e[SMALL]))
     lowest = [min(paper, key=lambda budget: e2e[budget][seed]) for seed in seeds]
     better = [ttft[LARGE][seed] < ttft[MODERATE][seed] for seed in seeds]
-    worst = [max(paper, key=lambda budget: ttft[budget][seed]) == SMALL for seed in seeds]
+    worst = [ttft[SMALL][seed] > max(ttft[MODERATE][seed], ttft[LARGE][seed]) for seed in seeds]
     at = f"{rate:g} requests/s"
     first = all(found == MODERATE for found in lowest)
     why = "" if first else _instead(lowest, workload, servers)
@@ -90,8 +94,11 @@ def _claims(rate: float, e2e: Medians, ttft: Medians, workload: Workload, server
     return [
         Claim(f"median E2E, {at}", f"{MODERATE} lowest", _shown(e2e), first, why),
         Claim(f"median TTFT, {at}", f"{LARGE} below {MODERATE}", _shown(ttft), all(better), _unless(better, disorder)),
-        Claim(f"cost of chunking, {at}", f"{SMALL} slow", _slower(ttft), all(worst), _unless(worst, disorder)),
-    ]
+        Claim(
+            f"cost of chunking, {at}", f"{SMALL} incurs significant overhead from repeated chunked prefill iterations",
+            _slower(ttft), all(worst), _unless(worst, disorder),
+        ),
+    ]  # fmt: skip
 
 
 def _unless(held: list[bool], why: str) -> str:

@@ -10,7 +10,8 @@ from pydantic import Field
 from penstock import plotting
 from penstock.analysis.stability import verdict
 from penstock.document import Section, Whole
-from penstock.reproducing.asked import Asked
+from penstock.errors import InputError
+from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.system.server import Server
@@ -40,7 +41,8 @@ KNOWN: dict[tuple[str, str, Kind], float] = {
 _PRECISION = 0.005
 _FIRST = 0.95
 """Where a cell of which nothing is known is looked for."""
-_LEAST = 0.05
+_LEAST, _MOST = 0.05, 1.5
+"""Shares beyond which no cell is looked for."""
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 
 
@@ -50,10 +52,10 @@ class _Policy(Section):
 
 
 class _Settings(Section):
-    points: dict[str, Annotated[Whole, Field(ge=1)]] = Field(min_length=1)
+    points: dict[str, Annotated[Whole, Field(ge=1, le=1_000_000)]] = Field(min_length=1)
     policies: dict[str, _Policy] = Field(min_length=1)
-    lengths: list[Kind] = Field(["constant", "geometric"], min_length=1)
-    width: float = Field(0.03, gt=0.002, lt=0.5)
+    lengths: Different[Kind] = Field(["constant", "geometric"], min_length=1)
+    width: float = Field(0.03, ge=0.01, le=0.1)
 
 
 class Bracket(NamedTuple):
@@ -95,25 +97,34 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         ("published", "stable_at", "unstable_at"), pl.Float64
     )
     table = pl.DataFrame(rows, columns, orient="row")
-    text = (
-        "Share of the region's boundary that each policy carries, by point of the boundary: MaxWeight carries it all."
-    )
+    text = "Share of the region's boundary that each policy carries, by point of the boundary, beside what is known."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), table, {text: _chart(table)},
         "Bars: from the largest share of the boundary that was judged stable to the least that was judged unstable; a "
-        "white mark is the share known from an independent program. At 1 no policy carries more.",
+        "white mark is the share known from an independent program. Beyond 1 every policy is unstable.",
         assumed=("Arrivals are Poisson; a share is judged on both sides of the known one, and not found more closely",),
     )  # fmt: skip
 
 
 def bracket(workload: Workload, server: Server, first: float, width: float) -> Bracket:
-    """Return shares of the workload's rate between which a server ceases to be stable, from a first guess outwards."""
+    """Return shares of the workload's rate between which a server ceases to be stable, from a first guess outwards.
+
+    Raises
+    ------
+    InputError
+        If it does not cease to be stable anywhere near the rate.
+    """
 
     def judged(share: float) -> str:
         return verdict(workload.with_rate(share * workload.rate), server, seed=workload.seed).verdict
 
     low, high, carried = first - width / 2, first + width / 2, False
     while (said := judged(high)) != "unstable":
+        if high > _MOST:
+            raise InputError(
+                f"{server.policy.name} is judged {said} at {high:.3g} times the boundary of the region of `server`, so "
+                "that is not its boundary; give no policy a token_budget above server.token_budget"
+            )
         low, high, carried = (high, high + width, True) if said == "stable" else (low, high + width, carried)
     while not carried and low > _LEAST and (said := judged(low)) != "stable":
         low, high = low - width, low if said == "unstable" else high
@@ -137,7 +148,7 @@ def _claims(point: str, name: str, found: Mapping[Kind, Bracket]) -> list[Claim]
     return [
         Claim(
             f"{point}, {name}",
-            " / ".join(_share(share) for share in known.values()),
+            "known: " + " / ".join(_share(share) for share in known.values()),
             " / ".join(str(found[kind]) for kind in known),
             not apart,
             why,

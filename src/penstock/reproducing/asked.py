@@ -1,11 +1,14 @@
 """What a reproduction is made from: its scenario file, and the recorded traces that are here."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from penstock.document import Section, parsed
+from pydantic import AfterValidator
+
+from penstock import checks
+from penstock.document import Section, parsed, short
 from penstock.errors import InputError
 from penstock.scenario import Scenario, build
 from penstock.scenario_network import NetworkScenario, build_network
@@ -13,9 +16,24 @@ from penstock.workload import catalogue
 from penstock.workload.workload import Workload, read_trace
 
 Settings = TypeVar("Settings", bound=Section)
+Value = TypeVar("Value", bound=Hashable)
+
+SECTIONS = ("workload", "server", "simulate", "network")
+"""Those that an item can read besides ``reproduce``; `Asked.scenario` and `Asked.network` refuse the wrong ones."""
 
 LOOK_ALIKES = {"azure-llm-2023-code": "azure-code", "azure-llm-2023-conv": "azure-conv"}
 """Recorded traces, and the preset that stands for each where it is not on this machine."""
+
+
+def _once(values: list[Value]) -> list[Value]:
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{checks.shown(twice)} stands twice, which measures it again under one name; drop one")
+    return values
+
+
+Different = Annotated[list[Value], AfterValidator(_once)]
+"""A list in which nothing stands twice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +57,42 @@ class Asked:
     data: Path | None
     progress: Callable[[float], None]
 
-    def settings(self, model: type[Settings]) -> Settings:
+    def settings(self, model: type[Settings], sections: Collection[str] = SECTIONS) -> Settings:
         """Return the section ``reproduce`` as an item declares it.
+
+        Parameters
+        ----------
+        model
+            Its keys.
+        sections
+            Others that the item reads; an item that builds no scenario has to name them.
 
         Raises
         ------
         InputError
-            If a key is unknown or a value cannot be used.
+            If a key or a section is unknown, or a value cannot be used.
         """
+        for name in self.document:
+            if name != "reproduce" and name not in sections:
+                raise InputError(
+                    f"{short(name)} is no section that {self.document['reproduce']['item']} reads, so it would "
+                    f"change nothing; leave it out ({', '.join(('reproduce', *sections))} may stand there)"
+                )
         given = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
-        return parsed(given, model, "reproduce", f"{', '.join(model.known_keys()) or 'no keys'}")
+        try:
+            return parsed(given, model, "reproduce", f"{', '.join(model.known_keys()) or 'no keys'}")
+        except InputError as error:
+            said = str(error)
+            raise InputError(said if said.startswith("reproduce") else f"reproduce.{said}") from None
 
     def scenario(self, **sections: Any) -> Scenario:
         """Return the file as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
         document = {key: value for key, value in self.document.items() if key != "reproduce"}
         for name, changed in sections.items():
-            document[name] = {**document.get(name, {}), **changed}
+            given = document.get(name, {})
+            if not isinstance(given, Mapping):
+                raise InputError(f"{name} must be a mapping of keys, not {checks.shown(given)}; give its keys below it")
+            document[name] = {**given, **changed}
         return build(document, self.folder, str(self.document["reproduce"]["item"]))
 
     def network(self) -> NetworkScenario:

@@ -4,14 +4,15 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import altair as alt
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from pydantic import Field
 
-from penstock import plotting
+from penstock import checks, plotting
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.fitting.batches import MeasuredBatches
@@ -31,6 +32,21 @@ Ints = npt.NDArray[np.int64]
 
 _LOADS_APART = 8
 _DRAWN_LENGTHS = 20_000
+_LONGEST_LOAD = 65_536
+
+Some = Annotated[Whole, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
+
+
+def _refuse_other_sections(asked: Asked) -> None:
+    """Refuse sections of a scenario, which these items have no use for."""
+    other = [checks.shown(key) for key in asked.document if key != "reproduce"]
+    if other:
+        raise InputError(
+            f"the scenario has {', '.join(other)}, but {asked.document['reproduce']['item']} simulates nothing and "
+            "reads the section `reproduce` only; leave the rest out"
+        )
 
 
 # How much the batch time depends on composition
@@ -42,21 +58,21 @@ class _Lengths(Section):
 
 
 class _Stairs(Section):
-    c_ms: float
-    a_ms: float
-    b0: Whole
-    largest: Whole
-    r2: float
+    c_ms: Milliseconds
+    a_ms: Annotated[float, Field(gt=0, le=1e6)]
+    b0: Some
+    largest: Some
+    r2: Share
 
 
 class _Model(Section):
     model: str
     card: str
-    source: str
-    layers: Whole
+    source: Literal["llmservingsim", "vidur"]
+    layers: Some
     file: str
     attention: str | None = None
-    tensor_parallel: Whole = 1
+    tensor_parallel: Some = 1
     hardware: str | None = None
 
     @property
@@ -66,17 +82,18 @@ class _Model(Section):
 
 class _Composition(Section):
     lengths: _Lengths
-    longest_prompt: Whole
-    longest: Whole
-    token_loads: list[Whole]
-    max_batch_size: Whole
-    batches: Whole = 2_000
-    seed: Whole = 0
+    longest_prompt: Some
+    longest: Some
+    token_loads: list[Annotated[Whole, Field(ge=2, le=1_000_000)]]
+    max_batch_size: Some
+    batches: Annotated[Whole, Field(ge=1, le=100_000)] = 2_000
+    seed: Annotated[Whole, Field(ge=0)] = 0
     relatively_constant: _Stairs
     pairs: list[list[_Model]]
 
 
 def _composition(asked: Asked, item: Item) -> Reproduction:
+    _refuse_other_sections(asked)
     settings = asked.settings(_Composition)
     odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
     if odd is not None or not settings.token_loads:
@@ -89,7 +106,7 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
     pairs = [pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)]
     if not pairs:
         raise InputError("no pair of models has layer profiles or a preset here; give --data, or `hardware` for both")
-    loads = sorted(settings.token_loads)
+    loads = sorted(set(settings.token_loads))
     rows, full = [], loads[-1]
     variation: dict[tuple[str, int], float] = {}
     for place, load in enumerate(loads):
@@ -103,12 +120,12 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
             rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
         asked.progress((place + 1) / len(loads))
     most = room_for_composition(settings.relatively_constant)
-    claims = [c for pair in pairs for model in pair for c in _constant(model, variation, loads, most)]
+    claims = [_constant(model, variation[model.name, full], full, most) for pair in pairs for model in pair]
     claims += [_smaller(pair, variation, full) for pair in pairs]
     table = pl.DataFrame(rows, ["model", "token_load", "batches", "mean_s", "cv"], orient="row")
-    kept = {model.source for pair in pairs for model in pair if asked.profile(model.source) is not None}
+    (worst, at), cv = max(variation.items(), key=lambda each: each[1])
     assumed = (
-        "SGLang's times and their figures are not published: " + _what_for_times(kept, pairs, settings),
+        "SGLang's times and their figures are not published: " + _what_for_times(asked, pairs, settings),
         f"{said}, prompts of at most {settings.longest_prompt:,} and requests of at most {settings.longest:,} tokens: "
         f"{prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
         f"'Relatively constant' has no number: taken as at most {most:.1%}, the error that a staircase with "
@@ -119,7 +136,10 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), table, {text: _variation_chart(table, most)},
         "All batches at a load hold the same number of tokens, and differ in what they are. Black: the error that the "
-        "fit of the batch time leaves.", (), assumed,
+        "fit of the batch time leaves. The paper speaks of full token load; at any, "
+        f"{worst.replace(', ', ' on ')} varies most, by {cv:.1%} at {at:,} tokens, where "
+        "attention, which reads the tokens before each decode, takes much of the time.",
+        (), assumed,
     )  # fmt: skip
 
 
@@ -152,8 +172,8 @@ def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
 
 def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | None:
     """Return what gives the seconds of batches: the layer profile, else the preset, else nothing."""
-    folder = asked.profile(model.source)
-    if folder is not None and (folder / model.file).exists():
+    folder = _profiled(asked, model)
+    if folder is not None:
         attention = None if model.attention is None else folder / model.attention
         if model.source == "vidur":
             return read_vidur(
@@ -177,6 +197,12 @@ def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | N
     return of
 
 
+def _profiled(asked: Asked, model: _Model) -> Path | None:
+    """Return the folder that holds the layer profile of a model, if it is in the data."""
+    folder = asked.profile(model.source)
+    return folder if folder is not None and (folder / model.file).exists() else None
+
+
 def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -> BatchContents:
     """Return batches that hold exactly so many tokens."""
     drawn = draw_batches(
@@ -188,33 +214,27 @@ def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -
         seed=settings.seed,
     )
     chosen = drawn.prefill + drawn.decodes == load
+    if chosen.sum() < 2:
+        raise InputError(
+            f"{'only one' if chosen.any() else 'no'} batch of {load:,} tokens was drawn, and a variation takes two; "
+            f"raise batches, now {settings.batches:,}, or leave this load out"
+        )
     inside = chosen[drawn.batch]
     renamed = np.cumsum(chosen) - 1
     sums = (drawn.decodes[chosen], drawn.context[chosen], drawn.longest[chosen])
     return BatchContents(*sums, renamed[drawn.batch[inside]], drawn.new[inside], drawn.before[inside])
 
 
-def _constant(model: _Model, variation: dict[tuple[str, int], float], loads: list[int], most: float) -> list[Claim]:
-    """Compare how much the batch time varies, at the full token load and at any, with what a good fit leaves."""
-    full, worst = loads[-1], max(loads, key=lambda load: variation[model.name, load])
-    claims = []
-    for what, load, published in (
-        (f"CV at {full:,} tokens", full, "relatively constant"),
-        ("largest CV at any load", worst, "varies little"),
-    ):
-        cv = variation[model.name, load]
-        above = ", ".join(f"{each:,}" for each in loads if variation[model.name, each] > most)
-        why = (
-            f"at {above} tokens attention, which reads the tokens before each decode, takes more beside the linear "
-            "layers than a fit leaves room for; the caption says 'at full token load'"
-        )
-        at = f"{cv:.1%}" if load == full else f"{cv:.1%}, at {load:,} tokens"
-        claims.append(
-            Claim(
-                f"{what}, {model.name}", f"{published} (up to {most:.1%})", at, cv <= most, "" if cv <= most else why
-            )
-        )  # fmt: skip
-    return claims
+def _constant(model: _Model, cv: float, full: int, most: float) -> Claim:
+    """Compare how much the batch time varies at the full token load with what a good fit leaves."""
+    why = (
+        "attention, which reads the tokens before each decode, takes more beside the linear layers than a fit leaves "
+        "room for"
+    )
+    return Claim(
+        f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})", f"{cv:.1%}", cv <= most,
+        "" if cv <= most else why,
+    )  # fmt: skip
 
 
 def _smaller(pair: list[_Model], variation: dict[tuple[str, int], float], full: int) -> Claim:
@@ -227,15 +247,29 @@ def _smaller(pair: list[_Model], variation: dict[tuple[str, int], float], full: 
     )  # fmt: skip
 
 
-def _what_for_times(kept: set[str], pairs: list[list[_Model]], settings: _Composition) -> str:
-    names = {"llmservingsim": "LLMServingSim", "vidur": "Vidur"}
-    if kept:
-        told = " and ".join(sorted(names.get(name, name) for name in kept))
-        return f"batches are timed by {told}'s layer profiles, without exchange between GPUs and the engine's own work"
-    left = len(settings.pairs) - len(pairs)
-    return "layer profiles are not here (--data), so presets of `penstock hardware` stand for them" + (
-        f"; {left} pair without presets is left out" if left else ""
-    )
+def _what_for_times(asked: Asked, pairs: list[list[_Model]], settings: _Composition) -> str:
+    """Say where the times of each model are from."""
+    by_source: dict[str, list[str]] = {}
+    for model in itertools.chain.from_iterable(pairs):
+        profiled = _profiled(asked, model) is not None
+        by_source.setdefault(_SOURCES[model.source] if profiled else "", []).append(f"{model.model} on {model.card}")
+    told = [
+        f"{' and '.join(names)} by {source}'s layer profiles, without exchange between GPUs and the engine's own work"
+        for source, names in by_source.items()
+        if source
+    ]
+    if "" in by_source:
+        told.append(
+            f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer profiles are not here "
+            "(--data)"
+        )
+    left = [f"{model.model} on {model.card}" for pair in settings.pairs if pair not in pairs for model in pair]
+    if left:
+        told.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
+    return "batches are timed for " + "; ".join(told)
+
+
+_SOURCES = {"llmservingsim": "LLMServingSim", "vidur": "Vidur"}
 
 
 def _variation_chart(table: pl.DataFrame, most: float) -> alt.LayerChart:
@@ -272,14 +306,15 @@ def _channels(field: str, names: list[str], title: str) -> dict[str, Any]:
 
 
 class _Constants(Section):
-    c_ms: float
-    a_ms: float
+    c_ms: Milliseconds
+    a_ms: Milliseconds
+    b0: Some = 128
 
 
 class _Case(Section):
     model: str
-    tensor_parallel: Whole
-    layers: Whole
+    tensor_parallel: Some
+    layers: Some
     file: str
     hardware: str
     published: _Constants | None = None
@@ -290,10 +325,10 @@ class _Case(Section):
 
 
 class _Fits(Section):
-    source: str = "vidur"
-    largest: Whole = 512
-    b0: Whole = 128
-    r2: float = 0.97
+    source: Literal["vidur"] = "vidur"
+    largest: Annotated[Whole, Field(ge=1, le=_LONGEST_LOAD)] = 512
+    b0: Some = 128
+    r2: Share = 0.97
     cases: list[_Case]
 
 
@@ -306,32 +341,41 @@ class _Fitted:
     stairs: Fit
     measured: bool
 
-    def published(self, b0: int) -> PiecewiseConstant | None:
-        """Return the paper's staircase."""
+    @property
+    def published(self) -> PiecewiseConstant | None:
+        """The paper's staircase, of its own width."""
         given = self.case.published
-        return None if given is None else PiecewiseConstant(given.c_ms / 1e3, given.a_ms / 1e3, b0)
+        return None if given is None else PiecewiseConstant(given.c_ms / 1e3, given.a_ms / 1e3, given.b0)
 
 
 def _fits(asked: Asked, item: Item) -> Reproduction:
+    _refuse_other_sections(asked)
     settings = asked.settings(_Fits)
+    if not settings.cases or settings.largest <= settings.b0:
+        raise InputError(
+            f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest {settings.largest:,} and steps "
+            f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case or more; give a case, "
+            "and a largest above b0"
+        )
     folder = asked.profile(settings.source)
     found = []
     for place, case in enumerate(settings.cases):
         found.append(_fitted(case, folder, settings))
         asked.progress((place + 1) / len(settings.cases))
     claims = [claim for each in found for claim in _claims_of(each, settings)]
-    if all(each.measured for each in found):
-        assumed = [
+    assumed, missing = [], [each.case.name for each in found if not each.measured]
+    if len(missing) < len(found):
+        assumed += [
             f"Batch times are Vidur's medians of all layers but attention, up to {settings.largest:,} tokens: the "
             "paper does not say what was measured, and its constants fit these",
             "Attention and the exchange between GPUs are not in these times, which shortens those of TP2 and TP4",
         ]
-    else:
-        assumed = [
-            "Layer profiles are not here (--data), so the batch times are those of `penstock hardware`, linear layers "
-            "only, which were themselves fitted to loads up to 4,096 tokens: only the published staircases and the "
-            "recorded R^2 can be compared"
-        ]
+    if missing:
+        assumed.append(
+            f"Layer profiles of {', '.join(missing)} are not here (--data), so those batch times are of `penstock "
+            "hardware`, linear layers only, which were themselves fitted to loads up to 4,096 tokens: the R^2 of a fit "
+            "to measured times needs --data, and only published constants can be compared"
+        )
     rows = _rows(found, settings)
     text = "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel per model."
     return Reproduction(
@@ -356,20 +400,15 @@ def _fitted(case: _Case, folder: Path | None, settings: _Fits) -> _Fitted:
 
 def _claims_of(found: _Fitted, settings: _Fits) -> list[Claim]:
     case = found.case
-    reached, where = found.stairs.r2, ""
-    if not found.measured:
-        known = hardware(case.hardware)
-        if isinstance(known.batch_time, PiecewiseConstant):
-            reached, where = float((known.fit or {})["r2"]), " (up to 4,096 tokens)"
-        else:
-            where = " (to the catalogue's table)"
-    claims = [
-        Claim(
-            f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}{where}", reached > settings.r2,
-            "" if reached > settings.r2 else _SMALLER_STEPS if found.measured else _ROUNDED_OFF,
-        )
-    ]  # fmt: skip
-    published = found.published(settings.b0)
+    claims, reached = [], found.stairs.r2
+    if found.measured:
+        claims.append(
+            Claim(
+                f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}", reached > settings.r2,
+                "" if reached > settings.r2 else _SMALLER_STEPS,
+            )
+        )  # fmt: skip
+    published = found.published
     if published is not None:
         kept = r2(found.batches.seconds, published(found.batches.tokens))
         claims.append(
@@ -411,10 +450,11 @@ def _parameters(found: _Fitted, published: PiecewiseConstant | None, settings: _
         )  # fmt: skip
     free = fit(found.batches, "steps")
     width, low, high = free.parameters["b0"]
-    same = low <= settings.b0 <= high
+    expected = settings.b0 if published is None else published.b0
+    same = low <= expected <= high
     claims.append(
         Claim(
-            f"tokens of a step, {name}", f"{settings.b0}", f"{width:.0f} ({low:.0f}..{high:.0f})", same,
+            f"tokens of a step, {name}", f"{expected}", f"{width:.0f} ({low:.0f}..{high:.0f})", same,
             "" if same else f"by relative error; R^2 {free.r2:.3f} against {found.stairs.r2:.3f}: {_SMALLER_STEPS}",
         )
     )  # fmt: skip
@@ -424,19 +464,19 @@ def _parameters(found: _Fitted, published: PiecewiseConstant | None, settings: _
 def _rows(found: list[_Fitted], settings: _Fits) -> pl.DataFrame:
     """Return measured times, and at the ends of the steps those of the staircases."""
     rows: list[tuple[str, str, str, float, float]] = []
-    ends = np.append(np.arange(0, settings.largest, settings.b0), settings.largest).astype(np.float64)
-    inside = np.maximum(ends, 1.0)
     for each in found:
         about = (each.case.model, f"TP{each.case.tensor_parallel}")
         parts: list[tuple[str, BatchTime | None]] = [
             ("fitted", each.stairs.model),
-            ("published", each.published(settings.b0)),
+            ("published", each.published),
         ]
         points = zip(each.batches.tokens.tolist(), (1e3 * each.batches.seconds).tolist(), strict=True)
         rows += [(*about, "measured" if each.measured else "catalogue", load, ms) for load, ms in points]
         for kind, model in parts:
             if model is not None:
-                steps = zip(ends.tolist(), (1e3 * model(inside)).tolist(), strict=True)
+                width = model.b0 if isinstance(model, PiecewiseConstant) else settings.b0
+                ends = np.append(np.arange(0, settings.largest, width), settings.largest).astype(np.float64)
+                steps = zip(ends.tolist(), (1e3 * model(np.maximum(ends, 1.0))).tolist(), strict=True)
                 rows += [(*about, kind, load, ms) for load, ms in steps]
     return pl.DataFrame(rows, ["model", "degree", "kind", "tokens", "ms"], orient="row")
 

@@ -26,13 +26,15 @@ _EQUAL = 1e-9
 
 class _Settings(Section):
     beyond_b0: Whole = 200
-    """A max batch size above b0, where the paper's vertices are not those of the region."""
+    """A max batch size above b0, at most the token budget, where the paper's vertices are not those of the region."""
 
 
 def _run(asked: Asked, item: Item) -> Reproduction:
     settings = asked.settings(_Settings)
     given = asked.scenario()
     server, prompt = given.server, round(given.workload.mean_prompt)
+    model, slots = _staircase(server)
+    _refuse_other_hypotheses(server, model, slots, settings.beyond_b0)
     found = region(server, prompt=prompt)
     vertices = published_vertices(server)
     rows, claims = [], []
@@ -40,8 +42,11 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         reached = found.scale(at)
         same = abs(reached - 1) < _EQUAL
         claims.append(
-            Claim(f"vertex {name}", _tokens(at), _tokens(tuple(reached * np.array(at))), same, "" if same else _SHORT)
-        )
+            Claim(
+                f"vertex {name}", _tokens(at), _tokens(tuple(reached * np.array(at))), same,
+                "" if same else _SHORT if reached < 1 else _INSIDE,
+            )
+        )  # fmt: skip
         rows.append(("paper", name, *at))
     rows += [("region", "", *at) for at in found.vertices.tolist()]
     claims.append(_extreme(server, vertices, found.vertices))
@@ -53,18 +58,47 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     table = pl.DataFrame(rows, ["of", "vertex", "prefill_tokens_per_s", "decode_tokens_per_s"], orient="row")
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), table, {text: chart},
-        "Token rates inside can be carried by some policy; outside by none.",
+        "Outside no policy is stable. Whether every point inside can be carried is the open problem.",
     )  # fmt: skip
 
 
-_SHORT = "with prompts this short a batch of so many requests cannot be filled (correction of stable_condition)"
+_SHORT = "with prompts this short so few requests cannot fill the batch (correction of stable_condition)"
+_INSIDE = "it lies inside the region, which holds more in that direction"
+
+
+def _staircase(server: Server) -> tuple[PiecewiseConstant, int]:
+    """Return the batch time and the max batch size of a server that has those of the theorem."""
+    model, slots = server.batch_time, server.max_batch_size
+    if not isinstance(model, PiecewiseConstant) or slots is None:
+        raise InputError("fig-hull needs batch_time with c_ms, a_ms and b0, and a max_batch_size; give them")
+    return model, slots
+
+
+def _refuse_other_hypotheses(server: Server, model: PiecewiseConstant, slots: int, beyond: int) -> None:
+    """Refuse what the theorem does not speak of: k_max <= b0, b0 divides b_max, a > 0."""
+    budget, b0 = server.token_budget, model.b0
+    if slots > b0:
+        raise InputError(
+            f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, and its vertices are "
+            "not those of the region beyond it; lower max_batch_size, or ask for it as reproduce.beyond_b0"
+        )
+    if budget % b0:
+        raise InputError(
+            f"token_budget is {budget:,}, but Theorem 4 asks for a multiple of batch_time.b0, {b0:,}, and its vertices "
+            f"are not those of the region else; give {max(budget // b0, 1) * b0:,}"
+        )
+    if model.a <= 0:
+        raise InputError("batch_time.a_ms is 0, but Theorem 4 asks for steps, a_ms > 0; raise it")
+    if not b0 < beyond <= budget:
+        raise InputError(
+            f"reproduce.beyond_b0 is {beyond:,}, but is a max batch size above batch_time.b0, {b0:,}, that a batch of "
+            f"token_budget, {budget:,}, can hold, so that the vertices fail; give one between"
+        )
 
 
 def published_vertices(server: Server) -> dict[str, tuple[float, float]]:
     """Return the vertices A to D of the paper's theorem, prefill and decode tokens/s."""
-    model, slots = server.batch_time, server.max_batch_size
-    if not isinstance(model, PiecewiseConstant) or slots is None:
-        raise InputError("fig-hull needs batch_time with c_ms, a_ms and b0, and a max_batch_size; give them")
+    model, slots = _staircase(server)
     budget, b0 = server.token_budget, model.b0
     full, step, decodes = (float(model.by_tokens(load)) for load in (budget, b0, slots))
     return {
@@ -77,13 +111,12 @@ def published_vertices(server: Server) -> dict[str, tuple[float, float]]:
 
 def _extreme(server: Server, vertices: dict[str, tuple[float, float]], found: Floats) -> Claim:
     """Compare whether C is a vertex with the condition that decides it."""
-    model, slots = server.batch_time, server.max_batch_size
-    assert isinstance(model, PiecewiseConstant)
-    assert slots is not None
+    model, slots = _staircase(server)
     condition = (slots - 1) * (model.b0 - slots) > model.b0 * model.c / model.a
     is_vertex = bool(np.any(np.all(np.isclose(found, vertices["C"], rtol=1e-6), axis=1)))
     return Claim(
-        "C is a vertex of the hull", "always", "yes" if is_vertex else "no", is_vertex,
+        "C is a vertex of the hull", "yes, of conv(O, A, B, C, D)", "yes" if is_vertex else "no", is_vertex,
+        "" if is_vertex else
         f"only where (k_max - 1)(b0 - k_max) > b0 c / a, which {'holds' if condition else 'does not hold'} here",
     )  # fmt: skip
 
@@ -93,9 +126,10 @@ def _beyond(server: Server, slots: int, prompt: int) -> Claim:
     wide = dataclasses.replace(server, max_batch_size=slots)
     vertex = published_vertices(wide)["D"][1]
     best = region(wide, prompt=prompt).scale((0.0, 1.0))
+    same = abs(best / vertex - 1) < _EQUAL
     return Claim(
         f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode tokens/s",
-        abs(best / vertex - 1) < _EQUAL,
+        same, "" if same else
         "the theorem asks for k_max <= b0: beyond it a batch filled to a step of the batch time carries more",
     )  # fmt: skip
 

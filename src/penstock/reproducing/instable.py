@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import altair as alt
 import polars as pl
+from pydantic import Field
 
 from penstock import plotting
 from penstock.analysis.answer import Answer, check
@@ -23,8 +24,8 @@ from penstock.system.server import Server
 PUBLISHED = {"fastertransformer": "unstable", "vllm-vanilla": "unstable", "orca": "stable", "sarathi": "stable"}
 """What Figure 1 says of each policy."""
 
-BEST = "sarathi"
-"""The policy with the fewest requests in the system, by Figure 1."""
+BEST, RATE = "sarathi", 14.0
+"""The policy with the fewest requests in the system, by Figure 1, and the requests/s of its left half, the same."""
 
 
 class _Verdicts(Section):
@@ -34,7 +35,12 @@ class _Verdicts(Section):
 
 def _left(asked: Asked, item: Item) -> Reproduction:
     settings, given = asked.settings(_Verdicts), asked.scenario()
-    budgets = [given.server.token_budget, *settings.other_budgets]
+    if not any(name in PUBLISHED for name in settings.policies):
+        raise InputError(
+            f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of which Figure 1 shows "
+            f"none, so nothing can be compared; add one of {', '.join(PUBLISHED)}"
+        )
+    budgets = list(dict.fromkeys([given.server.token_budget, *settings.other_budgets]))
     found: dict[int, dict[str, Answer]] = {}
     for place, budget in enumerate(budgets):
         found[budget] = {}
@@ -129,7 +135,7 @@ def _verdict_rows(found: Mapping[int, Mapping[str, Answer]]) -> pl.DataFrame:
 
 
 class _Case(Section):
-    rate: float
+    rate: Annotated[float, Field(gt=0)]
     arrivals: Literal["scaled", "poisson", "deterministic"] = "poisson"
 
 
@@ -137,8 +143,8 @@ class _Finite(Section):
     trace: str = "azure-llm-2023-code"
     policies: list[str]
     cases: list[_Case]
-    requests: Whole = 500
-    seeds: list[Whole]
+    requests: Annotated[Whole, Field(ge=1, le=1_000_000)] = 500
+    seeds: list[Annotated[Whole, Field(ge=0)]]
 
 
 class _Served(NamedTuple):
@@ -174,35 +180,39 @@ def _right(asked: Asked, item: Item) -> Reproduction:
                 text, chart = _waiting(case, runs)
                 charts[text] = chart
             asked.progress((place + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
-        called = f"{case.rate:g} requests/s, {case.arrivals}"
-        claims.append(_least(f"mean requests in the system, {called}", seen, 0, "requests"))
-        claims.append(_least(f"last one leaves after (s), {called}", seen, 1, "s"))
+        claims.append(_least(case, seen))
     columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
     count = f"{settings.requests:,} requests"
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), pl.DataFrame(rows, columns, orient="row"), charts,
-        "Requests in the system of the first seed. Means are over the time until every policy has served the last one.",
+        "Requests in the system of the first seed. Means are over the time until every policy has served the last one. "
+        "When each policy has, of which the paper says nothing, is in the rows (last_leaves_s).",
         assumed=(
             said,
-            f"the paper says `finite, fixed workload with the same arrival rate`, without number or rate: {count} and "
-            "several rates are assumed (14 is that of the figure's left half, 1.2 that of the latency table)",
+            f"the paper says `a finite, fixed workload with the same arrival rate`, which is that of the figure's left "
+            f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. Other rates are no "
+            "claims of the paper, but check whether its order holds there too",
             f"the paper gives no token budget: {given.server.token_budget:,} is assumed, as on the left",
         ),
     )  # fmt: skip
 
 
-def _least(what: str, seen: Mapping[str, list[_Served]], place: int, unit: str) -> Claim:
-    """Compare which policy has the least on average over the seeds, and say in how many of them."""
-    means = {name: sum(each[place] for each in values) / len(values) for name, values in seen.items()}
+def _least(case: _Case, seen: Mapping[str, list[_Served]]) -> Claim:
+    """Compare which policy has the fewest requests on average over the seeds, and say in how many of them."""
+    means = {name: sum(each.mean for each in values) / len(values) for name, values in seen.items()}
     best = min(means, key=lambda name: means[name])
+    first = means[BEST] <= means[best]
     seeds = range(len(seen[BEST]))
-    won = sum(all(values[seed][place] >= seen[BEST][seed][place] for values in seen.values()) for seed in seeds)
-    digits = 1 if place == 0 else 0
-    shown = ", ".join(f"{name} {means[name]:,.{digits}f}" for name in sorted(means, key=lambda name: means[name]))
-    why = f"{BEST} has the least in {won} of {len(seeds)} seeds" if won < len(seeds) else ""
-    if best != BEST:
-        why += f"; on average {best} has {means[BEST] - means[best]:,.3g} {unit} less: the order hinges on this case"
-    return Claim(what, f"{BEST} {'the fewest' if place == 0 else 'first'}", shown, best == BEST, why)
+    won = sum(all(values[seed].mean >= seen[BEST][seed].mean for values in seen.values()) for seed in seeds)
+    shown = ", ".join(f"{name} {means[name]:,.1f}" for name in sorted(means, key=lambda name: means[name]))
+    reasons = [f"{BEST} has the fewest in {won} of {len(seeds)} seeds"] if won < len(seeds) else []
+    if not first:
+        reasons.append(f"on average {best} has {means[BEST] - means[best]:,.3g} fewer: the order hinges on this case")
+    published = f"{BEST} the fewest"
+    if case.rate != RATE:
+        published += f" (at {RATE:g} requests/s; a check of it)"
+    what = f"mean requests in the system, {case.rate:g} requests/s, {case.arrivals}"
+    return Claim(what, published, shown, first, "; ".join(reasons))
 
 
 def _waiting(case: _Case, runs: Mapping[str, Run]) -> tuple[str, alt.Chart]:

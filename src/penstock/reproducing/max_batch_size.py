@@ -1,6 +1,7 @@
 """Vertex C of the region under a max batch size: one scheduler is stable there, at one token budget."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +30,7 @@ MIXED = (29, 99)
 """Prefill and decode tokens of the batches by which Sarathi-Serve holds vertex C."""
 
 _FIRST = 1_000  # requests whose lengths are looked at
+_DECODES = 10  # of one request, in a run that is long enough to settle and then go round in cycles
 
 
 class _Settings(Section):
@@ -76,6 +78,17 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             "fig-kmax measures growth, which only tells where nothing is random, but arrivals or lengths are; give "
             "`workload: {deterministic: ...}` with constant lengths, or ask `penstock check` about random ones"
         )
+    if settings.larger_budget <= server.token_budget:
+        raise InputError(
+            f"reproduce.larger_budget is {settings.larger_budget:,} tokens, but server.token_budget is "
+            f"{server.token_budget:,}, so it is no larger one to compare with; raise larger_budget"
+        )
+    shortest = _DECODES * workload.mean_output * float(server.batch_time.by_tokens(server.token_budget))
+    if until < shortest:
+        raise InputError(
+            f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} s, so the backlog "
+            f"has no time to settle and show whether it grows; give at least {math.ceil(shortest):,} s"
+        )
     budgets = (server.token_budget, settings.larger_budget)
     offered = certify(workload, server).load.offered_tokens_per_s
     found: dict[tuple[int, str], list[_Backlog]] = {}
@@ -89,15 +102,19 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             ]
         asked.progress((place + 1) / (len(budgets) + 1))
     small, large = budgets
-    reason = certify(workload, server).reason
+
+    def reason(name: str, budget: int) -> str:
+        limited = dataclasses.replace(server, token_budget=budget).with_policy(resolve(name, folder=asked.folder))
+        return certify(workload, limited).reason
+
     claims = [_critical(workload, server)]
     claims += [
-        _grows(f"{name} at {small:,} tokens", PUBLISHED[name], found[small, name], reason)
+        _grows(f"{name} at {small:,} tokens", PUBLISHED[name], found[small, name], reason(name, small))
         for name in settings.policies
         if name in PUBLISHED
     ]
     claims.append(_mixed(workload, server.with_policy("sarathi"), until))
-    claims.append(_grows(f"sarathi at {large:,} tokens", "grows", found[large, "sarathi"], reason))
+    claims.append(_grows(f"sarathi at {large:,} tokens", "grows", found[large, "sarathi"], reason("sarathi", large)))
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), _rows(found, settings.scopes),
         _charts(found, settings, budgets),

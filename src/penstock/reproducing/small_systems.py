@@ -1,6 +1,7 @@
 """Small systems to audit a policy in, the smallest first, and random ones; and what waited before each batch."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from penstock.document import Section, Whole
+from penstock.errors import InputError
 from penstock.run import Run
 from penstock.simulate import simulate
 from penstock.system.batch_time import Affine
@@ -18,7 +20,6 @@ from penstock.system.server import Convention, Server
 from penstock.workload.workload import Workload
 
 Ints = npt.NDArray[np.int64]
-Positive = Annotated[Whole, Field(ge=1)]
 
 
 class System(NamedTuple):
@@ -50,25 +51,49 @@ class System(NamedTuple):
 class Small(Section):
     """How large the largest of the small systems are: requests, all their tokens, ticks between two arrivals."""
 
-    requests: Positive = 3
-    tokens: Positive = 7
-    gap: Annotated[Whole, Field(ge=0)] = 2
+    requests: Annotated[Whole, Field(ge=1, le=50)] = 3
+    tokens: Annotated[Whole, Field(ge=2, le=100)] = 7
+    gap: Annotated[Whole, Field(ge=0, le=100)] = 2
 
 
 class Random(Section):
     """How many random systems, and the most of what they have: requests, ticks between arrivals, tokens."""
 
-    systems: Positive = 300
-    requests: Positive = 12
-    gap: Positive = 8
-    tokens: Positive = 30
-    token_budget: Positive = 40
-    seed: Whole = 0
+    systems: Annotated[Whole, Field(ge=1, le=20_000)] = 300
+    requests: Annotated[Whole, Field(ge=1, le=100)] = 12
+    gap: Annotated[Whole, Field(ge=1, le=10_000)] = 8
+    tokens: Annotated[Whole, Field(ge=1, le=200)] = 30
+    token_budget: Annotated[Whole, Field(ge=1, le=100_000)] = 40
+    seed: Annotated[Whole, Field(ge=0)] = 0
+
+
+MOST_SYSTEMS = 100_000
+"""Small ones that are audited within a minute or two."""
+
+
+def count_small(most: Small) -> int:
+    """Return how many small systems there are."""
+    return sum(
+        tokens * (most.gap + 1) ** (n - 1) * math.comb(tokens - 1, 2 * n - 1)
+        for n in range(1, most.requests + 1)
+        for tokens in range(2 * n, most.tokens + 1)
+    )
 
 
 def small_systems(most: Small) -> Iterator[System]:
-    """Yield all small systems: fewest requests first, then fewest tokens, smallest budget, closest arrivals."""
-    for n in range(1, most.requests + 1):
+    """Yield all small systems: fewest requests first, then fewest tokens, smallest budget, closest arrivals.
+
+    Raises
+    ------
+    InputError
+        If there are more than can be gone through.
+    """
+    if (count := count_small(most)) > MOST_SYSTEMS:
+        raise InputError(
+            f"reproduce.small: there are {count:.3g} systems as small as that, of which at most "
+            f"{MOST_SYSTEMS:,} can be audited; lower small.requests, small.tokens or small.gap"
+        )
+    for n in range(1, min(most.requests, most.tokens // 2) + 1):
         gaps = sorted(itertools.product(range(most.gap + 1), repeat=n - 1), key=sum)
         for tokens in range(2 * n, most.tokens + 1):
             for budget, gap in itertools.product(range(1, tokens + 1), gaps):

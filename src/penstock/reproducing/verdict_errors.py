@@ -14,7 +14,7 @@ from penstock import plotting
 from penstock.analysis.stability import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
+from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.scenario import Scenario
@@ -26,18 +26,24 @@ Floats = npt.NDArray[np.float64]
 
 LEAST_SQUARES, BATCH_MEANS, SEQUENTIAL = "least squares", "batch means", "sequential test"
 PUBLISHED = {LEAST_SQUARES: (0.80, 0.97), BATCH_MEANS: (0.60, 0.90)}
-"""Shares of stable runs near the critical load that are called unstable."""
+"""Known shares of stable runs near the critical load that are called unstable."""
+
+_CLOSEST = 1e-3
+"""To 1 that a load may be: closer, no run is long enough to tell."""
+
+_FEWEST = 1000
+"""Requests of a run."""
 
 _COLOURS = ("#56B4E9", "#E69F00", "#F0E442", "#CC79A7", "#009E73")  # the last bar is black
 
 
 class _Settings(Section):
-    loads: list[Annotated[float, Field(gt=0)]] = Field(min_length=1)
-    near: float = Field(0.02, gt=0)
-    """Loads so close to 1 are compared with what is published."""
-    seeds: Whole = Field(24, ge=1)
-    significance: float = Field(0.01, gt=0, lt=0.25)
-    batches: list[Annotated[Whole, Field(ge=3, le=2000)]] = Field([20, 200], min_length=1)
+    loads: Different[Annotated[float, Field(ge=0.5, le=2)]] = Field(min_length=1)
+    near: float = Field(0.02, gt=0, le=0.5)
+    """Loads so close to 1 are compared with what is known."""
+    seeds: Whole = Field(24, ge=10, le=10_000)
+    significance: float = Field(0.01, ge=1e-6, lt=0.25)
+    batches: Different[Annotated[Whole, Field(ge=3, le=2000)]] = Field([20, 200], min_length=1)
 
 
 def _run(asked: Asked, item: Item) -> Reproduction:
@@ -48,9 +54,27 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of {server.token_budget:,}, "
             "so Theorem 1 does not tell which loads are stable; leave it out"
         )
-    if 1 in settings.loads:
-        raise InputError("reproduce.loads has 1, where no theorem says what is right; give loads below and above it")
+    if server.policy.work_conserving is not True:
+        raise InputError(
+            f"server.policy is {server.policy.name}, which is not known to be work-conserving, so Theorem 1 does not "
+            "tell which loads are stable; give one that is, such as sarathi"
+        )
+    if close := [load for load in settings.loads if abs(load - 1) < _CLOSEST]:
+        raise InputError(
+            f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no run of this length "
+            "says what is right; give loads further below and above 1"
+        )
+    if given.requests is not None and given.requests < _FEWEST:
+        raise InputError(
+            f"simulate.requests is {given.requests:,}, in which no trend can show; give at least {_FEWEST:,}"
+        )
     limit = certify(given.workload, server).max_rate
+    fails = [h for h in certify(given.workload.with_rate(limit / 2), server).hypotheses if not h.held]
+    if fails := [h for h in fails if h.name != "bounded lengths"]:  # which geometric ones are but for a tail
+        raise InputError(
+            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, but {fails[0].why}; "
+            "change workload or server until it holds"
+        )
     rows = []
     for place, load in enumerate(settings.loads):
         wrong = []
@@ -61,15 +85,15 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         rows += [(load, way, sum(each[way] for each in wrong), settings.seeds) for way in wrong[0]]
     columns = ["load", "way", "wrong", "verdicts"]
     table = pl.DataFrame(rows, columns, orient="row").with_columns(share=pl.col("wrong") / pl.col("verdicts"))
-    text = "Share of wrong verdicts by load: slopes from an empty system call stable runs unstable, the test does not."
+    text = "Share of verdicts that are wrong, by load: slopes from an empty system, and the sequential test."
     return Reproduction(
         item.name, item.title, item.source, _claims(table, settings), table, {text: _chart(table, settings)},
         "By Theorem 1 the server is stable below load 1 and unstable above. A slope is fitted to the tokens in a run "
         "that starts empty, or to means of batches of it; it says unstable if it is above 0 at a significance of "
         f"{settings.significance:.0%}.",
         assumed=(
-            f"{settings.seeds} seeds at each load, so that this is quick: a share is known to about "
-            f"{_half(0.5, settings.seeds):.0%}; docs/verdicts.md has 200",
+            f"{settings.seeds} seeds at each load, so a share is known to about {_half(0.5, settings.seeds):.0%}; "
+            "docs/verdicts.md has 200",
         ),
     )  # fmt: skip
 
@@ -78,6 +102,11 @@ def _wrong(given: Scenario, workload: Workload, settings: _Settings, stable: boo
     """Return which of the ways is wrong about one run; an undecided test is wrong too."""
     run = simulate(workload, given.server, requests=given.requests, until=given.until, record="summary", drain=False)
     tokens = run.series_rows[:, 3].astype(np.float64)
+    if tokens.size < max(settings.batches):
+        raise InputError(
+            f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at {tokens.size} "
+            "instants; lower it, or raise simulate.requests or simulate.until"
+        )
     found = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
     for count in settings.batches:
         means = np.array([part.mean() for part in np.array_split(tokens, count)])
@@ -93,7 +122,7 @@ def rising(values: Floats, significance: float) -> bool:
 
 
 def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
-    """Compare the stable loads near 1 with what is published, and the test at all loads with its alpha."""
+    """Compare the stable loads near 1 with what is known, and the test at all loads with its alpha."""
     near = table.filter((pl.col("load") < 1) & (1 - pl.col("load") <= settings.near + 1e-9))
     claims = []
     for way in dict.fromkeys(near["way"]):
@@ -106,11 +135,11 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
         same = least <= high and most >= low
         why = {
             LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
-            BATCH_MEANS: "how many batches is not published: the more there are, the more often they are wrong",
+            BATCH_MEANS: "how many batches they had is not known: the more there are, the more often they are wrong",
         }
         claims.append(
             Claim(
-                f"stable runs called unstable by {way}", f"{low:.0%} to {high:.0%}",
+                f"stable runs called unstable by {way}", f"known: {low:.0%} to {high:.0%}",
                 f"{wrong / count:.0%} ({least:.0%} to {most:.0%}) of {count}", same,
                 "" if same else why[kind],
             )

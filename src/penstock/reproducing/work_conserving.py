@@ -8,13 +8,14 @@ from typing import Any, Literal, NamedTuple
 import altair as alt
 import numpy as np
 import polars as pl
+from pydantic import Field
 
 from penstock import plotting
 from penstock.analysis.audit import audit
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
 from penstock.page import Table
-from penstock.reproducing.asked import Asked
+from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.small_systems import Random, Seen, Small, System, random_systems, seen, small_systems
@@ -48,7 +49,7 @@ PUBLISHED = {
 
 
 class _TableSettings(Section):
-    policies: list[str]
+    policies: Different[str]
     convention: Literal["paper", "engine"] = "paper"
     small: Small = Small()
     random: Random = Random()
@@ -100,7 +101,11 @@ class Finding:
         """Serve a system, and add what its batches show."""
         run = system.run(policy, convention)
         found = audit(run)
-        assert found.feasible, (system, found.violations)
+        if not found.feasible:
+            raise InputError(
+                f"{self.policy} served {system.told()} with batches that no server can run ({found.violations[0]}), so "
+                "they cannot be audited; mend the policy"
+            )
         if self.paper is None and found.paper.first is not None:
             self.paper = system, found.paper.first.batch
         if self.strong is None and found.strong.first is not None:
@@ -127,11 +132,18 @@ def search(name: str, policy: Policy | Engine, settings: _TableSettings) -> Find
     for system in itertools.chain(small, random_systems(settings.random)):
         if system.fits(policy):
             found.audit(system, policy, settings.convention)
+    if not found.both_waited or not found.could_be_full:
+        lacks = "in which prompts and decodes waited" if not found.both_waited else "that could have been full"
+        raise InputError(
+            f"reproduce.random.systems is {settings.random.systems}: in {counted(found.systems, 'system')} {name} had "
+            f"no batch {lacks}, so nothing can be said of it; raise random.systems, or random.requests and "
+            "random.tokens"
+        )
     return found
 
 
 def _table(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_TableSettings)
+    settings = asked.settings(_TableSettings, sections=())
     if not settings.policies:
         raise InputError("reproduce.policies is empty, so there is nothing to audit; name a policy such as sarathi")
     findings = []
@@ -170,7 +182,7 @@ def _table(asked: Asked, item: Item) -> Reproduction:
         (Table(heads, refuted, about),),
         (
             "An audit can refute, not prove: Yes means that no system audited refutes it.",
-            "All four cut prompts to fit the budget, since the paper states them in tokens; no max batch size.",
+            "The paper's four cut prompts to fit the budget, since it states them in tokens; no max batch size.",
         ),
     )  # fmt: skip
 
@@ -269,22 +281,25 @@ def _shares(findings: list[Finding]) -> alt.LayerChart:
 
 
 class _Request(Section):
-    at_s: float
-    prompt: Whole
-    output: Whole
+    at_s: float = Field(ge=0, le=1e6)
+    prompt: Whole = Field(ge=1, le=1000)
+    output: Whole = Field(ge=1, le=1000)
 
 
 class _FigureSettings(Section):
-    policies: list[str]
-    requests: list[_Request]
+    policies: Different[str]
+    requests: list[_Request] = Field(max_length=50)
 
 
 SHORT = {"vllm-vanilla": [2], "fastertransformer": [2, 3, 4], "orca": [], "sarathi": []}
-"""Batches, counted from 1, that are not work-conserving: the paper's figure, and Table 1 for those it leaves out."""
+"""Batches, counted from 1, that are not work-conserving: the figure's two, and by Table 1 those that it leaves out."""
+
+_DRAWN = ("vllm-vanilla", "fastertransformer")
+"""Those that the paper's figure shows."""
 
 
 def _figure(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_FigureSettings)
+    settings = asked.settings(_FigureSettings, sections=("server",))
     if not settings.policies or not settings.requests:
         raise InputError(
             "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give some of each"
@@ -296,6 +311,11 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
         raise InputError(
             f"server.max_batch_size is {server.max_batch_size}, but the paper defines work conservation without one; "
             "leave it out"
+        )
+    if server.convention != "paper":
+        raise InputError(
+            f"server.convention is {server.convention}, in which the first output token needs no batch, but the paper "
+            "counts one for each; give convention: paper"
         )
     arrival, prompt, output = (
         [getattr(r, name) for r in sorted(settings.requests, key=lambda r: r.at_s)]
@@ -314,7 +334,8 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
             short, breaches = table.filter("short")["batch"].to_list(), audit(run).paper.breaches
             same = short == SHORT[name] and breaches == len(short)
             why = "" if same else "these requests and this token budget are not the paper's, which gives no numbers"
-            claims.append(Claim(f"{name}: batches left short", _numbers(SHORT[name]), _numbers(short), same, why))
+            said = _numbers(SHORT[name]) + ("" if name in _DRAWN else " (by Table 1; not in the figure)")
+            claims.append(Claim(f"{name}: batches left short", said, _numbers(short), same, why))
     text = f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; short batches shaded."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), pl.concat(rows),
@@ -323,7 +344,7 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
         "it, its tokens and those that it could have had.",
         assumed=(
             f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and a token budget of "
-            f"{server.token_budget} were chosen, in which the batches that it names are the ones.",
+            f"{server.token_budget} were chosen here.",
         ),
     )  # fmt: skip
 
