@@ -42,12 +42,12 @@ def in_this_process(arguments: list[str], width: int) -> subprocess.CompletedPro
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(error),
-        pytest.raises(SystemExit) as left,
     ):
         patch.setattr(sys, "argv", ["penstock", *arguments])
         patch.setenv("COLUMNS", str(width))
         patch.setenv("NO_COLOR", "1")
-        main()
+        with pytest.raises(SystemExit) as left:
+            main()
     return subprocess.CompletedProcess(arguments, int(left.value.code or 0), out.getvalue(), error.getvalue())
 
 

@@ -35,6 +35,7 @@ def test_verdicts_of_sixteen_networks_are_right(name: str) -> None:
     assert found.verdict == expected, found.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [fork_join, dag])
 @pytest.mark.parametrize(("rho", "expected"), [(0.97, "stable"), (1.03, "unstable")])
 def test_acyclic_networks_are_stable_up_to_load_1_and_not_beyond(make, rho: float, expected: str) -> None:  # type: ignore[no-untyped-def]
@@ -48,7 +49,9 @@ def test_acyclic_networks_are_stable_up_to_load_1_and_not_beyond(make, rho: floa
 
 
 @pytest.mark.parametrize("router", ["jsq", "random", "work"])
-@pytest.mark.parametrize("replicas", [2, 8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "replicas", [2, pytest.param(8, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("rho", "expected"), [(0.95, "stable"), (1.05, "unstable")])
 def test_replicas_carry_their_summed_capacity(router: str, replicas: int, rho: float, expected: str) -> None:
     """pro:parallel: at an aggregate load of .95 stable, at 1.05 not."""

@@ -30,7 +30,7 @@ def planned(rates=WAVE, targets=("ttft_p99<2s",), **changed):
     return plan_day(rates, WORKLOAD, Deployment(SERVER, 1, accelerators=2, price=3.0), targets, **(asked | changed))
 
 
-@pytest.mark.parametrize("router", ["random", "round-robin", "jsq"])
+@pytest.mark.parametrize("router", ["random", "round-robin", pytest.param("jsq", marks=pytest.mark.slow)])
 def test_each_interval_has_the_fewest_replicas_that_simulation_finds_enough(router):
     rates = RateProfile([2.0, 21.0, 6.5, 0.0, 13.0])
     one = Deployment(SERVER, 1, router=router)

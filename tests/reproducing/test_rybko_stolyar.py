@@ -79,6 +79,7 @@ def test_priorities_are_turned_around_twice_to_themselves_and_other_orders_are_r
         reversed_priorities(build_network(document, None).network)
 
 
+@pytest.mark.slow
 def test_a_longer_second_stage_lowers_the_threshold_and_differs_from_what_is_known(tmp_path) -> None:
     """The virtual station of stages of m tokens behind short ones of 64 has the limit (m + 64) / 2 m."""
     longer = yaml.safe_load(
@@ -122,6 +123,7 @@ def test_what_cannot_be_used_is_refused(tmp_path, document, settings, said) -> N
         changed(tmp_path, document, **settings)
 
 
+@pytest.mark.slow
 def test_what_stands_beyond_the_paper_is_called_known(tmp_path) -> None:
     _, claims = changed(tmp_path, THRESHOLDS, {"jobs": 2000}, loads=[0.5, 0.6], orders=[])
     said = {claim.published.split(":")[0] for claim in claims.values()}

@@ -300,7 +300,7 @@ def test_a_span_of_time_and_a_giant_integer_are_no_numbers_of_tokens():
 
 def test_a_mean_does_not_depend_on_the_threads_of_blas() -> None:
     """A mean one bit off can make another backlog decide a verdict, and so change what is printed."""
-    code = "import penstock as ps; print(ps.Workload.preset('azure-conv').mean_prompt.hex())"
+    code = "from penstock.workload.workload import Workload; print(Workload.preset('azure-conv').mean_prompt.hex())"
     means = {
         subprocess.run(
             [sys.executable, "-c", code],
