@@ -5,6 +5,16 @@ import pytest
 import penstock as ps
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+GROWTH = [
+    (128, "orca", 15.3, 16.4),
+    (128, "vllm-vanilla", 22.5, 22.7),
+    (128, "fastertransformer", 99, 99),
+    (1024, "sarathi", 17.9, 17.9),
+    (1024, "orca", 17.1, 17.9),
+    (1024, "vllm-vanilla", 18.9, 19.5),
+    (1024, "fastertransformer", 96.5, 96.5),
+]
+"""At vertex C: token budget, policy, and between which shares of what arrives the backlog grows, percent."""
 
 
 def growth_share(workload: ps.Workload, server: ps.Server, until: float) -> float:
@@ -57,18 +67,7 @@ class TestVertexC:
         assert (backlog.min(), backlog.max()) == (49_628, 50_780)
 
     @pytest.mark.parametrize("scope", ["batch", "running"])
-    @pytest.mark.parametrize(
-        ("budget", "policy", "low", "high"),
-        [
-            (128, "orca", 15.3, 16.4),
-            (128, "vllm-vanilla", 22.5, 22.7),
-            (128, "fastertransformer", 99, 99),
-            (1024, "sarathi", 17.9, 17.9),
-            (1024, "orca", 17.1, 17.9),
-            (1024, "vllm-vanilla", 18.9, 19.5),
-            (1024, "fastertransformer", 96.5, 96.5),
-        ],
-    )
+    @pytest.mark.parametrize(("budget", "policy", "low", "high"), GROWTH)
     def test_every_other_choice_grows_at_its_rate(
         self, budget: int, policy: str, low: float, high: float, scope: str
     ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.agreement.test_paper import GROWTH
 
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
@@ -39,16 +40,7 @@ def test_every_claim_is_the_same(found: Reproduction) -> None:
 
 @pytest.mark.parametrize(
     ("budget", "policy", "low", "high"),
-    [
-        (128, "sarathi", 0, 0),
-        (128, "orca", 15.3, 16.4),
-        (128, "vllm-vanilla", 22.5, 22.7),
-        (128, "fastertransformer", 99, 99),
-        (1024, "sarathi", 17.9, 17.9),
-        (1024, "orca", 17.1, 17.9),
-        (1024, "vllm-vanilla", 18.9, 19.5),
-        (1024, "fastertransformer", 96.5, 96.5),
-    ],
+    [(128, "sarathi", 0, 0), *GROWTH],
 )
 def test_growth_is_that_of_the_table_checked_before(
     found: Reproduction, budget: int, policy: str, low: float, high: float

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from penstock.errors import InputError
 from penstock.system.engines import Engine
 from penstock.system.memory import Memory
 from penstock.system.policies import POLICIES, Policy
@@ -185,3 +186,14 @@ def _known_lengths(lengths: Lengths) -> bool:
 def _of_penstock(thing: object) -> bool:
     """Whether what it says of itself is Penstock's own statement."""
     return type(thing).__module__.partition(".")[0] == "penstock"
+
+
+def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
+    """Refuse what is no workload and server, and lengths without arrivals: they have no steady state."""
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        given = f"{type(workload).__name__}, {type(server).__name__}"
+        raise InputError(f"{asker} takes a Workload and a Server, not {given}")
+    if not workload.rate > 0:
+        raise InputError(
+            f"{workload.name} has no arrival rate, so it has no steady state; give a rate with arrivals 'poisson'"
+        )

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InputError
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import Engine
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
 from penstock.theory import mean_field as field
+from penstock.theory.hypotheses import refuse_without_rate
 from penstock.theory.kv_blocks import drawn, reuses, served
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Lengths
@@ -135,13 +135,7 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
     >>> round(found.rho, 2), len(found.points), found.band
     (0.36, 1, 0.1)
     """
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        given = f"{type(workload).__name__}, {type(server).__name__}"
-        raise InputError(f"estimate_latency takes a Workload and a Server, not {given}")
-    if not workload.rate > 0:
-        raise InputError(
-            f"{workload.name} has no arrival rate, so it has no steady state; give a rate with arrivals 'poisson'"
-        )
+    refuse_without_rate("estimate_latency", workload, server)
     work = served(workload, server)
     what, times = _lengths(work.lengths, server.convention), _times(server.batch_time, server.most_tokens)
     terms = _terms(what, server)

@@ -39,12 +39,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InputError
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import Engine
 from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
+from penstock.theory.hypotheses import refuse_without_rate
 from penstock.theory.kv_blocks import drawn, least, reuses
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Empirical, Lengths
@@ -90,13 +90,7 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     >>> round(bounds["ttft_s"]["p99"], 3), round(bounds["tbt_s"]["mean"], 4), round(bounds["e2e_s"]["mean"], 2)
     (0.12, 0.0101, 1.13)
     """
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        given = f"{type(workload).__name__}, {type(server).__name__}"
-        raise InputError(f"lower_bounds takes a Workload and a Server, not {given}")
-    if not workload.rate > 0:
-        raise InputError(
-            f"{workload.name} has no arrival rate, so it has no steady state; give a rate with arrivals 'poisson'"
-        )
+    refuse_without_rate("lower_bounds", workload, server)
     work = least(workload, server)
     alike = server  # as far as the requests' own bounds go
     if isinstance(server.policy, Policy) and server.memory is None:
