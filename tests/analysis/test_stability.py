@@ -296,3 +296,13 @@ def test_what_grows_after_a_backlog_is_gone_is_no_backlog() -> None:
     rate = ps.certify(workload, server).certified_rate
     assert rate is not None
     assert {verdict(workload.with_rate(0.95 * rate), server, seed=seed).verdict for seed in range(4)} == {"stable"}
+
+
+def test_where_a_backlog_is_gone_soon_after_the_watch_began_its_size_is_seen_all_the_same() -> None:
+    """With a budget of 4,096 vanilla vLLM is through with prompts and decodes alike in a few batches; two of them tell
+    nothing of how fast, and what it carries, some 1.5 times as much, is what policy_capacity says of it."""
+    server = ps.Server(TP1, 4096, policy="vllm-vanilla", convention="paper")
+    found = verdict(ps.Workload.poisson(9.0, 129, 112), server)
+    assert found.verdict == "stable"
+    assert 1 - found.drift == pytest.approx(policy_capacity(server, prompt=129, output=112) / 9.0, rel=0.05)
+    assert found.reason.endswith("seen until it was gone")

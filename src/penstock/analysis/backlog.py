@@ -78,6 +78,7 @@ class Backlog:
         self.emptied = False
         self.steps = _WARMUP_LOOK
         self.looks = [self._point()]
+        self.before: list[tuple[float, float, int]] = []
 
     def _stagger(self, seed: int) -> int:
         """Shorten the first requests to what a random one of their tokens leaves; return how many.
@@ -147,7 +148,7 @@ class Backlog:
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
         if not self.emptied:
-            self.looks, self.steps = [self._point()], _FIRST_LOOK
+            self.before, self.looks, self.steps = self.looks, [self._point()], _FIRST_LOOK
         state = self.session.state
         self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.slots)
         self.enough_arrived = self.arrived + _STARVED * self.slots
@@ -173,6 +174,15 @@ class Backlog:
     def moved(self) -> float:
         """How far the work has moved, tokens."""
         return self.looks[-1][1] - self.looks[0][1]
+
+    @property
+    def gone_at_once(self) -> bool:
+        """Whether everything had left before the watch had seen enough to tell how fast."""
+        return self.emptied and len(self.looks) < FEWEST_LOOKS and bool(self.before)
+
+    def remember(self) -> None:
+        """Take the path from before the watch too: the rate at which all of it left is better than that of its end."""
+        self.before, self.looks = [], [*self.before, *self.looks[1:]]
 
     def path(self) -> Path:
         """Return the looks, with work measured from the first."""

@@ -344,6 +344,9 @@ class _Test:
             report((backlog.arrived - initial - warmup) / self.most_arrivals)
         if backlog.emptied:
             outcome = "stable" if backlog.served else "undecided"
+        if backlog.gone_at_once:
+            backlog.remember()
+            warmup = backlog.arrived - initial
         path = backlog.path()
         arrivals = backlog.arrived - initial - warmup
         drift, interval = self._drift(path)
