@@ -51,6 +51,14 @@ def test_medians_at_1_2_requests_per_second_are_those_of_longer_runs(
     assert medians["ttft_s"] == pytest.approx(ttft, rel=0.08)
 
 
+def test_a_number_is_written_one_way(found: Reproduction) -> None:
+    """A budget has its comma everywhere, and a median three digits, zeros at the end included."""
+    said = " ".join(f"{claim.published} {claim.measured} {claim.why}" for claim in found.claims)
+    assert "1,024" in said
+    assert "1024" not in said
+    assert "512: 1.20 s" in said
+
+
 def test_every_order_is_that_of_each_seed(found: Reproduction) -> None:
     e2e = found.rows.filter(rate=2.0, metric="e2e_s")
     for _, rows in e2e.group_by("seed"):

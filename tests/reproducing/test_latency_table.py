@@ -47,15 +47,44 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
 def test_sarathi_has_the_lowest_e2e_and_fastertransformer_the_lowest_tbt_under_both_families(
     found: Reproduction,
 ) -> None:
-    for family in ("paper", "Vidur"):
+    for family in ("paper", "Vidur, fitted"):
         assert claim(found, f"lowest E2E, {family}").same
         assert claim(found, f"lowest TBT, {family}").same
+
+
+def test_every_claim_about_what_was_fitted_says_so_by_its_name(found: Reproduction) -> None:
+    """The limits of Vidur's schedulers were chosen to come near: agreement is no independent check."""
+    for each in found.claims:
+        assert each.what.endswith(", Vidur, fitted") != each.what.endswith(", paper")
+
+
+def test_each_metric_of_each_scheduler_is_a_claim_of_its_own(found: Reproduction) -> None:
+    for scheduler, (e2e, ttft, tbt) in PUBLISHED.items():
+        for metric, published in (("E2E", e2e), ("TTFT", ttft), ("TBT", tbt)):
+            assert claim(found, f"{scheduler}, {metric}, paper").published == (
+                " / ".join(f"{value:.2f}" for value in published) + " s"
+            )
+    assert "at P90" in claim(found, "vLLM, TBT, paper").why
+    assert "first tokens come early" in claim(found, "vLLM, TTFT, paper").why
+
+
+def test_it_is_said_how_near_a_number_must_be(found: Reproduction) -> None:
+    assert any("Verdict `same` of a row" in said and "within 25%" in said for said in found.assumed)
+
+
+def test_curves_cannot_hide_each_other_and_a_metric_has_one_scale(found: Reproduction) -> None:
+    (chart,) = found.charts.values()
+    for row in (rows := chart.to_dict()["vconcat"]):
+        for panel in row["hconcat"]:
+            assert all("xOffset" in layer["encoding"] for layer in panel["layer"]), "schedulers stand side by side"
+    scales = [[panel["layer"][0]["encoding"]["y"]["scale"] for panel in row["hconcat"]] for row in rows]
+    assert scales[0] == scales[1]
 
 
 def test_sarathi_has_the_lowest_ttft_where_prompts_are_whole_but_not_where_others_cut_them_too(
     found: Reproduction,
 ) -> None:
-    assert claim(found, "lowest TTFT, Vidur").same
+    assert claim(found, "lowest TTFT, Vidur, fitted").same
     assert not claim(found, "lowest TTFT, paper").same
 
 
@@ -72,7 +101,7 @@ def test_fastertransformer_cannot_carry_the_rate_so_its_latency_grows_with_the_r
     given["reproduce"]["requests"] = 1_000
     longer = measured(given, tmp_path)
     assert mean(longer, "paper", "FasterTransformer") > 1.5 * mean(found, "paper", "FasterTransformer")
-    assert "cannot carry this rate" in claim(longer, "FasterTransformer, paper").why
+    assert "cannot carry this rate" in claim(longer, "FasterTransformer, E2E, paper").why
 
 
 def test_a_lower_rate_shortens_latency(found: Reproduction, tmp_path: Path) -> None:

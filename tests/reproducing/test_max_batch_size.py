@@ -38,6 +38,12 @@ def test_every_claim_is_the_same(found: Reproduction) -> None:
     assert any("critical" in said for said in found.assumed)
 
 
+def test_a_backlog_that_lies_on_the_zero_line_is_drawn_on_a_log_scale_too(found: Reproduction) -> None:
+    for chart in found.charts.values():
+        scales = [panel["layer"][0]["encoding"]["y"]["scale"] for panel in chart.to_dict()["hconcat"]]
+        assert [scale.get("type", "linear") for scale in scales] == ["linear", "log"]
+
+
 @pytest.mark.parametrize(
     ("budget", "policy", "low", "high"),
     [(128, "sarathi", 0, 0), *GROWTH],

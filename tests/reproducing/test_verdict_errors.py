@@ -38,6 +38,7 @@ def test_least_squares_calls_most_stable_runs_unstable_and_the_sequential_test_n
     assert claims["stable runs called unstable by least squares"].same
     assert claims["wrong verdicts by the sequential test"].measured == "0 of 20"
     assert set(found.rows["verdicts"]) == {10}
+    assert sum("Verdict `same`" in said for said in found.assumed) == 2, "how a slope and how the test are compared"
 
 
 def test_far_below_the_critical_load_least_squares_is_seldom_wrong_and_the_claim_differs(tmp_path) -> None:

@@ -8,6 +8,7 @@ import polars as pl
 from pydantic import Field
 
 from penstock import plotting
+from penstock.analysis.max_rate import max_rate
 from penstock.analysis.stability import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
@@ -38,11 +39,9 @@ KNOWN: dict[tuple[str, str, Kind], float] = {
 }
 """Shares found by an independent program, to within .005, by point, policy and kind of lengths."""
 
-_PRECISION = 0.005
-_FIRST = 0.95
-"""Where a cell of which nothing is known is looked for."""
-_LEAST, _MOST = 0.05, 1.5
-"""Shares beyond which no cell is looked for."""
+_KNOWN_TO = 0.005
+"""How near the known shares are to the truth."""
+
 _SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 
 
@@ -54,104 +53,129 @@ class _Policy(Section):
 class _Settings(Section):
     points: dict[str, Annotated[Whole, Field(ge=1, le=1_000_000)]] = Field(min_length=1)
     policies: dict[str, _Policy] = Field(min_length=1)
-    lengths: Different[Kind] = Field(["constant", "geometric"], min_length=1)
-    width: float = Field(0.03, ge=0.01, le=0.1)
+    lengths: Different[Kind] = Field(["geometric", "constant"], min_length=1)
+    precision: float = Field(0.01, ge=0.002, le=0.1)
+    """Relative distance between the largest share found stable and the next one found not to be."""
 
 
 class Bracket(NamedTuple):
-    """The largest share that was judged stable, and the least that was judged unstable."""
+    """The largest share that was found stable, and the least above it that was not."""
 
     stable: float
     unstable: float
 
     def holds(self, share: float) -> bool:
         """Whether a share that is known to its precision can lie in it."""
-        return self.stable - _PRECISION <= share <= self.unstable + _PRECISION
+        return self.stable - _KNOWN_TO <= share <= self.unstable + _KNOWN_TO
 
     def __str__(self) -> str:
-        return f"{_share(self.stable)}-{_share(self.unstable)}"
+        return f"{self.stable:.3f} to {self.unstable:.3f}"
 
 
-def _share(value: float) -> str:
-    return f"{value:.3f}".removeprefix("0")
+class _Cell(NamedTuple):
+    """A policy at a point with lengths of a kind: what it carries, what is known, and why they differ if they do."""
+
+    found: Bracket
+    known: float | None
+    why: str = ""
 
 
 def _run(asked: Asked, item: Item) -> Reproduction:
     settings, given = asked.settings(_Settings), asked.scenario()
+    servers = {name: _server(asked, name, policy, given.server) for name, policy in settings.policies.items()}
     output = round(given.workload.mean_output)
-    cells = [(point, policy) for point in settings.points for policy in settings.policies]
+    cells = [(point, name) for point in settings.points for name in servers]
     rows, claims = [], []
     for place, (point, name) in enumerate(cells):
-        choice = {key: value for key, value in settings.policies[name].model_dump().items() if value is not None}
-        server = asked.scenario(server=choice).server
-        found: dict[Kind, Bracket] = {}
+        found: dict[Kind, _Cell] = {}
         for kind in settings.lengths:
             prompts, outputs = MAKE[kind](settings.points[point]), MAKE[kind](output)
-            most = region(given.server, prompt=prompts, output=outputs).max_rate
-            workload = Workload.poisson(most, prompts, outputs, seed=given.workload.seed)
-            found[kind] = bracket(workload, server, KNOWN.get((point, name, kind), _FIRST), settings.width)
-            rows.append((point, name, kind, KNOWN.get((point, name, kind)), *found[kind]))
+            boundary = region(given.server, prompt=prompts, output=outputs).max_rate
+            workload = Workload.poisson(boundary, prompts, outputs, seed=given.workload.seed)
+            found[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)
+            rows.append((point, name, kind, found[kind].known, *found[kind].found))
         claims += _claims(point, name, found)
         asked.progress((place + 1) / len(cells))
     columns = {"point": pl.String, "policy": pl.String, "lengths": pl.String} | dict.fromkeys(
-        ("published", "stable_at", "unstable_at"), pl.Float64
+        ("known", "stable_at", "unstable_at"), pl.Float64
     )
     table = pl.DataFrame(rows, columns, orient="row")
     text = "Share of the region's boundary that each policy carries, by point of the boundary, beside what is known."
+    prompts_of = ", ".join(f"{point} {tokens:,}" for point, tokens in settings.points.items())
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), table, {text: _chart(table)},
-        "Bars: from the largest share of the boundary that was judged stable to the least that was judged unstable; a "
-        "white mark is the share known from an independent program. Beyond 1 every policy is unstable.",
-        assumed=("Arrivals are Poisson; a share is judged on both sides of the known one, and not found more closely",),
+        "A bar goes from the largest share of the boundary that was found stable to the least above it that was not. "
+        "A white mark is the known share, from an independent program. Beyond 1 no policy is stable.",
+        assumed=(
+            f"Every share was searched for, to a precision of {settings.precision:.2g}; the known one plays no part "
+            "in the search. The test of stability asks that no backlog grows: it tries one of prompts, a mixed one and "
+            "one of decodes",
+            f"Verdict `same`: the known share lies between the two measured ones, or at most {_KNOWN_TO} beside them, "
+            f"since it is known to within {_KNOWN_TO}",
+            f"Arrivals are Poisson. Mean prompt tokens by point: {prompts_of}. Mean output tokens: {output:,}",
+            "Policies: " + ", ".join(_described(name, server) for name, server in servers.items()),
+        ),
     )  # fmt: skip
 
 
-def bracket(workload: Workload, server: Server, first: float, width: float) -> Bracket:
-    """Return shares of the workload's rate between which a server ceases to be stable, from a first guess outwards.
-
-    Raises
-    ------
-    InputError
-        If it does not cease to be stable anywhere near the rate.
-    """
-
-    def judged(share: float) -> str:
-        return verdict(workload.with_rate(share * workload.rate), server, seed=workload.seed).verdict
-
-    low, high, carried = first - width / 2, first + width / 2, False
-    while (said := judged(high)) != "unstable":
-        if high > _MOST:
-            raise InputError(
-                f"{server.policy.name} is judged {said} at {high:.3g} times the boundary of the region of `server`, so "
-                "that is not its boundary; give no policy a token_budget above server.token_budget"
-            )
-        low, high, carried = (high, high + width, True) if said == "stable" else (low, high + width, carried)
-    while not carried and low > _LEAST and (said := judged(low)) != "stable":
-        low, high = low - width, low if said == "unstable" else high
-    return Bracket(max(low, 0.0), high)
+def _described(name: str, server: Server) -> str:
+    budget = f"token budget {server.token_budget:,}"
+    return f"{name} ({budget})" if name == server.policy.name else f"{name} ({server.policy.name}, {budget})"
 
 
-_IN_STEP = (
-    "constant lengths keep requests in step, or out of step, for ever, and out of step a fixed budget carries less; "
-    "the test starts from both and calls unstable what grows in either, a run that begins empty sees one of them"
-)
-_FOUND = "the test asks for no growth from three large backlogs, and a run that begins empty may miss what grows slowly"
+def _server(asked: Asked, name: str, policy: _Policy, given: Server) -> Server:
+    """Return the server of a policy, whose boundary is no further out than that of all."""
+    choice = {key: value for key, value in policy.model_dump().items() if value is not None}
+    server = asked.scenario(server=choice).server
+    if server.token_budget > given.token_budget:
+        raise InputError(
+            f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above server.token_budget, "
+            f"{given.token_budget:,}, so the region of `server` does not bound this policy; lower it, or raise "
+            "server.token_budget"
+        )
+    return server
 
 
-def _claims(point: str, name: str, found: Mapping[Kind, Bracket]) -> list[Claim]:
-    """Compare a cell with what is known, a claim for all its kinds of lengths; none where nothing is known."""
-    known = {kind: KNOWN[point, name, kind] for kind in found if (point, name, kind) in KNOWN}
+def _cell(workload: Workload, server: Server, known: float | None, precision: float) -> _Cell:
+    """Search for the share of a workload's rate that a server carries, and say why if it is not the known one."""
+    most = max_rate(workload, server, precision=precision, seed=workload.seed)
+    found = Bracket(most.rate / workload.rate, most.above / workload.rate)
+    if known is None or found.holds(known):
+        return _Cell(found, known)
+    return _Cell(found, known, _why(workload, server, known))
+
+
+def _why(workload: Workload, server: Server, known: float) -> str:
+    """Say which backlogs grow just below the known share, and which shrink."""
+    share = known - 2 * _KNOWN_TO
+    watches = verdict(workload.with_rate(share * workload.rate), server, seed=workload.seed).watches
+    grow, shrink = (
+        [f"{_BACKLOGS[w.start]} {does} by {abs(w.drift):.1%}" for w in watches if w.outcome == outcome]
+        for outcome, does in (("unstable", "grows"), ("stable", "shrinks"))
+    )
+    where = f"at {share:.3f}, just below the known share,"
+    if grow and shrink:
+        said = f"{' and '.join(shrink)}, but {' and '.join(grow)}: the answer depends on the start"
+        return f"{where} {said}, and the test asks that no backlog grows"
+    return f"{where} {' and '.join(grow or shrink) or 'the test is undecided'}"
+
+
+_BACKLOGS = {"prefill": "a backlog of prompts", "mixed": "a mixed backlog", "decode": "a backlog of decodes"}
+
+
+def _claims(point: str, name: str, cells: Mapping[Kind, _Cell]) -> list[Claim]:
+    """Compare a policy at a point with what is known, a claim for all kinds of lengths; none if nothing is known."""
+    known = {kind: cell for kind, cell in cells.items() if cell.known is not None}
     if not known:
         return []
-    apart = [kind for kind, share in known.items() if not found[kind].holds(share)]
-    why = "" if not apart else _IN_STEP if "constant" in apart else _FOUND
+    apart = {kind: cell.why for kind, cell in known.items() if cell.why}
     return [
         Claim(
             f"{point}, {name}",
-            "known: " + " / ".join(_share(share) for share in known.values()),
-            " / ".join(str(found[kind]) for kind in known),
+            ", ".join(f"{kind} {cell.known:.3f}" for kind, cell in known.items()),
+            ", ".join(f"{kind} {cell.found}" for kind, cell in known.items()),
             not apart,
-            why,
+            "; ".join(f"{kind} lengths: {why}" for kind, why in apart.items()),
         )
     ]
 
@@ -170,15 +194,15 @@ def _chart(table: pl.DataFrame) -> alt.HConcatChart:
             legend=legend,
         )
         base = alt.Chart(table.filter(lengths=kind), title=f"{kind.capitalize()} lengths")
-        scale = alt.Scale(domainMin=min(0.75, float(table["stable_at"].min()) - 0.02), zero=False, nice=False)  # type: ignore[arg-type]
+        scale = alt.Scale(domain=[min(0.75, float(table["stable_at"].min()) - 0.02), 1.01], zero=False, nice=False)  # type: ignore[arg-type]
         low = alt.Y("stable_at:Q", title="Share of the boundary", scale=scale)
-        bars = base.mark_bar(size=10, stroke="#333333", strokeWidth=0.7).encode(
+        bars = base.mark_bar(size=12, stroke="#333333", strokeWidth=0.7).encode(
             x=x, xOffset=offset, y=low, y2="unstable_at:Q", color=colour
         )
-        seen = base.transform_filter("datum.published != null")
+        seen = base.transform_filter("datum.known != null")
         shape = alt.Shape("policy:N", sort=names, scale=alt.Scale(domain=names, range=_SHAPES), legend=legend)
-        dots = seen.mark_point(size=32, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
-            x=x, xOffset=offset, y=alt.Y("published:Q"), shape=shape
+        dots = seen.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
+            x=x, xOffset=offset, y=alt.Y("known:Q"), shape=shape
         )
         rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
         panels.append(alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300))

@@ -44,7 +44,7 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         claims.append(
             Claim(
                 f"vertex {name}", _tokens(at), _tokens(tuple(reached * np.array(at))), same,
-                "" if same else _SHORT if reached < 1 else _INSIDE,
+                "" if same else _SHORT.format(prompt) if reached < 1 else _INSIDE,
             )
         )  # fmt: skip
         rows.append(("paper", name, *at))
@@ -59,10 +59,17 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), table, {text: chart},
         "Outside no policy is stable. Whether every point inside can be carried is the open problem.",
+        assumed=(
+            f"Prompts are {prompt:,} tokens. Measured: where the region ends in the direction of each published "
+            "vertex. Verdict `same`: the two differ by rounding only",
+        ),
     )  # fmt: skip
 
 
-_SHORT = "with prompts this short so few requests cannot fill the batch (correction of stable_condition)"
+_SHORT = (
+    "the theorem fills the batch with one prompt beside k_max - 1 decodes; one of {:,} tokens is too short for that, "
+    "and more prompts take the places of decodes"
+)
 _INSIDE = "it lies inside the region, which holds more in that direction"
 
 
@@ -130,7 +137,7 @@ def _beyond(server: Server, slots: int, prompt: int) -> Claim:
     return Claim(
         f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode tokens/s",
         same, "" if same else
-        "the theorem asks for k_max <= b0: beyond it a batch filled to a step of the batch time carries more",
+        "the theorem asks for k_max <= b0; beyond it a batch that is filled to a step of the batch time carries more",
     )  # fmt: skip
 
 

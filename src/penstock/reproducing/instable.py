@@ -62,10 +62,12 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     text = f"Uncompleted tokens in the system over time at {given.workload.rate:g} requests/s, a line per policy."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), _verdict_rows(found), {text: chart},
-        "Verdicts are those of a theorem, or of a sequential test from a large backlog, not of the slopes drawn.",
+        "A verdict is that of a theorem, or else of a sequential test that starts from large backlogs and is wrong "
+        "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near zero on the left; the "
+        "log scale on the right tells it from others.",
         assumed=(
-            f"the paper gives no token budget: {budgets[0]:,} (rho {rho:.3f}) is assumed{because}",
-            "the paper gives mean lengths: constant ones are assumed, and no max batch size",
+            f"The paper gives no token budget: {budgets[0]:,} (rho {rho:.3f}) is assumed{because}",
+            "The paper gives mean lengths: constant ones are assumed, and no max batch size",
         ),
     )  # fmt: skip
 
@@ -185,14 +187,16 @@ def _right(asked: Asked, item: Item) -> Reproduction:
     count = f"{settings.requests:,} requests"
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), pl.DataFrame(rows, columns, orient="row"), charts,
-        "Requests in the system of the first seed. Means are over the time until every policy has served the last one. "
-        "When each policy has, of which the paper says nothing, is in the rows (last_leaves_s).",
+        "Runs of the first seed. Marks show which lines lie on each other. When each policy has served the last "
+        "request, of which the paper says nothing, is in the table (last leaves s).",
         assumed=(
             said,
-            f"the paper says `a finite, fixed workload with the same arrival rate`, which is that of the figure's left "
-            f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. Other rates are no "
-            "claims of the paper, but check whether its order holds there too",
-            f"the paper gives no token budget: {given.server.token_budget:,} is assumed, as on the left",
+            f"The paper says `a finite, fixed workload with the same arrival rate`, which is that of the figure's left "
+            f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. It claims nothing at "
+            "other rates; they check whether its order holds there too",
+            f"The paper gives no token budget: {given.server.token_budget:,} is assumed, as on the left",
+            f"A mean is over the time until every policy has served the last request, and over {len(settings.seeds)} "
+            f"seeds. Verdict `same`: no policy has a lower mean than {BEST}",
         ),
     )  # fmt: skip
 
@@ -210,7 +214,7 @@ def _least(case: _Case, seen: Mapping[str, list[_Served]]) -> Claim:
         reasons.append(f"on average {best} has {means[BEST] - means[best]:,.3g} fewer: the order hinges on this case")
     published = f"{BEST} the fewest"
     if case.rate != RATE:
-        published += f" (at {RATE:g} requests/s; a check of it)"
+        published += f" at {RATE:g} requests/s, checked at {case.rate:g}"
     what = f"mean requests in the system, {case.rate:g} requests/s, {case.arrivals}"
     return Claim(what, published, shown, first, "; ".join(reasons))
 

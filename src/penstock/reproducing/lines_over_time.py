@@ -1,6 +1,7 @@
-"""Something over time, a line for each run, in colours and dashes that grey printing keeps apart."""
+"""Something over time, a line for each run, in colours, dashes and marks that keep lines apart."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import altair as alt
 import polars as pl
@@ -9,9 +10,14 @@ from penstock.plotting import COLOURS, DASHES
 from penstock.run import Run
 
 _POINTS = 500
+_MARKS = 10
+"""Of each line, where no other line has its own, so that lines on each other are seen."""
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 
 
-def lines_over_time(runs: Mapping[str, Run], column: str, *, measure: str, title: str, legend: str) -> alt.Chart:
+def lines_over_time(
+    runs: Mapping[str, Run], column: str, *, measure: str, title: str, legend: str, log: bool = False
+) -> alt.LayerChart:
     """Draw a column of `Run.series` over time, a line for each run, as long as it lasted.
 
     Parameters
@@ -22,24 +28,45 @@ def lines_over_time(runs: Mapping[str, Run], column: str, *, measure: str, title
         Of the series.
     measure, title, legend
         Titles: of the vertical axis, of the chart, of the legend.
+    log
+        Whether the vertical axis is logarithmic; what is below 1 is then drawn at 1.
     """
     names = list(runs)
     parts = []
-    for name, run in runs.items():
-        series = run.series.select("time_s", value=pl.col(column).cast(pl.Float64), line=pl.lit(name))
-        parts += [series.gather_every(-(-series.height // _POINTS)), series.tail(1)]
-    key = alt.Legend(title=legend, symbolStrokeWidth=2.5, symbolSize=300)
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
-    dashes = [list(DASHES[i % len(DASHES)]) for i in range(len(names))]
-    drawn: alt.Chart = (
-        alt.Chart(pl.concat(parts))
-        .mark_line(strokeWidth=1.8)
-        .encode(
-            x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-            y=alt.Y("value:Q", title=measure, axis=alt.Axis(format="~s", tickCount=6)),
-            color=alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=key),
-            strokeDash=alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=key),
+    until = max(run.series["time_s"].item(-1) for run in runs.values())
+    for place, (name, run) in enumerate(runs.items()):
+        series = run.series.select(
+            "time_s", value=pl.col(column).cast(pl.Float64).clip(1 if log else 0), line=pl.lit(name)
         )
-        .properties(width=400, height=280, title=title)
+        drawn = pl.concat([series.gather_every(-(-series.height // _POINTS)), series.tail(1)])
+        period = (pl.col("time_s") * _MARKS / until - (place + 0.5) / len(names)).floor()
+        parts.append(drawn.with_columns(marked=(period > period.shift(1)).fill_null(value=False)))
+    key = alt.Legend(title=legend, symbolSize=90, symbolStrokeWidth=0)
+    looks: dict[str, Sequence[Any]] = {
+        "color": COLOURS,
+        "strokeDash": [list(each) for each in DASHES],
+        "shape": _SHAPES,
+    }
+    scaled = {
+        name: alt.Scale(domain=names, range=[values[i % len(values)] for i in range(len(names))])
+        for name, values in looks.items()
+    }
+    base = alt.Chart(pl.concat(parts)).encode(
+        x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
+        y=alt.Y(
+            "value:Q",
+            title=measure,
+            axis=alt.Axis(format="~s", tickCount=6),
+            scale=alt.Scale(type="log") if log else alt.Scale(nice=6),  # a tick on top: titles side by side are level
+        ),
+        color=alt.Color("line:N", scale=scaled["color"], legend=key),
     )
-    return drawn
+    lines = base.mark_line(strokeWidth=1.6).encode(
+        strokeDash=alt.StrokeDash("line:N", scale=scaled["strokeDash"], legend=None)
+    )
+    marks = (
+        base.transform_filter("datum.marked")
+        .mark_point(filled=True, size=55, opacity=1)
+        .encode(shape=alt.Shape("line:N", scale=scaled["shape"], legend=key))
+    )
+    return alt.LayerChart(layer=[lines, marks]).properties(width=400, height=280, title=title)

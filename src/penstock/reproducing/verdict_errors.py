@@ -1,6 +1,6 @@
 """How often three ways to ask "is it stable?" are wrong near the critical load."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import altair as alt
@@ -88,12 +88,17 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     text = "Share of verdicts that are wrong, by load: slopes from an empty system, and the sequential test."
     return Reproduction(
         item.name, item.title, item.source, _claims(table, settings), table, {text: _chart(table, settings)},
-        "By Theorem 1 the server is stable below load 1 and unstable above. A slope is fitted to the tokens in a run "
-        "that starts empty, or to means of batches of it; it says unstable if it is above 0 at a significance of "
-        f"{settings.significance:.0%}.",
+        "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and batch means fit a slope "
+        "to the tokens in a run that starts empty, batch means after averages over so many parts of it. They say "
+        f"unstable if the slope is above 0 at a significance of {settings.significance:.2g}. The sequential test "
+        "starts from large backlogs.",
         assumed=(
-            f"{settings.seeds} seeds at each load, so a share is known to about {_half(0.5, settings.seeds):.0%}; "
-            "docs/verdicts.md has 200",
+            f"{settings.seeds} seeds at each load, so that a share is known to within about "
+            f"{100 * _half(0.5, settings.seeds):.0f} percentage points; docs/verdicts.md has 200 seeds",
+            f"Loads below 1 and at most {settings.near:g} from it are compared with what is known. Verdict `same` of a "
+            "slope: its 95% interval, in brackets, and the known range have a share in common",
+            "Verdict `same` of the sequential test: so many wrong verdicts have a probability above 1% if each is "
+            f"wrong with probability {settings.significance:.2g}, its alpha",
         ),
     )  # fmt: skip
 
@@ -135,7 +140,7 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
         same = least <= high and most >= low
         why = {
             LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
-            BATCH_MEANS: "how many batches they had is not known: the more there are, the more often they are wrong",
+            BATCH_MEANS: "how many batches gave the known shares is not known: more batches give more wrong verdicts",
         }
         claims.append(
             Claim(
@@ -163,14 +168,9 @@ def _half(share: float, count: int) -> float:
 
 def _chart(table: pl.DataFrame, settings: _Settings) -> alt.LayerChart:
     ways: Sequence[str] = list(dict.fromkeys(table["way"]))
-    names: Mapping[str, str] = {
-        way: f"{way}, from backlogs" if way == SEQUENTIAL else f"{way}, from empty" for way in ways
-    }
     colours = [*(_COLOURS[i % len(_COLOURS)] for i in range(len(ways) - 1)), "#000000"]
-    shown = table.with_columns(
-        way=pl.col("way").replace_strict(dict(names)), load=pl.col("load").map_elements("{:g}".format, pl.String)
-    )
-    order = list(names.values())
+    shown = table.with_columns(load=pl.col("load").map_elements("{:g}".format, pl.String))
+    order = list(ways)
     bars = alt.Chart(shown).encode(
         x=alt.X("load:O", title="Load (stable below 1)", sort=None, axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("way:N", sort=order),
@@ -188,12 +188,12 @@ def _chart(table: pl.DataFrame, settings: _Settings) -> alt.LayerChart:
                     "way:N",
                     sort=order,
                     scale=alt.Scale(domain=order, range=colours),
-                    legend=alt.Legend(title=None, orient="top", columns=2, labelLimit=300),
+                    legend=alt.Legend(title="Way to ask", symbolStrokeWidth=0.6),
                 )
             ),
             bars.mark_text(dy=-6, fontSize=9).encode(text=alt.Text("share:Q", format=".0%")),
         )
-        .properties(width=680, height=280)
+        .properties(width=640, height=280)
         .configure_axis(gridColor=plotting.GRID)
     )
     return chart
