@@ -1,9 +1,13 @@
-"""Every example in the documentation runs, every command in it exists, and every link and figure is there."""
+"""Every block of the documentation runs and shows what it prints; every link and figure is there."""
 
 import importlib
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import textwrap
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,8 +20,12 @@ from penstock.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+DATA = ROOT.parent / "shared" / "data"
 PAGES = sorted(DOCS.rglob("*.md"))
-FOLLOWED = [page for page in PAGES if page.parent.name in ("tutorial", "how-to")]
+RELEASING = DOCS / "development" / "releasing.md"
+
+ENGINES = {"openvino": "openvino_genai", "torch": "torch"}
+"""What must be installed for a mark."""
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 
@@ -26,60 +34,138 @@ class Block(NamedTuple):
     language: str
     title: str
     text: str
+    mark: str
+    """Of the tests that run it: `<!-- slow -->`, `<!-- torch: cuda -->` before it; empty for all tests."""
+    needs: str
+    """What follows the mark: `cuda`, or a file below shared/data."""
+    gap: str
+    """What stands between the block before and this one."""
 
 
 def blocks(page: Path) -> list[Block]:
-    found = re.findall(r'^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^\1```$', page.read_text(), re.DOTALL | re.MULTILINE)
-    return [Block(language, title, textwrap.dedent(text)) for _, language, title, text in found]
+    text = page.read_text()
+    fence = re.compile(
+        r'^(?:<!-- (\w+)(?:: (\S+))? -->\n+)?( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^\3```$', re.DOTALL | re.MULTILINE
+    )
+    found: list[Block] = []
+    end = 0
+    for match in fence.finditer(text):
+        mark, needs, _, language, title, inside = match.groups(default="")
+        if language == "text" and found:
+            mark, needs = found[-1].mark, found[-1].needs
+        found.append(Block(language, title, textwrap.dedent(inside), mark, needs, text[end : match.start()]))
+        end = match.end()
+    return found
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Yield lines that call penstock: in blocks, indented, and in a sentence where they are more than a name."""
+    """Yield lines that call penstock: in blocks, and in a sentence where they are more than a name."""
     text = page.read_text().replace("\\\n", "")
-    for line in re.findall(r"^(?:\$ | {4,})?(penstock [a-z].*)$", text, re.MULTILINE):
+    for line in re.findall(r"^\$ (penstock [a-z].*)$", text, re.MULTILINE):
         yield line
     for line in re.findall(r"`(penstock [a-z][^`]* -[^`]*)`", text):
         yield line.replace("\n", " ")
 
 
-@every_page
-def test_the_examples_of_a_page_run_in_order(
-    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if page in FOLLOWED:
-        pytest.skip("what it says is followed step by step below")
-    examples = [block.text for block in blocks(page) if block.language == "python"]
-    monkeypatch.chdir(ROOT)
-    exec(compile("\n".join(examples), page.name, "exec"), {"__name__": page.stem})
-    assert capsys.readouterr().out or not examples
+def lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("page", FOLLOWED, ids=lambda page: page.stem)
-def test_who_follows_a_guide_step_by_step_sees_what_it_shows(
+def assert_shown(shown: str, printed: str) -> None:
+    """All that is printed is shown, line by line, but for what a line `...` stands for."""
+    if "..." not in lines(shown):
+        assert lines(shown) == lines(printed)
+    pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line) + r"\n" for line in lines(shown))
+    assert re.fullmatch(pattern, "".join(f"{line}\n" for line in lines(printed))), f"{shown}\nis not in\n{printed}"
+
+
+def runs() -> Iterator[Any]:
+    """Yield each page without a mark, and with each mark that one of its blocks has."""
+    for page in PAGES:
+        for mark in ("", *sorted({block.mark for block in blocks(page)} - {""})):
+            name = page.relative_to(DOCS).as_posix() + (f", {mark}" if mark else "")
+            yield pytest.param(page, mark, id=name, marks=getattr(pytest.mark, mark) if mark else ())
+
+
+def bring(needs: str, folder: Path) -> None:
+    """Put the file that a block needs into the folder, or skip with the reason."""
+    if needs == "cuda":
+        if not importlib.import_module("torch").cuda.is_available():
+            pytest.skip("no GPU with CUDA")
+    elif needs and not (DATA / needs).is_file():
+        pytest.skip(f"no {needs} in shared/data beside the repository")
+    elif needs:
+        shutil.copy(DATA / needs, folder)
+
+
+@pytest.mark.parametrize(("page", "mark"), [*runs()])
+def test_who_follows_a_page_sees_what_it_shows(
     page: Path,
+    mark: str,
     penstock: Callable[..., tuple[int, str, str]],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Files with a title are written, Python runs, and all lines shown under a command are among those it prints."""
+    """Files with a title are written, Python and commands run, and what they print stands right below."""
+    if mark in ENGINES:
+        pytest.importorskip(ENGINES[mark])
+    for name in ("examples", "pyproject.toml"):  # as in a checkout
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page.stem}
-    steps = 0
+    printed = ""  # and not shown so far
     for block in blocks(page):
+        if block.mark not in ("", mark):
+            continue
+        bring(block.needs, tmp_path)
         if block.title:
             (tmp_path / block.title).write_text(block.text)
+        if block.language == "text":
+            assert not block.gap.strip(), "what is printed stands right below what prints it"
+            assert_shown(block.text, printed)
+            printed = ""
+        assert not printed, f"a block prints this, and the page does not show it:\n{printed}"
         if block.language == "python":
             exec(compile(block.text, str(tmp_path / (block.title or "step.py")), "exec"), names)
-            assert block.title or capsys.readouterr().out
-        for told in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:] if block.language == "console" else []:
-            command, *shown = told.splitlines()
-            status, printed, error = penstock(*shlex.split(command)[1:])
-            assert status == 0, error
-            lines = {line.rstrip() for line in printed.splitlines()}
-            assert [line for line in shown if line.rstrip() not in {*lines, "", "..."}] == []
-            steps += 1
-    assert steps
+            printed = capsys.readouterr().out
+        if block.language == "console":
+            for told in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+                end = re.match(r"(?:.*\\\n)*.*\n?", told).end()  # type: ignore[union-attr]
+                said = answer(shlex.split(told[:end].replace("\\\n", " ")), penstock)
+                if told[end:].strip():
+                    assert_shown(told[end:], said)
+    assert not printed, f"a block prints this, and the page does not show it:\n{printed}"
+
+
+def answer(command: list[str], penstock: Callable[..., tuple[int, str, str]]) -> str:
+    """Return what a command prints: `penstock` in this process, anything else in one of its own."""
+    if command[0] == "penstock":
+        status, printed, error = penstock(*command[1:])
+        assert status == 0, error
+        return printed
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("shown", ["a\nb\nc", "a\n\nb\nc\n", "a\n...", "...\nb\n...", "...\na\nb\nc\n..."])
+def test_a_page_may_cut_what_is_printed_only_by_a_line_of_dots(shown: str) -> None:
+    assert_shown(shown, "a\nb\n\nc \n")
+
+
+@pytest.mark.parametrize("shown", ["a\nb", "a\nc", "b\nc", "...\nb", "a\n...\nd", "...\nc\n...\nb\n...", "a\nb\nc\nd"])
+def test_a_line_that_is_not_printed_there_or_left_out_in_silence_is_found(shown: str) -> None:
+    with pytest.raises(AssertionError):
+        assert_shown(shown, "a\nb\nc\n")
+
+
+def test_the_marks_of_a_block_hold_for_what_it_prints_too(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- slow: traces/a.csv -->\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```sh\nls\n```\n")
+    assert [(block.language, block.mark, block.needs) for block in blocks(page)] == [
+        ("python", "slow", "traces/a.csv"),
+        ("text", "slow", "traces/a.csv"),
+        ("sh", "", ""),
+    ]
 
 
 @every_page
@@ -95,13 +181,45 @@ def test_every_command_of_a_page_exists_with_the_options_that_it_is_given(page: 
 
 
 @every_page
-def test_every_other_block_is_what_it_says(page: Path) -> None:
-    """YAML is YAML; there is no language that nobody checks."""
+def test_there_is_no_block_that_nobody_runs(page: Path) -> None:
+    """YAML is YAML, each block names its language, and no paragraph is indented to look like a block."""
     for block in blocks(page):
+        assert block.language in ("python", "console", "sh", "text", "yaml"), block.text
         if block.language == "yaml":
             assert isinstance(yaml.safe_load(block.text), dict)
-        else:
-            assert block.language in ("python", "console", "sh", "bash", "")
+    prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"\n\n {4,}\S.*", prose) == []
+
+
+def test_what_developers_are_told_to_run_is_run() -> None:
+    """By CI, by the test of the site, or by the slow test of a release."""
+    if not (ROOT / ".ci" / "run").is_file():
+        pytest.skip("the workflow of CI is not part of a source distribution")
+    ci, site = (ROOT / ".ci" / "run").read_text(), (ROOT / "tests" / "test_site.py").read_text()
+    run = ci.replace("\\", "") + site.replace('", "', " ")
+    for page in {*PAGES} - {RELEASING}:
+        for told in (block.text for block in blocks(page) if block.language == "sh"):
+            for command in re.split(r" && |\n", told.strip()):
+                assert command in run, f"{page.name}: nothing runs {command}"
+
+
+@pytest.mark.slow
+def test_a_release_is_built_and_answers_when_it_is_installed_in_an_empty_environment(tmp_path: Path) -> None:
+    """As the page on releasing says, in a copy of the checkout; needs a package index."""
+    (block,) = (block for block in blocks(RELEASING) if block.language == "sh")
+    checkout = tmp_path / "checkout"
+    left_out = shutil.ignore_patterns(".*", "dist", "site", "__pycache__")
+    shutil.copytree(ROOT, checkout, ignore=left_out, symlinks=True)
+    tools = tmp_path / "tools"
+    venv.create(tools, with_pip=True)
+    subprocess.run([tools / "bin" / "pip", "install", "--quiet", "build"], check=True)
+    environment = {**os.environ, "PATH": f"{tools / 'bin'}:{os.environ['PATH']}", "COLUMNS": "80"}
+    done = subprocess.run(
+        ["bash", "-ec", block.text], cwd=checkout, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "STABLE by Theorem 1(b)" in done.stdout
+    assert len([*(checkout / "dist").iterdir()]) == 2  # the source and the wheel
 
 
 @every_page
