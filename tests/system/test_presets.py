@@ -41,8 +41,6 @@ def test_more_accelerators_carry_more():
 
 @pytest.mark.parametrize("name", ["codellama-34b-a100-tp3", "", None, 3, [], {"a": 1}, "x" * 1_000, "a\nb"])
 def test_unknown_hardware_is_refused_in_one_line_with_the_names_there_are(name):
-    with pytest.raises(
-        InputError, match=r"unknown hardware .*codellama-34b-a100.*or give `batch_time` yourself"
-    ) as caught:
+    with pytest.raises(InputError, match=r"unknown hardware .*may stand in its place\).*codellama-34b-a100") as caught:
         hardware(name)
     assert len(str(caught.value).splitlines()) == 1

@@ -56,7 +56,8 @@ def parameters(fit: Fit) -> list[Parameter]:
             meaning = "each token beyond b0" if "b0" in fit.parameters else "each token"
         elif name == "b0":
             unit, scale = "tokens", 1.0
-            meaning = "width of a step; others fit as well" if steps else "tokens at no extra cost"
+            others = "; others fit as well" if ends[1] < ends[2] else ""
+            meaning = f"width of a step{others}" if steps else "tokens at no extra cost"
         elif name.startswith("t_"):
             meaning = f"a batch of {float(name[2:]):,.0f} tokens"
         value, low, high = (end * scale for end in ends)
