@@ -11,10 +11,13 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
+from penstock.reproducing import batch_time_composition, batch_time_fit
 from penstock.reproducing.asked import Asked
-from penstock.reproducing.batch_times import RUN, _Stairs, room_for_composition
+from penstock.reproducing.batch_time_composition import _Stairs, room_for_composition
 from penstock.reproducing.catalogue import item, reproduce
 from penstock.reproducing.claims import Claim, Reproduction
+
+RUN = batch_time_composition.RUN | batch_time_fit.RUN
 
 
 def changed(name: str, folder: Path, data: Path | None = None, **settings: Any) -> Reproduction:
@@ -177,3 +180,10 @@ def test_a_section_that_would_change_nothing_is_refused() -> None:
     document = yaml.safe_load(item("fig-batch-time-fit").text) | {"workload": {"preset": "azure-code"}}
     with pytest.raises(InputError, match="simulates nothing"):
         RUN["fig-batch-time-fit"](Asked(document, Path(), None, lambda share: None), item("fig-batch-time-fit"))
+
+
+def test_the_fit_says_what_counts_as_same_and_that_nothing_is_held_out() -> None:
+    said = run("fig-batch-time-fit", r2=0.9).assumed[0]
+    assert "R^2 is above 0.9;" in said
+    assert "inside the 95% interval" in said
+    assert "No batch is held out" in said

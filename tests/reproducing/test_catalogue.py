@@ -9,7 +9,7 @@ import yaml
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import ITEMS, _changed, item, reproduce
 from penstock.reproducing.claims import Claim
-from penstock.reproducing.write import write
+from penstock.reproducing.write import total, write, write_index
 
 HULL = item("fig-hull").text
 
@@ -113,3 +113,21 @@ def test_what_cannot_be_reproduced_is_one_line(tmp_path, text: str, wrong: str) 
 def test_a_folder_of_data_that_is_not_there_is_refused() -> None:
     with pytest.raises(InputError, match="is no folder"):
         reproduce("fig-hull", data="nowhere")
+
+
+def test_the_index_links_the_page_of_every_item_and_the_total_counts_each(tmp_path) -> None:
+    found = reproduce("fig-hull")
+    write(found, tmp_path)
+    text = write_index([found], tmp_path).read_text()
+    assert 'href="fig-hull.html"' in text
+    assert found.title in text
+    assert total([found]) in text
+    assert total([found]).startswith("1 item: 0 same, 1 differ. 6 claims: 4 same, 2 differ, each with its reason")
+
+
+def test_a_page_has_a_drawing_for_a_phone_and_does_not_repeat_its_title(tmp_path) -> None:
+    found = reproduce("fig-hull")
+    write(found, tmp_path)
+    page = (tmp_path / "fig-hull.html").read_text()
+    assert page.count('class="charts desktop"') == page.count('class="charts phone"') == 1
+    assert page.count(f">{found.title}</h") == 1

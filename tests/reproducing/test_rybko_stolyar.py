@@ -6,7 +6,14 @@ import yaml
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.rybko_stolyar import E2E, RUN, fluid_envelope, reversed_priorities, with_lengths
+from penstock.reproducing.rybko_stolyar import (
+    E2E,
+    RUN,
+    _slots,
+    fluid_envelope,
+    reversed_priorities,
+    with_lengths,
+)
 from penstock.scenario_network import build_network
 
 FIGURE, THRESHOLDS = (yaml.safe_load(item(name).text) for name in ("fig-rs", "rs-thresholds"))
@@ -88,7 +95,7 @@ def test_a_longer_second_stage_lowers_the_threshold_and_differs_from_what_is_kno
     _, claims = changed(
         tmp_path, THRESHOLDS, {"jobs": 2000}, longer, loads=[], orders=["fcfs"], stable_at=0.4, push_at=0.6
     )
-    claim = claims["the paper's priorities fail above"]
+    claim = claims["formula: the paper's priorities fail above"]
     assert not claim.same
     assert f"{(1056 + 64) / (2 * 1056):.4f} (virtual station)" in claim.measured
 
@@ -124,7 +131,14 @@ def test_what_cannot_be_used_is_refused(tmp_path, document, settings, said) -> N
 
 
 @pytest.mark.slow
-def test_what_stands_beyond_the_paper_is_called_known(tmp_path) -> None:
-    _, claims = changed(tmp_path, THRESHOLDS, {"jobs": 2000}, loads=[0.5, 0.6], orders=[])
-    said = {claim.published.split(":")[0] for claim in claims.values()}
-    assert said == {"known", "formula"}, "of a load of .6 nothing is known"
+def test_each_row_says_whether_it_is_a_formula_or_simulated(tmp_path) -> None:
+    _, claims = changed(tmp_path, THRESHOLDS, {"jobs": 2000}, loads=[0.5, 0.6], orders=["fcfs"])
+    assert {what.split(":")[0] for what in claims} == {"formula", "simulated"}
+    assert claims["simulated: mean E2E at 0.9, fcfs"].published == "77 s (slotted program)"
+
+
+def test_a_second_is_called_a_slot_only_where_a_batch_takes_one() -> None:
+    half = yaml.safe_load(yaml.safe_dump(FIGURE["network"], sort_keys=False).replace("c_ms: 1000", "c_ms: 500"))
+    slower = build_network({"network": half, "simulate": {"jobs": 10}}, None).network
+    assert "slot" in _slots(network())
+    assert _slots(slower) == ""

@@ -199,8 +199,8 @@ def _overtaking(asked: Asked, item: Item) -> Reproduction:
     text = "When each prompt was done and each request left, by order of arrival, in the two bursts."
     return Reproduction(
         item.name, item.title, item.source, claims, table, {text: _orders(table)},
-        "Each burst arrives at once; where a curve falls, younger requests are done before older ones.",
-        assumed=("A batch takes a tick, whatever it carries: batch times do not change who overtakes whom here.",),
+        "All requests of a burst arrive together. Where a curve falls, younger requests are done before older ones.",
+        assumed=("Every batch takes one tick: batch times do not change who overtakes whom here.",),
     )  # fmt: skip
 
 
@@ -233,8 +233,8 @@ def _of_prefill(measured: int, found: Overtaking, burst: _Burst) -> Claim:
     bound = found.k + burst.prompt * burst.token_budget
     same = measured < bound
     why = (
-        f"K-FCFS holds with K = {found.k}, for it asks nothing of batches without decodes: a burst served newest "
-        "prompt first passes its oldest by without a violation. For departures (f = d) the proof's count holds"
+        f"K-FCFS holds with K = {found.k}: it says nothing of batches without decodes, so the newest prompts of a "
+        "burst may all go first. For departures (f = d) the proof's count holds"
     )
     what = f"prefill: farthest ahead of an older one, K = {found.k}"
     return Claim(what, f"fewer than K' = {bound} places", f"{measured:,} places", same, "" if same else why)
@@ -249,8 +249,9 @@ def _of_departures(what: str, found: Overtaking) -> Claim:
 def _places(far: Overtaking) -> Claim:
     same = far.places < far.lemma
     why = (
-        f"the proof counts who overtakes ({far.overtakers} here), but the lemma speaks of places: the {far.k - 1} "
-        "just before the overtaker may wait as well. 2(K - 1) + (v_max - 1)(b_max - 1) places hold"
+        f"the proof counts the requests that overtake ({far.overtakers} here), but the lemma counts places. "
+        f"The {far.k - 1} requests just before the overtaker may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) "
+        "places is a true bound"
     )
     what = f"departures: farthest ahead of an older one, K = {far.k}"
     return Claim(what, f"fewer than K' = {far.lemma} places", f"{far.places:,} places", same, "" if same else why)
@@ -284,6 +285,11 @@ def _thinned(burst: pl.DataFrame) -> pl.DataFrame:
     return burst.filter((pl.col("request") % max(n // 200, 1) == 0) | (pl.col("request") == n - 2))
 
 
+def _last(table: pl.DataFrame, name: str) -> float:
+    """Return the last batch of a burst."""
+    return float(table.filter(burst=name)["at_batch"].to_numpy().max())
+
+
 def _orders(table: pl.DataFrame) -> alt.HConcatChart:
     """Draw when each request was through its phases, a panel per burst."""
     names = table["burst"].unique(maintain_order=True).to_list()
@@ -294,8 +300,13 @@ def _orders(table: pl.DataFrame) -> alt.HConcatChart:
         alt.Chart(_thinned(table.filter(pl.col("burst") == name)), title=name)
         .mark_point(size=14, filled=True, opacity=1)
         .encode(
-            x=alt.X("request:Q", title="Request, in order of arrival"),
-            y=alt.Y("at_batch:Q", title="Done after batch"),
+            x=alt.X("request:Q", title="Request, in order of arrival", axis=alt.Axis(tickCount=5)),
+            y=alt.Y(
+                "at_batch:Q",
+                title="Done after batch",
+                axis=alt.Axis(tickCount=5),
+                scale=alt.Scale(domain=[0, 1.06 * _last(table, name)], nice=False),
+            ),
             color=colour,
             shape=shape,
         )
@@ -475,8 +486,8 @@ def _of_joins(
     largest, within = int(found.buffers.max()), bool((found.buffers <= corrected).all())
     same = largest <= bound
     why = (
-        "orders of completion stay within 2K', times do not: what the fast server has done waits for the queue of the "
-        f"slow one, {found.queue.max():,} at most here"
+        f"the bound is on the order in which branches end, not on when. Branches that the fast server has done wait "
+        f"for the queue of the slow one, which reaches {found.queue.max():,} here"
     )
     certain = theorem.verdict == "stable"
     orders = found.apart <= 2 * k_prime
@@ -490,11 +501,11 @@ def _of_joins(
         ),
         Claim(
             "join buffers, corrected", "(n_fork - 1)(max Q_l + 2K') at most", measured, within,
-            "" if within else "the correction is wrong too",
+            "" if within else "the corrected bound is wrong too",
         ),
         Claim(
             f"thm:fork-join, load {load:.3g}", "stable", theorem.verdict, certain,
-            "it does not need the lemma: in the fluid limit the buffers vanish once the forks have drained"
+            "the theorem does not need the lemma: in the fluid limit the buffers are empty once the forks are"
             if certain else theorem.reason,
         ),
     )  # fmt: skip

@@ -244,6 +244,10 @@ def _tokens(prefill: int, decode: int) -> str:
     return f"{prefill} prefill, {decode} decode"
 
 
+_ROOM = alt.Axis(labelLimit=300, minExtent=130)
+"""Of the names of policies, also where a browser's letters are wider than those the figure was laid out with."""
+
+
 def _shares(findings: list[Finding]) -> alt.LayerChart:
     """Draw how many batches of each policy are left short, and how many mix phases."""
     rows = [
@@ -264,7 +268,7 @@ def _shares(findings: list[Finding]) -> alt.LayerChart:
             axis=alt.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1]),
             scale=alt.Scale(domain=[0, 1.1]),
         ),
-        y=alt.Y("policy:N", title=None, sort=[found.policy for found in findings]),
+        y=alt.Y("policy:N", title=None, sort=[found.policy for found in findings], axis=_ROOM),
         yOffset=alt.YOffset("what:N", sort=kinds),
     )
     colours = alt.Scale(domain=kinds, range=[plotting.COLOURS[1], plotting.COLOURS[5]])

@@ -1,0 +1,272 @@
+"""How little the batch time depends on what is in a batch of so many tokens."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import altair as alt
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field
+
+from penstock import plotting
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.fitting.layers.batch_contents import BatchContents, draw_batches
+from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.batch_times import Milliseconds, Share, Some, channels, refuse_other_sections
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.system.batch_time import PiecewiseConstant
+from penstock.system.presets import hardware
+from penstock.workload.workload import Workload, read_trace
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_DRAWN_LENGTHS = 20_000
+
+
+class _Lengths(Section):
+    file: str
+    preset: str
+
+
+class _Stairs(Section):
+    c_ms: Milliseconds
+    a_ms: Annotated[float, Field(gt=0, le=1e6)]
+    b0: Some
+    largest: Some
+    r2: Share
+
+
+class _Model(Section):
+    model: str
+    card: str
+    source: Literal["llmservingsim", "vidur"]
+    layers: Some
+    file: str
+    attention: str | None = None
+    tensor_parallel: Some = 1
+    hardware: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.card}"
+
+
+class _Composition(Section):
+    lengths: _Lengths
+    longest_prompt: Some
+    longest: Some
+    token_loads: list[Annotated[Whole, Field(ge=2, le=1_000_000)]]
+    max_batch_size: Some
+    batches: Annotated[Whole, Field(ge=1, le=100_000)] = 2_000
+    seed: Annotated[Whole, Field(ge=0)] = 0
+    relatively_constant: _Stairs
+    pairs: list[list[_Model]]
+
+
+def _composition(asked: Asked, item: Item) -> Reproduction:
+    refuse_other_sections(asked)
+    settings = asked.settings(_Composition)
+    odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
+    if odd is not None or not settings.token_loads:
+        raise InputError(
+            f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} models, but a comparison "
+            "takes a load or more, and a smaller and a larger model; give those"
+        )
+    prompt, output, said = _lengths(asked, settings)
+    times = {model.name: _times(asked, model) for pair in settings.pairs for model in pair}
+    pairs = [pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)]
+    if not pairs:
+        raise InputError("no pair of models has layer profiles or a preset here; give --data, or `hardware` for both")
+    loads = sorted(set(settings.token_loads))
+    rows, full = [], loads[-1]
+    variation: dict[tuple[str, int], float] = {}
+    for place, load in enumerate(loads):
+        batches = _batches_of(prompt, output, load, settings)
+        for model in itertools.chain.from_iterable(pairs):
+            of = times[model.name]
+            assert of is not None
+            seconds = of(batches)
+            cv = float(seconds.std() / seconds.mean())
+            variation[model.name, load] = cv
+            rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
+        asked.progress((place + 1) / len(loads))
+    most = room_for_composition(settings.relatively_constant)
+    claims = [_constant(model, variation[model.name, full], full, most) for pair in pairs for model in pair]
+    claims += [_smaller(pair, variation, full) for pair in pairs]
+    table = pl.DataFrame(rows, ["model", "token_load", "batches", "mean_s", "cv"], orient="row")
+    (worst, at), cv = max(variation.items(), key=lambda each: each[1])
+    assumed = (
+        "The paper does not publish its times (SGLang): " + _what_for_times(asked, pairs, settings),
+        f"{said}, prompts of at most {settings.longest_prompt:,} and requests of at most {settings.longest:,} tokens: "
+        f"{prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
+        f"The paper gives no number for 'relatively constant'. Here it means a CV of at most {most:.1%}: the error of "
+        f"a staircase with R^2 = {settings.relatively_constant.r2:g}, divided by the mean batch time. Full load means "
+        f"{full:,} tokens",
+        "The number of decodes in a batch is drawn evenly from 1 to the max batch size; in one run it varies less",
+    )
+    text = "Coefficient of variation of the batch time by token load, a line per model."
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), table, {text: _variation_chart(table, most)},
+        "All batches at one token load have the same number of tokens, in other mixes of prefill and decode. CV: "
+        f"standard deviation over mean. Black line: {most:.1%}, the most that counts as relatively constant. The paper "
+        "speaks of the full token load only. Over all loads, the batch time of "
+        f"{worst.replace(', ', ' on ')} varies most: "
+        f"{cv:.1%} at {at:,} tokens. There attention, which reads the tokens before each decode, takes much of the "
+        "time.",
+        (), assumed,
+    )  # fmt: skip
+
+
+def room_for_composition(stairs: "_Stairs") -> float:
+    """Return the error that a staircase with some R^2 leaves over loads up to the largest, over the mean batch time."""
+    model = PiecewiseConstant(stairs.c_ms / 1e3, stairs.a_ms / 1e3, stairs.b0)
+    seconds = model(np.arange(1, stairs.largest + 1))
+    return float(np.sqrt((1 - stairs.r2) / stairs.r2) * seconds.std() / seconds.mean())
+
+
+def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
+    """Return prompts and outputs of the conversations that are short enough."""
+    file = None if asked.data is None else asked.data / settings.lengths.file
+    if file is not None and file.is_file():
+        recorded = read_trace(file)
+        workload, said = recorded, "ShareGPT's lengths"
+    else:
+        workload = Workload.preset(settings.lengths.preset)
+        said = f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} were drawn"
+    rows = workload.with_rate(1.0, "poisson").with_seed(settings.seed).requests(_DRAWN_LENGTHS)
+    prompt, output = rows.prompt_tokens.astype(np.int64), rows.output_tokens.astype(np.int64)
+    short = (prompt <= settings.longest_prompt) & (prompt + output <= settings.longest)
+    if not short.any():
+        raise InputError(
+            f"no request has a prompt of at most {settings.longest_prompt:,} and at most {settings.longest:,} tokens "
+            "in all, so no batch can be drawn; raise longest_prompt or longest"
+        )
+    return prompt[short], output[short], said
+
+
+def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | None:
+    """Return what gives the seconds of batches: the layer profile, else the preset, else nothing."""
+    folder = _profiled(asked, model)
+    if folder is not None:
+        attention = None if model.attention is None else folder / model.attention
+        if model.source == "vidur":
+            return read_vidur(
+                folder / model.file, attention, layers=model.layers, tensor_parallel=model.tensor_parallel
+            ).of
+        return read_llmservingsim(folder / model.file, model.layers, tensor_parallel=model.tensor_parallel).of
+    if model.hardware is None:
+        return None
+    known = hardware(model.hardware).batch_time
+
+    def of(batches: BatchContents) -> Floats:
+        return known.of_batches(
+            batches.prefill,
+            batches.decodes,
+            batches.prompts + batches.decodes,
+            batches.per_batch(batches.new**2),
+            batches.per_batch(batches.new * batches.before),
+            batches.context,
+        )
+
+    return of
+
+
+def _profiled(asked: Asked, model: _Model) -> Path | None:
+    """Return the folder that holds the layer profile of a model, if it is in the data."""
+    folder = asked.profile(model.source)
+    return folder if folder is not None and (folder / model.file).exists() else None
+
+
+def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -> BatchContents:
+    """Return batches that hold exactly so many tokens."""
+    drawn = draw_batches(
+        prompt,
+        output,
+        token_budget=load,
+        max_batch_size=settings.max_batch_size,
+        count=settings.batches,
+        seed=settings.seed,
+    )
+    chosen = drawn.prefill + drawn.decodes == load
+    if chosen.sum() < 2:
+        raise InputError(
+            f"{'only one' if chosen.any() else 'no'} batch of {load:,} tokens was drawn, and a variation takes two; "
+            f"raise batches, now {settings.batches:,}, or leave this load out"
+        )
+    inside = chosen[drawn.batch]
+    renamed = np.cumsum(chosen) - 1
+    sums = (drawn.decodes[chosen], drawn.context[chosen], drawn.longest[chosen])
+    return BatchContents(*sums, renamed[drawn.batch[inside]], drawn.new[inside], drawn.before[inside])
+
+
+def _constant(model: _Model, cv: float, full: int, most: float) -> Claim:
+    """Compare how much the batch time varies at the full token load with what a good fit leaves."""
+    why = "attention, which reads the tokens before each decode, takes too much of the batch time"
+    return Claim(
+        f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})", f"{cv:.1%}", cv <= most,
+        "" if cv <= most else why,
+    )  # fmt: skip
+
+
+def _smaller(pair: list[_Model], variation: dict[tuple[str, int], float], full: int) -> Claim:
+    """Compare the variation of a smaller and a larger model."""
+    small, large = (variation[model.name, full] for model in pair)
+    return Claim(
+        f"CV of the larger model, {pair[0].card}", "smaller",
+        f"{pair[1].model} {large:.1%}, {pair[0].model} {small:.1%}", large < small,
+        "" if large < small else "attention grew at least as much as the linear layers from one model to the other",
+    )  # fmt: skip
+
+
+def _what_for_times(asked: Asked, pairs: list[list[_Model]], settings: _Composition) -> str:
+    """Say where the times of each model are from."""
+    by_source: dict[str, list[str]] = {}
+    for model in itertools.chain.from_iterable(pairs):
+        profiled = _profiled(asked, model) is not None
+        by_source.setdefault(_SOURCES[model.source] if profiled else "", []).append(f"{model.model} on {model.card}")
+    told = [
+        f"{' and '.join(names)} by {source}'s layer profiles, without exchange between GPUs and the engine's own work"
+        for source, names in by_source.items()
+        if source
+    ]
+    if "" in by_source:
+        told.append(
+            f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer profiles are not here "
+            "(--data)"
+        )
+    left = [f"{model.model} on {model.card}" for pair in settings.pairs if pair not in pairs for model in pair]
+    if left:
+        told.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
+    return "batches are timed for " + "; ".join(told)
+
+
+_SOURCES = {"llmservingsim": "LLMServingSim", "vidur": "Vidur"}
+
+
+def _variation_chart(table: pl.DataFrame, most: float) -> alt.LayerChart:
+    names = table["model"].unique(maintain_order=True).to_list()
+    x = alt.X(
+        "token_load:Q", title="Token load (tokens in the batch)",
+        scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=table["token_load"].unique().to_list(), format=",d"),
+    )  # fmt: skip
+    y = alt.Y("cv:Q", title="CV of the batch time", axis=alt.Axis(format="%"), scale=alt.Scale(domainMin=0))
+    lines = (
+        alt.Chart(table)
+        .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45, filled=True))
+        .encode(x=x, y=y, **channels("model", names, "Model"))
+    )
+    rule = alt.Chart(pl.DataFrame({"cv": [most]})).mark_rule(strokeWidth=1.2).encode(y=y)
+    chart: alt.LayerChart = (
+        alt.layer(rule, lines).properties(width=420, height=300).configure_axis(gridColor=plotting.GRID)
+    )
+    return chart
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-batch-time-composition": _composition}

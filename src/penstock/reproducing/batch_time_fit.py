@@ -1,0 +1,252 @@
+"""How well a staircase by token load fits batch times."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import altair as alt
+import numpy as np
+import polars as pl
+from pydantic import Field
+
+from penstock import plotting
+from penstock.document import Section, Whole
+from penstock.errors import InputError
+from penstock.fitting.batches import MeasuredBatches
+from penstock.fitting.fit import Fit, fit
+from penstock.fitting.judged import r2
+from penstock.fitting.layers.profiles import read_vidur
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.batch_times import Milliseconds, Share, Some, channels, refuse_other_sections
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.system.batch_time import BatchTime, PiecewiseConstant
+from penstock.system.presets import hardware
+
+_LOADS_APART = 8
+_LONGEST_LOAD = 65_536
+
+
+class _Constants(Section):
+    c_ms: Milliseconds
+    a_ms: Milliseconds
+    b0: Some = 128
+
+
+class _Case(Section):
+    model: str
+    tensor_parallel: Some
+    layers: Some
+    file: str
+    hardware: str
+    published: _Constants | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} TP{self.tensor_parallel}"
+
+
+class _Fits(Section):
+    source: Literal["vidur"] = "vidur"
+    largest: Annotated[Whole, Field(ge=1, le=_LONGEST_LOAD)] = 512
+    b0: Some = 128
+    r2: Share = 0.97
+    cases: list[_Case]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Fitted:
+    """A case: its batch times, measured or as a preset has them, and the staircase of the width asked for."""
+
+    case: _Case
+    batches: MeasuredBatches
+    stairs: Fit
+    measured: bool
+
+    @property
+    def published(self) -> PiecewiseConstant | None:
+        """The paper's staircase, of its own width."""
+        given = self.case.published
+        return None if given is None else PiecewiseConstant(given.c_ms / 1e3, given.a_ms / 1e3, given.b0)
+
+
+def _fits(asked: Asked, item: Item) -> Reproduction:
+    refuse_other_sections(asked)
+    settings = asked.settings(_Fits)
+    if not settings.cases or settings.largest <= settings.b0:
+        raise InputError(
+            f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest {settings.largest:,} and steps "
+            f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case or more; give a case, "
+            "and a largest above b0"
+        )
+    folder = asked.profile(settings.source)
+    found = []
+    for place, case in enumerate(settings.cases):
+        found.append(_fitted(case, folder, settings))
+        asked.progress((place + 1) / len(settings.cases))
+    claims = [claim for each in found for claim in _claims_of(each, settings)]
+    assumed, missing = [], [each.case.name for each in found if not each.measured]
+    if len(missing) < len(found):
+        assumed += [
+            f"Batch times are Vidur's medians, summed over all layers without attention, up to {settings.largest:,} "
+            "tokens. The paper does not say what it measured",
+            "These times leave out attention and the exchange between GPUs, so those of TP2 and TP4 are too short",
+        ]
+    if missing:
+        assumed.append(
+            f"Layer profiles of {', '.join(missing)} are not here (--data), so those batch times are of `penstock "
+            "hardware`, linear layers only, which were themselves fitted to loads up to 4,096 tokens: the R^2 of a fit "
+            "to measured times needs --data, and only published constants can be compared"
+        )
+    rows = _rows(found, settings)
+    text = "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel per model."
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), rows, {text: _stairs_chart(rows)},
+        "Points: batch times, measured or from `penstock hardware`. Coloured lines: the staircase fitted to these "
+        "points. Thin black lines: the published staircase.", (), (_near(settings), *assumed),
+    )  # fmt: skip
+
+
+def _near(settings: _Fits) -> str:
+    """Say what counts as same, and which batches an R^2 is of."""
+    return (
+        f"Same means: R^2 is above {settings.r2:g}; a published constant or step lies inside the 95% interval of the "
+        "one fitted here. No batch is held out: each R^2 is of the same batches that were fitted"
+    )
+
+
+def _fitted(case: _Case, folder: Path | None, settings: _Fits) -> _Fitted:
+    measured = folder is not None and (folder / case.file).exists()
+    if measured:
+        assert folder is not None
+        profile = read_vidur(folder / case.file, layers=case.layers, tensor_parallel=case.tensor_parallel)
+        batches = profile.without_attention().up_to(settings.largest)
+    else:
+        loads = np.append(1.0, np.arange(_LOADS_APART, settings.largest + 1, _LOADS_APART, dtype=np.float64))
+        seconds = hardware(case.hardware).batch_time(loads)
+        batches = MeasuredBatches(seconds, loads, source=case.hardware, sweep=True, averaged=True)
+    return _Fitted(case, batches, fit(batches, "steps", b0=settings.b0), measured)
+
+
+def _claims_of(found: _Fitted, settings: _Fits) -> list[Claim]:
+    case = found.case
+    claims, reached = [], found.stairs.r2
+    if found.measured:
+        claims.append(
+            Claim(
+                f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}", reached > settings.r2,
+                "" if reached > settings.r2 else _SMALLER_STEPS,
+            )
+        )  # fmt: skip
+    published = found.published
+    if published is not None:
+        kept = r2(found.batches.seconds, published(found.batches.tokens))
+        claims.append(
+            Claim(
+                f"R^2 of the published constants, {case.name}", f"above {settings.r2:g}", f"{kept:.3f}",
+                kept > settings.r2,
+                "" if kept > settings.r2 else _why_low(found, published),
+            )
+        )  # fmt: skip
+    if found.measured:
+        claims += _parameters(found, published, settings)
+    return claims
+
+
+_SMALLER_STEPS = "on more GPUs the times also have smaller steps, of 64 tokens (see the figure)"
+
+_ROUNDED_OFF = "the catalogue has straight lines between some loads there, which round steps off; give --data"
+
+
+def _why_low(found: _Fitted, published: PiecewiseConstant) -> str:
+    bias = float(published(found.batches.tokens).sum() / found.batches.seconds.sum() - 1)
+    said = f"summed, the published times are {bias:+.1%} off these, of linear layers only; fitted anew, R^2 is "
+    return f"{said}{found.stairs.r2:.3f}" + ("" if found.measured else f", as {_ROUNDED_OFF}")
+
+
+def _parameters(found: _Fitted, published: PiecewiseConstant | None, settings: _Fits) -> list[Claim]:
+    """Compare c, a and the width of a step, with their 95% intervals."""
+    claims, name = [], found.case.name
+    if published is not None:
+        parameters = {key: [1e3 * value for value in found.stairs.parameters[key]] for key in ("c", "a")}
+        inside = {key: low <= 1e3 * getattr(published, key) <= high for key, (_, low, high) in parameters.items()}
+        said = ", ".join(f"{key} {v:.2f} ({low:.2f}..{high:.2f})" for key, (v, low, high) in parameters.items())
+        outside = " and ".join(key for key, held in inside.items() if not held)
+        claims.append(
+            Claim(
+                f"constants, {name}", f"c {1e3 * published.c:.2f}, a {1e3 * published.a:.2f} ms", f"{said} ms",
+                not outside, f"{outside} outside the 95% interval; {_SMALLER_STEPS}" if outside else "",
+            )
+        )  # fmt: skip
+    free = fit(found.batches, "steps")
+    width, low, high = free.parameters["b0"]
+    expected = settings.b0 if published is None else published.b0
+    same = low <= expected <= high
+    claims.append(
+        Claim(
+            f"tokens of a step, {name}", f"{expected}", f"{width:.0f} ({low:.0f}..{high:.0f})", same,
+            "" if same
+            else f"R^2 {free.r2:.3f} with this step, {found.stairs.r2:.3f} with {settings.b0}: {_SMALLER_STEPS}",
+        )
+    )  # fmt: skip
+    return claims
+
+
+def _rows(found: list[_Fitted], settings: _Fits) -> pl.DataFrame:
+    """Return measured times, and at the ends of the steps those of the staircases."""
+    rows: list[tuple[str, str, str, float, float]] = []
+    for each in found:
+        about = (each.case.model, f"TP{each.case.tensor_parallel}")
+        parts: list[tuple[str, BatchTime | None]] = [
+            ("fitted", each.stairs.model),
+            ("published", each.published),
+        ]
+        points = zip(each.batches.tokens.tolist(), (1e3 * each.batches.seconds).tolist(), strict=True)
+        rows += [(*about, "measured" if each.measured else "catalogue", load, ms) for load, ms in points]
+        for kind, model in parts:
+            if model is not None:
+                width = model.b0 if isinstance(model, PiecewiseConstant) else settings.b0
+                ends = np.append(np.arange(0, settings.largest, width), settings.largest).astype(np.float64)
+                steps = zip(ends.tolist(), (1e3 * model(np.maximum(ends, 1.0))).tolist(), strict=True)
+                rows += [(*about, kind, load, ms) for load, ms in steps]
+    return pl.DataFrame(rows, ["model", "degree", "kind", "tokens", "ms"], orient="row")
+
+
+def _stairs_chart(rows: pl.DataFrame) -> alt.HConcatChart:
+    degrees = sorted(rows["degree"].unique())
+    look = channels("degree", degrees, "Tensor parallel")
+    marks = ["circle", "square", "triangle-up", "diamond"]
+    shape = alt.Shape(
+        "degree:N", scale=alt.Scale(domain=degrees, range=[marks[i % 4] for i in range(len(degrees))]), legend=None
+    )
+    largest = float(rows["tokens"].cast(pl.Float64).to_numpy().max())
+    x = alt.X(
+        "tokens:Q", title="Token load (tokens in the batch)", axis=alt.Axis(format=",d", tickCount=5),
+        scale=alt.Scale(domain=[0, largest], nice=False),
+    )  # fmt: skip
+    slowest = float(rows["ms"].to_numpy().max())
+    y = alt.Y(
+        "ms:Q",
+        title="Batch time (ms)",
+        axis=alt.Axis(tickCount=6),
+        scale=alt.Scale(domain=[0, 1.06 * slowest], nice=False),
+    )
+    panels = []
+    for model in rows["model"].unique(maintain_order=True):
+        here = rows.filter(model=model)
+        points = alt.Chart(here.filter(pl.col("kind").is_in(["measured", "catalogue"])))
+        fitted, published = (alt.Chart(here.filter(kind=kind)) for kind in ("fitted", "published"))
+        layers = [
+            points.mark_point(size=22, opacity=0.8, strokeWidth=1).encode(x=x, y=y, color=look["color"], shape=shape),
+            fitted.mark_line(strokeWidth=2.2, interpolate="step-before").encode(x=x, y=y, **look),
+            published.mark_line(strokeWidth=0.9, color="black", interpolate="step-before").encode(
+                x=x, y=y, detail="degree:N"
+            ),
+        ]
+        panels.append(alt.layer(*layers).properties(width=330, height=300, title=model))
+    chart: alt.HConcatChart = alt.hconcat(*panels).resolve_scale(y="shared").configure_axis(gridColor=plotting.GRID)
+    return chart
+
+
+RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-batch-time-fit": _fits}
