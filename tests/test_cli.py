@@ -249,14 +249,23 @@ BAD = [
 
 
 @pytest.mark.parametrize("arguments", BAD, ids=lambda a: " ".join(str(x).rpartition("/")[2] for x in a))
-def test_bad_input_is_one_clear_line_and_status_2(arguments: tuple[object, ...], tmp_path: Path) -> None:
+def test_bad_input_is_one_clear_line_and_status_2(
+    arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     figures = ["--figures", tmp_path / "figures"] if arguments[0] in ("check", "compare") and len(arguments) > 1 else []
-    done = penstock(*arguments, *figures, cwd=tmp_path)
+    done = penstock(*arguments, *figures)
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stderr.startswith("penstock: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_in_a_process_of_its_own_bad_input_is_one_line_too(tmp_path: Path) -> None:
+    done = penstock("check", "none.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 BAD_TRACES = {
