@@ -7,6 +7,7 @@ MkDocs calls `on_page_markdown`, which puts it in place of ``<!-- gallery -->``,
 """
 
 import argparse
+import html
 import json
 import re
 import tempfile
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
+import vl_convert
 from typer.main import get_command
 
+from penstock import plotting
 from penstock.cli import app
 from penstock.reproducing.catalogue import ITEMS, Item, reproduce
 from penstock.reproducing.write import write
@@ -51,15 +54,32 @@ def section(item: Item, found: dict[str, Any] | None) -> str:
     described = found["figures"]
     for file in sorted(described):
         if (KEPT / file).exists():
-            lines += [f"![{bare(described[file])}](figures/reproduced/{file})", ""]
+            lines += [picture(file, described[file]), ""]
     if found["caption"]:
         lines += [found["caption"], ""]
     if found["claims"]:
-        lines += ["| claim | published or known | measured | verdict | why |", "|---|---|---|---|---|"]
+        lines += [
+            '<div class="claims" markdown>',
+            "",
+            "| claim | published or known | measured | verdict | why |",
+            "|---|---|---|---|---|",
+        ]
         for claim in found["claims"]:
             cells = (claim["what"], claim["published"], claim["measured"], claim["verdict"], claim["why"])
             lines.append("| " + " | ".join(bare(cell) for cell in cells) + " |")
+        lines += ["", "</div>"]
     return "\n".join([*lines, "", *(f"Note: {bare(each).rstrip('.')}.\n" for each in found["assumed"])])
+
+
+def picture(file: str, text: str) -> str:
+    """Return a kept figure, and the one for a phone if it has one; links begin at the page, not at its source."""
+    narrow = file.replace(".svg", "-narrow.svg")
+    if not (KEPT / narrow).exists():
+        return f"![{bare(text)}](figures/reproduced/{file})"
+    return (
+        f'<picture><source media="(max-width: 45em)" srcset="../figures/reproduced/{narrow}">'
+        f'<img alt="{html.escape(text)}" src="../figures/reproduced/{file}" loading="lazy"></picture>'
+    )
 
 
 def bare(text: str) -> str:
@@ -122,11 +142,15 @@ def measure(names: list[str], data: Path | None) -> None:
         described = {}
         with tempfile.TemporaryDirectory() as folder:
             write(found, Path(folder))
-            for place, text in enumerate(found.charts, start=1):
+            for place, (text, chart) in enumerate(found.charts.items(), start=1):
                 name = f"{item.name}-{place}.svg" if numbered else f"{item.name}.svg"
                 KEPT.mkdir(parents=True, exist_ok=True)
                 (KEPT / name).write_text(with_margin((Path(folder) / name).read_text()))
                 described[name] = text
+                narrow = KEPT / name.replace(".svg", "-narrow.svg")
+                narrow.unlink(missing_ok=True)
+                if (below := plotting.stacked(chart)) is not chart:
+                    narrow.write_text(with_margin(vl_convert.vegalite_to_svg(below.to_dict())))
         claims = found.as_dict()["claims"]
         kept[item.name] = {
             "figures": described,

@@ -33,7 +33,10 @@ def test_an_item_is_printed_and_written(penstock: Callable[..., Said], tmp_path:
     assert not (tmp_path / "mine" / "fig-hull.yaml").exists(), "its paths begin where it lies"
 
 
-@pytest.mark.parametrize(("what", "wrong"), [("fig-hulk", "did you mean"), ("none.yaml", "there is no scenario file")])
+@pytest.mark.parametrize(
+    ("what", "wrong"),
+    [("fig-hulk", "did you mean"), ("none.yaml", "`penstock reproduce NAME` writes that of an item")],
+)
 def test_what_is_not_there_is_refused_before_anything_is_written(
     penstock: Callable[..., Said], tmp_path: Path, what: str, wrong: str
 ) -> None:

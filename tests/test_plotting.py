@@ -4,6 +4,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 import polars as pl
 import pytest
@@ -191,3 +192,28 @@ def test_a_crowd_is_cut_to_the_requests_that_a_chart_can_show() -> None:
 def test_a_run_that_kept_no_allocations_is_refused(runs: dict[str, ps.Run]) -> None:
     with pytest.raises(ps.InputError, match="record='"):
         plotting.gantt(runs["sarathi"])
+
+
+def test_on_a_phone_no_panel_stands_beside_another_and_none_is_wider_than_it(runs: dict[str, ps.Run]) -> None:
+    chart = plotting.tokens_over_time(runs, "a line under the figure that is longer than a phone is wide, and wraps")
+    narrow = plotting.stacked(chart).to_dict()
+    assert len(narrow["vconcat"]) == 2
+    assert "hconcat" not in narrow
+    assert max(panel["width"] for panel in narrow["vconcat"]) <= 280
+    assert len(narrow["title"]["text"]) > 1
+    assert "hconcat" in chart.to_dict(), "the chart itself stays as it is"
+
+
+def test_panels_are_stacked_at_any_depth() -> None:
+    panel = alt.Chart(pl.DataFrame({"x": [1]})).mark_point().encode(x="x:Q").properties(width=200)
+    nested = alt.vconcat(alt.hconcat(panel, panel), alt.concat(panel, panel, columns=2))
+    below, wrapped = plotting.stacked(nested).to_dict()["vconcat"]
+    assert len(below["vconcat"]) == 2
+    assert wrapped["columns"] == 1
+
+
+def test_a_chart_that_fits_a_phone_or_needs_its_width_is_returned_as_it_is(recorded: ps.Run) -> None:
+    panel = alt.Chart(pl.DataFrame({"x": [1]})).mark_point().encode(x="x:Q").properties(width=200)
+    gantt = plotting.gantt(recorded)
+    assert plotting.stacked(panel) is panel
+    assert plotting.stacked(gantt) is gantt

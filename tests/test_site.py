@@ -59,6 +59,8 @@ class Page(HTMLParser):
             self.links.append(str(given["href"]))
         if tag in ("img", "script") and given.get("src"):
             self.loaded.append(str(given["src"]))
+        if tag == "source" and given.get("srcset"):
+            self.loaded.append(str(given["srcset"]))
         if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "preconnect"):
             self.loaded.append(str(given["href"]))
         if tag == "img":
@@ -108,7 +110,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 def test_the_gallery_has_every_item_that_can_be_reproduced_and_every_figure(site: Path) -> None:
     (gallery,) = (page for at, page in pages(site).items() if at == "/gallery/index.html")
     assert {item.name for item in ITEMS} <= gallery.anchors
-    shown = {Path(str(image["src"])).name for image in gallery.images}
+    shown = {Path(address).name for address in gallery.loaded}
     assert {path.name for path in (ROOT / "docs" / "figures").rglob("*.svg")} <= shown
 
 

@@ -30,7 +30,7 @@ def reproduce(
     from penstock import terminal_reproduce
     from penstock.reproducing.catalogue import ITEMS, is_file, item
     from penstock.reproducing.catalogue import reproduce as measure
-    from penstock.reproducing.write import write
+    from penstock.reproducing.write import write, write_index
 
     if what is None:
         if as_json:
@@ -52,6 +52,8 @@ def reproduce(
             part(0.0)
             found.append(measure(name, data=data, progress=part))
             write(found[-1], out, file)
+    if what == "all":
+        write_index(found, out)
     if as_json:
         print_json({"items": [each.as_dict() for each in found]})
         return

@@ -181,6 +181,12 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
             return f"{where} must be text{shown}; if it is meant as text, put it in quotes"
         case "list_type":
             return f"{where} must be a list such as [1, 2]{shown}"
+        case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+            word = next(f"{words[key]} {limit:g}" for key, limit in problem["ctx"].items() if key in words)
+            return f"{where} must be {word}{shown}"
+        case "finite_number":
+            return f"{where} must be a finite number{shown}"
         case "literal_error":
             return f"{where} must be {problem['ctx']['expected']}{shown}"
         case _:

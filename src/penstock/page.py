@@ -127,7 +127,8 @@ class Figure:
     caption
         How to read it.
     wide
-        Whether it scrolls sideways on a phone instead of shrinking below legibility.
+        Whether a phone shows its charts with panels below one another, or lets those that need their width scroll
+        sideways, instead of shrinking them below legibility.
     """
 
     title: str
@@ -182,6 +183,11 @@ def write(path: Path, *, title: str, heading: str, verdicts: Sequence[Verdict], 
 
 def render(*, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section]) -> str:
     """Return the page that `write` writes."""
+    return rendered("report.html.j2", title=title, heading=heading, verdicts=verdicts, sections=sections)
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Return a template of the package, filled in."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("penstock"),
         autoescape=True,
@@ -191,11 +197,9 @@ def render(*, title: str, heading: str, verdicts: Sequence[Verdict], sections: S
     )
     environment.filters["tone"] = _tone
     drawn = iter(range(1_000_000))
+    environment.globals["stacked"] = plotting.stacked
     environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
-    page = environment.get_template("report.html.j2")
-    return page.render(
-        title=title, heading=heading, verdicts=verdicts, sections=sections, version=metadata.version("penstock")
-    )
+    return environment.get_template(template).render(version=metadata.version("penstock"), **values)
 
 
 def _tone(word: str) -> str:

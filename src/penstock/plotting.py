@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -437,6 +438,61 @@ def _scaled(run: Run, size: int, time: npt.NDArray[np.float64]) -> pl.DataFrame:
     tokens = np.interp(time * size, run.series["time_s"], run.series["unprocessed_tokens"])
     phases = {"prefill": (came - began) / size, "decode": (began - left) / size}
     return pl.DataFrame({"time": time, **phases, "tokens": tokens / size})
+
+
+def stacked(chart: Any) -> Any:
+    """Return a chart for a phone: panels below one another, 280 px wide at most, legends at the bottom.
+
+    A chart that is as narrow already is returned as it is, and so is one that needs its width, such as a Gantt chart.
+    """
+    before, after = chart.to_dict(), chart.to_dict()
+    narrower = _widest(before) < _GANTT_WIDTH
+    _stack(after, narrower)
+    if after == before:
+        return chart
+    if narrower and "width" in after:  # one panel, whose labels count too
+        after |= {"width": _PHONE_PAGE, "autosize": {"type": "fit-x", "contains": "padding"}}
+    look = {
+        "legend": {"orient": "bottom", "columns": 2, "columnPadding": 20, "labelLimit": 130, "labelFontSize": 12},
+        "axis": {"labelFontSize": 12, "titleFontSize": 12},
+    }
+    config = after.setdefault("config", {})
+    for part, values in look.items():
+        config[part] = config.get(part, {}) | values
+    kind = next((kind for key, kind in _KINDS.items() if key in after), alt.Chart)
+    return kind.from_dict(after, validate=False)
+
+
+_KINDS: dict[str, Any] = {"vconcat": alt.VConcatChart, "concat": alt.ConcatChart, "layer": alt.LayerChart}
+_PHONE_WIDTH, _PHONE_PAGE, _TITLE_LETTERS = 280, 350, 42
+
+
+def _widest(part: Any) -> float:
+    """Return the width of the widest panel, 0 where none has one."""
+    if isinstance(part, list):
+        return max(map(_widest, part), default=0)
+    if not isinstance(part, dict):
+        return 0
+    width = part.get("width", 0)
+    inner = (_widest(part[key]) for key in ("hconcat", "vconcat", "concat", "spec") if key in part)
+    return max([width if isinstance(width, int | float) else 0, *inner])
+
+
+def _stack(part: dict[str, Any], narrower: bool) -> None:
+    """Change a specification and those in it; widths only where the panels may be narrower."""
+    if "hconcat" in part:
+        part["vconcat"] = part.pop("hconcat")
+    if part.get("columns", 1) > 1:
+        part["columns"] = 1
+    if narrower and isinstance(part.get("width"), int | float):
+        part["width"] = min(part["width"], _PHONE_WIDTH)
+    title = part.get("title")
+    if isinstance(title, str) and len(title) > _TITLE_LETTERS:
+        part["title"] = textwrap.wrap(title, _TITLE_LETTERS)
+    elif isinstance(title, dict) and isinstance(title.get("text"), str):
+        part["title"] = title | {"text": textwrap.wrap(title["text"], _TITLE_LETTERS) or ""}
+    for each in (*part.get("vconcat", ()), *part.get("concat", ()), *([part["spec"]] if "spec" in part else ())):
+        _stack(each, narrower)
 
 
 def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from penstock.reproducing.catalogue import ITEMS
 from penstock.reproducing.claims import Reproduction
+from penstock.reproducing.write import total
 from penstock.terminal import make_console, print_warnings
 
 _COLOUR = {"same": "green", "differs": "yellow", "changed": "default"}
@@ -41,6 +42,7 @@ def print_summary(found: Sequence[Reproduction]) -> None:
         verdict = _styled(each.verdict)
         table.add_row(escape(each.name), escape(each.source), f"{len(each.claims) - bad}", f"{bad}", verdict)
     console.print(table, highlight=False)
+    console.print(f"\n[bold]{total(found)}[/bold]", highlight=False)
     console.print("\n[dim]Notes on what was assumed, and on traces that were not here, are on each page.[/dim]")
     for each in found:
         for claim in each.differing:

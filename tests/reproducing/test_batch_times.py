@@ -159,13 +159,13 @@ def test_the_largest_variation_at_any_load_is_told_but_no_claim_of_the_paper() -
         ("fit", {"cases": []}, "has 0 cases"),
         ("fit", {"largest": 128}, "a largest above b0"),
         ("fit", {"source": "../../metrics"}, "source must be 'vidur'"),
-        ("fit", {"r2": 2.0}, "r2: "),
-        ("fit", {"r2": float("nan")}, "r2: "),
+        ("fit", {"r2": 2.0}, "r2 must be "),
+        ("fit", {"r2": float("nan")}, "r2 must be "),
         ("composition", {"batches": 1}, "batch of .* tokens was drawn.*raise batches"),
         ("composition", {"token_loads": [1]}, "token_loads"),
         *(
             ("composition", {"relatively_constant": {"c_ms": 11, "a_ms": 35, "b0": 128, "largest": 512, "r2": r2}},
-             "relatively_constant.r2: ")
+             "relatively_constant.r2 must be ")
             for r2 in (2.0, float("nan"), 0.0)
         ),
     ],

@@ -100,6 +100,8 @@ def test_an_item_is_written_as_page_figures_table_and_scenario(tmp_path) -> None
         (HULL.replace("a_ms: 35.47", "a_ms: 0"), "a_ms"),
         (HULL + "simulat: {requests: 5}\n", "simulat"),
         (HULL.replace("b0: 128}", "b1: 128}"), "is not a key"),
+        ("reproduce: {item: fig-rs, load: 1.2}", r"reproduce\.load must be below 1, not 1\.2"),
+        ("reproduce: {item: fig-rs, load: 0}", r"reproduce\.load must be above 0, not 0"),
     ],
 )
 def test_what_cannot_be_reproduced_is_one_line(tmp_path, text: str, wrong: str) -> None:

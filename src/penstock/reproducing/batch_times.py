@@ -27,7 +27,9 @@ def refuse_other_sections(asked: Asked) -> None:
 
 def channels(field: str, names: list[str], title: str) -> dict[str, Any]:
     """Colour and dash by a field, one legend for both."""
-    legend = alt.Legend(title=title, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260)
+    legend = alt.Legend(
+        title=title, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260, columns=1
+    )
     colours = [plotting.COLOURS[i % len(plotting.COLOURS)] for i in range(len(names))]
     dashes = [list(plotting.DASHES[i % len(plotting.DASHES)]) for i in range(len(names))]
     return {

@@ -50,8 +50,8 @@ ITEMS = (
     Item("table1", "Which schedulers are work-conserving, by audit", "Table 1", "work_conserving"),
     Item("fig-instable-left", "Two schedulers lose 14 requests/s, two carry them", "Figure 1, left", "instable"),
     Item("fig-instable-right", "Requests in the system while a code trace is served", "Figure 1, right", "instable"),
-    Item("fig-batch-time-composition", "Batch time depends on the token load", "Section 2.3", "batch_times"),
-    Item("fig-batch-time-fit", "The batch time is a staircase", "Section 2.3", "batch_times"),
+    Item("fig-batch-time-composition", "Batch time depends on the token load", "Section 2.3", "batch_time_composition"),
+    Item("fig-batch-time-fit", "The batch time is a staircase", "Section 2.3", "batch_time_fit"),
     Item("fig-work-conserving", "Batches that leave waiting tokens out", "Section 4", "work_conserving"),
     Item("fig-rs", "Work-conserving priorities that lose a stable load", "Section 5.4", "rybko_stolyar"),
     Item("fig-hull", "The stability region under a max batch size", "Section 6.1", "hull"),
@@ -78,8 +78,8 @@ def item(name: Any) -> Item:
     names = [each.name for each in ITEMS]
     if name not in names:
         raise InputError(
-            f"there is no item {checks.shown(name)} to reproduce{nearest(str(name), names)}; `all` and a scenario file "
-            "will do as well"
+            f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario file)"
+            f"{nearest(str(name), names)}"
         )
     return ITEMS[names.index(name)]
 
@@ -112,6 +112,10 @@ def reproduce(
     folder = Path.cwd()
     if is_file(what):
         path = checks.path("the scenario to reproduce", what)
+        if not path.exists():
+            raise InputError(
+                f"there is no scenario file {path}; `penstock reproduce NAME` writes that of an item beside its results"
+            )
         document, folder = read_document(path), path.resolve().parent
     else:
         document = yaml.safe_load(item(what).text)

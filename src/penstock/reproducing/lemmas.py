@@ -93,7 +93,10 @@ class Overtaking(NamedTuple):
 
     @property
     def most_places(self) -> int:
-        """What holds instead: 2 (K - 1) + (v_max - 1)(b_max - 1)."""
+        """What holds instead, with an output of a token at least: 2 (K - 1) + (v_max - 1)(b_max - 1).
+
+        Where j leaves before the older i, all between them but the K - 1 next to either share a batch with i.
+        """
         return 2 * (self.k - 1) + (self.tokens - 1) * (self.budget - 1)
 
 
@@ -260,7 +263,7 @@ def _places(far: Overtaking) -> Claim:
 def _corrected(found: list[Overtaking]) -> Claim:
     held = sum(each.places <= each.most_places for each in found)
     worst = max(found, key=lambda each: each.places - each.most_places)
-    said = "2(K - 1) + (v_max - 1)(b_max - 1) places at most"
+    said = "proved: 2(K - 1) + (v_max - 1)(b_max - 1) places at most"
     measured = f"in {held:,} of {len(found):,} runs; closest: {worst.places} of {worst.most_places}"
     same = held == len(found)
     return Claim("departures, corrected", said, measured, same, "" if same else "the correction is wrong too")

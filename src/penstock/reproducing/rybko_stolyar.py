@@ -516,7 +516,7 @@ def _dots(table: pl.DataFrame) -> alt.LayerChart:
     base = alt.Chart(pl.DataFrame(rows))
     y = alt.Y("order:N", sort=list(table["order"]), title=None, axis=alt.Axis(labelLimit=300, minExtent=150))
     x = alt.X("mean:Q", title="Mean E2E (s)", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6))
-    legend = alt.Legend(title=None, labelLimit=300)
+    legend = alt.Legend(title=None, labelLimit=300, columns=1)
     marks = base.mark_point(opacity=1, strokeWidth=2).encode(
         x=x,
         y=y,

@@ -344,8 +344,8 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), pl.concat(rows),
         {text: alt.vconcat(*panels).resolve_scale(x="shared").configure_axis(gridColor=plotting.GRID)},
-        "Above each batch its number. Shaded: a batch with fewer tokens than the budget although as many waited; above "
-        "it, its tokens and those that it could have had.",
+        "Above each batch its number. Shaded: a batch with fewer tokens than the budget although as many waited. "
+        "There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
         assumed=(
             f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and a token budget of "
             f"{server.token_budget} were chosen here.",
@@ -384,7 +384,7 @@ def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
     table = table.filter(pl.col("batch").is_in(drawn.implode())).with_columns(
         middle_s=(pl.col("start_s") + pl.col("end_s")) / 2,
         words=pl.when("short")
-        .then(pl.format("{}: {} of {}", "batch", has, could))
+        .then(pl.format("{}: {}/{}", "batch", has, could))
         .otherwise(pl.col("batch").cast(pl.String)),
     )
     short = alt.Chart(table.filter("short")).mark_rect(color=plotting.COLOURS[1], opacity=0.3)
@@ -396,7 +396,7 @@ def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
         over.encode(x="middle_s:Q", y=alt.value(0), text="words:N"),
     ]
     titled: alt.LayerChart = alt.LayerChart(layer=layers).properties(
-        width=chart.width, height={"step": 30}, title=alt.TitleParams(name, anchor="start", offset=14)
+        width=480, height={"step": 30}, title=alt.TitleParams(name, anchor="start", offset=14)
     )
     return titled
 

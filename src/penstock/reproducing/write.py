@@ -1,5 +1,6 @@
 """A reproduction as files: a page that stands alone, its figures, its table, and the scenario to change."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock import checks, page, plotting
@@ -49,6 +50,49 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
     return [web, *files, table, *([again] if scenario is None else [])]
 
 
+def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
+    """Write ``index.html``: every item with its source, how many of its claims are the same, and a link to its page.
+
+    Parameters
+    ----------
+    found
+        What was measured, written into the same folder.
+    folder
+        Where the pages are.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be written.
+    """
+    path = checks.writable("--out", folder / "index.html")
+    text = page.rendered("reproduced.html.j2", found=found, total=total(found))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        plotting.write_whole(path, text.encode())
+    except OSError as error:
+        raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
+    return path
+
+
+def total(found: Sequence[Reproduction]) -> str:
+    """Return in one line how many items and claims are the same.
+
+    >>> total([])
+    '0 items: 0 same, 0 differ. 0 claims: 0 same, 0 differ.'
+    """
+    claims = [claim for each in found for claim in each.claims]
+    items = counted(len(found), "item") + _parted([each.verdict for each in found])
+    reason = ", each with its reason" if any(each.differing for each in found) else ""
+    return f"{items}. {counted(len(claims), 'claim')}{_parted([claim.verdict for claim in claims])}{reason}."
+
+
+def _parted(verdicts: list[str]) -> str:
+    changed = verdicts.count("changed")
+    last = f", {changed:,} changed" if changed else ""
+    return f": {verdicts.count('same'):,} same, {verdicts.count('differs'):,} differ{last}"
+
+
 def _verdict(found: Reproduction) -> Verdict:
     bad = len(found.differing)
     if found.changed:
@@ -66,10 +110,10 @@ def _sections(found: Reproduction) -> list[Section]:
     if found.charts:
         shown = _table(found)
         sections.append(
-            Section(found.title, figures=[Figure(found.title, found.charts, [shown], found.caption, wide=True)])
+            Section("What was measured", figures=[Figure(found.title, found.charts, [shown], found.caption, wide=True)])
         )
     if found.tables:
-        sections.append(Section("Figures", tables=list(found.tables)))
+        sections.append(Section("In numbers", tables=list(found.tables)))
     return sections
 
 
