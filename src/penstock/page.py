@@ -88,17 +88,29 @@ class Hypothesis:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells of text; the first column names the row. A line break in a cell is kept."""
+    """Cells of text; the first column names the row. A line break in a cell is kept.
+
+    Attributes
+    ----------
+    columns, rows, caption
+        What it shows.
+    prose
+        Whether all columns hold words, even if some begin with a figure.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    prose: bool = False
 
     @property
     def of_words(self) -> list[bool]:
         """Of each column whether it holds words and not figures, so that it is flush left and its lines may break."""
         return [
-            place == 0 or self._longest(place) > _SENTENCE or not any(_NUMBER.match(row[place]) for row in self.rows)
+            self.prose
+            or place == 0
+            or self._longest(place) > _SENTENCE
+            or not any(_NUMBER.match(row[place]) for row in self.rows)
             for place in range(len(self.columns))
         ]
 

@@ -106,7 +106,7 @@ def _verdict(found: Reproduction) -> Verdict:
 def _sections(found: Reproduction) -> list[Section]:
     claims = [(c.what, c.published, c.measured, c.verdict, c.why) for c in found.claims]
     columns = ("Claim", "Published or known", "Measured", "Verdict", "Why")
-    sections = [Section("Published against measured", tables=[Table(columns, claims)], notes=found.assumed)]
+    sections = [Section("Published against measured", tables=[Table(columns, claims, prose=True)], notes=found.assumed)]
     if found.charts:
         shown = _table(found)
         sections.append(
