@@ -225,7 +225,7 @@ def _refuted(by: tuple[System, int] | None) -> str:
     if by is None:
         return ""
     system, batch = by
-    return f"batch {batch + 1} of {system.told()} (prompt + output tokens, tick), the first found"
+    return f"batch {batch + 1} refutes it, of {system.told()} (A 1+2 at 0: one prompt and two output tokens, tick 0)"
 
 
 def _example(
