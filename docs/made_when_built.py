@@ -90,10 +90,13 @@ def bare(text: str) -> str:
 
 def figures() -> str:
     """Return every figure of the other pages, with what it shows and the page that explains it."""
-    lines = []
+    lines, shown = [], set()
     for path in pages():
         title = re.search(r"^# (.+)$", path.read_text(), re.MULTILINE)
         for described, file in FIGURE.findall(path.read_text()):
+            if file in shown:
+                continue
+            shown.add(file)
             text = " ".join(described.split())
             lines += [f"![{text}]({file})", "", f"{text} From [{title[1] if title else path.stem}]({where(path)}).", ""]
     return "\n".join(lines)

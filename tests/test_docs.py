@@ -187,8 +187,14 @@ def test_there_is_no_block_that_nobody_runs(page: Path) -> None:
         assert block.language in ("python", "console", "sh", "text", "yaml"), block.text
         if block.language == "yaml":
             assert isinstance(yaml.safe_load(block.text), dict)
+        if block.language == "console":
+            assert block.text.startswith("$ ")
+            told = [shlex.split(line) for line in re.findall(r"^\$ (.*[^\\\n])$", block.text, re.MULTILINE)]
+            assert not [word for words in told for word in words if word in ("|", ">", "<", "&&", ";")], "no shell runs"
+    fences = re.findall(r"^[ \t>*+-]*(?:\d+\. *)?(?:`{3,}|~{3,}).*", page.read_text(), re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(page)), "a fence that is written otherwise, so that nobody runs it"
     prose = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert re.findall(r"\n\n {4,}\S.*", prose) == []
+    assert re.findall(r"(?:\A|\n\n)(?: {4,}|\t)\S.*", prose) == []
 
 
 def test_what_developers_are_told_to_run_is_run() -> None:

@@ -240,14 +240,16 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
             escape(name),
             styled(answer.certificate.verdict),
             styled(answer.stability.verdict),
-            f"{1 - answer.stability.drift:,.3g} x",
+            f"{1 - answer.stability.drift:,.3g} x" if answer.stability.interval else "> 1 x",
             f"{run.tokens_per_s:,.0f}",
             f"{_tokens_per_batch(run):,.0f}",
             f"{run.unfinished:,}",
         )
     console.print(table)
+    unknown = any(answer.stability.interval is None for answer in found.values())
     console.print(
-        "[dim]Can do: work done under a large backlog over the work that arrives; below 1 it grows.[/dim]\n",
+        "[dim]Can do: work done under a large backlog over the work that arrives; below 1 it grows"
+        f"{'; > 1 where it was gone before it could be measured' if unknown else ''}.[/dim]\n",
         highlight=False,
     )
     _print_latency_of_all(console, found)

@@ -298,11 +298,24 @@ def test_what_grows_after_a_backlog_is_gone_is_no_backlog() -> None:
     assert {verdict(workload.with_rate(0.95 * rate), server, seed=seed).verdict for seed in range(4)} == {"stable"}
 
 
-def test_where_a_backlog_is_gone_soon_after_the_watch_began_its_size_is_seen_all_the_same() -> None:
-    """With a budget of 4,096 vanilla vLLM is through with prompts and decodes alike in a few batches; two of them tell
-    nothing of how fast, and what it carries, some 1.5 times as much, is what policy_capacity says of it."""
-    server = ps.Server(TP1, 4096, policy="vllm-vanilla", convention="paper")
+@pytest.mark.parametrize(("policy", "budget"), [("vllm-vanilla", 4096), ("orca", 512)])
+def test_a_backlog_that_is_gone_equally_fast_from_every_start_tells_how_fast(policy: str, budget: int) -> None:
+    """With a budget of 4,096 vanilla vLLM is through with prompts and decodes alike in a few batches; the last two of
+    them tell nothing of how fast, but the whole way down does."""
+    server = ps.Server(TP1, budget, policy=policy, convention="paper")
     found = verdict(ps.Workload.poisson(9.0, 129, 112), server)
     assert found.verdict == "stable"
+    assert not found.deciding.measured
     assert 1 - found.drift == pytest.approx(policy_capacity(server, prompt=129, output=112) / 9.0, rel=0.05)
     assert found.reason.endswith("seen until it was gone")
+
+
+def test_backlogs_that_are_gone_at_speeds_of_their_own_tell_no_speed() -> None:
+    """16 decodes to a batch of 4,096 tokens: a backlog of decodes goes slowly, prompts fast; 3.4 times as much is
+    carried. Each is gone before the server settles, so nothing is said of how much it does."""
+    server = ps.Server(ps.Affine(c=0.01, a=1e-4), 4096, 16, "orca", "batch", "paper")
+    found = verdict(ps.Workload.poisson(1.706, ps.Geometric(1500), ps.Geometric(30)), server)
+    assert found.verdict == "stable"
+    assert found.interval is None
+    assert found.as_dict()["drift"] is None
+    assert "before its rate could be measured" in found.reason

@@ -108,7 +108,7 @@ def families(jobs, job):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=150)
+@settings(max_examples=25)
 @given(workflows())
 def test_every_job_is_a_walk_through_its_workflow(workflow):
     """The end of each request releases what its stage says, and a join waits for each branch of one fork."""
@@ -153,7 +153,7 @@ def own_prompt(stage, prompt, context):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(workflows(context="reuse"))
 def test_contexts_grow_by_what_is_made_on_the_way_and_reuse_is_what_another_request_holds(workflow):
     stages = list(workflow.stages.values())
@@ -205,7 +205,7 @@ def same(one, other, *but):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(workflows(), st.integers(1, 300), st.floats(0.01, 100))
 def test_the_same_jobs_come_however_many_are_asked_for_and_however_fast(workflow, count, factor):
     jobs = workflow.jobs(300)
@@ -234,7 +234,7 @@ def test_a_flood_of_more_jobs_begins_with_the_same_ones(workflow, seed, data):
 
 
 @pytest.mark.usefixtures("large_blocks")
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(workflows(context="new"))
 def test_mean_visits_and_tokens_are_those_of_the_jobs(workflow):
     """Within five standard errors of 8,192 jobs, and exactly where all jobs are alike."""
@@ -249,7 +249,7 @@ def test_mean_visits_and_tokens_are_those_of_the_jobs(workflow):
 
 
 @pytest.mark.usefixtures("large_blocks")
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(workflows())
 def test_visits_solve_the_traffic_equations_and_joins_take_one_in_k(workflow):
     means = workflow.means()

@@ -67,6 +67,7 @@ _PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep 
 _BEGUN = {"prefill": " of prompts", "mixed": "", "decode": " of decodes"}
 _FAR = 10**7  # arrivals that nobody will wait for
 _SEGMENTS = 10  # of the path, for the interval of the drift
+_EQUALLY_FAST = 1.05  # times the work of the slowest
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +84,8 @@ class Watch:
     initial, warmup, arrivals
         Requests: in the initial backlog, that arrived until all of it had left, and that arrived under watch.
     drift, interval
-        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it piles up.
+        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it piles up. Rough,
+        because it holds the unnatural start, where the backlog was not `measured`.
     barrier
         Tokens that the work had to move by; where attention takes time, mean ones.
     needed
@@ -102,6 +104,11 @@ class Watch:
     barrier: float
     needed: int | None
     path: Path = dataclasses.field(repr=False)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there was a backlog to watch; else all of it, and all that arrived, had left before."""
+        return self.arrivals > 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,8 +133,9 @@ class Stability:
 
     @property
     def deciding(self) -> Watch:
-        """Of the watches that gave the verdict, the one whose backlog shrank least or grew most."""
-        return max((watch for watch in self.watches if watch.outcome == self.verdict), key=lambda watch: watch.drift)
+        """Of the watches that gave the verdict, the one whose backlog shrank least or grew most, measured if any was."""
+        gave = (watch for watch in self.watches if watch.outcome == self.verdict)
+        return max(gave, key=lambda watch: (watch.measured, watch.drift))
 
     @property
     def arrivals(self) -> int:
@@ -136,20 +144,34 @@ class Stability:
 
     @property
     def drift(self) -> float:
-        """Change of the deciding backlog, as a share of the work that arrived; below 0 it shrinks."""
+        """Change of the deciding backlog, as a share of the work that arrived; below 0 it shrinks.
+
+        A rough figure where `interval` is None.
+        """
         return self.deciding.drift
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """Confidence interval of the drift, at level 1 - alpha."""
-        return self.deciding.interval
+    def interval(self) -> tuple[float, float] | None:
+        """Confidence interval of the drift, at level 1 - alpha.
+
+        Where no backlog was `measured`, that of all of them if they were gone equally fast whatever they began with,
+        else None: then they tell of their beginnings, and not of what the server does under a backlog.
+        """
+        if self.deciding.measured or self.verdict != "stable":
+            return self.deciding.interval
+        done = [1 - watch.drift for watch in self.watches]
+        if not max(done) <= _EQUALLY_FAST * min(done):
+            return None
+        return min(watch.interval[0] for watch in self.watches), max(watch.interval[1] for watch in self.watches)
 
     @property
     def reason(self) -> str:
         """One sentence."""
         watch = self.deciding
-        low, high = watch.interval
-        seen = f"seen over {self.arrivals:,} arrivals" if watch.arrivals else "seen until it was gone"
+        if self.interval is None:
+            return "a large backlog was gone, with all that arrived meanwhile, before its rate could be measured"
+        low, high = self.interval
+        seen = f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
         if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
             seen += f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
         sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
@@ -175,8 +197,8 @@ class Stability:
             "alpha": self.alpha,
             "resolution": self.resolution,
             "arrivals": self.arrivals,
-            "drift": watch.drift,
-            "interval": list(watch.interval),
+            "drift": watch.drift if self.interval else None,
+            "interval": list(self.interval) if self.interval else None,
             "needed": watch.needed if self.verdict == "undecided" else None,
         }
 
