@@ -1,5 +1,6 @@
 """Figures are whole files that show every policy, or are not there."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock import plotting
+from penstock import page, plotting
 from penstock.theory.region import sarathi_region
 
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
@@ -217,3 +218,44 @@ def test_a_chart_that_fits_a_phone_or_needs_its_width_is_returned_as_it_is(recor
     gantt = plotting.gantt(recorded)
     assert plotting.stacked(panel) is panel
     assert plotting.stacked(gantt) is gantt
+
+
+PANEL = alt.Chart(pl.DataFrame({"x": [1], "y": ["a"]})).mark_point().encode(x="x:Q").properties(width=500)
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        PANEL.facet("y:N"),
+        PANEL.repeat(["x", "y"]),
+        PANEL.encode(column="y:N"),
+        PANEL.encode(row="y:N"),
+        PANEL.properties(width="container"),
+        PANEL.properties(width={"step": 20}),
+        alt.vconcat(PANEL, PANEL.encode(column="y:N")),
+    ],
+)
+def test_a_chart_whose_width_is_not_that_of_a_panel_is_returned_as_it_is(chart: Any) -> None:
+    assert plotting.stacked(chart) is chart
+
+
+@pytest.mark.parametrize("chart", [PANEL, alt.layer(PANEL, PANEL), alt.hconcat(PANEL, PANEL), alt.concat(PANEL, PANEL)])
+def test_a_chart_for_a_phone_is_valid_and_can_be_drawn(chart: Any, tmp_path: Path) -> None:
+    narrow = plotting.stacked(chart)
+    assert narrow is not chart
+    svg, _ = plotting.save({"narrow": narrow}, tmp_path)
+    width = re.search(r'viewBox="0 0 ([\d.]+)', svg.read_text())
+    assert width is not None
+    assert 200 < float(width[1]) < 420
+
+
+def test_a_wide_panel_among_others_goes_below_them_and_scrolls(recorded: ps.Run) -> None:
+    beside = alt.hconcat(PANEL, plotting.gantt(recorded))
+    narrow = plotting.stacked(beside).to_dict()
+    assert "vconcat" in narrow
+    assert max(panel["width"] for panel in narrow["vconcat"]) >= 680
+    html = page.render(
+        title="t", heading="h", verdicts=[page.Verdict("same", "r", "s")],
+        sections=[page.Section("s", figures=[page.Figure("f", {"text": beside}, [], "", wide=True)])],
+    )  # fmt: skip
+    assert 'class="charts phone wide" tabindex="0"' in html

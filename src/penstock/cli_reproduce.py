@@ -1,11 +1,13 @@
 """The command ``penstock reproduce``: tables and figures of the paper, measured again."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock import checks, progress
+from penstock import progress
 from penstock.command import Json, print_json, say_written
 
 
@@ -28,9 +30,9 @@ def reproduce(
     Each item is a scenario file, written beside its results: change it, and give it back to the command.
     """
     from penstock import terminal_reproduce
-    from penstock.reproducing.catalogue import ITEMS, is_file, item
+    from penstock.reproducing.catalogue import ITEMS, asked_of, is_file, item
     from penstock.reproducing.catalogue import reproduce as measure
-    from penstock.reproducing.write import write, write_index
+    from penstock.reproducing.write import check_folder, files_of, index_is_old, left, write, write_index
 
     if what is None:
         if as_json:
@@ -38,9 +40,10 @@ def reproduce(
         else:
             terminal_reproduce.print_items()
         return
-    checks.writable("--out", out, folder=True)
     file = Path(what) if is_file(what) else None
     names = [each.name for each in ITEMS] if what == "all" else [what if file else item(what).name]
+    index = ["index.html"] if what == "all" else []
+    check_folder(out, [*index, *(written for name in names for written in files_of(asked_of(name).name, file))])
     progress.announce_compilation()
     found = []
     with progress.bar("Reproducing") as show:
@@ -52,6 +55,7 @@ def reproduce(
             part(0.0)
             found.append(measure(name, data=data, progress=part))
             write(found[-1], out, file)
+    old_index = what != "all" and index_is_old(found[0], out)
     if what == "all":
         write_index(found, out)
     if as_json:
@@ -64,3 +68,16 @@ def reproduce(
         terminal_reproduce.print_summary(found)
         print()
     say_written("Written", [out], as_json)
+    if old_index:
+        print(
+            f"{out / 'index.html'} still shows the earlier run of {found[0].name}; `penstock reproduce all --out "
+            f"{shlex.quote(str(out))}` writes it anew",
+            file=sys.stderr,
+        )
+    for path in [left(each.name, out) for each in found] if file is None else []:
+        if path is not None:
+            print(
+                f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
+                f"{shlex.quote(str(path))}` measures it",
+                file=sys.stderr,
+            )

@@ -443,9 +443,12 @@ def _scaled(run: Run, size: int, time: npt.NDArray[np.float64]) -> pl.DataFrame:
 def stacked(chart: Any) -> Any:
     """Return a chart for a phone: panels below one another, 280 px wide at most, legends at the bottom.
 
-    A chart that is as narrow already is returned as it is, and so is one that needs its width, such as a Gantt chart.
+    A chart that is as narrow already is returned as it is, and so is one that needs its width, such as a Gantt chart,
+    or whose width is not in pixels. Panels that need theirs are marked by ``usermeta: {wide: true}``.
     """
     before, after = chart.to_dict(), chart.to_dict()
+    if _sized_otherwise(before):
+        return chart
     narrower = _widest(before) < _GANTT_WIDTH
     _stack(after, narrower)
     if after == before:
@@ -459,12 +462,22 @@ def stacked(chart: Any) -> Any:
     config = after.setdefault("config", {})
     for part, values in look.items():
         config[part] = config.get(part, {}) | values
-    kind = next((kind for key, kind in _KINDS.items() if key in after), alt.Chart)
-    return kind.from_dict(after, validate=False)
+    if not narrower:
+        after["usermeta"] = {"wide": True}
+    return alt.Chart.from_dict(after)
 
 
-_KINDS: dict[str, Any] = {"vconcat": alt.VConcatChart, "concat": alt.ConcatChart, "layer": alt.LayerChart}
 _PHONE_WIDTH, _PHONE_PAGE, _TITLE_LETTERS = 280, 350, 42
+_ROWS = ("hconcat", "vconcat", "concat")
+
+
+def _sized_otherwise(part: dict[str, Any]) -> bool:
+    """Return whether a panel is a table of panels, or its width follows its steps or its container."""
+    if {"facet", "repeat"} & part.keys() or {"facet", "column", "row"} & part.get("encoding", {}).keys():
+        return True
+    if not isinstance(part.get("width", 0), int | float):
+        return True
+    return any(_sized_otherwise(each) for key in _ROWS for each in part.get(key, ()))
 
 
 def _widest(part: Any) -> float:
@@ -474,7 +487,7 @@ def _widest(part: Any) -> float:
     if not isinstance(part, dict):
         return 0
     width = part.get("width", 0)
-    inner = (_widest(part[key]) for key in ("hconcat", "vconcat", "concat", "spec") if key in part)
+    inner = (_widest(part[key]) for key in _ROWS if key in part)
     return max([width if isinstance(width, int | float) else 0, *inner])
 
 
@@ -482,7 +495,7 @@ def _stack(part: dict[str, Any], narrower: bool) -> None:
     """Change a specification and those in it; widths only where the panels may be narrower."""
     if "hconcat" in part:
         part["vconcat"] = part.pop("hconcat")
-    if part.get("columns", 1) > 1:
+    if "concat" in part:
         part["columns"] = 1
     if narrower and isinstance(part.get("width"), int | float):
         part["width"] = min(part["width"], _PHONE_WIDTH)
@@ -491,7 +504,7 @@ def _stack(part: dict[str, Any], narrower: bool) -> None:
         part["title"] = textwrap.wrap(title, _TITLE_LETTERS)
     elif isinstance(title, dict) and isinstance(title.get("text"), str):
         part["title"] = title | {"text": textwrap.wrap(title["text"], _TITLE_LETTERS) or ""}
-    for each in (*part.get("vconcat", ()), *part.get("concat", ()), *([part["spec"]] if "spec" in part else ())):
+    for each in (*part.get("vconcat", ()), *part.get("concat", ())):
         _stack(each, narrower)
 
 

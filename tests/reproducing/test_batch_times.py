@@ -187,3 +187,19 @@ def test_the_fit_says_what_counts_as_same_and_that_nothing_is_held_out() -> None
     assert "R^2 is above 0.9;" in said
     assert "inside the 95% interval" in said
     assert "No batch is held out" in said
+
+
+@pytest.mark.parametrize("file", ["x" * 300, "", "a100"])
+def test_a_profile_that_is_no_file_is_refused_by_its_key(tmp_path: Path, file: str) -> None:
+    first, second = yaml.safe_load(item("fig-batch-time-fit").text)["reproduce"]["cases"][:2]
+    (tmp_path / "profiling" / "vidur" / "a100").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"^reproduce\.cases\.1\.file is ") as error:
+        run("fig-batch-time-fit", tmp_path, cases=[first, second | {"file": file}])
+    assert "\n" not in str(error.value)
+
+
+def test_the_thin_lines_of_the_published_staircase_are_in_the_legend_if_there_are_any() -> None:
+    cases = yaml.safe_load(item("fig-batch-time-fit").text)["reproduce"]["cases"]
+    for chosen, there in ((cases, True), (cases[3:], False)):
+        (chart,) = run("fig-batch-time-fit", cases=chosen).charts.values()
+        assert ("Thin black lines" in chart.to_json()) == there

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.catalogue import ITEMS, _changed, item, reproduce
+from penstock.reproducing.catalogue import ITEMS, Item, _changed, item, reproduce
 from penstock.reproducing.claims import Claim
 from penstock.reproducing.write import total, write, write_index
 
@@ -35,6 +35,8 @@ def test_the_vertices_of_the_paper_are_those_of_the_region_where_its_hypotheses_
     assert "2,432" in by_what["D at k_max 200, above b0"].published
     assert "2,738" in by_what["D at k_max 200, above b0"].measured
     assert not by_what["D at k_max 200, above b0"].same
+    assert found.differing
+    assert all(claim.why.startswith("the paper's formula is off") for claim in found.differing)
 
 
 def test_a_changed_scenario_changes_the_answer(tmp_path) -> None:
@@ -47,16 +49,38 @@ def test_a_changed_scenario_changes_the_answer(tmp_path) -> None:
     assert found.verdict == "changed"
     assert {claim.verdict for claim in found.claims} == {"changed"}, "what is published belongs to other inputs"
     assert "server.max_batch_size" in found.assumed[0]
+    assert "nothing is judged" in found.assumed[0]
+    assert "what a theorem gives is computed for yours" in found.assumed[0]
+    write(found, tmp_path)
+    page = (tmp_path / "fig-hull.html").read_text()
+    assert "a scenario of your own: nothing is judged" in page
+    assert "compared with nothing" not in page
 
 
-def test_more_seeds_or_requests_change_no_question() -> None:
-    own = {"reproduce": {"seeds": 24, "loads": [1]}, "simulate": {"requests": 100}}
-    assert _changed(own, {"reproduce": {"seeds": 200, "loads": [1]}, "simulate": {"requests": 1_000}}) == []
-    assert _changed(own, {"reproduce": {"seeds": 2, "loads": [2]}}) == [
-        "reproduce.seeds",
-        "reproduce.loads",
-        "simulate",
-    ]
+@pytest.mark.parametrize("each", ITEMS, ids=lambda each: each.name)
+def test_more_of_a_sample_changes_no_question_and_less_does(each: Item) -> None:
+    own = yaml.safe_load(each.text)
+    for path in each.samples:
+        section, key = path.split(".")
+        for count, changed in ((10 * own[section][key], []), (own[section][key] - 1, [path])):
+            given = own | {section: own[section] | {key: count}}
+            assert _changed(own, given, each.samples) == changed
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("table-latency", "reproduce.requests"),  # FasterTransformer waits longer in a longer run
+        ("table-latency", "reproduce.seeds"),  # a published number among those of the runs is the same: more runs, more
+        ("fig-instable-right", "reproduce.requests"),
+        ("fig-ablation", "simulate.requests"),  # 128 tokens are at their limit
+        ("verdict-errors", "simulate.requests"),  # slopes are wrong more often or less by the length of a run
+    ],
+)
+def test_more_of_what_moves_the_answer_is_a_changed_scenario(name: str, path: str) -> None:
+    own, (section, key) = yaml.safe_load(item(name).text), path.split(".")
+    given = own | {section: own[section] | {key: 2 * own[section][key]}}
+    assert _changed(own, given, item(name).samples) == [path]
 
 
 def test_a_scenario_that_its_reader_changed_is_not_written_over(tmp_path) -> None:
@@ -102,6 +126,15 @@ def test_an_item_is_written_as_page_figures_table_and_scenario(tmp_path) -> None
         (HULL.replace("b0: 128}", "b1: 128}"), "is not a key"),
         ("reproduce: {item: fig-rs, load: 1.2}", r"reproduce\.load must be below 1, not 1\.2"),
         ("reproduce: {item: fig-rs, load: 0}", r"reproduce\.load must be above 0, not 0"),
+        (
+            item("fig-instable-right").text.replace("seeds: [0, 1, 2, 3, 4]", "seeds: [1.0e+40]"),
+            r"reproduce\.seeds\.0 must be at most 1e\+09, not 1e\+40",
+        ),
+        (item("fig-ablation").text.replace("seeds: [0, 1, 2, 3, 4]", "seeds: [1, 1]"), "1 stands twice"),
+        (
+            item("lemma-overtaking").text.replace("systems: 300, seed: 0", "systems: 300, seed: 1.0e+40"),
+            r"departures\.seed must be at most",
+        ),
     ],
 )
 def test_what_cannot_be_reproduced_is_one_line(tmp_path, text: str, wrong: str) -> None:

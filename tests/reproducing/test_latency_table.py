@@ -12,7 +12,7 @@ from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.latency_table import PUBLISHED, RUN, _Family, _orders
+from penstock.reproducing.latency_table import _REASONS, METRICS, PUBLISHED, RUN, _Family, _orders
 
 
 def document() -> Any:
@@ -143,3 +143,7 @@ def test_the_published_seconds_are_in_their_own_order_and_a_difference_of_0_perc
     lowest, *_, order = _orders(_Family("slower", names, tied, frozenset()))
     assert lowest.same is False
     assert order.same is False
+
+
+def test_what_is_guessed_is_said_to_be_a_guess() -> None:
+    assert all(_REASONS["Vidur", "Orca", metric].startswith("probably because") for metric in METRICS)

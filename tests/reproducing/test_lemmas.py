@@ -159,3 +159,21 @@ def test_what_the_join_cannot_be_made_from_is_refused(settings, said, tmp_path) 
 def test_what_overtaking_cannot_be_shown_with_is_refused(settings, said, tmp_path) -> None:
     with pytest.raises(ps.InputError, match=said):
         reproduce(changed(tmp_path, "lemma-overtaking", **settings))
+
+
+@pytest.mark.parametrize("name", ["lemma-overtaking", "lemma-join"])
+def test_a_claim_that_differs_says_that_the_lemma_is_false_and_not_its_reproduction(name) -> None:
+    differing = reproduce(name).differing
+    assert differing
+    assert all(claim.why.startswith("the lemma is false:") for claim in differing)
+
+
+def test_the_two_requests_that_are_the_whole_example_are_large_and_named() -> None:
+    (chart,) = reproduce("lemma-overtaking").charts.values()
+    drawn = chart.to_dict()
+    left, right = drawn["hconcat"]
+    assert len(left["layer"]) == 1
+    large = [layer for layer in right["layer"] if layer["mark"].get("size", 0) > 50]
+    assert [row["request"] for row in drawn["datasets"][large[0]["data"]["name"]]] == [0, 201]
+    named = [drawn["datasets"][layer["data"]["name"]] for layer in right["layer"] if layer["mark"]["type"] == "text"]
+    assert [row["label"] for rows in named for row in rows] == ["request 0", "request 201"]

@@ -44,6 +44,9 @@ def test_least_squares_calls_most_stable_runs_unstable_and_the_sequential_test_n
 def test_far_below_the_critical_load_least_squares_is_seldom_wrong_and_the_claim_differs(tmp_path) -> None:
     _, claims = changed(tmp_path, loads=[0.5], near=0.5, seeds=12, batches=[20])
     assert not claims["stable runs called unstable by least squares"].same
+    means = claims["stable runs called unstable by batch means, 20"]
+    assert not means.same
+    assert means.why.endswith("another number than theirs gives another share, and this is no contradiction")
 
 
 def test_a_line_rises_or_does_not() -> None:

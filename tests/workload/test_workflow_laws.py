@@ -108,7 +108,7 @@ def families(jobs, job):
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(max_examples=25)
+@settings(max_examples=60)
 @given(workflows())
 def test_every_job_is_a_walk_through_its_workflow(workflow):
     """The end of each request releases what its stage says, and a join waits for each branch of one fork."""

@@ -133,7 +133,7 @@ class Stability:
 
     @property
     def deciding(self) -> Watch:
-        """Of the watches that gave the verdict, the one whose backlog shrank least or grew most, measured if any was."""
+        """Of the watches that gave the verdict, a measured one first, that whose backlog shrank least or grew most."""
         gave = (watch for watch in self.watches if watch.outcome == self.verdict)
         return max(gave, key=lambda watch: (watch.measured, watch.drift))
 

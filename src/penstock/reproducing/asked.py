@@ -5,14 +5,15 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from penstock import checks
-from penstock.document import Section, parsed, short
+from penstock.document import Section, Whole, parsed, short
 from penstock.errors import InputError
 from penstock.scenario import Scenario, build
 from penstock.scenario_network import NetworkScenario, build_network
 from penstock.workload import catalogue
+from penstock.workload.pairs import Recorded
 from penstock.workload.workload import Workload, read_trace
 
 Settings = TypeVar("Settings", bound=Section)
@@ -34,6 +35,9 @@ def _once(values: list[Value]) -> list[Value]:
 
 Different = Annotated[list[Value], AfterValidator(_once)]
 """A list in which nothing stands twice."""
+
+Seed = Annotated[Whole, Field(ge=0, le=10**9)]
+Seeds = Annotated[Different[Seed], Field(max_length=1_000)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,9 @@ class Asked:
         places = [] if self.data is None else [self.data / name, self.data / file, self.data / "traces" / file]
         for path in (*places, catalogue.path_of(name)):
             if path is not None and path.is_file():
-                return read_trace(path), f"{name}: the public trace"
+                trace = read_trace(path)
+                assert isinstance(trace.lengths, Recorded)
+                return trace, f"{name}: the public trace, {trace.lengths.prompt_tokens.size:,} requests"
         alike = LOOK_ALIKES.get(name)
         if alike is None:
             raise InputError(

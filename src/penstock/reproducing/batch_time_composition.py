@@ -16,8 +16,8 @@ from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.batch_times import Milliseconds, Share, Some, channels, refuse_other_sections
+from penstock.reproducing.asked import Asked, Seed
+from penstock.reproducing.batch_times import Milliseconds, Share, Some, channels, profile_in, refuse_other_sections
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.system.batch_time import PiecewiseConstant
@@ -65,7 +65,7 @@ class _Composition(Section):
     token_loads: list[Annotated[Whole, Field(ge=2, le=1_000_000)]]
     max_batch_size: Some
     batches: Annotated[Whole, Field(ge=1, le=100_000)] = 2_000
-    seed: Annotated[Whole, Field(ge=0)] = 0
+    seed: Seed = 0
     relatively_constant: _Stairs
     pairs: list[list[_Model]]
 
@@ -133,8 +133,8 @@ def room_for_composition(stairs: "_Stairs") -> float:
 
 def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
     """Return prompts and outputs of the conversations that are short enough."""
-    file = None if asked.data is None else asked.data / settings.lengths.file
-    if file is not None and file.is_file():
+    file = profile_in(asked.data, settings.lengths.file, "reproduce.lengths.file")
+    if file is not None:
         recorded = read_trace(file)
         workload, said = recorded, "ShareGPT's lengths"
     else:
@@ -153,14 +153,14 @@ def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
 
 def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | None:
     """Return what gives the seconds of batches: the layer profile, else the preset, else nothing."""
-    folder = _profiled(asked, model)
-    if folder is not None:
-        attention = None if model.attention is None else folder / model.attention
+    file = _profiled(asked, model)
+    if file is not None:
         if model.source == "vidur":
-            return read_vidur(
-                folder / model.file, attention, layers=model.layers, tensor_parallel=model.tensor_parallel
-            ).of
-        return read_llmservingsim(folder / model.file, model.layers, tensor_parallel=model.tensor_parallel).of
+            folder = asked.profile(model.source)
+            key = f"attention of {model.name}"
+            attention = None if model.attention is None else profile_in(folder, model.attention, key)
+            return read_vidur(file, attention, layers=model.layers, tensor_parallel=model.tensor_parallel).of
+        return read_llmservingsim(file, model.layers, tensor_parallel=model.tensor_parallel).of
     if model.hardware is None:
         return None
     known = hardware(model.hardware).batch_time
@@ -179,9 +179,9 @@ def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | N
 
 
 def _profiled(asked: Asked, model: _Model) -> Path | None:
-    """Return the folder that holds the layer profile of a model, if it is in the data."""
-    folder = asked.profile(model.source)
-    return folder if folder is not None and (folder / model.file).exists() else None
+    """Return the layer profile of a model, if it is in the data."""
+    of_files = model.source == "llmservingsim"
+    return profile_in(asked.profile(model.source), model.file, f"file of {model.name}", of_files=of_files)
 
 
 def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -> BatchContents:

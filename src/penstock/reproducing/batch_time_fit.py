@@ -18,7 +18,14 @@ from penstock.fitting.fit import Fit, fit
 from penstock.fitting.judged import r2
 from penstock.fitting.layers.profiles import read_vidur
 from penstock.reproducing.asked import Asked
-from penstock.reproducing.batch_times import Milliseconds, Share, Some, channels, refuse_other_sections
+from penstock.reproducing.batch_times import (
+    Milliseconds,
+    Share,
+    Some,
+    channels,
+    profile_in,
+    refuse_other_sections,
+)
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
@@ -83,7 +90,8 @@ def _fits(asked: Asked, item: Item) -> Reproduction:
     folder = asked.profile(settings.source)
     found = []
     for place, case in enumerate(settings.cases):
-        found.append(_fitted(case, folder, settings))
+        profile = profile_in(folder, case.file, f"reproduce.cases.{place}.file")
+        found.append(_fitted(case, profile, settings))
         asked.progress((place + 1) / len(settings.cases))
     claims = [claim for each in found for claim in _claims_of(each, settings)]
     assumed, missing = [], [each.case.name for each in found if not each.measured]
@@ -116,17 +124,15 @@ def _near(settings: _Fits) -> str:
     )
 
 
-def _fitted(case: _Case, folder: Path | None, settings: _Fits) -> _Fitted:
-    measured = folder is not None and (folder / case.file).exists()
-    if measured:
-        assert folder is not None
-        profile = read_vidur(folder / case.file, layers=case.layers, tensor_parallel=case.tensor_parallel)
+def _fitted(case: _Case, file: Path | None, settings: _Fits) -> _Fitted:
+    if file is not None:
+        profile = read_vidur(file, layers=case.layers, tensor_parallel=case.tensor_parallel)
         batches = profile.without_attention().up_to(settings.largest)
     else:
         loads = np.append(1.0, np.arange(_LOADS_APART, settings.largest + 1, _LOADS_APART, dtype=np.float64))
         seconds = hardware(case.hardware).batch_time(loads)
         batches = MeasuredBatches(seconds, loads, source=case.hardware, sweep=True, averaged=True)
-    return _Fitted(case, batches, fit(batches, "steps", b0=settings.b0), measured)
+    return _Fitted(case, batches, fit(batches, "steps", b0=settings.b0), file is not None)
 
 
 def _claims_of(found: _Fitted, settings: _Fits) -> list[Claim]:
@@ -232,6 +238,10 @@ def _stairs_chart(rows: pl.DataFrame) -> alt.HConcatChart:
         axis=alt.Axis(tickCount=6),
         scale=alt.Scale(domain=[0, 1.06 * slowest], nice=False),
     )
+    named = alt.Opacity(
+        "kind:N", scale=alt.Scale(domain=["published"], range=[1]),
+        legend=alt.Legend(title="Thin black lines", symbolType="stroke", symbolStrokeColor="black", symbolSize=300),
+    )  # fmt: skip
     panels = []
     for model in rows["model"].unique(maintain_order=True):
         here = rows.filter(model=model)
@@ -240,10 +250,10 @@ def _stairs_chart(rows: pl.DataFrame) -> alt.HConcatChart:
         layers = [
             points.mark_point(size=22, opacity=0.8, strokeWidth=1).encode(x=x, y=y, color=look["color"], shape=shape),
             fitted.mark_line(strokeWidth=2.2, interpolate="step-before").encode(x=x, y=y, **look),
-            published.mark_line(strokeWidth=0.9, color="black", interpolate="step-before").encode(
-                x=x, y=y, detail="degree:N"
-            ),
         ]
+        if here.filter(kind="published").height:
+            thin = published.mark_line(strokeWidth=0.9, color="black", interpolate="step-before")
+            layers.append(thin.encode(x=x, y=y, detail="degree:N", opacity=named))
         panels.append(alt.layer(*layers).properties(width=330, height=300, title=model))
     chart: alt.HConcatChart = alt.hconcat(*panels).resolve_scale(y="shared").configure_axis(gridColor=plotting.GRID)
     return chart

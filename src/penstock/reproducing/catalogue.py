@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,6 @@ from penstock.document import read_document
 from penstock.errors import InputError, nearest
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.claims import Reproduction
-
-_SAMPLES = ("seeds", "jobs", "requests")
-"""Settings of which more make a result surer, and no other one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +30,15 @@ class Item:
         Where it stands in the paper.
     module
         Of this package; its ``RUN`` has the function (Asked, Item) -> Reproduction by the item's name.
+    samples
+        Settings of its file of which more make the answer surer, and no other one.
     """
 
     name: str
     title: str
     source: str
     module: str
+    samples: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -58,12 +58,24 @@ ITEMS = (
     Item("fig-kmax", "At vertex C one scheduler is stable, at one token budget", "Section 6.2", "max_batch_size"),
     Item("table-latency", "Latency of four schedulers on code", "Section 7", "latency_table"),
     Item("fig-ablation", "Latency by token budget on conversations", "Section 7", "ablation"),
-    Item("rs-thresholds", "Where each priority of the crossed servers fails", "beyond the paper", "rybko_stolyar"),
+    Item(
+        "rs-thresholds", "Where each priority of the crossed servers fails", "beyond the paper", "rybko_stolyar",
+        ("simulate.jobs",),
+    ),
     Item("adaptive-policies", "Policies that adapt, along the region's boundary", "beyond the paper", "adaptive"),
-    Item("verdict-errors", "How often a verdict from simulation is wrong", "beyond the paper", "verdict_errors"),
-    Item("lemma-overtaking", "A counter-example to bounded overtaking of prefills", "corrects the paper", "lemmas"),
-    Item("lemma-join", "A counter-example to the bound on join buffers", "corrects the paper", "lemmas"),
-)
+    Item(
+        "verdict-errors", "How often a verdict from simulation is wrong", "beyond the paper", "verdict_errors",
+        ("reproduce.seeds",),
+    ),
+    Item(
+        "lemma-overtaking", "Counter-examples to bounded overtaking", "corrects the paper", "lemmas",
+        ("simulate.requests",),
+    ),
+    Item(
+        "lemma-join", "A counter-example to the bound on join buffers", "corrects the paper", "lemmas",
+        ("simulate.requests",),
+    ),
+)  # fmt: skip
 """In the order of the paper."""
 
 
@@ -89,6 +101,35 @@ def is_file(what: str | Path) -> bool:
     return isinstance(what, Path) or str(what).lower().endswith((".yaml", ".yml"))
 
 
+def asked_of(what: str | Path) -> Item:
+    """Return the item that a name or a scenario file asks for.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    return _read(what)[0]
+
+
+def _read(what: str | Path) -> tuple[Item, Mapping[str, Any], Path]:
+    """Return an item, its scenario, and the folder where the paths in that begin."""
+    folder = Path.cwd()
+    if is_file(what):
+        path = checks.path("the scenario to reproduce", what)
+        if not path.exists():
+            raise InputError(
+                f"there is no scenario file {path}; `penstock reproduce NAME` writes that of an item beside its results"
+            )
+        document, folder = read_document(path), path.resolve().parent
+    else:
+        document = yaml.safe_load(item(what).text)
+    section = document.get("reproduce") if isinstance(document, Mapping) else None
+    if not isinstance(section, Mapping) or "item" not in section:
+        raise InputError(f"{what} has no section `reproduce` with an `item`; such as reproduce: {{item: fig-kmax}}")
+    return item(section["item"]), document, folder
+
+
 def reproduce(
     what: str | Path, *, data: str | Path | None = None, progress: Callable[[float], None] | None = None
 ) -> Reproduction:
@@ -109,36 +150,23 @@ def reproduce(
     InputError
         If there is no such item, or a value in the file cannot be used.
     """
-    folder = Path.cwd()
-    if is_file(what):
-        path = checks.path("the scenario to reproduce", what)
-        if not path.exists():
-            raise InputError(
-                f"there is no scenario file {path}; `penstock reproduce NAME` writes that of an item beside its results"
-            )
-        document, folder = read_document(path), path.resolve().parent
-    else:
-        document = yaml.safe_load(item(what).text)
-    section = document.get("reproduce") if isinstance(document, Mapping) else None
-    if not isinstance(section, Mapping) or "item" not in section:
-        raise InputError(f"{what} has no section `reproduce` with an `item`; such as reproduce: {{item: fig-kmax}}")
+    chosen, document, folder = _read(what)
     known = None if data is None else checks.path("--data", data)
     if known is not None and not known.is_dir():
         raise InputError(f"--data {known} is no folder; give one with recorded traces, or leave it out")
-    chosen = item(section["item"])
     module = importlib.import_module(f"penstock.reproducing.{chosen.module}")
     asked = Asked(document, folder, known, progress or (lambda share: None))
     found: Reproduction = module.RUN[chosen.name](asked, chosen)
-    changed = _changed(yaml.safe_load(chosen.text), document)
+    changed = _changed(yaml.safe_load(chosen.text), document, chosen.samples)
     return found.of_changed(changed) if changed else found
 
 
-def _changed(own: Any, given: Any, key: str = "") -> list[str]:
+def _changed(own: Any, given: Any, samples: Collection[str], key: str = "") -> list[str]:
     """Return the keys of a scenario whose values are others than the item's own; a larger sample is none."""
     if isinstance(own, Mapping) and isinstance(given, Mapping):
         below = [(f"{key}.{name}".lstrip("."), name) for name in dict.fromkeys([*own, *given])]
-        return [each for path, name in below for each in _changed(own.get(name), given.get(name), path)]
+        return [each for path, name in below for each in _changed(own.get(name), given.get(name), samples, path)]
     if own == given:
         return []
     larger = isinstance(own, int) and isinstance(given, int) and given > own
-    return [] if larger and key.rsplit(".", 1)[-1] in _SAMPLES else [key]
+    return [] if larger and key in samples else [key]

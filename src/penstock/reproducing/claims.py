@@ -10,7 +10,7 @@ from penstock.errors import InputError
 from penstock.page import Table
 
 Sameness = Literal["same", "differs", "changed"]
-"""``changed``: the scenario is not that of the item, so what is published is of other inputs."""
+"""``changed``: the scenario is not that of the item, so nothing is judged: what is published is of other inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Reproduction:
     assumed
         What the paper leaves open and was assumed here, a sentence each.
     changed
-        Keys of the scenario that are not as the item's own has them; claims are then compared with nothing.
+        Keys of the scenario that are not as the item's own has them; claims are then not judged.
     """
 
     name: str
@@ -81,8 +81,11 @@ class Reproduction:
     changed: tuple[str, ...] = ()
 
     def of_changed(self, keys: Sequence[str]) -> "Reproduction":
-        """Return the same of a scenario that was changed: what is published belongs to the item's own."""
-        said = f"the scenario was changed ({', '.join(keys)}): what is published belongs to the item's own"
+        """Return the same of a scenario that was changed, of which nothing is judged."""
+        said = (
+            f"the scenario was changed ({', '.join(keys)}): nothing is judged; what was published belongs to the "
+            "item's own scenario, what a theorem gives is computed for yours"
+        )
         claims = tuple(dataclasses.replace(claim, same=None, why="") for claim in self.claims)
         return dataclasses.replace(self, claims=claims, assumed=(said, *self.assumed), changed=tuple(keys))
 

@@ -12,7 +12,7 @@ from penstock import plotting
 from penstock.analysis.answer import Answer, check
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
+from penstock.reproducing.asked import Asked, Seeds
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.lines_over_time import lines_over_time
@@ -95,8 +95,9 @@ def _judged(answer: Answer) -> str:
     """Return the verdict with its witness."""
     if answer.certificate.verdict != "unknown":
         return f"{answer.verdict} ({_witness(answer)})"
-    drift = answer.stability.drift
-    return f"{answer.verdict} (test: a backlog {'grows' if drift > 0 else 'shrinks'} by {abs(drift):.1%})"
+    test = answer.stability
+    size = f" by {abs(test.drift):.1%}" if test.interval else ""
+    return f"{answer.verdict} (test: a backlog {'grows' if test.drift > 0 else 'shrinks'}{size})"
 
 
 def _at_budget(budget: int, answers: Mapping[str, Answer]) -> Claim:
@@ -127,7 +128,7 @@ def _verdict_rows(found: Mapping[int, Mapping[str, Answer]]) -> pl.DataFrame:
             "rho": answer.certificate.rho,
             "verdict": answer.verdict,
             "by": _witness(answer),
-            "drift_of_the_test": answer.stability.drift,
+            "drift_of_the_test": answer.stability.drift if answer.stability.interval else None,
             "growth_of_the_run": answer.run.growth_tokens_per_s / answer.certificate.load.offered_tokens_per_s,
         }
         for budget, answers in found.items()
@@ -146,7 +147,7 @@ class _Finite(Section):
     policies: list[str]
     cases: list[_Case]
     requests: Annotated[Whole, Field(ge=1, le=1_000_000)] = 500
-    seeds: list[Annotated[Whole, Field(ge=0)]]
+    seeds: Seeds
 
 
 class _Served(NamedTuple):

@@ -57,8 +57,8 @@ _REASONS = {
     for metric, reason in _PROMPTS_FIRST.items()
 } | {
     ("Vidur", "Orca", metric): (
-        "its batches hold many whole prompts, and what Vidur takes such a batch to cost is not known here: above 4,096 "
-        "tokens its predictor says no more than at 4,096"
+        "probably because its batches hold many whole prompts, and Vidur takes those above 4,096 tokens to cost no "
+        "more than at 4,096, as its predictor says"
     )
     for metric in METRICS
 }

@@ -3,7 +3,7 @@
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import altair as alt
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.analysis.audit import audit
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reference import Allocation, History, State, fill
-from penstock.reproducing.asked import Asked, Different
+from penstock.reproducing.asked import Asked, Different, Seed
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.run import Run
@@ -54,7 +54,7 @@ class _Burst(Section):
 class _Departures(Section):
     slack: Annotated[Whole, Field(ge=1, le=1001), AfterValidator(_odd)] = 101
     systems: Annotated[Whole, Field(ge=1, le=10_000)] = 300
-    seed: Annotated[Whole, Field(ge=0)] = 0
+    seed: Seed = 0
 
 
 class _Overtaking(Section):
@@ -202,7 +202,8 @@ def _overtaking(asked: Asked, item: Item) -> Reproduction:
     text = "When each prompt was done and each request left, by order of arrival, in the two bursts."
     return Reproduction(
         item.name, item.title, item.source, claims, table, {text: _orders(table)},
-        "All requests of a burst arrive together. Where a curve falls, younger requests are done before older ones.",
+        "All requests of a burst arrive together. Where a curve falls, younger requests are done before older ones. "
+        f"The two large marks: request {2 * slack - 1} leaves before request 0.",
         assumed=("Every batch takes one tick: batch times do not change who overtakes whom here.",),
     )  # fmt: skip
 
@@ -236,8 +237,8 @@ def _of_prefill(measured: int, found: Overtaking, burst: _Burst) -> Claim:
     bound = found.k + burst.prompt * burst.token_budget
     same = measured < bound
     why = (
-        f"K-FCFS holds with K = {found.k}: it says nothing of batches without decodes, so the newest prompts of a "
-        "burst may all go first. For departures (f = d) the proof's count holds"
+        f"the lemma is false: K-FCFS holds with K = {found.k}, but says nothing of batches without decodes, so the "
+        "newest prompts of a burst may all go first. For departures (f = d) the proof's count holds"
     )
     what = f"prefill: farthest ahead of an older one, K = {found.k}"
     return Claim(what, f"fewer than K' = {bound} places", f"{measured:,} places", same, "" if same else why)
@@ -246,13 +247,20 @@ def _of_prefill(measured: int, found: Overtaking, burst: _Burst) -> Claim:
 def _of_departures(what: str, found: Overtaking) -> Claim:
     said = f"fewer than K' = {found.lemma} (K = {found.k})"
     same = found.overtakers < found.lemma
-    return Claim(what, said, f"{found.overtakers} requests", same, "" if same else "the proof's count is broken")
+    return Claim(
+        what,
+        said,
+        f"{found.overtakers} requests",
+        same,
+        "" if same else "the lemma is false: so is the count in its proof",
+    )
 
 
 def _places(far: Overtaking) -> Claim:
     same = far.places < far.lemma
     why = (
-        f"the proof counts the requests that overtake ({far.overtakers} here), but the lemma counts places. "
+        f"the lemma is false: its proof counts the requests that overtake ({far.overtakers} here), but it speaks of "
+        "places. "
         f"The {far.k - 1} requests just before the overtaker may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) "
         "places is a true bound"
     )
@@ -282,10 +290,15 @@ def _rows(name: str, history: History) -> pl.DataFrame:
     )
 
 
+def _pair(burst: pl.DataFrame) -> tuple[int, int]:
+    """Return the oldest request and the one that gets farthest ahead of it, the last but one."""
+    return 0, burst["request"].n_unique() - 2
+
+
 def _thinned(burst: pl.DataFrame) -> pl.DataFrame:
     """Return a few hundred of the requests, the one that gets far ahead among them: the last but one."""
     n = burst["request"].n_unique()
-    return burst.filter((pl.col("request") % max(n // 200, 1) == 0) | (pl.col("request") == n - 2))
+    return burst.filter((pl.col("request") % max(n // 200, 1) == 0) | pl.col("request").is_in(_pair(burst)))
 
 
 def _last(table: pl.DataFrame, name: str) -> float:
@@ -299,23 +312,25 @@ def _orders(table: pl.DataFrame) -> alt.HConcatChart:
     kinds = ["prefill", "departure"]
     shape = alt.Shape("done:N", scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"]), title="Done")
     colour = alt.Color("done:N", scale=alt.Scale(domain=kinds, range=list(plotting.COLOURS[:2])), title="Done")
-    panels = [
-        alt.Chart(_thinned(table.filter(pl.col("burst") == name)), title=name)
-        .mark_point(size=14, filled=True, opacity=1)
-        .encode(
-            x=alt.X("request:Q", title="Request, in order of arrival", axis=alt.Axis(tickCount=5)),
-            y=alt.Y(
-                "at_batch:Q",
-                title="Done after batch",
-                axis=alt.Axis(tickCount=5),
-                scale=alt.Scale(domain=[0, 1.06 * _last(table, name)], nice=False),
-            ),
-            color=colour,
-            shape=shape,
-        )
-        .properties(width=290, height=250)
-        for name in names
-    ]
+    panels = []
+    for name in names:
+        burst = table.filter(pl.col("burst") == name)
+        scale = alt.Scale(domain=[0, 1.06 * _last(table, name)], nice=False)
+        where: dict[str, Any] = {
+            "x": alt.X("request:Q", title="Request, in order of arrival", axis=alt.Axis(tickCount=5)),
+            "y": alt.Y("at_batch:Q", title="Done after batch", axis=alt.Axis(tickCount=5), scale=scale),
+        }
+        looks = where | {"color": colour, "shape": shape}
+        layers = [alt.Chart(_thinned(burst)).mark_point(size=14, filled=True, opacity=1).encode(**looks)]
+        if name == names[-1]:  # two single points are the whole example
+            oldest, overtaker = (burst.filter(request=request, done="departure") for request in _pair(burst))
+            layers.append(
+                alt.Chart(pl.concat([oldest, overtaker])).mark_point(size=110, filled=True, opacity=1).encode(**looks)
+            )
+            for point, right in ((oldest, 40), (overtaker, -20)):
+                text = alt.Chart(point.with_columns(label=pl.format("request {}", "request")))
+                layers.append(text.mark_text(dx=right, dy=-14, fontSize=12).encode(text="label:N", **where))
+        panels.append(alt.layer(*layers).properties(width=290, height=250, title=name))
     chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=plotting.GRID)
     return chart
 
@@ -489,8 +504,8 @@ def _of_joins(
     largest, within = int(found.buffers.max()), bool((found.buffers <= corrected).all())
     same = largest <= bound
     why = (
-        f"the bound is on the order in which branches end, not on when. Branches that the fast server has done wait "
-        f"for the queue of the slow one, which reaches {found.queue.max():,} here"
+        "the lemma is false: its proof bounds the order in which branches end, not when. Branches that the fast server "
+        f"has done wait for the queue of the slow one, which reaches {found.queue.max():,} here"
     )
     certain = theorem.verdict == "stable"
     orders = found.apart <= 2 * k_prime
@@ -500,7 +515,7 @@ def _of_joins(
         Claim("join buffers, sum J", f"at most 2K'(k - 1) = {bound}", f"{largest:,}", same, "" if same else why),
         Claim(
             "places between completions of a job's branches", f"at most 2K' = {2 * k_prime}", f"{found.apart}", orders,
-            "" if orders else "bounded overtaking fails here",
+            "" if orders else "the lemma is false: bounded overtaking fails here",
         ),
         Claim(
             "join buffers, corrected", "(n_fork - 1)(max Q_l + 2K') at most", measured, within,

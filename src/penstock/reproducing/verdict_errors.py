@@ -140,7 +140,10 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
         same = least <= high and most >= low
         why = {
             LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
-            BATCH_MEANS: "how many batches gave the known shares is not known: more batches give more wrong verdicts",
+            BATCH_MEANS: (
+                "the known shares come from a number of batches that is not stated; more batches give more wrong "
+                "verdicts, so that another number than theirs gives another share, and this is no contradiction"
+            ),
         }
         claims.append(
             Claim(

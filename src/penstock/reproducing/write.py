@@ -1,6 +1,6 @@
 """A reproduction as files: a page that stands alone, its figures, its table, and the scenario to change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock import checks, page, plotting
@@ -36,8 +36,8 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
     if len(names) == 1:
         names = [found.name]
     table, again, web = (folder / f"{found.name}.{kind}" for kind in ("csv", "yaml", "html"))
-    for path in (table, again, web, *(folder / f"{name}.{kind}" for name in names for kind in ("svg", "png"))):
-        checks.writable("--out", path)
+    check_folder(folder, [f"{name}.{kind}" for name in names for kind in ("svg", "png")])
+    check_folder(folder, files_of(found.name, scenario))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = plotting.save(dict(zip(names, found.charts.values(), strict=True)), folder)
@@ -48,6 +48,50 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
         raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
     page.write(web, title=found.title, heading=found.source, verdicts=[_verdict(found)], sections=_sections(found))
     return [web, *files, table, *([again] if scenario is None else [])]
+
+
+def files_of(name: str, scenario: Path | None = None) -> list[str]:
+    """Return the names of an item's files that are known before it is measured: all but its numbered figures."""
+    return [f"{name}.{kind}" for kind in ("html", "csv", *(["yaml"] if scenario is None else []))]
+
+
+def check_folder(folder: Path, files: Iterable[str]) -> None:
+    """Refuse a folder to which files cannot be written.
+
+    Raises
+    ------
+    InputError
+        If it is none, may not be written to, or something else than a file has the name of one.
+    """
+    checks.writable("--out", folder, folder=True)
+    for path in (folder / name for name in files):
+        try:
+            in_the_way = path.exists() and not path.is_file()
+        except OSError as error:
+            raise InputError(
+                f"cannot write {checks.shown(str(path))}: {error.strerror}; give another folder to --out"
+            ) from None
+        if in_the_way:
+            raise InputError(
+                f"cannot write {path}: something of that name is there and is no file; move it, or give another folder "
+                "to --out"
+            )
+
+
+def left(name: str, folder: Path) -> Path | None:
+    """Return the scenario that lies beside the results of an item's own, if its reader changed it."""
+    path = folder / f"{name}.yaml"
+    return None if path.read_bytes() == item(name).text.encode() else path
+
+
+def index_is_old(found: Reproduction, folder: Path) -> bool:
+    """Return whether the folder has an ``index.html`` that says something else of the item."""
+    path = folder / "index.html"
+    if not path.is_file():
+        return False
+    shown = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = page.rendered("reproduced.html.j2", found=[found], total=total([found])).splitlines()
+    return any(f'href="{found.name}.html"' in line and line not in shown for line in lines)
 
 
 def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
@@ -65,7 +109,8 @@ def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
     InputError
         If the file cannot be written.
     """
-    path = checks.writable("--out", folder / "index.html")
+    check_folder(folder, ["index.html"])
+    path = folder / "index.html"
     text = page.rendered("reproduced.html.j2", found=found, total=total(found))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +141,7 @@ def _parted(verdicts: list[str]) -> str:
 def _verdict(found: Reproduction) -> Verdict:
     bad = len(found.differing)
     if found.changed:
-        return Verdict("changed", "measured with a scenario of your own, and compared with nothing", "measured here")
+        return Verdict("changed", "measured with a scenario of your own: nothing is judged", "measured here")
     if not bad:
         return Verdict("same", f"{counted(len(found.claims), 'claim')}, all as published or proved", "measured here")
     said = f"{bad:,} of {counted(len(found.claims), 'claim')} differ, each with its reason below"
