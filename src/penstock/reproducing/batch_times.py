@@ -17,7 +17,7 @@ Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
 def profile_in(folder: Path | None, file: str, key: str, *, of_files: bool = False) -> Path | None:
-    """Return the file of a folder, or the folder ``of_files``, that a key of the scenario names; None if it is not here.
+    """Return the file of a folder, or folder ``of_files``, that a key of the scenario names; None if it is not here.
 
     Raises
     ------
