@@ -125,6 +125,7 @@ def test_global_age_is_the_slowest_order_that_is_stable() -> None:
         assert e2e(rybko_stolyar(rho, "global-age"), 400_000, seed=5) == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.slow
 def test_simulation_is_stable_at_54_and_grows_at_58_percent_as_the_program_says() -> None:
     """The virtual station's limit is .5588."""
     certificate = ps.certify_network(rybko_stolyar(0.9, DESTABILISING))

@@ -73,7 +73,7 @@ def test_theorem_and_test_in_contradiction_put_what_was_taken_on_trust_in_doubt(
 
 
 @pytest.mark.parametrize("policy", ps.POLICIES)
-@pytest.mark.parametrize("rho", [0.1, 0.9, 1.1])
+@pytest.mark.parametrize("rho", [pytest.param(0.1, marks=pytest.mark.slow), 0.9, 1.1])
 @pytest.mark.parametrize("limit", [None, 128])
 def test_theorem_and_test_never_contradict_each_other(policy: str, rho: float, limit: int | None) -> None:
     server = ps.Server(TP1, 512, limit, policy=policy)

@@ -12,7 +12,7 @@ FIGURE_1 = ps.Workload.poisson(14.0, 129, 112)
 
 
 @pytest.mark.parametrize("policy", ps.POLICIES)
-@pytest.mark.parametrize("budget", [512, 1024, 2048, 4096])
+@pytest.mark.parametrize("budget", [512, *(pytest.param(b, marks=pytest.mark.slow) for b in (1024, 2048)), 4096])
 def test_the_capacities_of_figure_1_come_out_of_simulation(budget: int, policy: str) -> None:
     server = ps.Server(TP1, budget, policy=policy, convention="paper")
     found = max_rate(FIGURE_1, server)

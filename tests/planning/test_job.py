@@ -124,6 +124,7 @@ def test_of_several_deployments_the_cheapest_wins():
     assert found.best.deployment.cost == min(r.deployment.cost for r in found.results if r.answer == "met")
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_makespan_of_another_such_job():
     held = 0
     for seed in range(60):
@@ -203,7 +204,9 @@ def test_a_job_behind_online_requests_leaves_them_quicker_than_one_before_them()
     assert shared.answer == "met"
 
 
-@pytest.mark.parametrize("arrivals", [("poisson",), ("deterministic",), ("gamma", 3.0)])
+@pytest.mark.parametrize(
+    "arrivals", [("poisson",), ("deterministic",), pytest.param(("gamma", 3.0), marks=pytest.mark.slow)]
+)
 def test_online_requests_arrive_at_their_rate_from_the_first_second(arrivals):
     """In 40 s at 0.1 requests/s there are 4 on average; a stream whose first request is at 0 has nearly one more."""
     kind, cv = arrivals[0], arrivals[1] if len(arrivals) > 1 else None

@@ -47,7 +47,7 @@ def test_vanilla_vllm_carries_a_little_more_at_512_tokens_than_the_notes_say() -
     assert growth(server, 10.85, 129, 112, 400_000) > 0.01
 
 
-@pytest.mark.parametrize("convention", ["paper", "engine"])
+@pytest.mark.parametrize("convention", ["paper", pytest.param("engine", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("policy", WITH_A_CAPACITY)
 def test_the_backlog_is_level_just_below_the_capacity_and_grows_just_above(
