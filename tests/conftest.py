@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("repeatable")
 
 Said = tuple[int, str, str]
