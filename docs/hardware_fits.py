@@ -30,6 +30,8 @@ VIDUR = (
 )
 SPLITWISE = "runs of whole models profiled for Splitwise (Patel et al., ISCA 2024), batches of up to 16,384 tokens"
 LLMSERVINGSIM = "LLMServingSim's layer profiles (Cho et al.), batches drawn with the lengths of Azure conversations"
+YEARS = {VIDUR: 2024, SPLITWISE: 2024, LLMSERVINGSIM: 2026}
+"""Of publication; the profiles of LLMServingSim say when they were made."""
 MOST_TOKENS = 16_384
 """Of batches that are fitted: larger ones were measured to take less."""
 MOST_BIAS = 0.03
@@ -140,6 +142,7 @@ def main(data: Path) -> None:
             }
             facts = {**vars(file), "batch_time": model_of, "source": source, "model": model, "fit": said}
             facts["accelerator"] = accelerator
+            facts["year"] = next(year for known, year in YEARS.items() if source.startswith(known))
             write_batch_time(TARGET / f"{name}.yaml", type(file)(**facts | {"tensor_parallel": degree}))
             print(f"{name:36} {found.name:22} R2 {found.r2:.4f}  mean error {found.mean_absolute_error:.1%}")
 

@@ -1,6 +1,8 @@
 """The command line: ``penstock sweep``."""
 
+import errno
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -159,8 +161,10 @@ def test_names_are_written_as_they_are(
 ) -> None:
     """Neither Rich's markup nor its emoji change them."""
     monkeypatch.chdir(scenario.parent)
-    status, out, err = sweep(scenario, "--vary", "server.policy=a:b,x:smile:y,'[red]orca'", "--out", "[red]:b:.csv")
-    assert status == 2
+    status, out, err = sweep(
+        scenario, "--vary", "server.policy=orca,a:b,x:smile:y,'[red]orca'", "--out", "[red]:b:.csv"
+    )
+    assert status == 0
     assert "Table: [red]:b:.csv\n" in err
     for name in ("a:b", "x:smile:y", "[red]orca"):
         assert f"server.policy={name}: " in out
@@ -201,3 +205,34 @@ def test_networks_and_files_that_would_be_lost_are_refused(scenario: Path, sweep
     precious.write_text("precious\n")
     assert sweep(scenario, "--vary", "server.token_budget=512", "--out", precious)[0] == 2
     assert precious.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)])
+def test_where_every_point_is_bad_there_is_no_table(
+    scenario: Path, sweep: Callable[..., Said], as_json: tuple[str, ...]
+) -> None:
+    out = scenario.with_name("t.csv")
+    status, said, err = sweep(scenario, "--vary", "workload.poisson.rate=-1,-2", "--out", out, *as_json)
+    assert (status, said) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert not out.exists()
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["penstock.sweeping.store.os.fsync", "polars.DataFrame.write_csv"])
+def test_a_full_disk_names_the_table_and_what_is_kept(
+    scenario: Path, sweep: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The journal is what waits for the disk; it is full there, or only when the table is written."""
+    out = scenario.with_name("t.csv")
+    with monkeypatch.context() as full:
+        full.setattr(where, no_room)
+        status, said, err = sweep(scenario, "--vary", "workload.poisson.rate=1,2", "--out", out)
+    assert (status, said) == (2, "")
+    assert err.startswith(f"penstock: cannot write {out}: No space left on device; finished points are kept in t.csv.j")
+    assert len(err.splitlines()) == 1
+    assert sweep(scenario, "--vary", "workload.poisson.rate=1,2", "--out", out)[0] == 0
+    assert pl.read_csv(out).height == 2

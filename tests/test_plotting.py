@@ -9,6 +9,7 @@ import altair as alt
 import numpy as np
 import polars as pl
 import pytest
+import vl_convert as vlc
 
 import penstock as ps
 from penstock import page, plotting
@@ -259,3 +260,11 @@ def test_a_wide_panel_among_others_goes_below_them_and_scrolls(recorded: ps.Run)
         sections=[page.Section("s", figures=[page.Figure("f", {"text": beside}, [], "", wide=True)])],
     )  # fmt: skip
     assert 'class="charts phone wide" tabindex="0"' in html
+
+
+@pytest.mark.parametrize(("value", "label"), [(0.2, "0.2"), (0.0005, "0.0005"), (3, "3"), (20_000, "20k")])
+def test_a_label_of_a_fifth_of_a_second_is_no_number_of_metres(value: float, label: str) -> None:
+    """SI prefixes only where a number is large: nobody reads 200m as 0.2."""
+    axis = alt.Axis(labelExpr=plotting.SHORT, values=[value])
+    chart = alt.Chart(pl.DataFrame({"x": [value]})).mark_point().encode(x=alt.X("x:Q", axis=axis))
+    assert f">{label}<" in vlc.vegalite_to_svg(chart.to_json())

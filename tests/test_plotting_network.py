@@ -474,3 +474,9 @@ def test_long_paths_and_many_floods_are_thinned_to_what_a_chart_holds() -> None:
     for flood in floods:
         own = [row for row in lines["rows"] if row["stage"] == flood.stage]
         assert (own[0]["time"], own[-1]["time"]) == (0, 9)
+
+
+def test_the_graph_is_scrolled_on_a_phone_and_never_squeezed() -> None:
+    """Its boxes are placed in pixels, so a narrower drawing would put words over each other."""
+    chart = network_graph(example("research_fork_join"))
+    assert plotting.stacked(chart) is chart

@@ -68,6 +68,11 @@ def test_batch_times_can_be_any_model(batch_time: object, expected: ps.BatchTime
     assert build({"workload": WORKLOAD, "server": server}, Path()).server.batch_time == expected
 
 
+def test_a_scenario_cannot_name_standard_input() -> None:
+    with pytest.raises(ps.InputError, match="standard input, which a scenario cannot name"):
+        build({"workload": {"trace": "-"}, "server": SERVER}, Path())
+
+
 def test_a_table_and_a_trace_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:
     (tmp_path / "measured.csv").write_text("tokens,ms\n1,10\n512,50\n")
     (tmp_path / "calls.csv").write_text("arrival_s,prompt,output\n0,10,5\n1,20,5\n4,30,5\n")
@@ -201,3 +206,79 @@ def test_random_bytes_and_missing_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ps.InputError) as caught:
             read_scenario(path)
         assert "\n" not in str(caught.value)
+
+
+VLLM = {"hardware": "llama-2-70b-a100-tp2", "policy": "vllm", "token_budget": 2048, "max_batch_size": 256}
+
+
+def server_of(**more: object) -> ps.Server:
+    return build({"workload": WORKLOAD, "server": VLLM | more}, Path()).server
+
+
+def test_the_kv_memory_of_an_engine_follows_from_the_preset() -> None:
+    server = server_of()
+    assert server.gpu == ps.hardware("llama-2-70b-a100-tp2").gpu
+    assert server.memory is not None
+    assert 30_000 < server.memory.tokens < 45_000
+    assert server_of(gpu={"memory_gib": 80}) == server_of(gpu={}) == server
+    assert server_of(policy="sarathi").memory is None
+
+
+@pytest.mark.parametrize("more", [{"max_total_tokens": 20_000}, {"memory": {"tokens": 20_000}}, {"kv_blocks": 1_250}])
+def test_a_number_of_tokens_goes_before_the_gpu(more: dict[str, object]) -> None:
+    server = server_of(gpu={"memory_gib": 80}, **more)
+    assert server.memory == ps.Memory(1_250)
+    assert server.kv_note is None
+
+
+def test_kv_memory_can_be_without_limit_and_then_the_engine_says_so() -> None:
+    server = server_of(memory="unlimited")
+    assert server.memory is None
+    assert "no limit" in str(server.kv_note)
+
+
+def test_the_rules_of_a_memory_need_no_size_where_the_gpu_says_it() -> None:
+    known = server_of().memory
+    assert known is not None
+    assert server_of(memory={"prefix_caching": True}).memory == ps.Memory(known.blocks, prefix_caching=True)
+    assert server_of(block_size=32).memory == ps.Memory(known.tokens // 32, 32)
+
+
+def test_a_gpu_and_a_model_are_enough_beside_measured_batch_times() -> None:
+    server = {"batch_time": {"affine": {"c_ms": 5, "a_ms_per_token": 0.1}}, "policy": "sglang"}
+    gpu = {"memory_gib": 80, "model": "qwen3-32b", "tensor_parallel_size": 2, "mem-fraction-static": 0.85}
+    built = build({"workload": WORKLOAD, "server": server | {"gpu": gpu}}, Path()).server
+    assert built.token_budget == 8192
+    assert built.memory is not None
+    assert built.memory.block_size == 1
+    assert built.gpu is not None
+    assert (built.gpu.model, built.gpu.tensor_parallel, built.gpu.utilization) == ("Qwen3-32B", 2, 0.85)
+
+
+@pytest.mark.parametrize(
+    ("server", "said"),
+    [
+        (VLLM | {"policy": "sarathi", "gpu": {"memory_gib": 80}}, "server.gpu is for the schedulers of engines"),
+        (VLLM | {"policy": "vidur-vllm", "gpu": {"model": "Qwen3-32B"}}, "server.gpu is for .*not for vidur-vllm"),
+        ({"batch_time": {"c_ms": 1, "a_ms": 1, "b0": 1}, "policy": "vllm", "gpu": {}}, "gpu.memory_gib is missing"),
+        (
+            {"batch_time": {"c_ms": 1, "a_ms": 1, "b0": 1}, "policy": "vllm"}
+            | {"gpu": {"memory_gib": 80, "gpu_memory_utilization": 0.9}},
+            "only with the model; add `model`",
+        ),
+        (VLLM | {"hardware": "llama-2-70b-a100-linear-tp1"}, "would not start; take more GPUs"),
+        (VLLM | {"memory": "unlimted"}, "server.memory must be a mapping of keys"),
+        (VLLM | {"memory": {"unlimited": True, "blocks": 5}}, "server.memory.unlimited is not a key"),
+        (VLLM | {"memory": "unlimited", "kv_blocks": 100}, "memory is unlimited, but kv_blocks, .*give one"),
+        (VLLM | {"memory": "unlimited", "max_total_tokens": 9_000}, "memory is unlimited, but .*give one"),
+        (
+            VLLM | {"gpu": {"memory_gib": 141}},
+            "memory_gib is 141, but the batch times of llama-2-70b-a100-tp2 are those of a GPU with 79.2 GiB; leave",
+        ),
+        (VLLM | {"gpu": {"memory_gib": 40}}, "memory_gib is 40, but the batch times of llama-2-70b-a100-tp2"),
+    ],
+)
+def test_a_gpu_that_says_too_little_or_holds_no_model_is_refused(server: dict[str, object], said: str) -> None:
+    with pytest.raises(ps.InputError, match=said) as caught:
+        build({"workload": WORKLOAD, "server": server}, Path())
+    assert "\n" not in str(caught.value)

@@ -283,7 +283,10 @@ BAD = {
         "network.pools.p: the policy of a pool's server is vllm, the scheduler of an engine",
     ),
     "no workflows": (said(workflows="{}"), "network: workflows are [], so nothing arrives"),
-    "a workflow in words": (said(workflows="{w: fast}"), "network.workflows.w must be a mapping of keys, not 'fast'"),
+    "a workflow in words": (
+        said(workflows="{w: fast}"),
+        "network.workflows.w must be a mapping of keys (arrivals, workload, context, first, ",
+    ),
     "an empty workflow": (flow(""), "network.workflows.w: give one of stages, sessions, disaggregated, pool, not none"),
     "two kinds of workflow": (
         flow(f"pool: p, workload: {REQUESTS}, stages: {{}}"),
@@ -425,3 +428,31 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_key(what: str, tmp_pat
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_sorted_keys_do_not_change_where_jobs_begin() -> None:
+    """A program that dumps YAML may sort the keys; what the graph does not say has to be said by `first`."""
+    stages = {"plan": CALL | {"then": "act"}, "act": CALL | {"then": {"act": 0.3, "end": 0.7}}}
+    for order in (list(stages), sorted(stages)):
+        assert workflow(made(workflow=POISSON | {"stages": {name: stages[name] for name in order}})).begins == "plan"
+    loop = {"plan": CALL | {"then": "act"}, "act": CALL | {"then": {"plan": 0.3, "end": 0.7}}}
+    for order in (list(loop), sorted(loop)):
+        flow = POISSON | {"stages": {name: loop[name] for name in order}}
+        with pytest.raises(ps.InputError, match=r"may begin at (plan or act|act or plan).*`first: "):
+            made(workflow=flow)
+        assert workflow(made(workflow=flow | {"first": "plan"})).begins == "plan"
+
+
+@pytest.mark.parametrize(
+    ("pool", "words"),
+    [
+        ({"affinity": 1}, "affinity must be true or false, not 1"),
+        ({"order": "priority"}, "give `order: {priority: [w.call]}`, most urgent first"),
+        ({"max_batch_size": 0}, "leave it out for no limit"),
+    ],
+)
+def test_messages_are_in_the_words_of_the_file(pool: dict[str, object], words: str) -> None:
+    with pytest.raises(ps.InputError) as refused:
+        made(pool)
+    assert words in str(refused.value)
+    assert not any(python in str(refused.value) for python in ("None", "Order."))

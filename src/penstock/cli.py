@@ -1,5 +1,8 @@
 """The command line: ``penstock check``, ``compare``, ``network``, ``fit``, ``twin``, ``hardware`` and others."""
 
+from penstock import interrupts  # first, so that Ctrl-C is one line while the others are imported
+
+# isort: split
 import dataclasses
 import os
 import sys
@@ -34,7 +37,8 @@ from penstock.command import (
     save_figures,
     say_written,
 )
-from penstock.errors import InputError
+from penstock.errors import DISK_FULL, InputError
+from penstock.words import gathered
 
 if TYPE_CHECKING:
     from penstock.analysis.answer import Answer
@@ -49,6 +53,7 @@ app = typer.Typer(
     name="penstock",
     help="Is this LLM deployment stable, how much can it carry, and with which scheduler?",
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -56,8 +61,6 @@ traces_app = typer.Typer(help="List the public request traces worth knowing, or 
 app.add_typer(traces_app, name="traces")
 
 _UsageError: Any = typer.BadParameter.__base__  # typer does not export it, and has it from click or from within
-
-EXIT_INTERRUPTED = 130
 
 Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
 Targets = Annotated[
@@ -74,7 +77,7 @@ def penstock(
 ) -> None:
     """Is this LLM deployment stable, how much can it carry, and with which scheduler?"""
     if version:
-        print(metadata.version("penstock"))
+        print(metadata.version("penstock-llm"))
     elif context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -120,7 +123,7 @@ def check(
     _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
     _write_report(report, chosen, {name: found}, as_json)
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.as_dict() | {"measured": _measured(chosen), "next": found.next_step(chosen.file)})
     else:
         terminal.print_check(chosen, found)
     if strict and (found.verdict != "stable" or found.missed):
@@ -165,7 +168,7 @@ def compare(
     _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
     _write_report(report, chosen, found, as_json)
     if as_json:
-        print_json({"policies": {name: a.as_dict() for name, a in found.items()}})
+        print_json({"policies": {name: a.as_dict() for name, a in found.items()}, "measured": _measured(chosen)})
     else:
         terminal.print_compare(chosen, found)
     if strict and any(a.verdict != "stable" for a in found.values()):
@@ -197,7 +200,7 @@ def region(
         page.report_region(report, chosen, found)
         say_written("Report", [report], as_json)
     if as_json:
-        print_json(found.as_dict())
+        print_json(found.as_dict() | {"warnings": _kv_notes(chosen.server)})
     else:
         terminal.print_region(chosen, found)
 
@@ -225,15 +228,16 @@ def max_rate(
                 chosen.workload, server, precision=precision, alpha=alpha, seed=chosen.workload.seed,
                 progress=_part(show, index, len(servers)),
             )  # fmt: skip
+    notes = gathered({name: _kv_notes(server) for name, server in servers.items()})
     if as_json:
         print_json(
             {
                 "policies": {name: each.as_dict() for name, each in found.items()},
-                "warnings": list(chosen.workload.notices),
+                "warnings": [*notes, *chosen.workload.notices],
             }
         )
     else:
-        terminal.print_max_rate(chosen, found)
+        terminal.print_max_rate(chosen, found, notes)
 
 
 @app.command()
@@ -250,29 +254,29 @@ def recommend(
         str | None, typer.Option("--policies", help="Policies to try, separated by commas, from simple to subtle.")
     ] = None,
     requests: Requests = None,
+    targets: Targets = None,
     precision: Annotated[float, typer.Option("--precision", help="Of the highest stable rates.")] = 0.02,
     alpha: Alpha = 0.01,
     seed: Seed = None,
     as_json: Json = False,
     strict: Strict = False,
 ) -> None:
-    """Say which policy and which token budget to use, why, and what that gains over the current ones."""
+    """Say which token budget to use, which policy unless the scenario names an engine, why, and what that gains."""
     chosen = _scenario(scenario, None, requests, seed)
     from penstock.analysis import recommend as study
-    from penstock.analysis.candidates import FROM_SIMPLE_TO_SUBTLE
 
     whole_trace = requests is None and chosen.workload.rows is not None  # more than a comparison needs
     with progress.bar("Comparing") as show:
         found = study.recommend(
             chosen.workload, chosen.server, objective=objective,  # type: ignore[arg-type]
-            policies=_policies(chosen, policies, FROM_SIMPLE_TO_SUBTLE),
+            policies=None if policies is None else _policies(chosen, policies, ()), targets=targets or (),
             requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha, progress=show,
         )  # fmt: skip
     if as_json:
         print_json(found.as_dict())
     else:
         terminal.print_recommend(chosen, found)
-    if strict and found.recommended.answer.verdict != "stable":
+    if strict and (found.recommended.answer.verdict != "stable" or found.recommended.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -305,6 +309,7 @@ def simulate(
             progress=show,
         )
     warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
+    front = _kv_notes(chosen.server)
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     if report is not None:
         from penstock import report as page
@@ -318,7 +323,7 @@ def simulate(
                 "simulation": answer.run_as_dict(run),
                 "latency": answer.latency_as_dict(run),
                 "latency_refused": None,
-                "warnings": warnings,
+                "warnings": [*front, *warnings],
             }
         )
         return
@@ -368,8 +373,27 @@ def traces_get(
             name, url=url, progress=lambda done, total: show(done / total if total else 0.0)
         )
     workload = read_trace(path)
-    said = "recorded: nothing to compare it with yet" if first_time else "as recorded before"
-    print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({said})")
+    if catalogue.is_pinned(name):
+        trust = "as published"
+    elif first_time:
+        trust = (
+            "Penstock knows no checksum of this trace: what came is taken on trust, and recorded for later downloads"
+        )
+    else:
+        trust = "as recorded at the first download"
+    print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({trust})")
+
+
+def _measured(scenario: "Scenario") -> dict[str, Any] | None:
+    """Return where the batch times come from, None where they stand in the scenario."""
+    known = scenario.measured
+    if known is None:
+        return None
+    return {"description": known.description, "source": known.source, "year": known.year}
+
+
+def _kv_notes(server: "Server") -> list[str]:
+    return [f"{server.kv_note}."] if server.kv_note else []
 
 
 def _text(path: Path | None) -> str | None:
@@ -401,12 +425,20 @@ def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | 
 def _servers(
     scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
 ) -> "dict[str, Server]":
-    """Return the scenario's server under each of the policies named, by their names."""
-    own = scenario.server.policy
-    return {
-        policy.name: scenario.server if policy.name == own.name else scenario.server.with_policy(policy)
-        for policy in _policies(scenario, policies, default)
-    }
+    """Return the scenario's server under each of the policies named, by their names.
+
+    Policies that have no KV memory of their own are compared in that of the first engine named, else of the scenario's.
+    """
+    from penstock.system.engines import Engine
+
+    own = scenario.server
+    chosen = _policies(scenario, policies, default)
+    servers = {policy.name: own if policy.name == own.policy.name else own.with_policy(policy) for policy in chosen}
+    engine = next((server for server in servers.values() if isinstance(server.policy, Engine)), own)
+    for name, server in servers.items():
+        if not isinstance(server.policy, Engine) and server.gpu is not None:
+            servers[name] = dataclasses.replace(server, gpu=engine.gpu, memory=engine.memory)
+    return servers
 
 
 def _policies(
@@ -462,8 +494,13 @@ def _write_report(path: Path | None, scenario: "Scenario", found: "dict[str, Ans
 
 def main() -> None:
     """Run the command line: bad input is one line on standard error and status 2."""
+    if sys.stderr is None:  # closed; what is printed to None goes to standard output
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:
+        _complain("standard output is closed, so there is no place for an answer; to have none, send it to /dev/null")
+        sys.exit(EXIT_BAD_INPUT)
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
     except InputError as error:
         _complain(str(error))
@@ -472,15 +509,28 @@ def main() -> None:
         _complain(error.format_message())
         status = EXIT_BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
-        status = EXIT_INTERRUPTED
-    except OSError as error:  # standard output is closed, or its disk is full
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            _complain(f"cannot write the answer: {error.strerror}")
-        status = 0 if isinstance(error, BrokenPipeError) else EXIT_BAD_INPUT
-    if status == EXIT_INTERRUPTED:  # typer turns Ctrl-C into this status without a word
-        _complain("interrupted")
+        status = interrupts.EXIT_INTERRUPTED
+    except (BrokenPipeError, SystemExit) as error:
+        # whoever reads the answer has enough of it, as `head` has; typer and rich make status 1 of it
+        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _drop_output()
+        status = 0
+    except OSError as error:
+        _drop_output()
+        if error.filename is None or error.errno in DISK_FULL:
+            _complain(f"cannot write {error.filename or 'the answer'}: {error.strerror}")
+        else:
+            _complain(f"cannot use {error.filename}: {error.strerror}")
+        status = EXIT_BAD_INPUT
+    if status == interrupts.EXIT_INTERRUPTED:  # typer turns Ctrl-C into this status without a word
+        interrupts.complain()
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _drop_output() -> None:
+    """Send nowhere what is not written yet, so that Python does not try again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> None:

@@ -7,9 +7,11 @@ import typer
 
 from penstock import progress
 from penstock.command import (
+    EXIT_ANSWER_IS_NO,
     Description,
     Figures,
     Json,
+    MaxGib,
     Output,
     Report,
     check_fit_outputs,
@@ -24,7 +26,7 @@ def calibrate(
         list[Path],
         typer.Argument(
             metavar="RESULTS...",
-            help="Benchmark results: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, CSV.",
+            help="Benchmark results: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, CSV; -: standard input.",
         ),
     ],
     format: Annotated[
@@ -36,13 +38,13 @@ def calibrate(
     policy: Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")] = "vllm",
     kv_tokens: Annotated[
         int | None,
-        typer.Option("--kv-tokens", help="Tokens that KV memory holds; default: found in rows that it holds back."),
+        typer.Option("--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."),
     ] = None,
     fit_rows: Annotated[
         str, typer.Option("--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all.")
     ] = "spread:3",
     parameters: Annotated[
-        str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: what rows can tell.")
+        str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")
     ] = None,
     per_run: Annotated[
         str, typer.Option("--per-run", help="What to adjust to each file's own rows: nothing, overhead or all.")
@@ -50,16 +52,20 @@ def calibrate(
     seed: Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")] = 0,
     output: Output = None,
     description: Description = "",
+    max_gib: MaxGib = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")
+    ] = False,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off that is."""
     check_fit_outputs(results, output, figures, report)
     from penstock.calibration.benchmarks import read_benchmarks
     from penstock.calibration.calibrate import calibrate as calibrate_on
 
-    benchmarks = read_benchmarks(results, format)
+    benchmarks = read_benchmarks(results, format, max_gib=max_gib)
     progress.announce_compilation()
     with progress.bar(f"Simulating {benchmarks.height:,} loads") as show:
         found = calibrate_on(
@@ -95,3 +101,5 @@ def calibrate(
         from penstock.terminal_calibrate import print_calibration
 
         print_calibration(found, names)
+    if strict and found.missed:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -10,6 +10,7 @@ from penstock.command import (
     Description,
     Figures,
     Json,
+    MaxGib,
     Output,
     Report,
     check_fit_outputs,
@@ -24,7 +25,8 @@ def fit(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE...", help="Measured batches: a table, an engine's log or metrics, a layer profile."
+            metavar="FILE...",
+            help="Measured batches: a table, an engine's log or metrics, a layer profile; -: standard input.",
         ),
     ],
     model: Annotated[
@@ -46,6 +48,7 @@ def fit(
     seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.")] = 0,
     output: Output = None,
     description: Description = "",
+    max_gib: MaxGib = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -58,7 +61,9 @@ def fit(
 
     check_fit_outputs(files, output, figures, report)
     chosen = dict(_pair(text) for text in where or ())
-    batches = joined([read_batches(file, format, where=chosen or None, layers=layers) for file in files])
+    batches = joined(
+        [read_batches(file, format, where=chosen or None, layers=layers, max_gib=max_gib) for file in files]
+    )
     if max_tokens is not None:
         batches = batches.up_to(max_tokens)
     with progress.bar(f"Fitting {len(batches):,} batches"):

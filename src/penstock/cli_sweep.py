@@ -82,15 +82,14 @@ def sweep(
     )  # fmt: skip
     with terminal_sweep.bar("Sweeping") as show:
         found = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
+    if not found["error"].null_count():
+        raise InputError(f"every point of the sweep is bad, so there is no table; the first: {found['error'][0]}")
     if out is not None:
         say_written("Table", [out], as_json)
     if as_json:
         print_json({"points": found.to_dicts()})
     else:
         terminal_sweep.print_sweep(scenario.stem, found, sort)
-    bad = found["error"].drop_nulls()
-    if bad.len() == found.height:
-        raise InputError(f"every point of the sweep is bad; the first: {bad[0]}")
     if figures is not None or report is not None:
         _draw(asked, found, figures, report, as_json)
 

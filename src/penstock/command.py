@@ -31,6 +31,15 @@ Description = Annotated[
 ]
 
 
+MaxGib = Annotated[
+    float | None,
+    typer.Option(
+        "--max-gib",
+        help="What a file may hold, unpacked, in GiB (default 2): all of it must fit into memory.",
+    ),
+]
+
+
 def check_outputs(scenario: Path, figures: Path | None, report: Path | None) -> None:
     """Refuse what cannot be written before the work, not after."""
     if figures is not None:

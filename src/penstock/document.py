@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.source import Source
 
 _MOST_VALUES = 100_000
 """In a scenario, its aliases written out: nine lines of them can stand for billions."""
@@ -55,10 +56,15 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
         In one line, if the file is missing, no text or no YAML.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        hint = "`penstock check --help` shows what one looks like" if kind == "scenario" else "check its name"
-        raise InputError(f"there is no {kind.removesuffix(' file')} file {path}; {hint}") from None
+        if not path.exists():
+            hint = "`penstock check --help` shows what one looks like" if kind == "scenario" else "check its name"
+            raise InputError(f"there is no {kind.removesuffix(' file')} file {path}; {hint}")
+        if path.is_file() and not path.stat().st_size:
+            return None
+        with Source.at(path).text() as file:
+            text = file.read()
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # a name that is too long or holds a zero; no UTF-8
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"cannot read {checks.shown(str(path))} as text: {reason}; a {kind} is a YAML file") from None
@@ -153,30 +159,37 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
     problems = error.errors()
     # An unknown key is the cause where the key it was meant to be is missing too.
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    where = _path(problem["loc"]) or "the scenario"
+    places = _places(problem)
+    where = _path(places) or "the scenario"
     value = problem.get("input")
     shown = f", not {checks.shown(value)}"
     quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", value[:100])
     bare = "; write it without quotes" if quoted else "; give one"
-    if problem["loc"][-1:] == ("[key]",):
+    if places[-1:] == ["[key]"]:
         return f"{_path(problem['loc'][:-2])} has the name {checks.shown(value)}, but a name is text; put it in quotes"
     match problem["type"]:
         case "extra_forbidden":
-            *places, key = problem["loc"]
-            found = _section_at(model, places)
+            *section, key = places
+            found = _section_at(model, section)
             return (
-                found.unknown(_path(places), str(key)) if found else f"{where} is not a key of a scenario; leave it out"
+                found.unknown(_path(section), str(key))
+                if found
+                else f"{where} is not a key of a scenario; leave it out"
             )
         case "missing":
             return f"{where} is missing; add it"
         case "value_error" | "assertion_error":
             return f"{where}: {problem['ctx']['error']}" if "ctx" in problem else f"{where}: {problem['msg']}"
         case "model_type" | "dict_type" | "model_attributes_type":
-            return f"{where} must be a mapping of keys{shown}"
+            found = _section_at(model, places)
+            keys = f" ({', '.join(found.known_keys())})" if found else ""
+            return f"{where} must be a mapping of keys{keys}{shown}"
         case "int_type" | "int_from_float":
             return f"{where} must be a whole number{shown}{bare}"
         case "float_type":
             return f"{where} must be a number{shown}{bare}"
+        case "bool_type" | "bool_parsing":
+            return f"{where} must be true or false{shown}"
         case "string_type":
             return f"{where} must be text{shown}; if it is meant as text, put it in quotes"
         case "list_type":
@@ -191,6 +204,15 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
             return f"{where} must be {problem['ctx']['expected']}{shown}"
         case _:
             return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
+
+
+def _places(problem: Any) -> list[int | str]:
+    """Return where a problem is, without the class that pydantic names where a section is one of several choices."""
+    *places, last = problem["loc"] or ("",)
+    choices = {section.__name__ for section in Section.__subclasses__()}
+    kept = [place for place in places if place not in choices]
+    is_choice = last in choices and problem["type"] != "extra_forbidden"
+    return kept if is_choice or last == "" else [*kept, last]
 
 
 def _path(places: Sequence[object]) -> str:

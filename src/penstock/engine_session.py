@@ -23,7 +23,7 @@ _CAPACITIES = {
     "static_batch": running.STATIC,
 }
 _REMEDY = "raise the limit or shorten the requests"
-_OR_DROP = ", or drop them with Memory(too_long='drop')"
+_OR_DROP = ", or drop them with `memory: {too_long: drop}`"
 _FIRST_SLOTS = 256  # where nothing bounds how many requests run
 
 MOST_CACHED_BLOCKS = 2**24

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import polars as pl
 
 from penstock.errors import InputError
-from penstock.run import QUANTILES
 from penstock.system.network import Network
+from penstock.words import QUANTILES
 from penstock.workload.jobs import Jobs
 
 Ints = npt.NDArray[np.int64]

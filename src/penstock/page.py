@@ -163,7 +163,15 @@ class Section:
     notes: Sequence[str] = ()
 
 
-def write(path: Path, *, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section]) -> None:
+def write(
+    path: Path,
+    *,
+    title: str,
+    heading: str,
+    verdicts: Sequence[Verdict],
+    sections: Sequence[Section],
+    notes: Sequence[str] = (),
+) -> None:
     """Write one HTML page, whole or not at all.
 
     Parameters
@@ -178,6 +186,8 @@ def write(path: Path, *, title: str, heading: str, verdicts: Sequence[Verdict], 
         What comes first; at least one.
     sections
         What follows, in this order.
+    notes
+        What to know before the sections are read.
 
     Raises
     ------
@@ -185,7 +195,7 @@ def write(path: Path, *, title: str, heading: str, verdicts: Sequence[Verdict], 
         If the file cannot be written.
     """
     path = checks.writable("--report", path)
-    page = render(title=title, heading=heading, verdicts=verdicts, sections=sections)
+    page = render(title=title, heading=heading, verdicts=verdicts, sections=sections, notes=notes)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         plotting.write_whole(path, page.encode())
@@ -193,9 +203,11 @@ def write(path: Path, *, title: str, heading: str, verdicts: Sequence[Verdict], 
         raise InputError(f"cannot write {path}: {error.strerror}; give another file to --report") from None
 
 
-def render(*, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section]) -> str:
+def render(
+    *, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section], notes: Sequence[str] = ()
+) -> str:
     """Return the page that `write` writes."""
-    return rendered("report.html.j2", title=title, heading=heading, verdicts=verdicts, sections=sections)
+    return rendered("report.html.j2", title=title, heading=heading, verdicts=verdicts, sections=sections, notes=notes)
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -211,7 +223,7 @@ def rendered(template: str, **values: Any) -> str:
     drawn = iter(range(1_000_000))
     environment.globals["stacked"] = plotting.stacked
     environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
-    return environment.get_template(template).render(version=metadata.version("penstock"), **values)
+    return environment.get_template(template).render(version=metadata.version("penstock-llm"), **values)
 
 
 def _tone(word: str) -> str:

@@ -24,6 +24,9 @@ Chart = TypeVar("Chart", alt.LayerChart, alt.HConcatChart)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (10, 4), (4, 2, 1, 2), (1, 3))
 GRID = "#ebebeb"
+
+SHORT = "datum.label === '' ? '' : format(datum.value, abs(datum.value) >= 1000 ? '.3~s' : '.3~g')"
+"""Labels of axes and legends: 20k, but 0.2 and not 200m, which nobody reads as a fifth of a second."""
 FILL, OUTLINE, RAY = COLOURS[0], COLOURS[1], "#555555"
 PHASES = {"prefill": "#0072B2", "decode": "#F0E442"}
 """Dark and light, so that a grey printer keeps them apart; prefill is drawn taller besides."""
@@ -75,7 +78,7 @@ def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
                 y=alt.Y(
                     "uncompleted_tokens:Q",
                     title="Uncompleted tokens",
-                    axis=alt.Axis(format="~s", tickCount=6),
+                    axis=alt.Axis(labelExpr=SHORT, tickCount=6),
                     scale=alt.Scale(type=scale),  # type: ignore[arg-type]
                 ),
                 **_policy_channels(list(runs)),
@@ -447,7 +450,7 @@ def stacked(chart: Any) -> Any:
     or whose width is not in pixels. Panels that need theirs are marked by ``usermeta: {wide: true}``.
     """
     before, after = chart.to_dict(), chart.to_dict()
-    if _sized_otherwise(before):
+    if _sized_otherwise(before) or "usermeta" in before:
         return chart
     narrower = _widest(before) < _GANTT_WIDTH
     _stack(after, narrower)

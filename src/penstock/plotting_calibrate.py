@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from penstock.calibration.calibrate import Calibration
-from penstock.plotting import COLOURS, GRID
+from penstock.plotting import COLOURS, GRID, SHORT
 
 _SHOWN = {
     "ttft": ("Time to first token", "ms", 1e3),
@@ -81,7 +81,7 @@ def _panel(found: Calibration, metric: str) -> alt.LayerChart:
     both = np.concatenate([rows["measured"].to_numpy(), rows["predicted"].to_numpy()])
     least, most = float(both.min()) * 0.8, float(both.max()) * 1.25
     scale = alt.Scale(type="log", domain=[least, most], nice=False)
-    axis = alt.Axis(format="~s", tickCount=5)
+    axis = alt.Axis(labelExpr=SHORT, tickCount=5)
     points = (
         alt.Chart(rows)
         .mark_point(size=34, filled=True, opacity=0.75)

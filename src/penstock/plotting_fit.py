@@ -8,7 +8,7 @@ import polars as pl
 
 from penstock.fitting.families import COMPOSED
 from penstock.fitting.fit import Fit
-from penstock.plotting import COLOURS, GRID
+from penstock.plotting import COLOURS, GRID, SHORT
 
 _MOST = 3_000
 """Batches drawn; more are thinned evenly."""
@@ -84,7 +84,7 @@ def _loads(fit: Fit) -> alt.X:
     log = float(tokens.max()) > 20 * float(np.median(tokens))
     scale = alt.Scale(type="log", nice=False, padding=8) if log else alt.Scale(zero=True)
     title = "Token load (tokens in the batch" + (", log scale)" if log else ")")
-    return alt.X("tokens:Q", title=title, scale=scale, axis=alt.Axis(format="~s", tickCount=7))
+    return alt.X("tokens:Q", title=title, scale=scale, axis=alt.Axis(labelExpr=SHORT, tickCount=7))
 
 
 def _kinds(points: pl.DataFrame) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def network_graph(network: Network, certificate: NetworkCertificate | None = Non
     ]
     chart: alt.LayerChart = (
         alt.LayerChart(layer=layers)
-        .properties(width=layout.width, height=layout.height)
+        .properties(width=layout.width, height=layout.height, usermeta={"wide": True})  # words fit their boxes
         .resolve_scale(fill="independent", stroke="independent", strokeDash="independent")
         .configure_view(stroke=None)
     )

@@ -4,6 +4,7 @@ import altair as alt
 import polars as pl
 
 from penstock.analysis.stable_rates import RateMap
+from penstock.plotting import SHORT
 
 NO_LIMIT = "none"
 """What an axis says of a limit that is not set."""
@@ -68,7 +69,7 @@ def heat_map(
     high = high if high > low else low + abs(low) + 1e-9
     scale = alt.Scale(scheme="blues", domain=[low, high], nice=False)
     legend = alt.Legend(
-        title=title, format=".3~s", gradientLength=200, direction="horizontal", orient="bottom", tickCount=4
+        title=title, labelExpr=SHORT, gradientLength=200, direction="horizontal", orient="bottom", tickCount=4
     )
     base = alt.Chart(rows).encode(x=x, y=y)
     frame = base.transform_filter("datum.best").mark_rect(fillOpacity=0, stroke="black", strokeWidth=2.5)

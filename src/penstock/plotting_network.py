@@ -10,7 +10,7 @@ import polars as pl
 from penstock.analysis.network_stability import FALLEN, NetworkStability
 from penstock.errors import InputError, nearest
 from penstock.network_run import NetworkRun
-from penstock.plotting import COLOURS, DASHES, GRID
+from penstock.plotting import COLOURS, DASHES, GRID, SHORT
 from penstock.plotting_graph import network_graph as network_graph
 from penstock.plotting_graph import with_line_under
 from penstock.theory.network_fluid import NetworkPath
@@ -66,7 +66,7 @@ def fluid_panels(path: NetworkPath, against: tuple[Sequence[str], Sequence[str]]
     across, upwards = (_level(path, classes)[part] for classes in sides)
     rows = pl.DataFrame({"time": path.time_s[part]} | dict(zip(path.classes, path.requests[part].T, strict=True)))
     levels = rows.unpivot(index="time", variable_name="class", value_name="level")
-    axis = alt.Axis(format="~s" if max(path.requests.max(), path.time_s[-1]) >= 1000 else ",~f", tickCount=6)
+    axis = alt.Axis(labelExpr=SHORT, tickCount=6)
     over_time = (
         alt.Chart(levels, title="Levels over time")
         .mark_line(strokeWidth=1.8)
@@ -166,7 +166,7 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
         scale=alt.Scale(type="log", base=2, domain=[low, 1.5 * high], nice=False),
         axis=alt.Axis(values=[2.0**power for power in range(-4, 12)], format="~g"),
     )
-    x = alt.X("time:Q", title="Time (s)", axis=alt.Axis(tickCount=6, format="~s"))
+    x = alt.X("time:Q", title="Time (s)", axis=alt.Axis(tickCount=6, labelExpr=SHORT))
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.6)
     said = ("stable: it fell to half", "unstable: it rose so far")
     barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": list(said)})).encode(y=y)
@@ -216,7 +216,7 @@ def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
             .mark_line(strokeWidth=1.5, interpolate="step-after")
             .encode(
                 x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-                y=alt.Y("requests:Q", title="Requests", axis=alt.Axis(format="~s", tickCount=6)),
+                y=alt.Y("requests:Q", title="Requests", axis=alt.Axis(labelExpr=SHORT, tickCount=6)),
                 **_line_channels("stage", stages, "Stage"),
             )
             .properties(width=330, height=240)

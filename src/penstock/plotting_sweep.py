@@ -13,9 +13,9 @@ import polars as pl
 from penstock.plotting import COLOURS, DASHES, GRID
 from penstock.plotting_graph import with_line_under
 from penstock.plotting_heat_map import NO_LIMIT, heat_map, significant
-from penstock.run import METRICS
 from penstock.sweeping.grid import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
+from penstock.words import METRICS
 
 SHOWN = ("p50", "p99")
 """Statistics that are drawn."""

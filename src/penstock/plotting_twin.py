@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 
-from penstock.plotting import COLOURS, DASHES, GRID, latency_cdfs
+from penstock.plotting import COLOURS, DASHES, GRID, SHORT, latency_cdfs
 from penstock.run import Run
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _panel(rho: float, trials: "list[Trial]") -> alt.Chart:
         .mark_line(strokeWidth=1.5)
         .encode(
             x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-            y=alt.Y("uncompleted_tokens:Q", title="Uncompleted tokens", axis=alt.Axis(format="~s", tickCount=6)),
+            y=alt.Y("uncompleted_tokens:Q", title="Uncompleted tokens", axis=alt.Axis(labelExpr=SHORT, tickCount=6)),
             detail="line:N",
             color=alt.Color("side:N", scale=alt.Scale(domain=SIDES, range=COLOURS[:2]), legend=legend),
             strokeDash=alt.StrokeDash(

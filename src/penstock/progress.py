@@ -1,15 +1,29 @@
 """What a terminal shows while work goes on, on standard error, and nothing for work that is done in a moment."""
 
 import contextlib
+import functools
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 PATIENCE_S = 1.0  # nothing is said about work that takes less
+BAR_WIDTH = 16
 
 
 class Show(Protocol):
@@ -19,49 +33,108 @@ class Show(Protocol):
         """Show the share that is done, and what is being done."""
 
 
+def columns() -> list[ProgressColumn]:
+    """Return what a line shows: the words get what the bar and the times leave, and never push them away."""
+    words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    return [
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False, table_column=words),
+        BarColumn(bar_width=BAR_WIDTH, table_column=Column(no_wrap=True)),
+        TaskProgressColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        _TimeLeft(compact=True, table_column=Column(no_wrap=True)),
+    ]
+
+
+class _TimeLeft(TimeRemainingColumn):
+    def render(self, task: Task) -> Text:
+        """Return the time that is left, in words that tell it from the time that has gone; nothing if unknown."""
+        left = super().render(task)
+        return Text(f"{left.plain} left") if task.time_remaining is not None else Text()
+
+
+class _Line:
+    """One line on standard error, shown when its work has taken longer than a moment."""
+
+    def __init__(self, title: str) -> None:
+        console = Console(stderr=True)
+        self.progress = Progress(*columns(), console=console, transient=True, expand=True)
+        self.task = self.progress.add_task(title, total=None)
+        self.title = title
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(PATIENCE_S, self._start)  # work that reports nothing is shown too
+        self._timer.daemon = True
+        if console.is_terminal:
+            self._timer.start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if not self._timer.finished.is_set():
+                self.progress.start()
+
+    def show(self, share: float, doing: str = "", /) -> None:
+        """Show what is being done, and how far it is."""
+        self.progress.update(self.task, completed=share, total=1.0)
+        self.say(f"{self.title}: {doing}" if doing else self.title)
+
+    def say(self, words: str) -> None:
+        """Show what is being done."""
+        self.progress.update(self.task, description=words)
+
+    def close(self) -> None:
+        """Take the line away."""
+        with self._lock:
+            self._timer.cancel()
+        if self.progress.live.is_started:  # else Rich would print an empty line
+            self.progress.stop()
+
+
+_open: list[_Line] = []
+"""The line of the work that goes on, if any: a terminal shows one at a time."""
+
+
 @contextlib.contextmanager
 def bar(title: str) -> Iterator[Show]:
     """Show a bar on standard error for work that takes longer than a moment."""
-    begun = time.monotonic()
-    shown_bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = shown_bar.add_task(title, total=1.0)
-    shown = False
-
-    def report(share: float, doing: str = "", /) -> None:
-        nonlocal shown
-        if not shown and shown_bar.console.is_terminal and time.monotonic() - begun > PATIENCE_S:
-            shown = True
-            shown_bar.start()
-        if shown:
-            shown_bar.update(task, completed=share, description=f"{title}: {doing}" if doing else title)
-
+    line = _Line(title)
+    _open.append(line)
     try:
-        yield report
+        yield line.show
     finally:
-        if shown:
-            shown_bar.stop()
+        _open.remove(line)
+        line.close()
 
 
+@functools.cache
 def announce_compilation() -> None:
-    """Say once, when it begins, that the kernel is being compiled: it takes seconds the first time on a machine."""
+    """Say what is being compiled and how far it is, when that begins: it takes seconds the first time on a machine."""
     from numba.core import event
 
     class Announcement(event.Listener):
-        said = False
+        def __init__(self) -> None:
+            self.depth = 0  # functions that are compiled for one that calls them
+            self.done = 0
+            self.lines = contextlib.ExitStack()
 
-        def on_start(self, _: Any) -> None:
-            if not self.said:
-                self.said = True
-                print("Compiling, once for the simulator and once for each policy ...", file=sys.stderr, flush=True)
+        def on_start(self, event: Any) -> None:
+            if not self.depth:
+                self._begin()
+            self.depth += 1
+            _open[-1].say(f"Compiling, once: {self.done} done, {event.data['dispatcher'].py_func.__name__}")
+
+        def _begin(self) -> None:
+            if not (self.done or sys.stderr.isatty()):
+                words = "Compiling, once for the simulator and once for each policy, which takes some ten seconds ..."
+                print(words, file=sys.stderr, flush=True)
+            if not _open:
+                self.lines.enter_context(bar("Compiling"))
 
         def on_end(self, _: Any) -> None:
-            pass
+            self.depth -= 1
+            self.done += 1
+            if not self.depth:
+                for line in _open[-1:]:
+                    line.say(line.title)
+                self.lines.close()
 
     event.register("numba:compile", Announcement())  # type: ignore[no-untyped-call]

@@ -12,12 +12,13 @@ from penstock.analysis.latency import SteadyState
 from penstock.analysis.operating_point import OperatingPoint, operating_point
 from penstock.analysis.targets import Estimate, Target
 from penstock.page import Fact, Figure, Section, Table, Verdict
-from penstock.run import METRICS, STATISTICS, Distribution, Run
+from penstock.run import Distribution, Run
 from penstock.scenario import Scenario
 from penstock.simulate import simulate
 from penstock.theory.certificate import Certificate
 from penstock.theory.load import Load
 from penstock.theory.region import Region
+from penstock.words import METRICS, STATISTICS, gathered
 
 _CDF_ROWS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 _SERIES_ROWS, _MIX_ROWS = 20, 12
@@ -38,7 +39,7 @@ def report_answers(path: Path, scenario: Scenario, found: Mapping[str, Answer]) 
     """
     runs = {name: answer.run for name, answer in found.items()}
     refused = {name: answer.latency_refused for name, answer in found.items() if answer.latency_refused}
-    notes = _gathered({name: answer.warnings for name, answer in found.items()})
+    notes = gathered({name: answer.warnings for name, answer in found.items()})
     known = {name: answer.latency or answer.run for name, answer in found.items() if name not in refused}
     latency = latency_figure(runs, refused)
     intervals = {
@@ -52,10 +53,12 @@ def report_answers(path: Path, scenario: Scenario, found: Mapping[str, Answer]) 
         path,
         title=scenario.name,
         heading=_heading(scenario, list(found)),
+        notes=gathered({name: answer.front for name, answer in found.items()}),
         verdicts=[verdict for name, answer in found.items() for verdict in _verdicts(name, answer, several)],
         sections=[
             *([Section("Targets", tables=[_targets_table(found)])] if several and first.targets else []),
-            _load_section(first.certificate),
+            *_next_section(scenario, first, several),
+            _load_section(scenario, first.certificate),
             *_hypotheses(found),
             Section("Simulated", tables=[_runs_table(runs, found)], notes=notes),
             Section("Tokens in the system", figures=[token_figure(runs)]),
@@ -85,9 +88,10 @@ def report_run(path: Path, scenario: Scenario, certificate: Certificate, run: Ru
         path,
         title=scenario.name,
         heading=_heading(scenario, [name]),
+        notes=_kv_notes(scenario),
         verdicts=[Verdict("no verdict", "one finite run, from empty; for a verdict ask penstock check")],
         sections=[
-            _load_section(certificate),
+            _load_section(scenario, certificate),
             Section("Simulated", tables=[_runs_table(runs, {})], notes=warnings),
             Section("Tokens in the system", figures=[token_figure(runs)]),
             Section(
@@ -136,6 +140,7 @@ def report_region(path: Path, scenario: Scenario, found: OperatingPoint) -> None
         path,
         title=scenario.name,
         heading=_heading(scenario, [policy]),
+        notes=_kv_notes(scenario),
         verdicts=[Verdict(side, reason, "the condition of Section 6, necessary for every policy")],
         sections=[
             Section("Stability region", figures=[figure]),
@@ -183,10 +188,21 @@ def _targets_table(found: Mapping[str, Answer]) -> Table:
     return Table(("Policy", *targets), rows)
 
 
-def _load_section(certificate: Certificate) -> Section:
+def _kv_notes(scenario: Scenario) -> list[str]:
+    return [f"{scenario.server.kv_note}."] if scenario.server.kv_note else []
+
+
+def _next_section(scenario: Scenario, answer: Answer, several: bool) -> list[Section]:
+    step = None if several else answer.next_step(scenario.file)
+    return [Section("What to do next", [f"{step[0].upper()}{step[1:]}."])] if step else []
+
+
+def _load_section(scenario: Scenario, certificate: Certificate) -> Section:
     facts = _load_facts(certificate.load)
     most = f"no policy is stable above {certificate.max_rate:,.4g} requests/s"
     facts.append(Fact("Margin", f"{certificate.margin:.3f}", most))
+    if scenario.measured and scenario.measured.year:
+        facts.append(Fact("Measured", str(scenario.measured.year), scenario.measured.origin))
     if len(certificate.bounds) > 1:
         facts += [
             Fact(f"Limit: {bound.name}", f"{bound.max_rate:,.4g}", f"requests/s at most: {bound.why} ({bound.theorem})")
@@ -199,7 +215,7 @@ def _load_facts(load: Load) -> list[Fact]:
     offered = f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} to process a request"
     return [
         Fact("Load rho", f"{load.rho:.{3 if abs(1 - load.rho) > 0.01 else 5}f}", offered),
-        Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", f"tokens/s, with batches of {load.best_token_load:,}"),
+        Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", load.capacity_in_words),
     ]
 
 
@@ -256,15 +272,6 @@ def _batch_sections(scenario: Scenario, runs: Mapping[str, Run]) -> list[Section
         Section("Batches in the region", figures=[region_figure(place.region, runs, point=place.point, own=own)]),
         Section("The first batches", figures=first),
     ]
-
-
-def _gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return each sentence once, after the names of the policies that it is about, unless all are."""
-    by: dict[str, list[str]] = {}
-    for name, sentences in said.items():
-        for sentence in sentences:
-            by.setdefault(sentence, []).append(name)
-    return [s if len(names) == len(said) else f"{', '.join(names)}: {s}" for s, names in by.items()]
 
 
 def _run_cells(run: Run) -> Cells:

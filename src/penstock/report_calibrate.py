@@ -21,7 +21,7 @@ def report_calibration(path: Path, found: Calibration, names: str) -> None:
         f"{name.upper()} {error:.1%}" for name, error in judged.items() if error is not None and len(name) < 5
     )
     which = "rows that were not used to fit" if found.fitted < found.rows.height else "rows, all of them used to fit"
-    note = " ".join((errors_said(found), *(f"{said}." for said in found.notes)))
+    note = " ".join((errors_said(found), *(f"{said}." for said in (*found.warnings, *found.missed, *found.notes))))
     figures = Figure(
         "Predicted and measured",
         {

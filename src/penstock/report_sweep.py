@@ -10,9 +10,8 @@ from penstock import page, plotting_sweep
 from penstock.page import Fact, Figure, Section, Table, Verdict
 from penstock.plotting_heat_map import NO_LIMIT, significant
 from penstock.plotting_sweep import LIMITS, SHOWN
-from penstock.run import METRICS
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
-from penstock.words import counted
+from penstock.words import METRICS, counted
 
 _MOST_ROWS = 300  # of a table
 _MOST_BAD = 10

@@ -12,6 +12,7 @@ import polars as pl
 
 from penstock.errors import InputError
 from penstock.system.server import Server
+from penstock.words import QUANTILES
 
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -22,10 +23,6 @@ TICK_S = 1e-9
 
 Progress = Callable[[float], None]
 """Called now and then with the share of the work that is done."""
-
-METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-STATISTICS = ("mean", *QUANTILES)
 
 
 def exact_sum(samples: Ints) -> int:

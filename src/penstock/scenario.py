@@ -10,8 +10,10 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError, nearest
-from penstock.system.batch_time_file import BatchTimeSection
+from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
+from penstock.system.engine_flags import EXPLAINED
 from penstock.system.engines import ENGINES, Engine, engine_defaults
+from penstock.system.gpu import GPU_MEMORY_GIB, Gpu, has_known_share
 from penstock.system.memory import Memory
 from penstock.system.policies import Policy, resolve
 from penstock.system.presets import hardware
@@ -21,6 +23,8 @@ from penstock.workload.lengths import Constant, Gamma, Geometric, Length, LogNor
 from penstock.workload.workload import Workload, read_trace
 
 DEFAULT_REQUESTS = 20_000
+
+_ROUNDED = 0.05  # by which the memory that a GPU is sold with may differ from what its driver reports
 
 
 class _Mean(Section):
@@ -99,12 +103,14 @@ class WorkloadSection(Section):
     """What arrives: a ``trace``, a ``preset`` look-alike, or a generated process; one of them.
 
     ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``, ``deterministic``
-    and ``gamma`` (with ``cv``) draw its requests at random under such a process.
+    and ``gamma`` (with ``cv``) draw its requests at random under such a process. ``max_gib`` is what a trace may hold,
+    unpacked.
     """
 
     trace: str | None = None
     format: str | None = None
     columns: dict[str, str] | None = None
+    max_gib: float | None = None
     preset: str | None = None
     poisson: _Generated | None = None
     deterministic: _Generated | None = None
@@ -120,8 +126,10 @@ class WorkloadSection(Section):
         if len(chosen) != 1:
             raise InputError(f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}")
         kind = chosen[0]
-        if kind != "trace" and (self.format or self.columns):
-            raise InputError(f"workload: `format` and `columns` describe a trace, not {kind!r}; leave them out")
+        if kind != "trace" and (self.format or self.columns or self.max_gib):
+            raise InputError(
+                f"workload: `format`, `columns` and `max_gib` describe a trace, not {kind!r}; leave them out"
+            )
         if kind in ("trace", "preset"):
             return self._with_rate(self._recorded(folder, seed) if kind == "trace" else self._look_alike(seed))
         if self.rate is not None or self.arrivals is not None or self.cv is not None:
@@ -132,6 +140,8 @@ class WorkloadSection(Section):
 
     def _recorded(self, folder: Path, seed: int) -> Workload:
         assert self.trace is not None
+        if self.trace == "-":
+            raise InputError("workload.trace is '-', standard input, which a scenario cannot name; save it as a file")
         path = folder / checks.path("workload.trace", self.trace)
         if self.trace in {entry.name for entry in catalogue.CATALOGUE} and not path.exists():
             path = catalogue.path_of(self.trace) or path
@@ -139,7 +149,7 @@ class WorkloadSection(Section):
                 raise InputError(
                     f"trace {self.trace!r} is not on this machine; run `penstock traces get {self.trace}` first"
                 )
-        return read_trace(path, format=self.format, columns=self.columns, seed=seed)
+        return read_trace(path, format=self.format, columns=self.columns, seed=seed, max_gib=self.max_gib)
 
     def _look_alike(self, seed: int) -> Workload:
         assert self.preset is not None
@@ -194,11 +204,19 @@ class MemorySection(Section):
 
 
 class GpuSection(Section):
-    """A GPU, from whose memory engines choose their limits; whether it is an A100 the hardware preset says too."""
+    """The GPU from whose memory engines choose their limits, and from which with the model the KV memory follows.
 
-    memory_gib: float
+    A hardware preset says all but ``gpu_memory_utilization`` and ``offline`` itself.
+    """
+
+    memory_gib: float | None = None
     a100: bool | None = None
     offline: bool = False
+    model: str | None = None
+    tensor_parallel: Whole | None = Field(None, validation_alias=_alias("tensor_parallel", "tensor_parallel_size"))
+    gpu_memory_utilization: float | None = Field(
+        None, validation_alias=_alias("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
+    )
 
 
 class ServerSection(Section):
@@ -217,7 +235,7 @@ class ServerSection(Section):
     kv_blocks: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_blocks"]))
     kv_tokens: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_tokens"]))
     block_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["block_size"]))
-    memory: MemorySection | None = None
+    memory: MemorySection | Literal["unlimited"] | None = None
 
     @classmethod
     def known_keys(cls) -> list[str]:
@@ -238,10 +256,18 @@ class ServerSection(Section):
         """Return the server; files are looked for in ``folder``."""
         if (self.hardware is None) == (self.batch_time is None):
             raise InputError("server: give either `hardware` (a preset) or `batch_time`, and not both")
+        measured = self.measured(folder)
         batch_time = self.batch_time.build(folder) if self.batch_time else hardware(str(self.hardware)).batch_time
-        token_budget, max_batch_size = self._limits()
+        token_budget, max_batch_size = self._limits(measured)
         policy = resolve(self.policy, folder=folder)
-        memory = self._memory(policy)
+        if self.gpu is not None and not (isinstance(policy, Engine) and has_known_share(policy)):
+            engines = ", ".join(name for name, engine in ENGINES.items() if has_known_share(engine))
+            raise InputError(
+                f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; leave it out, and "
+                "give token_budget and max_total_tokens"
+            )
+        gpu = self._gpu(measured)
+        memory = self._memory(policy, gpu)
         if memory is None and self.block_size is not None and self.kv_blocks is None and self.kv_tokens is None:
             raise InputError(
                 f"server: block_size is {self.block_size}, but KV memory has no limit; give kv_blocks or kv_tokens"
@@ -256,24 +282,29 @@ class ServerSection(Section):
             self.policy_params,
             memory,
             self.order,
+            gpu=gpu,
             kv_blocks=self.kv_blocks,
             kv_tokens=self.kv_tokens,
-            block_size=self.block_size,
+            block_size=self.block_size if memory is None else None,
         )
 
     def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
         """Return what is known of the batch times, and should be told."""
-        if self.batch_time is not None and self.batch_time.file is None:
-            return ()
-        known = hardware(str(self.hardware)) if self.batch_time is None else self.batch_time.read_file(folder)
-        return known.notes(server.token_budget, memory=server.memory is not None)
+        known = self.measured(folder)
+        return () if known is None else known.notes(server.token_budget, memory=server.memory is not None)
 
-    def _limits(self) -> tuple[int, int | None]:
+    def measured(self, folder: Path) -> BatchTimeFile | None:
+        """Return the preset or the file whose batch times these are, None where they stand in the scenario."""
+        if self.batch_time is None:
+            return hardware(str(self.hardware))
+        return None if self.batch_time.file is None else self.batch_time.read_file(folder)
+
+    def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
         """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
         budget, slots = self.token_budget, self.max_batch_size
-        if self.gpu is not None:
+        if self.gpu is not None and self.policy in ("vllm", "sglang"):
             a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
-            chosen = engine_defaults(self.policy, self.gpu.memory_gib, a100=a100, offline=self.gpu.offline)
+            chosen = engine_defaults(self.policy, self._memory_gib(measured), a100=a100, offline=self.gpu.offline)
             budget = chosen.token_budget if budget is None else budget
             slots = chosen.max_batch_size if slots is None else slots
         if budget is None:
@@ -283,21 +314,75 @@ class ServerSection(Section):
             )
         return budget, slots
 
-    def _memory(self, policy: Policy | Engine) -> Memory | None:
+    def _gpu(self, measured: BatchTimeFile | None) -> Gpu | None:
+        """Return the model on its GPUs; None where one of them is not known, or KV memory has a size or no limit."""
+        given, asked = self.memory, self.gpu
+        sized = self.kv_blocks is not None or self.kv_tokens is not None
+        if isinstance(given, MemorySection):
+            sized = sized or given.blocks is not None or given.tokens is not None
+        if sized or given == "unlimited":
+            return None
+        known = measured.gpu if measured else None
+        if asked is None:
+            return known
+        memory_gib = self._memory_gib(measured)
+        model = asked.model or (known.model if known else None)
+        if model is None:
+            idle = asked.model_fields_set & {"tensor_parallel", "gpu_memory_utilization"}
+            if idle:
+                raise InputError(
+                    f"server.gpu: {min(idle)} says how much KV memory is left only with the model; add `model`, or "
+                    "give kv_tokens"
+                )
+            return None
+        parallel = asked.tensor_parallel or (known.tensor_parallel if known else 1)
+        return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization)
+
+    def _memory_gib(self, measured: BatchTimeFile | None) -> float:
+        """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is known."""
+        assert self.gpu is not None
+        given = self.gpu.memory_gib
+        known = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        if known is None:
+            if given is None:
+                raise InputError("server.gpu.memory_gib is missing; add it, such as gpu: {memory_gib: 80}")
+            return given
+        if given is not None and abs(given - known) > _ROUNDED * known:
+            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
+            raise InputError(
+                f"server.gpu.memory_gib is {given:g}, but the batch times of {name} are those of a GPU with "
+                f"{known:g} GiB; leave it out, or give batch times of your own"
+            )
+        return known
+
+    def _memory(self, policy: Policy | Engine, gpu: Gpu | None) -> Memory | None:
         """Return the KV memory that ``memory`` describes."""
         given = self.memory
+        follows = gpu is not None and isinstance(policy, Engine) and has_known_share(policy)
         if given is None:
+            return Memory(1, self.block_size, estimated=True) if follows and self.block_size is not None else None
+        beside = self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None
+        if given == "unlimited":
+            if beside:
+                raise InputError(
+                    "server: memory is unlimited, but kv_blocks, kv_tokens or block_size (num_gpu_blocks, "
+                    "max_total_tokens, page_size) say how large it is; give one of them"
+                )
             return None
-        if self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None:
+        if beside:
             raise InputError(
                 "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, max_total_tokens, "
                 "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
             )
-        if (given.blocks is None) == (given.tokens is None):
-            raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
         block_size = usual_block_size(policy) if given.block_size is None else given.block_size
-        by_tokens = given.tokens is not None
-        whole = Memory.of_tokens(given.tokens, block_size) if by_tokens else Memory(given.blocks, block_size)  # type: ignore[arg-type]
+        if given.blocks is None and given.tokens is None and follows:
+            whole = Memory(1, block_size, estimated=True)
+        elif (given.blocks is None) == (given.tokens is None):
+            raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
+        elif given.tokens is not None:
+            whole = Memory.of_tokens(given.tokens, block_size)
+        else:
+            whole = Memory(given.blocks, block_size)  # type: ignore[arg-type]
         return dataclasses.replace(
             whole,
             watermark=given.watermark,
@@ -314,8 +399,9 @@ def _belongs(key: str) -> str | None:
     settings = {n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n}
     if key in settings:
         return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
-    key = {"enable_prefix_caching": "prefix_caching"}.get(key, key)
-    return f"it is given in `memory: {{{key}: ...}}`" if key in MemorySection.model_fields else None
+    if key in MemorySection.model_fields:
+        return f"it is given in `memory: {{{key}: ...}}`"
+    return EXPLAINED.get(key)
 
 
 class SimulateSection(Section):
@@ -349,6 +435,10 @@ class Scenario:
         How much to simulate: arrivals, or seconds since the first; one of them is None.
     folder
         Where the file's own paths are looked for.
+    file
+        Path of the file, for commands that name it.
+    measured
+        The preset or the file whose batch times these are, None where they stand in the scenario.
     """
 
     name: str
@@ -357,6 +447,8 @@ class Scenario:
     requests: int | None
     until: float | None
     folder: Path
+    file: str = "scenario.yaml"
+    measured: BatchTimeFile | None = None
 
 
 def read_scenario(path: str | Path) -> Scenario:
@@ -385,4 +477,5 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     requests = simulate.requests
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
-    return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder)
+    measured = given.server.measured(folder)
+    return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder, str(folder / name), measured)

@@ -21,17 +21,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import networkx
 from pydantic import BeforeValidator
 
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError
 from penstock.scenario import ENGINE_NAMES, ServerSection, WorkloadSection, length
+from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.network import Network, Pool
 from penstock.system.orders import Order, resolve_order
 from penstock.system.routing import Router, resolve_router
 from penstock.workload.sessions import Sessions, read_sessions
-from penstock.workload.stage import Stage
+from penstock.workload.stage import Stage, check_stage, released
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
@@ -135,7 +137,7 @@ class PoolSection(ServerSection):
             return f"{section}.{short(key)} ranks requests, but a pool ranks stages; give `order: {{priority: [...]}}`"
         return super().unknown(section, key)
 
-    def _limits(self) -> tuple[int, int | None]:
+    def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
         """Return token budget and max batch size, which no engine chooses here."""
         if self.gpu is not None:
             raise InputError(
@@ -262,7 +264,17 @@ class WorkflowSection(Section):
             return Workflow.single(self._arrivals(where, folder, seed), str(self.pool), name=name)
         stages = {each: stage.build() for each, stage in self.stages.items()}
         arrivals = self._arrivals(where, folder, seed)
-        return Workflow(name, arrivals, stages, first=self.first, context=self.context or "new")
+        for each, stage in stages.items():
+            check_stage(name, each, stage, stages)
+        beginnings = _beginnings(stages) if self.first is None else [self.first]
+        first = beginnings[0] if beginnings else None  # None: some are never reached, which a workflow refuses
+        workflow = Workflow(name, arrivals, stages, first=first, context=self.context or "new")
+        if len(beginnings) > 1:
+            raise InputError(
+                f"its jobs may begin at {' or '.join(beginnings)}, for all other stages are reached from each of them; "
+                f"say at which, such as `first: {first}`"
+            )
+        return workflow
 
     def _refuse_idle_keys(self, kind: str) -> None:
         """Refuse keys that a workflow of this kind makes no use of."""
@@ -306,6 +318,18 @@ class WorkflowSection(Section):
             path, self.pool, rate=given.rate, arrivals=given.arrivals, most_requests=given.most_requests, seed=seed
         )
         return dataclasses.replace(made, name=name)
+
+
+def _beginnings(stages: Mapping[str, Stage]) -> list[str]:
+    """Return the stages from which all others are reached.
+
+    The order of the stages does not count: a program that writes YAML may sort them.
+    """
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(stages)
+    for name, stage in stages.items():
+        graph.add_edges_from((name, target) for target, chance in released(stage) if chance)
+    return [name for name in stages if len(networkx.descendants(graph, name)) == len(stages) - 1]
 
 
 class NetworkSection(Section):

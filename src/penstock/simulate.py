@@ -1,13 +1,15 @@
 """Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock import checks
 from penstock.engine_session import open_session
 from penstock.errors import InputError, nearest
-from penstock.kernel.server import NEVER
+from penstock.kernel.server import CLIENTS, NEVER, PAUSE
 from penstock.run import TICK_S, Progress, Record, Run
 from penstock.session import RECORDS, Session, Window
 from penstock.system.batch_time import Composition
@@ -83,6 +85,42 @@ def simulate(
         _stream(session, blocks, drain, report)
         return session.finish(None)
     return session.finish(_whole(session, blocks, drain, report))
+
+
+def simulate_closed(
+    prompt_tokens: npt.NDArray[np.int64],
+    output_tokens: npt.NDArray[np.int64],
+    server: Server,
+    *,
+    clients: int,
+    pause_s: float = 0.0,
+    until: float | None = None,
+) -> Run:
+    """Run a closed loop: each client sends its next request, the first that is left, when its own one has ended.
+
+    Parameters
+    ----------
+    prompt_tokens, output_tokens
+        Shape (requests,), in the order in which they are sent.
+    server
+        What serves.
+    clients
+        Requests under way at a time; so many come at the start.
+    pause_s
+        Seconds between an answer and the next request; at least a tick, so that the batch which starts at the answer
+        has gone.
+    until
+        Simulated seconds at which to stop; None: when all have finished. Requests that were never sent are left out.
+    """
+    stop = NEVER if until is None else round(until / TICK_S)
+    session = open_session(server, "requests", TICK_S, True, stop)
+    session.options[CLIENTS] = clients
+    session.options[PAUSE] = max(round(pause_s / TICK_S), 1)
+    arrival = np.where(np.arange(prompt_tokens.size) < clients, 0, NEVER)
+    window = Window.of(arrival, prompt_tokens.astype(np.int32), output_tokens.astype(np.int32))
+    run = session.finish(_whole(session, iter([session.keep(window)]), True, lambda: None))
+    assert run.rows is not None
+    return dataclasses.replace(run, rows=run.rows.where(run.rows.arrival < NEVER))
 
 
 def _overloads(workload: Workload, server: Server) -> bool:

@@ -1,15 +1,19 @@
 """Answers as words and tables on the terminal, at any width."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
-from penstock.run import METRICS, STATISTICS
+from penstock.words import METRICS, STATISTICS, gathered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.analysis.answer import Answer
     from penstock.analysis.latency import SteadyState
     from penstock.analysis.max_rate import MaxRate
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.analysis.recommend import Recommendation
     from penstock.run import Run
     from penstock.scenario import Scenario
+    from penstock.system.batch_time_file import BatchTimeFile
     from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
     from penstock.theory.load import Load
@@ -32,9 +37,45 @@ COLOUR_OF = {
 }
 
 
+class _Terminal(Console):
+    """A console that shows every column: a table that is too wide is printed row by row."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as Rich does, but cut no word and no column."""
+        super().print(*(self._whole(one) if isinstance(one, Table) else one for one in objects), **options)
+
+    def _whole(self, table: Table) -> Table:
+        for column in table.columns:
+            column.overflow = "fold"  # a word that is too long is broken, and not cut
+        headed = any(column.header for column in table.columns)
+        if not headed or sum(map(self._needs, table.columns)) + 2 * len(table.columns) <= self.width:
+            return table
+        return _row_by_row(table)
+
+    def _needs(self, column: Column) -> int:
+        """Return how wide a column has to be, in characters."""
+        cells = [Text.from_markup(cell).plain for cell in (column.header, *column.cells) if isinstance(cell, str)]
+        parts = [cell.splitlines() if column.no_wrap else cell.split() for cell in cells]
+        return max((cell_len(part) for some in parts for part in some), default=0)
+
+
+def _row_by_row(table: Table) -> Table:
+    """Return a table of two columns, names and values: the rows of a wide one below each other."""
+    title = {"title": table.title, "title_justify": table.title_justify, "title_style": table.title_style}
+    narrow = Table(box=None, show_header=False, pad_edge=False, **title)  # type: ignore[arg-type]
+    narrow.add_column(overflow="fold")
+    narrow.add_column(overflow="fold")
+    first, *others = table.columns
+    for name, *values in zip(*(list(column.cells) for column in table.columns), strict=True):
+        narrow.add_row(f"{first.header}: {name}" if first.header else name)
+        for column, value in zip(others, values, strict=True):
+            narrow.add_row(f"  {column.header}", value)
+    return narrow
+
+
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that leaves names as they are: ``a:b:c`` holds no emoji."""
-    return Console(stderr=stderr, emoji=False)
+    return _Terminal(stderr=stderr, emoji=False)
 
 
 def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", warnings: list[str]) -> None:
@@ -48,7 +89,8 @@ def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", w
     print_warnings(console, warnings)
 
 
-def _print_heading(console: Console, scenario: "Scenario", policies: str) -> None:
+def _print_heading(console: Console, scenario: "Scenario", policies: str, notes: "Sequence[str] | None" = None) -> None:
+    """Print what was asked, and what to know of the KV memory before the answer is read."""
     workload, server = scenario.workload, scenario.server
     console.print(
         f"[bold]{escape(scenario.name)}[/bold]  {escape(workload.describe())}, {workload.rate:,.4g} requests/s, "
@@ -56,6 +98,9 @@ def _print_heading(console: Console, scenario: "Scenario", policies: str) -> Non
         f"{escape(policies)}, {server.limits}",
         highlight=False,
     )
+    if notes is None:
+        notes = [f"{server.kv_note}."] if server.kv_note else []
+    print_warnings(console, notes)
     console.print()
 
 
@@ -95,9 +140,12 @@ def facts(rows: list[tuple[str, str, str]]) -> Table:
     return table
 
 
-def _print_load(console: Console, load: "Load", max_rate: float, server: "Server") -> None:
+def _print_load(
+    console: Console, load: "Load", max_rate: float, server: "Server", measured: "BatchTimeFile | None" = None
+) -> None:
+    """Print what arrives and what can be carried; where batch times come from, if they were published."""
     digits = 3 if abs(1 - load.rho) > 0.01 else 5
-    capacity = f"tokens/s, with batches of {load.best_token_load:,}"
+    capacity = load.capacity_in_words
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
     headroom = max_rate / load.arrival_rate - 1
@@ -115,6 +163,8 @@ def _print_load(console: Console, load: "Load", max_rate: float, server: "Server
             f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)",
         ),
     ]
+    if measured and measured.year:
+        rows.append(("Measured", str(measured.year), escape(measured.origin)))
     console.print(facts(rows), highlight=False)
 
 
@@ -198,7 +248,7 @@ def signed(growth: float) -> str:
     return "-" if math.isnan(growth) else f"{growth:+,.1f}" if abs(growth) >= 0.05 else "0.0"
 
 
-def print_warnings(console: Console, warnings: "list[str] | tuple[str, ...]") -> None:
+def print_warnings(console: Console, warnings: "Sequence[str]") -> None:
     """Print notes, each a paragraph."""
     for warning in warnings:
         console.print(f"\n[bold yellow]Note[/bold yellow]  {escape(warning)}", highlight=False)
@@ -208,10 +258,10 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
     """Print the answer for one policy: verdict first."""
     console = make_console()
     certificate = found.certificate
-    _print_heading(console, scenario, scenario.server.policy.name)
+    _print_heading(console, scenario, scenario.server.policy.name, found.front)
     _print_verdicts(console, found)
     console.print()
-    _print_load(console, certificate.load, certificate.max_rate, scenario.server)
+    _print_load(console, certificate.load, certificate.max_rate, scenario.server, scenario.measured)
     _print_hypotheses(console, certificate)
     _print_run(console, found.run)
     if found.latency_refused:
@@ -221,6 +271,8 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
     else:
         _print_latency(console, found.run)
     _print_targets(console, found)
+    if next_step := found.next_step(scenario.file):
+        console.print(f"\n[bold]Next[/bold]  {escape(next_step)}.", highlight=False)
     print_warnings(console, found.warnings)
 
 
@@ -228,7 +280,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     """Print the answers for several policies side by side."""
     console = make_console()
     certificate = next(iter(found.values())).certificate
-    _print_heading(console, scenario, f"{len(found)} policies")
+    _print_heading(console, scenario, f"{len(found)} policies", gathered({n: a.front for n, a in found.items()}))
     _print_load(console, certificate.load, certificate.max_rate, scenario.server)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -261,11 +313,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
         reasons.setdefault(answer.certificate.reason, []).append(name)
     for reason, names in reasons.items():
         console.print(f"\n[bold]{escape(', '.join(names))}[/bold]  {escape(reason)}.", highlight=False)
-    notes: dict[str, list[str]] = {}
-    for name, answer in found.items():
-        for warning in answer.warnings:
-            notes.setdefault(warning, []).append(name)
-    print_warnings(console, [w if len(n) == len(found) else f"{', '.join(n)}: {w}" for w, n in notes.items()])
+    print_warnings(console, gathered({name: answer.warnings for name, answer in found.items()}))
 
 
 def _print_latency_of_all(console: Console, found: "dict[str, Answer]") -> None:
@@ -303,6 +351,8 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     price = ""
     if found.bound.name == "KV memory":
         price = found.bound.why
+    elif found.binding == ("batch time",):
+        price = "the speed of its batches: no limit that you set, only faster hardware helps"
     elif best.slot_price:
         price = f"one more slot lets the best policy carry {best.slot_price:,.1f} tokens/s more; others may carry less"
     rows = [
@@ -338,10 +388,10 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     console.print(table, highlight=False)
 
 
-def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]") -> None:
-    """Print the highest stable rate of each policy beside its bound."""
+def print_max_rate(scenario: "Scenario", found: "dict[str, MaxRate]", notes: "Sequence[str]") -> None:
+    """Print the highest stable rate of each policy beside its bound, after notes on their KV memory."""
     console = make_console()
-    _print_heading(console, scenario, f"{len(found)} policies" if len(found) > 1 else next(iter(found)))
+    _print_heading(console, scenario, f"{len(found)} policies" if len(found) > 1 else next(iter(found)), notes)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(("Policy", "Stable up to", "Not at", "Any policy", "Share", "Certified to")):
         table.add_column(column, justify="left" if index == 0 else "right")
@@ -379,6 +429,8 @@ def print_recommend(scenario: "Scenario", found: "Recommendation") -> None:
         word, use = "KEEP", "what you have"
     console.print(f"[bold blue]{word}[/bold blue]  [bold]{escape(use)}[/bold]", highlight=False)
     console.print(f"{escape(found.reason[0].upper() + found.reason[1:])}.\n", highlight=False)
+    if found.with_plugin:
+        console.print(f"[bold]With the plugin[/bold]  {escape(found.with_plugin)}.\n", highlight=False)
     _print_gains(console, found)
     _print_candidates(console, found)
     _print_pruned(console, found)

@@ -197,6 +197,7 @@ _SHORT = {
     "theory": "theory",
     "simulation": "simulation: more replicas of the same do not do, or are not known to",
     "cost": "cost: dearer than the answer",
+    "unsuited": "the policy is out of place there",
     "impossible": "cannot be deployed or judged",
 }
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.run import METRICS
 from penstock.terminal import facts, make_console, seconds
+from penstock.words import METRICS
 
 if TYPE_CHECKING:
     from penstock.fitting.fit import Fit

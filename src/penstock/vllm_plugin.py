@@ -5,9 +5,11 @@ The environment variable ``PENSTOCK_POLICY`` names the policy (default ``sarathi
 prefill and how many decode tokens each step carries. vLLM's own scheduler does everything else: it keeps the KV blocks,
 admits, preempts and processes outputs; before each step it is told the tokens of the step and which requests sit out.
 
-This module needs vLLM 0.33 (``pip install 'penstock[vllm]'``), whose scheduler interface is not public and moves.
+This module needs vLLM 0.32 or 0.33 (``pip install 'penstock-llm[vllm]'``), whose scheduler interface is not public and
+moves.
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from itertools import chain
@@ -15,21 +17,37 @@ from typing import Any
 
 import numpy as np
 
-from penstock import checks
-from penstock.errors import InputError, nearest
-from penstock.kernel.signatures import PREFILL_FIRST, Limits, Queue
-from penstock.system.policies import POLICIES, Policy, resolve
+try:
+    from penstock import POLICIES, Policy, checks
+    from penstock.errors import InputError, nearest
+    from penstock.kernel.signatures import PREFILL_FIRST, Limits, Queue
+    from penstock.system.adaptive import STARVES_DECODES
+    from penstock.system.policies import resolve
+except ImportError as error:  # PyPI's `penstock` has a folder of the same name: installed later, its files are there
+    raise ImportError(
+        f"penstock.vllm_plugin misses the rest of penstock-llm ({error}). The package `penstock` on PyPI is another "
+        "project and may have replaced it; run: pip uninstall -y penstock penstock-llm && pip install penstock-llm"
+    ) from error
 
 try:
+    import vllm
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 except ImportError as error:
     raise ImportError(
-        f"penstock.vllm_plugin runs inside vLLM 0.33, which cannot be imported here ({error}); "
-        "install it with: pip install 'penstock[vllm]'"
+        f"penstock.vllm_plugin runs inside vLLM 0.32 or 0.33, which cannot be imported here ({error}); "
+        "install it with: pip install 'penstock-llm[vllm]'"
     ) from error
 
 POLICY = "PENSTOCK_POLICY"
 PARAMS = "PENSTOCK_POLICY_PARAMS"
+VERSIONS = ("0.32", "0.33")
+"""Versions of vLLM on which the tests have run."""
+
+_NEEDED = (
+    "scheduler_config", "num_spec_tokens", "requests", "running", "waiting", "kv_holding_waiting", "kv_cache_manager",
+    "max_num_scheduled_tokens", "max_num_active_reqs", "max_model_len", "num_waiting_for_streaming_input",
+    "current_step", "pause_state", "_free_request", "_handle_blocked_waiting_request",
+)  # fmt: skip
 
 
 class PenstockScheduler(AsyncScheduler):
@@ -49,16 +67,19 @@ class PenstockScheduler(AsyncScheduler):
     Raises
     ------
     InputError
-        If the policy or its parameters cannot be used; if vLLM is configured with something that a policy has no say
-        in: speculative decoding, whole prompts only, a long-prefill threshold, a prefill interval. In a step: if the
-        policy fails, asks for a negative number of tokens, or wants none although some could be served.
+        If vLLM has another version, or lacks what this class calls; if the policy or its parameters cannot be used; if
+        vLLM is configured with something that a policy has no say in: speculative decoding, whole prompts only, a
+        long-prefill threshold, a prefill interval. In a step: if the policy fails, asks for a negative number of
+        tokens, or wants none although some could be served.
     """
 
     running: list[Any]
     max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _check_vllm(vllm.__version__, [])  # another version may fail by itself in what follows
         super().__init__(*args, **kwargs)
+        _check_vllm(vllm.__version__, [name for name in _NEEDED if not hasattr(self, name)])
         config = self.scheduler_config
         for setting, refused, why in (
             ("speculative_config", self.num_spec_tokens > 0, "a policy counts one token per decode; drop it"),
@@ -75,13 +96,15 @@ class PenstockScheduler(AsyncScheduler):
                 f"policy {self.penstock_policy.name!r} follows the batch times, which vLLM does not know; set {PARAMS} "
                 "to the numbers of penstock.Server(batch_time, ...).params, separated by commas"
             )
+        if self.penstock_policy.back_pressure:
+            logging.getLogger(__name__).warning("%s %s", self.penstock_policy.name, STARVES_DECODES)
         self._compose = self.penstock_policy.compiled
         self._arrived = self._arrived_tokens = self._finished = self._finished_decodes = 0
         self._refused = False
 
     def add_request(self, request: Any) -> None:
         """Count the request, and let vLLM queue it."""
-        if not self.has_request(request.request_id):  # else: more input of one that is here
+        if request.request_id not in self.requests:  # else: more input of one that is here
             self._arrived += 1
             self._arrived_tokens += request.num_prompt_tokens
         super().add_request(request)
@@ -216,6 +239,16 @@ def _left(request: Any) -> int:
     """Return the tokens of a request in prefill that are not computed yet."""
     left: int = request.num_tokens - request.num_computed_tokens
     return left
+
+
+def _check_vllm(version: str, missing: list[str]) -> None:
+    """Refuse a vLLM that the tests have not run on: it may fail at a request, or schedule something else in silence."""
+    if missing or ".".join(version.split(".")[:2]) not in VERSIONS:
+        lacks = f" and lacks {', '.join(missing)} of its scheduler" if missing else ""
+        raise InputError(
+            f"vLLM is {version}{lacks}, but Penstock's scheduler was tested with {' and '.join(VERSIONS)} only; "
+            "install one of them, with: pip install 'penstock-llm[vllm]'"
+        )
 
 
 def _policy(choice: str) -> Policy:

@@ -1,4 +1,10 @@
-"""Numbers as words, the same in messages, tables and pages."""
+"""Numbers and names of figures as words, the same in messages, tables and pages."""
+
+from collections.abc import Mapping, Sequence
+
+METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e_s": "End to end"}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+STATISTICS = ("mean", *QUANTILES)
 
 
 def counted(count: int, noun: str) -> str:
@@ -14,3 +20,12 @@ def span(low: int, high: int, noun: str) -> str:
 def amount(value: float) -> str:
     """Return money or accelerators: four digits, and all of those before the point."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return each sentence once, after the names of those that it is about, unless it is about all."""
+    names_of: dict[str, list[str]] = {}
+    for name, sentences in said.items():
+        for sentence in sentences:
+            names_of.setdefault(sentence, []).append(name)
+    return [text if len(names) == len(said) else f"{', '.join(names)}: {text}" for text, names in names_of.items()]

@@ -1,16 +1,71 @@
-"""Two lemmas of the paper fail as stated: counter-examples, and what holds instead."""
+"""Statements of the paper that fail as they stand: counter-examples, and what holds instead."""
+
+import random
+from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 import penstock as ps
-from penstock.reference import Allocation, State, fill
+from penstock.reference import Allocation, State, fill, token_load
 from penstock.reference import simulate as simulate_slots
+from penstock.reproducing.lemmas import fcfs_slack, newest_prompt_first
 
 
-def newest_prompt_first(state: State) -> Allocation:
-    """Serve prompts, the newest first, and decodes, the oldest first, only when no prompt is left."""
-    prompts = [request for request in reversed(state.requests) if request.P > 0]
-    return fill(state, prompts or state.decoding)
+def shortest_prompt_first(state: State) -> Allocation:
+    """Serve prompts, the shortest first, then decodes, the oldest first."""
+    return fill(state, [*sorted(state.prompts, key=lambda request: request.prompt_tokens), *state.decoding])
+
+
+@pytest.mark.parametrize("policy", [newest_prompt_first, shortest_prompt_first])
+def test_the_counter_examples_are_work_conserving_and_first_come_first_served_in_every_state(
+    policy: Callable[[State], Allocation],
+) -> None:
+    """On 200 random systems: every batch holds all that waits or is full, and K = 1."""
+    draw = random.Random(5)
+    for _ in range(200):
+        n, budget = draw.randint(1, 30), draw.randint(1, 9)
+        lengths = [[draw.randint(1, 9) for _ in range(n)] for _ in range(2)]
+        full: list[bool] = []
+
+        def watched(state: State, budget: int = budget, full: list[bool] = full) -> Allocation:
+            chosen = policy(state)
+            waiting = sum(request.P for request in state.requests) + len(state.decoding)
+            full.append(token_load(chosen) == min(budget, waiting))
+            return chosen
+
+        history = simulate_slots(
+            sorted(draw.choices(range(40), k=n)), *lengths, batch_time=lambda load: 1 + load // 4,
+            token_budget=budget, policy=watched, convention="paper",
+        )  # fmt: skip
+        assert all(full)
+        assert fcfs_slack(history) == 1
+
+
+def test_the_fluid_equation_of_prefill_fails_though_the_policy_conserves_work_and_is_1_fcfs() -> None:
+    """lem:fl, eq:f4 with f = p, says F_p = B_p / m_p; prompts of 1 and 9 tokens, the shortest first, break it."""
+    prompts = [1, 9] * 300  # m_p = 5
+    history = simulate_slots(
+        [0] * 600, prompts, [3] * 600, batch_time=lambda load: 1, token_budget=8,
+        policy=shortest_prompt_first, convention="paper",
+    )  # fmt: skip
+    tokens = np.zeros(600, int)
+    for batch in history.batches[:31]:
+        for request, (prefill, _) in batch.allocation.items():
+            tokens[request] += prefill
+    assert (tokens == prompts).sum() == 248  # F_p
+    assert tokens.sum() / 5 == 49.6  # B_p / m_p
+
+
+def test_more_than_a_full_batch_may_be_completed_while_one_takes() -> None:
+    """eq:B allows b_max = 8 tokens from slot 3 to slot 6, as long as a full batch takes; 12 are completed."""
+    history = simulate_slots(
+        [1], [12], [1], batch_time=lambda load: 1 + -(-load // 4), token_budget=8,
+        policy=lambda state: fill(state, state.requests), convention="paper",
+    )  # fmt: skip
+    ends = [(batch.end, token_load(batch.allocation)) for batch in history.batches]
+    assert ends == [(4, 8), (6, 4), (8, 1)]
+    assert sum(tokens for end, tokens in ends if 3 < end <= 6) == 12
 
 
 def test_prefill_overtakes_without_bound_though_k_fcfs_holds() -> None:
@@ -24,18 +79,10 @@ def test_prefill_overtakes_without_bound_though_k_fcfs_holds() -> None:
         [0] * burst, [2] * burst, [3] * burst, batch_time=lambda load: 1, token_budget=8,
         policy=newest_prompt_first, convention="paper",
     )  # fmt: skip
-    left = dict.fromkeys(range(burst), 3)
-    prefilled: dict[int, int] = {}  # request -> batch in which its prompt was done
-    tokens = dict.fromkeys(range(burst), 2)
+    assert fcfs_slack(history) == 1
+    prefilled = {}  # request -> batch in which its prompt was done: the last that holds tokens of it
     for number, batch in enumerate(history.batches):
-        decoding = [request for request, (_, decode) in batch.allocation.items() if decode]
-        for newest in decoding:  # K-FCFS with K = 1: every older one still there gets a token
-            assert all(older in batch.allocation for older in range(newest) if left[older])
-        for request, (prefill, decode) in batch.allocation.items():
-            tokens[request] -= prefill
-            left[request] -= decode
-            if prefill and not tokens[request]:
-                prefilled[request] = number
+        prefilled |= {request: number for request, (prefill, _) in batch.allocation.items() if prefill}
     overtaken = max(sum(prefilled[j] < prefilled[0] for j in range(1, burst)), 0)
     assert overtaken >= burst - 4  # the last batch of prefill holds four
     assert overtaken > 17
@@ -50,7 +97,7 @@ def departures_overtaken(finish: np.ndarray) -> int:
 
 
 def test_departures_overtake_within_the_bound() -> None:
-    """lem:bounded-overtaking holds for f = d: K' <= K + v_max b_max."""
+    """lem:bounded-overtaking, f = d: K + v_max b_max, the constant of its proof, bounds how many overtake a request."""
     rng = np.random.default_rng(0)
     workload = ps.Workload.from_arrays(
         np.sort(rng.uniform(0, 2_000, 2_000)), rng.integers(1, 4, 2_000), rng.integers(1, 6, 2_000)

@@ -70,6 +70,39 @@ def test_near_the_middle_of_cb_adaptive_policies_are_stable_and_sarathi_at_a_fix
     assert ps.verdict(workload.with_rate(0.97 * workload.rate), server).verdict == verdict
 
 
+def at_the_boundary_of_a_rough_table(seed: int) -> tuple[ps.Workload, ps.Server]:
+    """Draw batch times with noise of 20% at up to 250 loads, limits, and lengths; prompts are longer than a batch."""
+    rng = np.random.default_rng(seed)
+    budget = int(rng.integers(300, 1_500))
+    loads = np.unique(np.r_[1, rng.integers(2, budget, int(rng.integers(40, 250))), budget])
+    seconds = (0.02 + 2e-4 * loads) * np.exp(rng.normal(0, 0.2, loads.size))
+    server = ps.Server(ps.Measured(loads, seconds), budget, int(rng.integers(20, 120)), "maxweight", "batch", "paper")
+    prompt, output = (ps.Geometric(float(rng.integers(low, 2_000)), max=16_000) for low in (budget, 30))
+    return ps.Workload.poisson(ps.region(server, prompt=prompt, output=output).max_rate, prompt, output), server
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
+def test_maxweight_carries_nine_tenths_of_a_rough_table_or_more(seed: int) -> None:
+    """All but a tenth: where fewer tokens take longer, the last piece of a prompt costs some 5% at two of the forty."""
+    workload, server = at_the_boundary_of_a_rough_table(seed)
+    assert ps.verdict(workload.with_rate(0.9 * workload.rate), server).verdict == "stable"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompt", "output", "budget", "slots"),
+    [(2000, 200, 1024, 64), (500, 200, 512, 64), (1516, 990, 1024, 100), (1000, 100, 2048, 128)],
+)
+def test_where_the_limit_counts_running_requests_maxweight_carries_less_than_a_controlled_pool(
+    prompt: int, output: int, budget: int, slots: int
+) -> None:
+    server = ps.Server(TP1, budget, slots)
+    lengths = ps.Geometric(prompt, max=8 * prompt), ps.Geometric(output, max=8 * output)
+    workload = ps.Workload.poisson(0.97 * ps.region(server, prompt=lengths[0], output=lengths[1]).max_rate, *lengths)
+    assert ps.verdict(workload, server.with_policy("pool-controlled")).verdict == "stable"
+    assert ps.verdict(workload, server.with_policy("maxweight")).verdict == "unstable"
+
+
 def test_a_prompt_that_is_cut_short_costs_a_slot_and_maxweight_fills_the_budget_all_the_same() -> None:
     """A backlog at C: batches of 29 prefill and 99 decode tokens, or 30 and 98 of two prompts, but never room left."""
     run = ps.simulate(

@@ -15,6 +15,7 @@ from penstock.analysis.latency import (
     RELAXATIONS,
     _simulated,
     estimate,
+    expected_bursts,
     relaxation_requests,
     steady_state,
 )
@@ -145,8 +146,87 @@ def test_a_quantile_on_a_value_that_many_samples_share_is_that_value() -> None:
     rng = np.random.default_rng(0)
     batches = [Distribution.of(rng.choice([1, 5], size=500, p=[0.3, 0.7])) for _ in range(20)]
     whole = intervals.merged(batches)
-    assert intervals.quantile_interval(batches, whole, 0.99, 0.95) == (5, 5)
-    assert intervals.quantile_interval(batches, whole, 0.3, 0.95) == (1, 5)
+    assert intervals.quantile_interval(batches, whole, 0.99, 0.95)[:2] == (5, 5)
+    assert intervals.quantile_interval(batches, whole, 0.3, 0.95)[:2] == (1, 5)
+
+
+def bursty(length: float, rng: np.random.Generator, *, samples: int = 20_000) -> np.ndarray:
+    """Return samples that are 0 but for a tenth, in bursts of a mean length, each of one exponential height."""
+    cycles = int(0.2 * samples / length) + 100
+    lengths = np.stack([rng.geometric(1 / 9 / length, cycles), rng.geometric(1 / length, cycles)], axis=1)
+    heights = np.stack([np.zeros(cycles), rng.exponential(1e6, cycles)], axis=1)
+    values = np.repeat(heights.ravel(), lengths.ravel()).astype(np.int64)
+    start = rng.integers(values.size - samples)
+    return values[start : start + samples]
+
+
+@pytest.mark.parametrize(("length", "most"), [(2, 100), (10, 80), (20, 25), (100, 2)])
+def test_an_upper_end_needs_bursts_and_then_holds(length: float, most: int) -> None:
+    """The 99th percentile is ln 10 mean heights; beyond it are 200 samples, in 200 / length bursts on average."""
+    rng = np.random.default_rng(round(length))
+    ends = []
+    for _ in range(100):
+        parts = [Distribution.of(part) for part in np.split(bursty(length, rng), 20)]
+        ends.append(intervals.quantile_interval(parts, intervals.merged(parts), 0.99, 0.95).high)
+    given_ends = [end for end in ends if end is not None]
+    assert len(given_ends) <= most
+    assert sum(end < math.log(10) * 1e6 for end in given_ends) <= max(0.05 * len(given_ends), 1)
+    if length == 2:
+        assert len(given_ends) >= 95
+
+
+def test_bursts_of_unequal_length_count_less() -> None:
+    """100 bursts at random; geometric lengths count by E[T]^2 / E[T^2], about a half."""
+    rng = np.random.default_rng(0)
+    known = []
+    for _ in range(40):
+        sums = rng.negative_binomial(rng.poisson(5, 20) + 1e-9, 0.01)  # of some five geometric lengths a batch
+        error = intervals.standard_error((sums - sums.mean()) / 10_000)
+        known.append(intervals.effective_bursts(sums.mean() / 10_000, error))
+    assert 40 <= np.median(known) <= 60
+
+
+def test_few_bursts_of_waits_raise_the_upper_end_of_e2e_or_take_it() -> None:
+    rng = np.random.default_rng(0)
+    parts = [Distribution.of(rng.exponential(1e6, 1_000).astype(np.int64)) for _ in range(20)]
+    whole = intervals.merged(parts)
+    alone = intervals.quantile_interval(parts, whole, 0.99, 0.95)
+    few = intervals.quantile_interval(parts, whole, 0.99, 0.95, 4)
+    none = intervals.quantile_interval(parts, whole, 0.99, 0.95, 1)
+    assert alone.low == few.low == none.low
+    assert alone.high is not None
+    assert few.high is not None
+    assert few.high > alone.high
+    assert none.high is None
+    assert (few.bursts, none.bursts) == (4, 1)
+
+
+def test_more_confidence_needs_more_bursts() -> None:
+    needed = [intervals.bursts_needed(confidence, 20) for confidence in (0.9, 0.95, 0.99, 0.999)]
+    assert needed == sorted(set(needed))
+    assert needed[1] == 10
+
+
+def test_a_percentile_without_an_upper_end_says_how_many_bursts_were_seen_and_needed() -> None:
+    found = steady_state(ps.simulate(queue(0.8, 0), ONE_BY_ONE, requests=5_000), rho=0.8)
+    p99 = found.estimates["ttft_s"]["p99"]
+    assert not found.too_short
+    assert p99.high is None
+    assert p99.bursts is not None
+    assert p99.bursts < 10
+    (notice,) = [notice for notice in found.notices if "too few separate bursts" in notice]
+    assert f"ttft p99 ({max(int(p99.bursts), 1)})" in notice
+    assert "which needs about 10; simulate" in notice
+
+
+def test_in_heavy_traffic_as_many_bursts_are_seen_as_are_expected() -> None:
+    """A run of 200,000 requests, so that the count is known to a factor of two."""
+    found = steady_state(ps.simulate(queue(0.9, 1), ONE_BY_ONE, requests=200_000))
+    for statistic in ("p90", "p95"):
+        bursts = found.estimates["ttft_s"][statistic].bursts
+        assert bursts is not None
+        expected = expected_bursts(statistic, found.requests, relaxation_requests(0.9, 2.0))
+        assert 0.5 <= bursts / expected <= 2
 
 
 @pytest.mark.parametrize("policy", ["sarathi", "vllm-vanilla"])

@@ -1,11 +1,13 @@
 """A recommendation names a policy and a token budget that carry the load, and leaves alone what nothing betters."""
 
+import dataclasses
 import functools
 
 import pytest
 
 import penstock as ps
 from penstock.analysis.candidates import OWN_BUDGET
+from penstock.analysis.targets import Estimate
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 ROUGH = {"requests": 2_000, "precision": 0.05}
@@ -30,6 +32,68 @@ def of_prefill_first() -> ps.Recommendation:
 def with_little_memory() -> ps.Recommendation:
     server = ps.Server(TP1, 128, 64, "vllm", kv_blocks=300)
     return ps.recommend(ps.Workload.poisson(3.0, 129, 112), server, policies=("sarathi", "maxweight"), **ROUGH)  # type: ignore[arg-type]
+
+
+@functools.cache
+def of_vllm() -> ps.Recommendation:
+    """Long decodes and a token budget that steps up where they alone would fit."""
+    server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 2_048, 256, "vllm", kv_blocks=20_000)
+    workload = ps.Workload.poisson(9.0, ps.Geometric(129, max=1_000), ps.Geometric(112, max=1_000))
+    return ps.recommend(workload, server, targets=["ttft_p90<60s"], **ROUGH)  # type: ignore[arg-type]
+
+
+def test_for_an_engine_its_own_scheduler_is_recommended_and_others_are_named_with_the_plugin() -> None:
+    found = of_vllm()
+    assert found.recommended.server.policy.name == "vllm"
+    tried = {candidate.server.policy.name for candidate in found.candidates}
+    assert "sarathi" not in tried  # what vLLM does itself
+    others = tried - {"vllm"}
+    assert others
+    assert found.with_plugin is None or any(f"{name} at" in found.with_plugin for name in others)
+
+
+def test_beside_other_engines_no_policy_is_tried_that_they_do_not_have() -> None:
+    server = ps.Server(TP1, 2_048, 64, "sglang", kv_tokens=300_000)
+    found = ps.recommend(ps.Workload.poisson(2.0, 129, 112), server, **ROUGH)  # type: ignore[arg-type]
+    assert {candidate.server.policy.name for candidate in found.candidates} == {"sglang"}
+    assert found.with_plugin is None
+
+
+def test_of_those_that_meet_the_targets_one_is_recommended() -> None:
+    assert not of_vllm().recommended.missed
+    assert of_vllm().recommended.as_dict()["targets"] == {"ttft_p90<60s": "met"}
+
+
+def test_where_nothing_meets_a_target_the_nearest_is_recommended_and_said_so() -> None:
+    server = ps.Server(TP1, 1_024, 128)
+    workload = ps.Workload.poisson(4.0, 129, 112)
+    found = ps.recommend(workload, server, policies=(), targets=["tbt_p99<1ms"], **ROUGH)  # type: ignore[arg-type]
+    assert found.recommended.missed
+    assert found.recommended.overshoot == min(c.overshoot for c in found.candidates)
+    assert "nothing that was tried is known to meet tbt_p99<0.001s" in found.reason
+    assert "comes nearest, at " in found.reason
+    (target,) = found.recommended.targets
+    for estimate, said in (
+        (Estimate(0.0008), "lies within the limit, but the run is too short to be sure, and carries"),
+        (None, "no candidate has a steady state, so no target can be met"),
+        (Estimate(None), "its latency cannot be estimated"),
+    ):
+        undecided = target._replace(estimate=estimate, judgement="undecided")
+        only = dataclasses.replace(found.recommended, targets=(undecided,))
+        reason = dataclasses.replace(found, candidates=(only,), recommended=only).reason
+        assert said in reason
+        assert "inf" not in reason
+
+
+def test_a_target_chooses_among_token_budgets_by_itself() -> None:
+    server = ps.Server(TP1, 1_024, 128)
+    workload = ps.Workload.poisson(4.0, ps.Geometric(400, max=2_000), 112)
+    free = ps.recommend(workload, server, policies=(), **ROUGH)  # type: ignore[arg-type]
+    worst = {c.server.token_budget: c.answer.latency.estimates["tbt_s"]["p99"].high for c in free.candidates}  # type: ignore[union-attr]
+    limit = 1.05 * min(high for high in worst.values() if high)
+    found = ps.recommend(workload, server, policies=(), targets=[f"tbt_p99<{limit}s"], **ROUGH)  # type: ignore[arg-type]
+    assert not found.recommended.missed
+    assert worst[found.recommended.server.token_budget] < limit
 
 
 everywhere = pytest.mark.parametrize("found", [at_the_middle_of_cb, of_prefill_first, with_little_memory])
@@ -98,6 +162,12 @@ def test_the_json_form_says_the_same(found) -> None:  # type: ignore[no-untyped-
     assert told["current"] == told["candidates"][0]
     assert {pruned["why"] for pruned in told["pruned"]} == {pruned.why for pruned in recommended.pruned}
     assert recommended.reason == told["reason"]
+
+
+def test_back_pressure_is_not_recommended_where_the_limit_counts_running_requests() -> None:
+    found = with_little_memory()
+    assert {candidate.server.policy.name for candidate in found.candidates} == {"vllm", "sarathi"}
+    assert {pruned.policy for pruned in found.pruned if "starves decodes" in pruned.why} == {"maxweight"}
 
 
 def test_what_nothing_betters_is_kept() -> None:

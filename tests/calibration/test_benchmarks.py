@@ -173,7 +173,7 @@ def test_inference_perf_json(tmp_path: Path) -> None:
     }
     row = one(written(tmp_path / "stage_0_lifecycle_metrics.json", document))
     assert (row["pattern"], row["rate"], row["completed"], row["duration_s"]) == ("poisson", 5.0, 99, 20.0)
-    assert [row["ttft_p50_s"], row["itl_mean_s"], row["e2e_p99_s"]] == pytest.approx([0.02, 0.01, 2.0])
+    assert [row["ttft_p50_s"], row["itl_mean_s"], row["e2e_p99_s"]] == pytest.approx([0.02, (1.0 - 0.03) / 99, 2.0])
     assert row["prompt_std"] == pytest.approx(78, rel=0.01)
 
 
@@ -203,7 +203,8 @@ def test_aiperf_and_genai_perf_exports(
 ) -> None:
     row = one(written(tmp_path / "profile_export_aiperf.json", AIPERF | {"input_config": settings}))
     assert (row["pattern"], row["in_flight"], row["rate"]) == (pattern, in_flight, rate)
-    assert [row["ttft_p50_s"], row["itl_mean_s"], row["e2e_mean_s"]] == pytest.approx([0.038, 0.009, 0.9])
+    assert [row["ttft_p50_s"], row["tpot_mean_s"], row["e2e_mean_s"]] == pytest.approx([0.038, 0.009, 0.9])
+    assert row["itl_mean_s"] == pytest.approx((0.9 - 0.04) / 95), "the mean over all gaps"
     assert (row["prompt_tokens"], row["prompt_std"], row["completed"], row["duration_s"]) == (512, 30, 80, 20)
 
 
@@ -231,10 +232,16 @@ def test_a_load_that_is_no_strategy_is_only_a_name(tmp_path: Path) -> None:
     assert (row["load"], row["pattern"], row["rate"]) == ("team@prod", "poisson", 3.0)
 
 
+def test_a_strategy_that_is_not_known_is_no_poisson_load(tmp_path: Path) -> None:
+    text = "strategy,rate,prompt,output,ttft_ms\nconstnat@5,5,64,64,20\n"
+    with pytest.raises(InputError, match=r"line 2 has the strategy 'constnat@5', so its load is unknown"):
+        read_benchmarks(written(tmp_path / "mine.csv", text))
+
+
 def test_rows_that_say_too_little_are_left_out_and_counted(tmp_path: Path) -> None:
     table = read_benchmarks(written(tmp_path / "mine.csv", CSV + "0,512,100,40,9000,1.5\n,512,100,40,9000,1.5\n"))
     assert table.height == 2
-    assert table["note"].to_list() == ["2 rows of mine.csv without a load, lengths or times left out", None]
+    assert table["note"].to_list() == ["2 rows of mine.csv left out: no load is stated", None]
 
 
 LIMIT = "the client sent no more than 16 requests at once, which is not simulated beside a rate"
@@ -244,9 +251,10 @@ LIMIT = "the client sent no more than 16 requests at once, which is not simulate
 def test_a_limit_on_requests_at_once_beside_a_rate_is_said_where_it_may_bind(
     e2e_ms: float, said: str | None, tmp_path: Path
 ) -> None:
-    row = one(written(tmp_path / "a.json", VLLM | {"max_concurrency": 16, "mean_e2el_ms": e2e_ms}))
+    result = VLLM | {"max_concurrency": 16, "mean_e2el_ms": e2e_ms, "mean_ttft_ms": None}
+    row = one(written(tmp_path / "a.json", result))
     assert (row["pattern"], row["in_flight"], row["note"]) == ("poisson", None, said)
-    table = f"rate,in_flight,requests_per_s,prompt,output,ttft_ms,e2e_ms\n2,16,1.3,64,64,9,{e2e_ms}\n"
+    table = f"rate,in_flight,requests_per_s,prompt,output,ttft_p50_ms,e2e_ms\n2,16,1.3,64,64,9,{e2e_ms}\n"
     assert one(written(tmp_path / "mine.csv", table))["note"] == said
 
 
@@ -262,15 +270,15 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
     [
         ("a.json", {"results": []}, "is JSON of no known benchmark"),
         ("a.json", "{", "cannot be read as JSON"),
-        ("a.json", {"benchmarks": [{"metrics": {}}]}, "has no row with lengths, a load and a TTFT or ITL"),
-        ("a.json", {"benchmarks": [{}]}, "is no guidellm result after all"),
-        ("a.json", VLLM | {"completed": "none"}, "is no vllm-bench result after all"),
+        ("a.json", {"benchmarks": [{"metrics": {}}]}, "has no row that can be used (no strategy is stated)"),
+        ("a.json", {"benchmarks": [{}]}, "benchmarks[0]: metrics is missing"),
+        ("a.json", VLLM | {"completed": "none"}, "completed must be a number, not 'none'"),
         ("a.csv", "rate,ttft_ms\n1,2\n", "but a benchmark needs prompt and output"),
         ("a.csv", "rate,prompt,output,ttft_ms\nfast,1,2,3\n", "has the rate 'fast', which is no number"),
         ("a.csv", "rate,prompt,output,ttft_ms\n-1,10,20,3\n", "rate is -1.0, but must be a number"),
         ("a.csv", "rate,pattern,prompt,output,ttft_ms\n1,sine,10,20,3\n", "pattern is 'sine'"),
         ("a.csv", "rate,prompt,output,ttft_ms,duration_s\n5,10,20,3,9000000\n", "there were 45,000,000 requests"),
-        ("a.csv", "rate,prompt,output\n1,10,20\n", "has no row with lengths"),
+        ("a.csv", "rate,prompt,output\n1,10,20\n", "can be used (no TTFT, ITL or E2E)"),
         ("none.csv", None, "does not exist"),
     ],
 )
@@ -285,7 +293,7 @@ def test_what_cannot_be_read_is_said_in_one_line(name: str, content: Any, said: 
 def test_a_format_can_be_forced_and_must_be_known(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", VLLM)
     assert one(path, "vllm-bench")["rate"] == 2.0
-    with pytest.raises(InputError, match="is no aiperf result after all"):
+    with pytest.raises(InputError, match="no known benchmark of the format aiperf"):
         read_benchmarks(path, "aiperf")
     with pytest.raises(InputError, match="did you mean 'guidellm'"):
         read_benchmarks(path, "guidelm")

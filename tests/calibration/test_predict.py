@@ -8,12 +8,11 @@ import pytest
 
 import penstock as ps
 from penstock.calibration.benchmarks import COLUMNS
-from penstock.calibration.predict import Overhead, Requests, predict, requests_of, simulated, sustained_rate
+from penstock.calibration.predict import NOTHING, Overhead, Requests, predict, requests_of, simulated, sustained_rate
 
 SERVER = ps.Server(
     ps.Composition(ps.Affine(0.007, 2e-5), decode_attention=4e-8, per_request=2e-5), 8192, 256, policy="vllm"
 )
-NOTHING = Overhead()
 
 
 def row(**known: Any) -> dict[str, Any]:
@@ -31,16 +30,38 @@ def row(**known: Any) -> dict[str, Any]:
     return dict.fromkeys(COLUMNS) | usual | known
 
 
-def test_a_closed_loop_is_an_open_one_whose_arrivals_are_its_departures() -> None:
+@pytest.mark.parametrize(
+    ("policy", "kv_tokens", "preempts"),
+    [("vllm", None, False), ("sarathi", None, False), ("vllm", 4_000, True), ("sglang", 4_000, True)],
+)
+def test_each_client_of_a_closed_loop_sends_its_next_request_when_its_own_has_ended(
+    policy: str, kv_tokens: int | None, preempts: bool
+) -> None:
+    """Whoever ends first goes on first: sglang puts a request that it retracts behind all that wait."""
     rng = np.random.default_rng(1)
-    prompt, output = rng.integers(1, 900, 400), rng.integers(2, 120, 400)
-    run = simulated(Requests(np.zeros(400), prompt, output, 20, None), SERVER)
+    prompt, output = rng.integers(1, 300, 400), rng.integers(2, 400, 400)
+    server = ps.Server(SERVER.batch_time, 8192, 256, policy=policy, kv_tokens=kv_tokens)
+    pause = 3_000_000  # ticks
+    load = Requests(np.zeros(400), prompt, output, 20, None)
+    run = simulated(load, server, Overhead(fixed=pause * 1e-9))
     assert run.rows is not None
-    arrivals = np.concatenate([np.zeros(20, np.int64), np.sort(run.rows.finish)[: 400 - 20]])
-    open_loop = ps.simulate(ps.Workload.from_arrays(arrivals * run.tick_s, prompt, output), SERVER)
+    assert (run.preemptions > 0) == preempts
+    arrivals = np.concatenate([np.zeros(20, np.int64), np.sort(run.rows.finish)[: 400 - 20] + pause])
+    assert (run.rows.arrival == arrivals).all()
+    open_loop = ps.simulate(ps.Workload.from_arrays(arrivals * run.tick_s, prompt, output), server)
     assert open_loop.rows is not None
     assert (open_loop.rows.finish == run.rows.finish).all()
     assert (open_loop.rows.first_token == run.rows.first_token).all()
+    assert predict(load, server, NOTHING)["ttft_mean_s"] > 0
+
+
+def test_who_comes_while_nobody_is_there_waits_until_what_sleeps_has_woken_up() -> None:
+    load = requests_of(row(rate=0.5, duration_s=200.0, completed=100), SERVER)
+    awake, asleep = (predict(load, SERVER, Overhead(idle=idle))["ttft_mean_s"] for idle in (0.0, 0.01))
+    assert asleep - awake == pytest.approx(0.01)
+    busy = requests_of(row(rate=20.0, completed=1200), SERVER)
+    awake, asleep = (predict(busy, SERVER, Overhead(idle=idle))["ttft_mean_s"] for idle in (0.0, 0.01))
+    assert asleep - awake < 0.0005
 
 
 def test_one_request_at_a_time_takes_its_prefill_and_its_decodes_and_the_overhead() -> None:
@@ -74,7 +95,7 @@ def test_the_lengths_of_few_requests_have_the_means_that_were_measured() -> None
     load = requests_of(few | {"prompt_low": 250.0, "prompt_high": 750.0}, SERVER)
     run = simulated(load, SERVER)
     assert run.rows is not None
-    assert load.prompt_tokens[run.rows.finish >= 0].mean() == pytest.approx(430, rel=0.02)
+    assert load.prompt_tokens[np.flatnonzero(run.rows.finish >= 0)].mean() == pytest.approx(430, rel=0.02)
 
 
 def test_a_benchmark_that_waits_for_all_finishes_all() -> None:

@@ -241,6 +241,23 @@ BAD = {
     "a table that is not Splitwise": ("tokens,ms\n1,2\n", "splitwise", "no column 'prompt_size'"),
     "JSON of something else": ('{"a": 1}\n', None, "batches need tokens"),
     "an idle engine": ('{"wall_time": 0, "scheduled_requests": {}}\n', None, "no batch that can be read as sglang"),
+    "a time of nothing": ("tokens,ms\n1,1e-300\n", None, "line 2 has the ms '1e-300'"),
+    "more tokens than can be": ("tokens,ms\n1e12,1\n", None, "line 2 has the tokens '1e12'"),
+    "a record of a huge batch": (
+        '{"iterLatencyMS": 9, "inflightBatchingStats": {"numContextRequests": 1, "numCtxTokens": 1e150}}\n',
+        None,
+        "record 1: numCtxTokens is 1e+150, but must be from",
+    ),
+    "a record of no time": (
+        '{"wall_time": 1e-308, "scheduled_requests": {"num_decode_requests": 1}}\n',
+        None,
+        "record 1: wall_time is 1e-308 s, but must be from 1e-09",
+    ),
+    "a log of a huge batch": (
+        LINE.format(i=0, p=1, x="9" * 400, k=0, y=0, ms=8.5, use=1.0) + "\n",
+        None,
+        "line 1: context tokens is inf",
+    ),
     "a nonsense number": ('{"wall_time": "x", "scheduled_requests": {}}\n', None, "1 line"),
 }
 

@@ -105,7 +105,7 @@ def test_what_theory_knows_unstable_is_not_simulated(deployment: Deployment) -> 
 
 
 def test_an_undecided_run_becomes_longer_until_it_decides_or_the_requests_are_spent() -> None:
-    aim = Aim.of(["ttft_p99<2s"], requests=500, most_requests=8_000)
+    aim = Aim.of(["ttft_p99<2s"], requests=500, most_requests=32_000)
     found = evaluate(WORKLOAD, Deployment(SERVER, 1), aim)
     assert found.answer != "undecided"
     near = Aim.of([f"ttft_p99<{found.estimates[0].value}s"], requests=500, most_requests=2_000)

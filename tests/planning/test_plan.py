@@ -272,3 +272,12 @@ def test_memory_may_differ_by_hardware() -> None:
         with pytest.raises(InputError, match="kv_tokens") as error:
             search_space(server, hardware=HARDWARE[:1], kv_tokens=wrong)
         assert "\n" not in str(error.value)
+
+
+def test_a_plan_for_an_engine_says_on_what_kv_memory_it_counts() -> None:
+    preset = ps.hardware("llama-2-70b-a100-tp4")
+    server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)
+    space = ps.search_space(server, hardware=["llama-2-70b-a100-tp4"], replicas=1)
+    workload = ps.Workload.poisson(0.2, 500, 100)
+    found = ps.plan(workload, space, ["ttft_p99<60s"], requests=300)
+    assert found.notices[0].startswith("KV memory holds about")

@@ -68,12 +68,25 @@ def test_what_cannot_exist_is_refused_with_its_reason() -> None:
         search_space(SERVER, policy=["vllm"], router=["jsq"])
 
 
+def test_a_policy_that_is_out_of_place_is_called_unsuited_and_that_of_the_scenario_is_kept() -> None:
+    space = search_space(SERVER, policy=["sarathi", "maxweight"], max_batch_size=[64])
+    assert [family.name for family in space.families] == ["server, sarathi, budget 256, at most 64"]
+    assert [each.by for each in space.refused] == ["unsuited"]
+    assert "starves decodes" in space.refused[0].why
+    with pytest.raises(InputError, match="no deployment of the search space is worth judging: maxweight starves"):
+        search_space(SERVER, policy=["maxweight"], max_batch_size=[64])
+    own = search_space(SERVER.with_policy("maxweight"), max_batch_size=[64])
+    assert [family.smallest.server.scope_warning is None for family in own.families] == [False]
+    assert own.refused == ()
+
+
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [
         ({"hardware": ["a100-of-nobody"]}, "unknown hardware"),
         ({"token_budget": [0]}, "token_budget is 0"),
         ({"policy": ["sarahti"]}, "sarathi"),
+        ({"policy": ["maxweight"], "max_batch_size": [64]}, "maxweight starves decodes"),
         ({"router": ["rnadom"]}, "random"),
         ({"disaggregation": ["1/2"]}, "search.disaggregation is '1/2'"),
         ({"disaggregation": ["0:2"]}, "search.disaggregation is '0:2'"),
@@ -96,3 +109,26 @@ def test_what_cannot_be_searched_is_refused_in_one_line(given: dict[str, object]
 def test_a_deployment_needs_a_replica_that_decodes() -> None:
     with pytest.raises(InputError, match="at least one replica must decode"):
         Deployment(SERVER, 2, prefill_replicas=2)
+
+
+def test_the_kv_memory_of_an_engine_is_that_of_each_hardware() -> None:
+    names = ["llama-2-70b-a100-tp2", "llama-2-70b-a100-tp4"]
+    preset = ps.hardware(names[0])
+    server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)
+    space = search_space(server, hardware=names, replicas=1)
+    held = {d.hardware: d.server.memory.tokens for d in space}  # type: ignore[union-attr]
+    for name in names:
+        known = ps.Server(ps.hardware(name).batch_time, 2048, 256, policy="vllm", gpu=ps.hardware(name).gpu)
+        assert held[name] == known.memory.tokens  # type: ignore[union-attr]
+    assert held[names[1]] > 10 * held[names[0]]
+
+
+def test_hardware_that_cannot_hold_the_weights_is_refused_and_a_number_of_tokens_goes_before_the_gpu() -> None:
+    names = ["llama-2-70b-a100-linear-tp1", "llama-2-70b-a100-tp2"]
+    preset = ps.hardware(names[1])
+    server = ps.Server(preset.batch_time, 2048, 256, policy="vllm", gpu=preset.gpu)
+    space = search_space(server, hardware=names, replicas=1)
+    assert [d.hardware for d in space] == names[1:]
+    assert "would not start" in space.refused[0].why
+    (given,) = search_space(server, hardware=names[1:], replicas=1, kv_tokens=16_000)
+    assert given.server.memory == ps.Memory(1_000)

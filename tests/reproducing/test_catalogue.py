@@ -36,7 +36,7 @@ def test_the_vertices_of_the_paper_are_those_of_the_region_where_its_hypotheses_
     assert "2,738" in by_what["D at k_max 200, above b0"].measured
     assert not by_what["D at k_max 200, above b0"].same
     assert found.differing
-    assert all(claim.why.startswith("the paper's formula is off") for claim in found.differing)
+    assert all(claim.why.startswith("no error of the paper") for claim in found.differing)
 
 
 def test_a_changed_scenario_changes_the_answer(tmp_path) -> None:

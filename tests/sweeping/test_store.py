@@ -162,6 +162,11 @@ def test_two_sweeps_do_not_write_one_table_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_only_a_full_disk_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionResetError), store.named_if_full(tmp_path / "t.csv"):
+        raise ConnectionResetError("a worker is gone")
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_a_table_comes_back_as_it_was_written(tmp_path: Path, name: str) -> None:
     table = pl.DataFrame({"point": [0, 1], "rho": [0.1, None], "error": [None, 'no, "never"']})

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import penstock as ps
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
 from penstock.system.adaptive import MOST_BUDGETS, budgets, maxweight, maxweight_parameters, maxweight_tokens
 from penstock.system.policies import fields_read
+from penstock.theory.region import linear_program
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SERVER = ps.Server(TP1, 1024, 100, scope="batch", convention="paper")
@@ -62,6 +64,42 @@ def test_many_budgets_are_thinned_from_the_smallest_to_the_largest(batch_time: p
     assert (found[0], found[-1]) == (1, budget)
     assert (np.diff(found) > 0).all()
     assert (found[1:] / found[:-1])[20:].max() < 1.4
+
+
+def rough_tables(seed: int, count: int) -> Iterator[ps.Server]:
+    """Draw servers with batch times as measured: rough, some with dips, and more loads than budgets are weighed."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        budget = int(rng.integers(256, 2_048))
+        rows = rng.choice(np.arange(2, budget), int(rng.integers(10, 250)), replace=False)
+        loads = np.r_[1, np.sort(rows), budget]
+        seconds = (0.01 + rng.uniform(2e-5, 4e-4) * loads) * np.exp(rng.normal(0, 0.2, loads.size))
+        if rng.random() < 0.5:
+            seconds = np.maximum.accumulate(seconds)
+        yield ps.Server(ps.Measured(loads, seconds), budget, int(rng.integers(4, budget // 2)), scope="batch")
+
+
+def test_the_loads_of_every_best_mix_are_weighed() -> None:
+    """The region's own linear program says which loads a mix of batches needs, in any direction."""
+    thinned = 0
+    for server in rough_tables(1, 30):
+        weighed = budgets(server.batch_time, server.token_budget, server.max_batch_size)
+        thinned += weighed.size < server.token_budget / 2
+        for angle in np.linspace(0.0, np.pi / 2, 9):
+            direction = (np.cos(angle), abs(np.sin(angle)))
+            mix = linear_program(server, direction, prompt=4 * server.token_budget).mix
+            assert {batch.prefill_tokens + batch.decode_tokens for batch in mix} <= set(weighed.tolist())
+    assert thinned == 30
+
+
+def test_where_every_load_is_a_corner_a_few_are_weighed_and_lose_a_thousandth_at_most() -> None:
+    loads = np.arange(1, 4_097)
+    table = ps.Measured(loads, 0.01 + 1e-4 * loads + 1e-8 * loads**2)
+    weighed = budgets(table, 4_096, 64)
+    assert weighed.size <= 2 * MOST_BUDGETS
+    for worth in np.geomspace(1, 1e5, 50):  # of 64 decodes beyond as many prefill tokens, in prefill tokens
+        every, some = ((tokens + worth) / table(tokens) for tokens in (loads[63:], weighed[weighed >= 64]))
+        assert some.max() >= every.max() * 0.999
 
 
 def test_parameters_follow_from_the_server_and_those_given_replace_the_first() -> None:
@@ -147,6 +185,25 @@ def test_a_backlog_of_long_prompts_does_not_keep_maxweight_from_learning_how_sho
     assert run.finished >= 10
     misled = dataclasses.replace(server, policy_params=(2_718.0, 2_718.0))
     assert ps.simulate(workload, misled, until=60.0).finished == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "scope", "slots", "warned"),
+    [
+        ("maxweight", "running", 64, True),
+        ("maxweight-tokens", "running", 64, True),
+        ("maxweight", "batch", 64, False),
+        ("maxweight", "running", None, False),
+        ("pool-controlled", "running", 64, False),
+        ("vllm", "running", 64, False),
+    ],
+)
+def test_back_pressure_is_out_of_place_where_the_limit_counts_running_requests(
+    policy: str, scope: Literal["batch", "running"], slots: int | None, warned: bool
+) -> None:
+    warning = ps.Server(TP1, 1024, slots, policy=policy, scope=scope).scope_warning
+    assert (warning is not None) == warned
+    assert warning is None or warning.startswith(f"{policy} ")
 
 
 # ---------------------------------------------------------------- pool-controlled budget

@@ -369,14 +369,17 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "an engine": (lambda: Pool(ps.Server(SLOT, 768, 64, policy="vllm")), "take sarathi"),
     "composition": (lambda: Pool(ps.Server(ps.Composition(SLOT, 1e-9), 768)), "depends on what is in its batches"),
     "kv memory": (lambda: Pool(ps.Server(SLOT, 768, kv_blocks=900)), "KV memory of 900 blocks"),
-    "requests by priority": (lambda: Pool(ps.Server(SLOT, 768, order="priority")), "order=Order.priority([...])"),
+    "requests by priority": (
+        lambda: Pool(ps.Server(SLOT, 768, order="priority")),
+        "order the pool's stages instead: `order: {priority: ",
+    ),
     "no server": (lambda: Pool("tp1"), "the server of a pool is 'tp1'; give a Server"),  # type: ignore[arg-type]
     "an unknown router": (lambda: Pool(ENGINE, 2, "jsk"), "unknown router 'jsk'; did you mean 'jsq'"),
     "an unknown order": (lambda: Pool(ENGINE, order="fcsf"), "unknown order 'fcsf'; did you mean 'fcfs'"),
     "affinity in words": (lambda: Pool(ENGINE, affinity="yes"), "affinity is 'yes'"),  # type: ignore[arg-type]
     "priority without stages": (
         lambda: Network({"p": Pool(ENGINE, order="priority")}, [CALL]),
-        "is priority without stages, so which goes first is unclear; give Order.priority(['w.call'])",
+        "is priority without stages, so which goes first is unclear; give `order: {priority: [w.call]}`",
     ),
     "an unknown stage": (other_priority("search.1", "complant.2"), "did you mean 'complaint.2'"),
     "a stage of another pool": (other_priority("search.2", "search.1"), "names 'search.2', which pool 'two' serves"),

@@ -156,10 +156,40 @@ def test_overload_has_no_estimate_and_other_arrivals_no_band() -> None:
 
 
 def test_the_band_widens_with_the_load() -> None:
-    bands = [estimate_latency(CHAT.with_rate(rate), SERVER).band for rate in (5.0, 11.0, 13.0, 13.5)]
+    bands = [estimate_latency(CHAT.with_rate(rate), SERVER).band for rate in (5.0, 9.0, 11.0, 12.9)]
     assert None not in bands
     assert bands == sorted(bands)  # type: ignore[type-var]
-    assert estimate_latency(CHAT.with_rate(13.85), SERVER).band is None
+    assert estimate_latency(CHAT.with_rate(13.5), SERVER).band is None
+
+
+def test_the_band_is_the_largest_error_that_the_ranges_leave() -> None:
+    estimate = estimate_latency(CHAT, SERVER)
+    assert estimate.band is not None
+    for name, (low, high) in estimate.ranges.items():
+        mean = getattr(estimate, name)
+        assert low < mean < high
+        assert mean <= low * (1 + estimate.band) * (1 + 1e-9)
+        assert mean >= high * (1 - estimate.band) * (1 - 1e-9)
+
+
+def test_where_it_may_be_off_by_a_large_factor_it_gives_no_ranges() -> None:
+    """A prompt takes 1.5 s, and a decode beside none a millisecond: hundreds of those in a row, then none."""
+    server = ps.Server(ps.Affine(1e-4, 1e-3), 8_192)
+    workload = ps.Workload.poisson(0.25, 1_500, ps.Geometric(200))
+    found = estimate_latency(workload, server)
+    assert found.points
+    assert found.ranges == {}
+    assert found.band is None
+    assert "off by a factor" in found.warnings[0]
+
+
+def test_decodes_beside_long_batches_are_seen_by_more_requests_than_the_mean_pool() -> None:
+    """t = c + a b: the batches take c / (1 - a rate E[tokens]), and a decode sees longer ones."""
+    server = ps.Server(ps.Affine(0.02, 1e-4), 20_000)
+    (point,) = estimate_latency(ps.Workload.poisson(25.0, 200, ps.Geometric(101)), server).points
+    assert point.batch_s == pytest.approx(0.02 / (1 - 1e-4 * 25 * 300), rel=5e-3)
+    assert point.tbt_s is not None
+    assert point.tbt_s > 1.01 * point.batch_s
 
 
 def test_bad_input_is_told_in_one_line() -> None:

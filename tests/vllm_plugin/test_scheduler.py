@@ -40,7 +40,8 @@ def simulated(calls: list[Any], budget: int, max_seqs: int, policy: str, params:
     workload = ps.Workload.from_arrays(
         [c.arrival_ns / 1e9 for c in calls], [c.prompt_tokens for c in calls], [c.output_tokens for c in calls]
     )
-    run = ps.simulate(workload, ps.Server(TP1, budget, max_seqs, policy, policy_params=params), record="batches")
+    own = () if policy in ps.POLICIES else params  # those of Penstock's policies follow from the server
+    run = ps.simulate(workload, ps.Server(TP1, budget, max_seqs, policy, policy_params=own), record="batches")
     zero = calls[0].arrival_ns
     times = run.requests.select(["first_token_ns", "finish_ns"]) + zero
     return times.rows(), (run.batches["start_ns"] + zero).to_list()
@@ -262,6 +263,25 @@ def test_what_cannot_work_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(ps.InputError, match=message):
         scheduler(policy, params, 256, 24, **configuration)
+
+
+@pytest.mark.parametrize(
+    ("version", "needed", "message"),
+    [
+        ("0.31.2", (), "vLLM is 0.31.2, but Penstock's scheduler was tested with 0.32 and 0.33 only"),
+        ("0.34.0", ("no_such_name",), "vLLM is 0.34.0 and lacks no_such_name of its scheduler"),
+        ("0.33.0", ("no_such_name",), "vLLM is 0.33.0 and lacks no_such_name"),
+    ],
+)
+def test_another_vllm_is_refused_at_the_start_by_version_and_by_what_it_lacks(
+    scheduler: Make, monkeypatch: pytest.MonkeyPatch, version: str, needed: tuple[str, ...], message: str
+) -> None:
+    from penstock import vllm_plugin
+
+    monkeypatch.setattr(vllm_plugin.vllm, "__version__", version)
+    monkeypatch.setattr(vllm_plugin, "_NEEDED", needed)
+    with pytest.raises(ps.InputError, match=message):
+        scheduler("sarathi", (), 256, 24)
 
 
 def test_vllm_finds_the_class_by_its_name(vllm: ModuleType) -> None:

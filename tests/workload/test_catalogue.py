@@ -1,17 +1,19 @@
 """What must be true of the catalogue of public traces and of downloading them."""
 
+import gzip
 import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from penstock.errors import InputError
 from penstock.workload import traces
-from penstock.workload.catalogue import CATALOGUE, cache_dir, download, path_of
+from penstock.workload.catalogue import CATALOGUE, cache_dir, download, is_pinned, path_of
 
-NAME = "azure-llm-2023-code"
+NAME = "azure-llm-2024-code"  # of which no checksum is known
 BODY = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
 
 
@@ -136,7 +138,7 @@ def test_an_interruption_leaves_nothing_half_written_and_keeps_what_was_there(si
 
 
 def test_unknown_names_and_addresses_that_are_not_http_are_refused(cache):
-    assert f"did you mean '{NAME}'?" in refusal("azure-llm-2023-cod")
+    assert f"did you mean '{NAME}'?" in refusal("azure-llm-2024-cod")
     with pytest.raises(InputError, match="not in the catalogue"):
         path_of("nothing")
     for url in ("file:///etc/passwd", "ftp://127.0.0.1/x", "relative.csv"):
@@ -161,3 +163,33 @@ def test_an_address_or_a_cache_folder_that_makes_no_sense_is_refused(cache, monk
     assert "no address" in refusal(url="http://[bad")
     monkeypatch.setenv("PENSTOCK_CACHE", "~nosuchuser/x")
     assert "PENSTOCK_CACHE" in refusal()
+
+
+def test_a_mirror_with_another_content_is_refused_where_the_checksum_is_known(site, cache):
+    pinned = next(entry.name for entry in CATALOGUE if entry.sha256)
+    message = refusal(pinned, url=f"{site}/ok")
+    assert f"what came is not {pinned} as published: its SHA-256 is {hashlib.sha256(BODY).hexdigest()}, not " in message
+    assert list(cache.iterdir()) == []
+
+
+REAL = {
+    "azure-llm-2023-code": "azure_llm_2023_code.csv",
+    "azure-llm-2023-conv": "azure_llm_2023_conv.csv",
+    "mooncake-conversation": "mooncake_fast25_conversation_trace.jsonl.gz",
+    "ragpulse": "ragpulse_0_trace.jsonl.gz",
+}
+
+
+def test_every_checksum_is_held_against_a_file_here():
+    assert {entry.name for entry in CATALOGUE if entry.sha256} == set(REAL)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_checksums_are_those_of_the_real_files(name):
+    path = Path(__file__).parents[3] / "shared" / "data" / "traces" / REAL[name]
+    if not path.exists():
+        pytest.skip(f"{path.name} is not here")
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    assert is_pinned(name)
+    assert {entry.name: entry.sha256 for entry in CATALOGUE}[name] == hashlib.sha256(content).hexdigest()

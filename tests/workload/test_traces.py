@@ -405,7 +405,7 @@ def test_formats_and_columns_that_do_not_exist_are_refused(write):
     )
     assert "did you mean 'prompt_tokens'" in refusal(path, columns={"prompt_token": "num_prefill_tokens"})
     assert "twice" in refusal(path, columns={"arrival_s": "arrived_at", "arrival_ms": "arrived_at"})
-    assert "Name them: columns=" in refusal(path, columns={"prompt_tokens": "num_prefill_tokens"})
+    assert "Name them with `columns: {" in refusal(path, columns={"prompt_tokens": "num_prefill_tokens"})
     assert load(path, format="lengths").arrival_s is None
 
 
@@ -457,16 +457,45 @@ def test_a_byte_order_mark_that_stands_twice_hides_no_column(write):
 def test_two_columns_for_one_thing_are_refused_unless_one_is_chosen(write, names):
     path = write(names + "\n0,1,2,3\n")
     second = "arrival_ms" if "arrival_ms" in names else "prompt"
-    assert f"columns={{'{second}': '{second}'}}" in refusal(path)
+    key = second if second == "arrival_ms" else "prompt_tokens"
+    assert f"`columns: {{{key}: {second}}}`" in refusal(path)
     assert load(path, columns={second: second}).format == "plain"
 
 
 @pytest.mark.parametrize("name", ["arrival", "Time", "timestamp"])
 def test_a_column_that_looks_like_times_is_not_passed_over(write, name):
     path = write(f"{name},prompt,output\n7,1,2\n9,1,2\n")
-    assert f"columns={{'arrival_s': '{name}'}}" in refusal(path)
+    assert f"`columns: {{arrival_s: {name}}}`" in refusal(path)
     assert load(path, columns={"arrival_s": name}).arrival_s.tolist() == [0, 2]
     assert load(path, columns={"prompt": "prompt", "output": "output"}).arrival_s is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "apart_s"),
+    [
+        ("2024-05-10 00:00:01.5", "2024-05-10 00:00:03", 1.5),
+        ("1715299201.5", "1715299203", 1.5),  # the same in units that only one reading makes a time of this century
+        ("1715299201500", "1715299203000", 1.5),
+        ("1715299201500000", "1715299203000000", 1.5),
+        ("1715299201500000000", "1715299203000000000", 1.5),
+    ],
+)
+def test_a_timestamp_whose_unit_is_beyond_doubt_is_read(write, first, second, apart_s):
+    trace = load(write(f"timestamp,prompt_tokens,completion_tokens\n{first},1,2\n{second},3,4\n"))
+    assert trace.arrival_s.tolist() == [0, apart_s]
+    assert trace.output_tokens.tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("times", [("0", "1.5"), ("1715299201", "12"), ("171529920", "171529921"), ("x", "y")])
+def test_a_timestamp_whose_unit_is_in_doubt_is_asked_for(write, times):
+    path = write("timestamp,prompt_tokens,completion_tokens\n{},1,2\n{},3,4\n".format(*times))
+    assert "in which unit is unclear" in refusal(path)
+
+
+def test_two_columns_like_times_are_refused_unless_one_is_chosen(write):
+    path = write("created,timestamp,input_tokens,completion_tokens\n1715299201,1715299202,1,2\n")
+    assert "which one is meant is unclear" in refusal(path)
+    assert load(path, columns={"arrival_s": "created"}).arrival_s.tolist() == [0]
 
 
 def test_a_key_that_stands_twice_is_refused_on_any_line_of_json(write):

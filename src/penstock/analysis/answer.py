@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock import checks
+from penstock.analysis.kv_limit import kv_notes
 from penstock.analysis.latency import SteadyState, estimate
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
-from penstock.run import STATISTICS, TICK_S, Progress, Record, Run
+from penstock.run import TICK_S, Progress, Record, Run
 from penstock.simulate import length_of_run, simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import reuses, served
 from penstock.theory.load import Load
 from penstock.theory.memory import memory_estimate
+from penstock.words import STATISTICS
 from penstock.workload.workload import Workload
 
 ROWS_UP_TO = 1_000_000
@@ -57,6 +59,8 @@ class Answer:
         What to doubt where theorem and test contradict each other, or None.
     warnings
         What the user should know besides.
+    front
+        What to know of the KV memory before the verdict is read.
     """
 
     certificate: Certificate
@@ -67,6 +71,7 @@ class Answer:
     targets: tuple[TargetAnswer, ...]
     disagreement: str | None
     warnings: tuple[str, ...]
+    front: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -103,8 +108,20 @@ class Answer:
                 for given, found, judgement in self.targets
             ],
             "disagreement": self.disagreement,
-            "warnings": list(self.warnings),
+            "warnings": [*self.front, *self.warnings],
         }
+
+    def next_step(self, file: str) -> str | None:
+        """Return what to do about targets that are not met, for the scenario of that file; None where all are."""
+        if not self.missed:
+            return None
+        asked = " ".join(f"--target '{given}'" for given, _, _ in self.targets)
+        if all(judgement != "missed" for _, _, judgement in self.targets):
+            return f"longer runs may decide it: `penstock check {file} --requests {16 * self.run.arrived} {asked}`"
+        return (
+            f"`penstock recommend {file} {asked}` looks for limits with which this server meets it; where none do, "
+            "`penstock plan` finds how many replicas, and of which hardware, do"
+        )
 
 
 def check(
@@ -134,7 +151,8 @@ def check(
     alpha, resolution
         As in `penstock.verdict`.
     estimate_memory
-        Whether to note what is carried once KV memory is full, where there is an estimate (it may take a second).
+        Whether to note what is carried once KV memory is full, where there is an estimate, and at which KV memory the
+        verdict on an engine would turn, where none was given (it may take seconds).
     progress
         Called now and then with the share that is done.
 
@@ -185,8 +203,9 @@ def check(
     if latency:
         warnings += latency.notices
     return Answer(
-        certificate, stability, run, latency, refused, tuple(_judged(target, latency) for target in limits),
+        certificate, stability, run, latency, refused, tuple(judged(target, latency) for target in limits),
         _disagreement(certificate, stability), tuple(warnings),
+        kv_notes(workload, server, stability.verdict, search=estimate_memory),
     )  # fmt: skip
 
 
@@ -200,7 +219,8 @@ def _refused(certificate: Certificate, stability: Stability) -> str | None:
     return None
 
 
-def _judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
+def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
+    """Judge a target by the latency of a steady state; without one it is missed."""
     if latency is None:
         return TargetAnswer(target, None, "missed")
     return TargetAnswer(target, latency.estimates[target.metric][target.statistic], latency.judge(target))
@@ -259,13 +279,17 @@ def memory_warnings(workload: Workload, server: Server, estimated: bool = True) 
 
 
 def load_warnings(load: Load, server: Server) -> list[str]:
-    """Say what the limits waste."""
+    """Say whether the policy is out of place under the limits, and what these waste where token load alone decides."""
+    warnings = [server.scope_warning] if server.scope_warning else []
+    if any(load.attention_s):
+        return warnings
     full, best = load.filled_batch_tokens_per_s, load.best_batch_tokens_per_s
     if full >= best * (1 - _LOSS_WORTH_A_WARNING):
-        return []
+        return warnings
     return [
+        *warnings,
         f"batches filled to the token budget of {server.token_budget:,} carry {full:,.0f} tokens/s, but batches of "
-        f"{load.best_token_load:,} carry {best:,.0f}: set the budget to {load.best_token_load:,}"
+        f"{load.best_token_load:,} carry {best:,.0f}: set the budget to {load.best_token_load:,}",
     ]
 
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,10 @@ from penstock.workload.arrivals import BLOCK
 from penstock.workload.workload import Requests, Workload
 
 Start = Literal["prefill", "mixed", "decode"]
-Worth = tuple[float, float]
+PerPhase = tuple[float, float]
+"""Of prefill, and of decode."""
+
+Tokens = TypeVar("Tokens", float, npt.NDArray[np.float64])
 
 FEWEST_LOOKS = 40
 """Looks at a path before it tells anything."""
@@ -32,12 +35,24 @@ _STARVED = 4  # arrivals to every slot of a batch, after which decoding requests
 
 
 class Path(NamedTuple):
-    """The work under watch, at some ends of batches; shape (looks,) each: seconds, tokens, requests arrived.
+    """The work under watch, at some ends of batches; shape (looks,) each.
 
-    Where attention takes time, tokens are mean ones: see `Backlog`.
+    Attributes
+    ----------
+    time_s
+        Seconds.
+    prefill, decode
+        Tokens of each phase that came, at their mean rate, less those that were done. The decodes of a request come
+        with it, although they wait for its prompt.
+    work
+        Both, each token at its worth: see `Backlog`.
+    arrived
+        Requests.
     """
 
     time_s: npt.NDArray[np.float64]
+    prefill: npt.NDArray[np.float64]
+    decode: npt.NDArray[np.float64]
     work: npt.NDArray[np.float64]
     arrived: npt.NDArray[np.int64]
 
@@ -52,14 +67,13 @@ class Backlog:
     start, initial
         What it begins with, and how many requests of it.
     offered
-        Tokens/s that arrive, without those of requests that are dropped.
+        Tokens/s that arrive for prefill and for decode, without those of requests that are dropped.
     worth
-        What a token of a prompt and one of a decode count: 1, or where attention takes time, their seconds over those
-        of a mean token.
+        What a token of a prompt and one of a decode count: their seconds over those of a mean token.
     """
 
     def __init__(
-        self, workload: Workload, server: Server, start: Start, initial: int, offered: float, worth: Worth
+        self, workload: Workload, server: Server, start: Start, initial: int, offered: PerPhase, worth: PerPhase
     ) -> None:
         self.server, self.initial, self.slots, self.offered = server, initial, slots(server), offered
         self.worth = worth
@@ -74,11 +88,12 @@ class Backlog:
         here = slice(0, self.initial)
         decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * int(self.session.options[kernel.ENGINE])
         self.begun = self._done()
-        self.work = worth[0] * int(self.window.prompt[here].sum(dtype=np.int64)) + worth[1] * decodes - self.begun
+        prompts = int(self.window.prompt[here].sum(dtype=np.int64))
+        self.work = self._work(prompts - self.begun[0], decodes - self.begun[1])
         self.emptied = False
         self.steps = _WARMUP_LOOK
         self.looks = [self._point()]
-        self.before: list[tuple[float, float, int]] = []
+        self.before: list[tuple[float, float, float, int]] = []
 
     def _stagger(self, seed: int) -> int:
         """Shorten the first requests to what a random one of their tokens leaves; return how many.
@@ -136,14 +151,13 @@ class Backlog:
     @property
     def served(self) -> bool:
         """Whether the server did away with half of the initial work by doing more than arrives on average."""
-        return self._point()[1] < -self.work / 2
+        _, prefill, decode, _ = self._point()
+        return self._work(prefill, decode) < -self.work / 2
 
     def left(self, decodes: float) -> float:
-        """Return the work that is there, where decodes of a request that waits come to so much on average."""
+        """Return the work that is there, where a request that waits has so many decodes on average."""
         waiting, tokens = self.session.waiting
-        return (
-            self.worth[0] * tokens + self.worth[1] * int(self.session.state[kernel.DECODE_TOKENS]) + waiting * decodes
-        )
+        return self._work(tokens, int(self.session.state[kernel.DECODE_TOKENS]) + waiting * decodes)
 
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
@@ -173,7 +187,8 @@ class Backlog:
     @property
     def moved(self) -> float:
         """How far the work has moved, tokens."""
-        return self.looks[-1][1] - self.looks[0][1]
+        (_, prefill, decode, _), (_, earlier_prefill, earlier_decode, _) = self.looks[-1], self.looks[0]
+        return self._work(prefill - earlier_prefill, decode - earlier_decode)
 
     @property
     def gone_at_once(self) -> bool:
@@ -186,18 +201,25 @@ class Backlog:
 
     def path(self) -> Path:
         """Return the looks, with work measured from the first."""
-        time_s, work, arrived = np.array(self.looks).T
-        return Path(time_s, work - work[0], arrived.astype(np.int64))
+        time_s, prefill, decode, arrived = np.array(self.looks).T
+        prefill, decode = prefill - prefill[0], decode - decode[0]
+        return Path(time_s, prefill, decode, self._work(prefill, decode), arrived.astype(np.int64))
 
-    def _point(self) -> tuple[float, float, int]:
-        time_s = self.session.now * TICK_S
-        return time_s, self.offered * time_s - (self._done() - self.begun), self.arrived
+    def _point(self) -> tuple[float, float, float, int]:
+        time_s, (prompts, decodes) = self.session.now * TICK_S, self._done()
+        prefill = self.offered[0] * time_s - (prompts - self.begun[0])
+        decode = self.offered[1] * time_s - (decodes - self.begun[1])
+        return time_s, prefill, decode, self.arrived
 
-    def _done(self) -> float:
-        """Return the tokens done so far, each at its worth."""
+    def _done(self) -> tuple[int, int]:
+        """Return the tokens of prompts and of decodes done so far."""
         state = self.session.state
         prompts = int(state[kernel.ARRIVED_TOKENS] - state[kernel.WAITING_TOKENS])
-        return self.worth[0] * prompts + self.worth[1] * (self.session.useful - prompts)
+        return prompts, self.session.useful - prompts
+
+    def _work(self, prefill: Tokens, decode: Tokens) -> Tokens:
+        """Return tokens of both phases at their worth."""
+        return self.worth[0] * prefill + self.worth[1] * decode
 
 
 def slots(server: Server) -> int:

@@ -103,8 +103,9 @@ def candidates(
         only_policy = budget == server.token_budget  # what that alone would bring is worth knowing
         why = _ruled_out(policy, budget, budgets, server, min(wanted, workload.rate) if only_policy else wanted)
         try:
-            tried = dataclasses.replace(server if policy is server.policy else server.with_policy(policy))
-            tried = dataclasses.replace(tried, token_budget=budget)
+            params = server.policy_params if policy is server.policy else ()
+            tried = dataclasses.replace(server, policy=policy, policy_params=params, token_budget=budget)
+            why = tried.scope_warning or why
         except InputError as error:  # an engine may not go with such limits
             why = why or str(error)
         if why:

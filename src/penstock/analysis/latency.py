@@ -15,11 +15,12 @@ from penstock.analysis.targets import Estimate, Judgement, Target, share
 from penstock.engine_session import open_session
 from penstock.errors import InputError
 from penstock.kernel.server import NEVER
-from penstock.run import QUANTILES, TICK_S, Distribution, Progress, Rows, Run
+from penstock.run import TICK_S, Distribution, Progress, Rows, Run
 from penstock.session import Window
 from penstock.simulate import length_of_run, windows
 from penstock.system.server import Server
 from penstock.theory.load import load
+from penstock.words import QUANTILES, counted
 from penstock.workload.workload import Workload
 
 BATCHES = 20
@@ -41,6 +42,7 @@ MOST_TIMES_LONGER = 16
 """How many times the requests asked for a run may have, to become precise or to decide targets."""
 
 _MOST_DRIFT = 0.999
+_MOST_NAMED = 4  # percentiles in one notice
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -236,6 +238,7 @@ def steady_state(
     used = (rows.arrival.size - removed) // BATCHES * BATCHES
     removed = rows.arrival.size - used
     if used < LEAST_REQUESTS:
+        relaxation = 0.0
         short = [f"{used:,} requests are too few for intervals, which need {LEAST_REQUESTS:,} after the warm-up"]
         batched = {"ttft_s": _Batches.none(run.ttft), "tbt_s": _Batches.none(run.gaps), "e2e_s": _Batches.none(run.e2e)}
     else:
@@ -244,26 +247,58 @@ def steady_state(
             "tbt_s": _gap_batches(run.gaps, rows, removed, gap_sections),
             "e2e_s": _Batches.of([Distribution.of(part) for part in np.split(e2e[removed:], BATCHES)]),
         }
-        short = _shortness(rows, run.server, still_warming, batched, rho)
-    estimates = {
-        metric: {s: batches.estimate(s, confidence, run.tick_s, bool(short)) for s in _statistics(metric, targets)}
-        for metric, batches in batched.items()
-    }
-    if not short and (unbounded := _unbounded(estimates, bool(gap_sections))):
-        notices.append(
-            f"too few of {used:,} requests lie beyond {', '.join(unbounded)} to bound it from above; simulate more"
-        )
+        relaxation = 0.0 if rho is None else relaxation_requests(rho, _variability(rows, run.server))
+        short = _shortness(rows.arrival.size, still_warming, batched, rho, relaxation)
+    estimates: dict[str, dict[str, Estimate]] = {}
+    for metric, batches in batched.items():
+        estimates[metric] = {}
+        for s in _statistics(metric, targets):
+            most = math.inf
+            if metric != "tbt_s":
+                most = expected_bursts(s, used, relaxation)
+            if metric == "e2e_s" and (waits := _tail(batched["ttft_s"], s, confidence)):
+                most = min(most, waits.bursts)
+            estimates[metric][s] = batches.estimate(s, confidence, run.tick_s, bool(short), most)
+    if not short:
+        by_name = {
+            f"{metric[:-2]} {statistic}": value
+            for metric, statistics in estimates.items()
+            for statistic, value in statistics.items()
+        }
+        notices += few_bursts(by_name, confidence, used, "requests")
     return SteadyState(estimates, used, removed, confidence, bool(short), (*notices, *short))
 
 
-def _unbounded(estimates: Mapping[str, Mapping[str, Estimate]], gaps_known: bool) -> list[str]:
-    """Name what has no upper end, of what could have one."""
+def few_bursts(estimates: Mapping[str, Estimate], confidence: float, samples: int, unit: str) -> list[str]:
+    """Say which percentiles have no upper end because few bursts lie beyond them, and what run they need at least.
+
+    Parameters
+    ----------
+    estimates
+        By the name to say.
+    confidence
+        Of their intervals.
+    samples, unit
+        What the run has, such as 20,000 ``requests`` after the warm-up.
+    """
+    needed = intervals.bursts_needed(confidence, BATCHES)
+    # where many samples are equal an end may be missing in spite of enough bursts
+    few = sorted((min(e.bursts, needed), name) for name, e in estimates.items() if e.high is None and e.bursts)
+    if not few:
+        return []
+    named = [f"{name} ({max(int(bursts), 1)})" for bursts, name in few[:_MOST_NAMED]]
+    others = f" and {counted(len(few) - _MOST_NAMED, 'other')}" if len(few) > _MOST_NAMED else ""
+    least = rounded_up(samples * max(needed / few[0][0], 2.0))
     return [
-        f"{metric[:-2]} {statistic}"
-        for metric, of in estimates.items()
-        for statistic, found in of.items()
-        if found.value is not None and found.high is None and (gaps_known or metric != "tbt_s")
+        f"too few separate bursts of long latencies for an upper end of {', '.join(named)}{others}, which needs about "
+        f"{needed}; simulate {least:,} {unit} or more"
     ]
+
+
+def rounded_up(count: float) -> int:
+    """Round up to two digits."""
+    step = int(10 ** max(int(math.log10(count)) - 1, 0))
+    return math.ceil(count / step) * step
 
 
 def _confidence(value: float) -> float:
@@ -292,6 +327,26 @@ def relaxation_requests(rho: float, variability: float) -> float:
     return 2 * rho**2 * variability / (1 - rho) ** 2 if rho < 1 else math.inf
 
 
+def expected_bursts(statistic: str, requests: int, relaxation: float) -> float:
+    """Return the effective number of bursts to expect beyond a percentile of the wait in heavy traffic.
+
+    A reflected Brownian motion with drift -1 and variance 1 spends a share 1 - p of its time beyond the percentile,
+    1/2 in each burst, with E[T]^2 / E[T^2] = 1/4; its relaxation time is 2. So they are 1 - p to a relaxation time.
+
+    Parameters
+    ----------
+    statistic
+        Such as ``p99``; of a mean nothing is known.
+    requests
+        Seen of the steady state.
+    relaxation
+        `relaxation_requests`; 0 where it is unknown.
+    """
+    if statistic == "mean" or relaxation == 0:
+        return math.inf
+    return (1 - share(statistic)) * requests / relaxation
+
+
 class _Batches(NamedTuple):
     """Samples in batches: their sums (ticks) and counts, the samples if they are known one by one, and all of them."""
 
@@ -311,12 +366,18 @@ class _Batches(NamedTuple):
         """Take samples that are too few for batches."""
         return cls(np.array([float(whole.total)]), np.array([float(whole.size)]), (), whole)
 
-    def estimate(self, statistic: str, confidence: float, tick_s: float, too_short: bool) -> Estimate:
-        """Estimate a statistic, in seconds; not bounded from above where the run is too short."""
+    def estimate(
+        self, statistic: str, confidence: float, tick_s: float, too_short: bool, most_bursts: float
+    ) -> Estimate:
+        """Estimate a statistic, in seconds; not bounded from above where the run is too short.
+
+        No more than ``most_bursts`` are taken to lie beyond a percentile (`intervals.quantile_interval`).
+        """
         if not self.whole.size or not self.counts.sum():
             return Estimate(None)
         low: float | None = None
         high: float | None = None
+        bursts: float | None = None
         if statistic == "mean":
             value = float(self.sums.sum() / self.counts.sum())
             if self.sums.size > 1:
@@ -324,12 +385,22 @@ class _Batches(NamedTuple):
         else:
             value = self.whole.quantile(share(statistic))
             if self.parts:
-                low, high = intervals.quantile_interval(self.parts, self.whole, share(statistic), confidence)
+                low, high, bursts = intervals.quantile_interval(
+                    self.parts, self.whole, share(statistic), confidence, most_bursts
+                )
         return Estimate(
             value * tick_s,
             None if low is None else max(low, 0.0) * tick_s,
             None if high is None or too_short else high * tick_s,
+            bursts,
         )
+
+
+def _tail(batches: _Batches, statistic: str, confidence: float) -> intervals.QuantileInterval | None:
+    """Return the interval of a percentile, where there are samples to tell."""
+    if statistic == "mean" or not batches.parts:
+        return None
+    return intervals.quantile_interval(batches.parts, batches.whole, share(statistic), confidence)
 
 
 def _finished(rows: Rows) -> tuple[Rows, list[str]]:
@@ -362,10 +433,9 @@ def _gap_batches(gaps: Distribution, rows: Rows, removed: int, sections: Sequenc
 
 
 def _shortness(
-    rows: Rows, server: Server, still_warming: bool, batched: Mapping[str, _Batches], rho: float | None
+    requests: int, still_warming: bool, batched: Mapping[str, _Batches], rho: float | None, relaxation: float
 ) -> list[str]:
     """Say why the run is too short, if it is."""
-    requests = rows.arrival.size
     why = []
     if still_warming:
         why.append(f"latency still rises half-way through this run of {requests:,} requests; simulate more")
@@ -377,7 +447,6 @@ def _shortness(
         )
     if rho is None:
         return why
-    relaxation = relaxation_requests(rho, _variability(rows, server))
     if relaxation == math.inf:
         why.append("as far as can be told, no less arrives than can be carried: there may be no steady state")
     elif requests < RELAXATIONS * relaxation:

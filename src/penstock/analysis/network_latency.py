@@ -13,11 +13,20 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.analysis import intervals
-from penstock.analysis.latency import BATCHES, LEAST_REQUESTS, MOST_CORRELATION, RELAXATIONS, relaxation_requests
+from penstock.analysis.latency import (
+    BATCHES,
+    LEAST_REQUESTS,
+    MOST_CORRELATION,
+    RELAXATIONS,
+    few_bursts,
+    relaxation_requests,
+    rounded_up,
+)
 from penstock.analysis.targets import Estimate
 from penstock.errors import InputError
 from penstock.network_run import NetworkRun, RequestRows
-from penstock.run import QUANTILES, Distribution
+from penstock.run import Distribution
+from penstock.words import QUANTILES
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -139,9 +148,16 @@ def network_steady_state(
     def estimated(found: "_Batched") -> Statistics:
         return found.estimates(confidence, run.tick_s, bool(short))
 
+    of_workflows = {name: estimated(found) for name, found in workflows.items()}
+    of_stages = {name: {metric: estimated(found) for metric, found in of.items()} for name, of in stages.items()}
+    if not short:
+        by_name = {f"{name} e2e {s}": e for name, of in of_workflows.items() for s, e in of.items()}
+        for name, metrics in of_stages.items():
+            by_name |= {f"{name} {metric[:-2]} {s}": e for metric, of in metrics.items() for s, e in of.items()}
+        notices += few_bursts(by_name, confidence, used, "jobs")
     return NetworkSteadyState(
-        workflows={name: estimated(found) for name, found in workflows.items()},
-        stages={name: {metric: estimated(found) for metric, found in of.items()} for name, of in stages.items()},
+        workflows=of_workflows,
+        stages=of_stages,
         jobs=used,
         warmup_jobs=removed,
         confidence=confidence,
@@ -163,12 +179,6 @@ def _filling(arrival: Ints, e2e: Ints) -> int:
     if not e2e.size:
         return 0
     return int(np.searchsorted(arrival, arrival[0] + FILLING * e2e.mean()))
-
-
-def _rounded_up(jobs: float) -> int:
-    """Round up to two digits."""
-    step = int(10 ** max(int(math.log10(jobs)) - 1, 0))
-    return math.ceil(jobs / step) * step
 
 
 class _Batched:
@@ -196,17 +206,22 @@ class _Batched:
         if not self.whole.size:
             return dict.fromkeys(("mean", *QUANTILES), Estimate(None))
 
-        def seconds(value: float, low: float | None, high: float | None) -> Estimate:
+        def seconds(
+            value: float, low: float | None = None, high: float | None = None, bursts: float | None = None
+        ) -> Estimate:
             return Estimate(
                 value * tick_s,
                 None if low is None else max(low, 0.0) * tick_s,
                 None if high is None or too_short else high * tick_s,
+                bursts,
             )
 
-        ends = intervals.ratio_interval(self.sums, self.counts, confidence) if self.enough else (None, None)
-        found = {"mean": seconds(self.whole.mean, *ends)}
+        if not self.enough:
+            quantiles = {name: self.whole.quantile(share) for name, share in QUANTILES.items()}
+            return {name: seconds(value) for name, value in {"mean": self.whole.mean, **quantiles}.items()}
+        found = {"mean": seconds(self.whole.mean, *intervals.ratio_interval(self.sums, self.counts, confidence))}
         for name, share in QUANTILES.items():
-            held = intervals.quantile_interval(self.parts, self.whole, share, confidence) if self.enough else ends
+            held = intervals.quantile_interval(self.parts, self.whole, share, confidence)
             found[name] = seconds(self.whole.quantile(share), *held)
         return found
 
@@ -261,7 +276,7 @@ def _shortness(
     if enough >= _NO_RUN:
         return [f"{why}; no run is long enough" for why in few]
     told = count >= enough / _FORESIGHT  # else too little was seen of the steady state to promise anything
-    would_do = f"{_rounded_up(enough):,} would do" if told else f"simulate {_rounded_up(enough):,} or more"
+    would_do = f"{rounded_up(enough):,} would do" if told else f"simulate {rounded_up(enough):,} or more"
     return [f"{why}; {would_do}" for why in few]
 
 

@@ -100,6 +100,8 @@ def pool_warnings(network: Network, model: NetworkModel, pools: Sequence[PoolAns
                 f"{model.full_batch[place]:,.0f} tokens/s, but batches of {best:,} carry {model.capacity[place]:,.0f}: "
                 f"set the budget to {best:,}"
             )
+        if server.scope_warning:
+            warnings.append(f"pool {found.name}: {server.scope_warning}")
         if found.margin < -CRITICAL_BAND and found.rho < 1 and network.reuse_is_certain:
             warnings.append(
                 f"no policy is stable at pool {found.name}: its load is {found.rho:.3f}, but its max batch size of "

@@ -111,16 +111,18 @@ class NetworkStability:
     def reason(self) -> str:
         """One sentence."""
         flood = self.deciding
-        seen = f"{flood.initial:,} jobs at {flood.stage}, {flood.arrivals:,} more arriving"
+        begun = f"{flood.initial:,} jobs put at {flood.stage}"
+        arrived = f"while {flood.arrivals:,} more arrived"
         match self.verdict:
             case "stable":
                 rose = f", after rising to {flood.highest:.2f} times" if flood.highest > 1.05 else ""
-                return f"whichever stage is flooded, the work falls to half{rose} ({seen})"
+                hardest = f"hardest with {begun}{rose}, {arrived}"
+                return f"a large backlog put at any one stage was worked down to half ({hardest})"
             case "unstable":
-                return f"with {flood.stage} flooded, the work rises to {flood.ratio:.1f} times what it was ({seen})"
+                return f"with {begun}, the work left rose to {flood.ratio:.1f} times what it was {arrived}"
         return (
-            f"with {flood.stage} flooded, the work went to {flood.ratio:.2f} times what it was ({seen}): too little to "
-            "tell at this resolution"
+            f"with {begun}, the work left went to {flood.ratio:.2f} times what it was {arrived}: too little to tell at "
+            "this resolution"
         )
 
     def as_dict(self) -> dict[str, Any]:

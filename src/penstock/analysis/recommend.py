@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.analysis import intervals
-from penstock.analysis.answer import ROWS_UP_TO, Answer, check
+from penstock.analysis.answer import ROWS_UP_TO, Answer, TargetAnswer, check, judged
 from penstock.analysis.candidates import (
     FROM_SIMPLE_TO_SUBTLE,
     OWN_BUDGET,
@@ -22,13 +22,15 @@ from penstock.analysis.latency import BATCHES
 from penstock.analysis.max_rate import MaxRate, max_rate
 from penstock.analysis.operating_point import operating_point
 from penstock.analysis.stability import Outcome, verdict
+from penstock.analysis.targets import Target
 from penstock.errors import InputError, nearest
-from penstock.run import METRICS, Progress
+from penstock.run import Progress
 from penstock.system.engines import Engine
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import served
 from penstock.theory.memory import memory_estimate
+from penstock.words import METRICS
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -49,6 +51,7 @@ _CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
 _SLOTS_STEP = 4  # one more slot for so many
 _WORDS = {"stable_rate": "a stable rate"} | {metric: f"a mean {metric[:-2].upper()}" for metric in METRICS}
 _WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
+_BETTER = {"stable_rate": "higher"} | dict.fromkeys(METRICS, "lower")
 
 
 class Step(NamedTuple):
@@ -74,12 +77,15 @@ class Candidate:
     shown
         The workload's rate if the test said stable there, else 0. A policy that keeps long queues on purpose may leave
         the test undecided at a lower one.
+    targets
+        The targets given, judged.
     """
 
     server: Server
     found: MaxRate
     answer: Answer
     shown: float = 0.0
+    targets: tuple[TargetAnswer, ...] = ()
 
     @property
     def name(self) -> str:
@@ -96,6 +102,22 @@ class Candidate:
     def above(self) -> float:
         """Rate at which, or a little above which, it is no longer stable, requests/s."""
         return max(self.found.above, self.stable_rate)
+
+    @property
+    def missed(self) -> bool:
+        """Whether a target is not known to be met."""
+        return any(target.judgement != "met" for target in self.targets)
+
+    @property
+    def overshoot(self) -> float:
+        """Largest of the target's latencies over their limits; infinite where one is not known."""
+        shares = [
+            answer.estimate.value / answer.target.limit_s
+            if answer.estimate and answer.estimate.value is not None
+            else np.inf
+            for answer in self.targets
+        ]
+        return max(shares, default=0.0)
 
     def mean(self, metric: str) -> float | None:
         """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is none."""
@@ -118,6 +140,7 @@ class Candidate:
             "latency": steady["latency"],
             "latency_interval": steady["intervals"],
             "refused": self.answer.latency_refused,
+            "targets": {str(target): judgement for target, _, judgement in self.targets},
         }
 
 
@@ -146,6 +169,9 @@ class Recommendation:
         What a larger max batch size would bring, where it binds.
     warnings
         What the user should know besides.
+    with_plugin
+        What a policy that is not vLLM's own would bring inside it, through `penstock.vllm_plugin`; a sentence, or None
+        where none is better.
     """
 
     rate: float
@@ -157,6 +183,7 @@ class Recommendation:
     binding: tuple[str, ...]
     step: Step | None
     warnings: tuple[str, ...]
+    with_plugin: str | None = None
 
     @property
     def current(self) -> Candidate:
@@ -171,19 +198,19 @@ class Recommendation:
     @property
     def gains(self) -> dict[str, float | None]:
         """Share by which the stable rate rises, and by which each mean latency falls; None where one is refused."""
-        new, old = self.recommended, self.current
-        gains: dict[str, float | None] = {"stable_rate": new.stable_rate / old.stable_rate - 1}
-        for metric in METRICS:
-            before, after = old.mean(metric), new.mean(metric)
-            gains[metric] = None if not before or after is None else 1 - after / before
-        return gains
+        return _gains(self.current, self.recommended)
 
     @property
     def reason(self) -> str:
         """One sentence: what decided, the price, and what holds the recommended server back."""
         new, old = self.recommended, self.current
         carries = f"{new.stable_rate:,.4g} requests/s, {new.stable_rate / self.bound:.0%} of the bound on any policy"
-        if not self.change:
+        targets = " and ".join(str(target) for target, _, _ in new.targets)
+        if new.missed:
+            why = f"{self._nearest(targets)}, and carries {carries}"
+        elif targets and self.change:
+            why = f"{new.name} meets {targets} and carries {carries}"
+        elif not self.change:
             done = "carries more" if self.objective == "stable-rate" else f"has a lower mean {self.objective.upper()}"
             why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
         elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
@@ -200,7 +227,21 @@ class Recommendation:
         price = [f"{_WORDS[name]} {loss:.0%} {_WORSE[name]}" for name, loss in losses.items()]
         if price:
             why += f"; the price is {' and '.join(price)}"
+        if self.binding == ("batch time",):
+            return f"{why}; what holds it back is the speed of its batches: no limit that you set, only faster hardware"
         return f"{why}; what holds it back is the {' and the '.join(self.binding)}"
+
+    def _nearest(self, targets: str) -> str:
+        """Say how near the recommended server comes to targets that nothing is known to meet."""
+        new = self.recommended
+        if all(target.estimate is None for candidate in self.candidates for target in candidate.targets):
+            return f"no candidate has a steady state, so no target can be met; {new.name} is the best of them"
+        nearest = f"comes nearest, at {new.overshoot:.2g} times a limit"
+        if new.overshoot <= 1:
+            nearest = "lies within the limit, but the run is too short to be sure"
+        elif np.isinf(new.overshoot):
+            nearest = "is the best of them, but its latency cannot be estimated"
+        return f"nothing that was tried is known to meet {targets}; {new.name} {nearest}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``recommend``."""
@@ -217,7 +258,8 @@ class Recommendation:
             "binding": list(self.binding),
             "gains": self.gains,
             "larger_max_batch_size": self.step._asdict() if self.step else None,
-            "warnings": list(self.warnings),
+            "with_plugin": self.with_plugin,
+            "warnings": [*self.current.answer.front, *self.warnings],
         }
 
 
@@ -226,7 +268,8 @@ def recommend(
     server: Server,
     *,
     objective: Objective | None = None,
-    policies: Sequence[str | AnyPolicy] = FROM_SIMPLE_TO_SUBTLE,
+    policies: Sequence[str | AnyPolicy] | None = None,
+    targets: Sequence[Target | str] = (),
     requests: int | None = None,
     precision: float = 0.02,
     alpha: float = 0.01,
@@ -236,10 +279,13 @@ def recommend(
 
     What theory cannot rule out is simulated: its highest stable rate, and at the workload's own rate its verdict and
     latency, on the same requests. A candidate carries the load safely at up to `SAFE` of its stable rate. Of those that
-    do, the one with the lowest mean E2E is best; where none does, the one with the highest stable rate, then the lowest
-    mean E2E. Differences within the noise (of latencies: of the differences between the same requests, batch means,
-    99%) or below `WORTH` are ties, which the current server wins, then what carries clearly more, then the current
-    policy, then the simpler one.
+    do, and meet the targets or come nearest, the one with the lowest mean E2E is best; where none does, the one with
+    the highest stable rate, then the lowest mean E2E. Differences within the noise (of latencies: of the differences
+    between the same requests, batch means, 99%) or below `WORTH` are ties, which the current server wins, then what
+    carries clearly more, then the current policy, then the simpler one.
+
+    For the scheduler of an engine only what an engine can do is recommended: its own scheduler at other token budgets.
+    Policies that vLLM runs through `penstock.vllm_plugin` are named beside it.
 
     Parameters
     ----------
@@ -248,7 +294,10 @@ def recommend(
     objective
         ``stable-rate``, or the mean latency to be lowest: ``ttft``, ``tbt`` or ``e2e``. Default: as said.
     policies
-        To be tried beside the current one, from simple to subtle.
+        To be tried beside the current one, from simple to subtle. Default: `FROM_SIMPLE_TO_SUBTLE`; beside ``vllm``
+        those of them that it does not do itself, beside other engines none.
+    targets
+        Upper limits of latencies, such as ``ttft_p99<2s``.
     requests
         Arrivals to simulate for latency. Default: `REQUESTS`, or the recording if it is shorter.
     precision, alpha
@@ -270,9 +319,12 @@ def recommend(
     if requests is None:
         requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
+    limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
+    if policies is None:
+        policies = _usual_policies(server)
     tried = candidates(workload, server, policies, most_stable=objective == "stable-rate")
     report = progress or (lambda share: None)
-    study = _Study(workload, requests, precision, alpha, objective == "stable-rate")
+    study = _Study(workload, requests, precision, alpha, objective == "stable-rate", limits)
     found: list[Candidate] = []
     pruned = list(tried.pruned)
     for done, each in enumerate(sorted(tried.servers, key=lambda s: s.token_budget != server.token_budget)):
@@ -291,7 +343,9 @@ def recommend(
         else:
             pruned.append(Pruned(each.policy.name, each.token_budget, measured))
     found.sort(key=lambda candidate: tried.servers.index(candidate.server))  # from simple to subtle again
-    decided, chosen = _choose(found, workload.rate, objective)
+    of_engine = isinstance(server.policy, Engine)
+    own = [c for c in found if isinstance(c.server.policy, Engine)] if of_engine else found
+    decided, chosen = _choose(own, workload.rate, objective)
     binding = study.binding(chosen)
     step = _step(workload, chosen.server) if "max batch size" in binding else None
     bound = max(tried.bound, chosen.found.bound)
@@ -299,8 +353,46 @@ def recommend(
     if "KV memory" in binding:
         warnings = (*_fewer_at_once(workload, chosen), *warnings)
     return Recommendation(
-        workload.rate, decided, tuple(found), chosen, tuple(pruned), bound, binding, step, warnings
+        workload.rate, decided, tuple(found), chosen, tuple(pruned), bound, binding, step, warnings,
+        _with_plugin(found, chosen, decided, workload.rate),
     )  # fmt: skip
+
+
+def _usual_policies(server: Server) -> Sequence[str]:
+    """Return the policies to try beside a server's own: vLLM runs others through the plugin, other engines none."""
+    if not isinstance(server.policy, Engine):
+        return FROM_SIMPLE_TO_SUBTLE
+    if server.policy.name != "vllm":
+        return ()
+    own = ("sarathi",) if server.policy.work_conserving else ()  # what vLLM does itself
+    return [name for name in FROM_SIMPLE_TO_SUBTLE if name not in own]
+
+
+def _with_plugin(found: Sequence[Candidate], chosen: Candidate, decided: Objective, rate: float) -> str | None:
+    """Say what the best policy that vLLM has only through the plugin would bring, where it is better."""
+    if found[0].server.policy.name != "vllm":
+        return None
+    others = [c for c in found if c is chosen or not isinstance(c.server.policy, Engine)]
+    _, best = _choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
+    if best is chosen:
+        return None
+    gains = {name: gain for name, gain in _gains(chosen, best).items() if gain is not None and abs(gain) > WORTH}
+    better = [f"{_WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0]
+    worse = [f"{_WORDS[name]} {-gain:.0%} {_WORSE[name]}" for name, gain in gains.items() if gain < 0]
+    price = f", at the price of {' and '.join(worse)}" if worse else ""
+    return (
+        f"{best.name}, which vLLM runs through penstock.vllm_plugin, has {' and '.join(better) or 'no gain'} than "
+        f"{chosen.name}{price}"
+    )
+
+
+def _gains(old: Candidate, new: Candidate) -> dict[str, float | None]:
+    """Return the share by which the stable rate rises, and by which each mean latency falls."""
+    gains: dict[str, float | None] = {"stable_rate": new.stable_rate / old.stable_rate - 1}
+    for metric in METRICS:
+        before, after = old.mean(metric), new.mean(metric)
+        gains[metric] = None if not before or after is None else 1 - after / before
+    return gains
 
 
 class _Study(NamedTuple):
@@ -311,6 +403,7 @@ class _Study(NamedTuple):
     precision: float
     alpha: float
     most_stable: bool
+    targets: tuple[Target, ...]
 
     def measure(self, server: Server, found: Sequence[Candidate], progress: Progress) -> Candidate | str:
         """Return what was found of a server, or why it is behind the others, as one test shows."""
@@ -329,7 +422,8 @@ class _Study(NamedTuple):
             progress=lambda share: progress((1 + share) / 2),
         )  # fmt: skip
         shown = self.workload.rate if answer.stability.verdict == "stable" else 0.0
-        return Candidate(server, rates, answer, shown)
+        targets = tuple(judged(target, answer.latency) for target in self.targets)
+        return Candidate(server, rates, answer, shown, targets)
 
     def _wanted(self, server: Server, found: Sequence[Candidate]) -> float:
         """Return the rate that a candidate must carry to have a chance; 0 for the first, to which others compare."""
@@ -349,9 +443,8 @@ class _Study(NamedTuple):
         """Return the limits that hold a server back: KV memory, where without that limit it carries more."""
         server = chosen.server
         if server.memory is not None:
-            ample = dataclasses.replace(
-                server, memory=dataclasses.replace(server.memory, blocks=_AMPLE * server.memory.blocks)
-            )
+            more = dataclasses.replace(server.memory, blocks=_AMPLE * server.memory.blocks)
+            ample = dataclasses.replace(server, memory=more, gpu=None)
             if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
                 return ("KV memory",)
         return operating_point(self.workload, server).binding
@@ -361,6 +454,9 @@ def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None
     """Return what decides, and the best candidate: the first of those that are as good."""
     stable = [c for c in found if c.answer.verdict == "stable"] or list(found)
     safe = [c for c in stable if rate <= SAFE * c.stable_rate and c.answer.latency]
+    if found[0].targets:
+        stable = _meeting(safe, stable)
+        safe = [c for c in safe if c in stable]
     decided: Objective = objective or ("e2e" if safe else "stable-rate")
     if decided == "stable-rate":
         most = max(c.stable_rate for c in stable)
@@ -379,6 +475,12 @@ def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None
         alike = [c for c in alike if _slower(current, c, metric)] or [best]
     most = max(c.stable_rate for c in alike)
     return decided, next(c for c in alike if c.stable_rate >= (1 - _ROOM) * most)
+
+
+def _meeting(safe: Sequence[Candidate], stable: Sequence[Candidate]) -> list[Candidate]:
+    """Return those that meet the targets, of the safe ones if there are any, else the one that comes nearest."""
+    met = [c for c in safe if not c.missed] or [c for c in stable if not c.missed]
+    return met or [min(stable, key=lambda c: c.overshoot)]
 
 
 def _slower(one: Candidate, other: Candidate, metric: str) -> bool:
@@ -458,7 +560,9 @@ def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate)
         warnings.append(
             f"no engine has {chosen.server.policy.name} by itself; vLLM runs it through penstock.vllm_plugin"
         )
-    if chosen.server.token_budget > current.server.token_budget:
+    if chosen.server.scope_warning:
+        warnings.append(chosen.server.scope_warning)
+    if chosen.server.token_budget > current.server.token_budget and chosen.server.kv_estimate is None:
         warnings.append(
             "a larger token budget takes more memory for activations, which is not modelled; see that the engine starts"
         )

@@ -12,15 +12,17 @@ forward tokens of a request, eps the resolution). V counts arriving work at its 
 control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
 h does.
 
-Where attention takes time, few tokens may be most of the work: a policy that starves decodes gets through tokens fast,
-and falls behind. There V counts seconds (theorem 1(b), with attention, in `penstock.theory.attention`): a token of a
-prompt and one of a decode count as their mean seconds in full batches, in units of the mean over both. Requests of as
-many such tokens take unequal times: that variance is counted in full.
+V counts seconds of the batches that carry the most (the prices of `penstock.theory.region`, and with attention theorem
+1(b) in `penstock.theory.attention`), in units of the mean over the tokens of a request. Few tokens may be most of the
+work: a policy that starves decodes gets through tokens fast, and falls behind; and one that serves one phase for long,
+then the other (MaxWeight), lets tokens pile up and fall by turns, but gets through seconds at one pace. Requests of as
+many tokens take unequal times of attention: that variance is counted in full.
 
 What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at least
 until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
-segments, does not hold 0. A backlog that leaves altogether counts as served, unless a lull of the arrivals explains it;
-then the test begins anew with a larger one.
+segments, does not hold 0, and neither phase goes the other way: if prompts and decodes are both done faster than they
+come, the server carries them; if one is, it is the policy's turn to that one. A backlog that leaves altogether counts
+as served, unless a lull of the arrivals explains it; then the test begins anew with a larger one.
 
 It runs from three backlogs: all of it prompts; prompts beside requests at every stage of their decode in the slots of a
 batch; and all of it decodes, in step. Stable if all shrink, unstable if any grows. It needs nothing but arrivals
@@ -37,14 +39,15 @@ import numpy.typing as npt
 from scipy import stats
 
 from penstock import checks
-from penstock.analysis.backlog import FEWEST_LOOKS, Backlog, Path, Start, Worth, endless, slots, waits_as_prompts
+from penstock.analysis.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
 from penstock.errors import InputError
 from penstock.kernel.signatures import BATCH_FIELDS, FINISH_FIELDS
 from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, beside_prefill
-from penstock.theory.kv_blocks import fits, served
-from penstock.theory.load import Load, load
+from penstock.theory.kv_blocks import Served, fits, served
+from penstock.theory.load import load
+from penstock.theory.region import region
 from penstock.workload.workload import Requests, Workload
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -169,7 +172,10 @@ class Stability:
         """One sentence."""
         watch = self.deciding
         if self.interval is None:
-            return "a large backlog was gone, with all that arrived meanwhile, before its rate could be measured"
+            return (
+                "the server worked off a large backlog, and all that arrived meanwhile, so quickly that the test was "
+                "over before its rate could be measured"
+            )
         low, high = self.interval
         seen = f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
         if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
@@ -266,20 +272,21 @@ def verdict(
 class _Test:
     """What all backlogs are tested with.
 
-    Tokens/s offered, tokens of a request in all and in decode, the barriers without and with the control variate, what
-    tokens count, and how many requests arrive while slots full of decodes serve those of one.
+    Tokens/s offered in each phase, tokens of a request in all and in decode, the barriers without and with the control
+    variate, what tokens of each phase count, and how many requests arrive while slots full of decodes serve those of
+    one.
     """
 
     workload: Workload
     server: Server
     alpha: float
-    offered: float
+    offered: PerPhase
     forward: float
     decodes: float
     plain_barrier: float
     barrier: float
     most_arrivals: int
-    worth: Worth
+    worth: PerPhase
     arrivals_beside: float
 
     @classmethod
@@ -297,8 +304,8 @@ class _Test:
         prompt = work.lengths.mean_prompt
         mean = server.tokens_per_request(prompt, work.lengths.mean_output)
         asked = load(workload, server)
-        decodes = mean - prompt
-        worth, noise, decode_s = _worth_of(sample, server, asked, prompt, decodes)
+        decodes = max(mean - prompt, 0.0)  # without any, rounding may leave less
+        worth, noise, decode_s = _worth_of(sample, server, work, prompt, decodes)
         each = _weighed(sample, server, worth)
         barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean  # tokens for a variance of 1 token^2
         plain = (float(np.mean(each**2)) + noise) * barrier_of
@@ -310,8 +317,8 @@ class _Test:
             workload = workload.with_rate(most_rate)
         rate = workload.rate * work.share
         return cls(
-            workload, server, alpha, rate * mean, mean, worth[1] * decodes, plain, barrier, most_arrivals, worth,
-            rate * decode_s,
+            workload, server, alpha, (rate * prompt, rate * decodes), mean, decodes, plain, barrier, most_arrivals,
+            worth, rate * decode_s,
         )  # fmt: skip
 
     def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
@@ -337,7 +344,7 @@ class _Test:
         count = work / self.forward
         if start == "decode":
             least = slots(self.server) + (count if waits_as_prompts(self.server) else 0)
-            count = min(work / self.decodes, max(_PATIENCE / 4 * count / self.arrivals_beside, least))
+            count = min(work / self.worth[1] / self.decodes, max(_PATIENCE / 4 * count / self.arrivals_beside, least))
         return min(math.ceil(count), MOST_INITIAL)
 
     def _watch(self, start: Start, work: float, report: Callable[[float], None]) -> Watch:
@@ -358,11 +365,10 @@ class _Test:
                 break
             backlog.look()
             if backlog.seen_enough and abs(backlog.moved) > self.barrier:
-                _, (low, high) = self._drift(backlog.path())
-                if high < 0:
-                    outcome = "stable"
-                elif low > 0 and backlog.left(self.decodes) >= work / 2:  # else it is no large backlog
-                    outcome = grows
+                outcome = self._outcome(backlog.path())
+                if outcome == "unstable":
+                    # What is left must be a large backlog still.
+                    outcome = grows if backlog.left(self.decodes) >= work / 2 else "undecided"
             report((backlog.arrived - initial - warmup) / self.most_arrivals)
         if backlog.emptied:
             outcome = "stable" if backlog.served else "undecided"
@@ -371,68 +377,90 @@ class _Test:
             warmup = backlog.arrived - initial
         path = backlog.path()
         arrivals = backlog.arrived - initial - warmup
-        drift, interval = self._drift(path)
+        drift, interval = self._drift(path, path.work)
         return Watch(
             start, outcome, initial, warmup, arrivals, drift, interval, self.barrier,
-            self._needed(backlog, arrivals) if outcome == "undecided" else None, path,
+            self._needed(path) if outcome == "undecided" else None, path,
         )  # fmt: skip
 
-    def _drift(self, path: Path) -> tuple[float, tuple[float, float]]:
-        """Return the slope of the path and its confidence interval from equal segments, as shares of what arrives."""
+    def _outcome(self, path: Path) -> Outcome:
+        """Return what a path tells: the work moved beyond noise, and neither phase the other way.
+
+        Work that rises as decodes are done faster than they arrive, and prompts slower, or the other way about, tells
+        of the policy's turn to one phase, not of the server: such turns may last as long as a backlog is large.
+        """
+        _, (low, high) = self._drift(path, path.work)
+        phases = [self._drift(path, work)[1] for work in (path.prefill, path.decode)]
+        if high < 0 and all(phase_low <= 0 for phase_low, _ in phases):
+            return "stable"
+        if low > 0 and all(phase_high >= 0 for _, phase_high in phases):
+            return "unstable"
+        return "undecided"
+
+    def _drift(self, path: Path, work: Floats) -> tuple[float, tuple[float, float]]:
+        """Return the slope of work along a path and its confidence interval, as shares of what arrives.
+
+        From equal segments. Where in a batch a watch ends is chance, so no interval is narrower than a full batch of
+        mean tokens either way.
+        """
         length = path.time_s[-1] - path.time_s[0]
-        drift = (path.work[-1] - path.work[0]) / length / self.offered
+        arrives = sum(self.offered) * length
+        drift = (work[-1] - work[0]) / arrives
         edges = np.linspace(path.time_s[0], path.time_s[-1], _SEGMENTS + 1)
-        slopes = np.diff(np.interp(edges, path.time_s, path.work)) / (length / _SEGMENTS) / self.offered
-        half = stats.t.ppf(1 - self.alpha / 2, _SEGMENTS - 1) * slopes.std(ddof=1) / math.sqrt(_SEGMENTS)
+        shares = np.diff(np.interp(edges, path.time_s, work)) / (arrives / _SEGMENTS)
+        noise = stats.t.ppf(1 - self.alpha / 2, _SEGMENTS - 1) * shares.std(ddof=1) / math.sqrt(_SEGMENTS)
+        half = max(noise, self.server.token_budget / arrives)
         return float(drift), (float(drift - half), float(drift + half))
 
-    def _needed(self, backlog: Backlog, arrivals: int) -> int | None:
+    def _needed(self, path: Path) -> int | None:
         """Return the arrivals at which this drift reaches the barrier; noise falls behind as their square root."""
-        drift, (_, high) = self._drift(backlog.path())
-        if not backlog.moved:
+        drift, (_, high) = self._drift(path, path.work)
+        if not drift:
             return None
-        times = max(self.barrier / abs(backlog.moved), ((high - drift) / drift) ** 2)
-        return math.ceil(times * arrivals) if times < 1e6 else None
+        times = max(self.barrier / abs(path.work[-1]), ((high - drift) / drift) ** 2)
+        return math.ceil(times * int(path.arrived[-1] - path.arrived[0])) if times < 1e6 else None
 
 
 def _worth_of(
-    sample: Requests, server: Server, asked: Load, prompt: float, decodes: float
-) -> tuple[Worth, float, float]:
+    sample: Requests, server: Server, work: Served, prompt: float, decodes: float
+) -> tuple[PerPhase, float, float]:
     """Return what tokens count, the variance that this leaves out, and the seconds of a request's decodes alone.
 
-    A request's prompt and its decodes take the seconds of their tokens in full batches, and of their attention. With p
-    and d of those to a token of either, it takes p v + d D on average, and varies about that: in units of the seconds
-    of a mean token, tokens^2. In slots full of decodes those of a request take their share of the batches.
+    A request's prompt and its decodes take the seconds of their tokens in the batches that carry the most of both, and
+    of their attention. With p and d of those to a token of either, it takes p v + d D on average, and varies about
+    that: in units of the seconds of a mean token, tokens^2. In slots full of decodes those of a request take their
+    share of the batches.
 
     Parameters
     ----------
-    sample, server, asked
-        Requests, what serves, and what is asked of it.
+    sample, server, work
+        Requests, what serves, and what the workload asks of it.
     prompt, decodes
         Mean tokens of a request.
     """
     full = slots(server)
     decode_s = decodes * float(server.batch_time.by_tokens(full)) / full
-    if not any(asked.attention_s):
-        return (1.0, 1.0), 0.0, decode_s
+    by_tokens = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
+    of_prompt, of_decode = region(by_tokens, prompt=work.lengths).prices((prompt, decodes))
     last = int(server.convention == "engine")
     v, out = sample.prompt_tokens, sample.output_tokens
-    whole = np.mean(attention_of(v, out, server), axis=0)
-    of_prompt = np.mean(attention_of(v, np.full_like(out, last), server), axis=0)
-    each = 1 / asked.filled_batch_tokens_per_s
-    beside = beside_prefill(server.batch_time) / server.token_budget
-    seconds = whole + each * (v + out - last) + beside * v
-    of_token = each + beside + float(of_prompt.mean() / v.mean())
-    of_decode = each
-    if decodes and (out > last).any():
-        of_decode += float((whole - of_prompt).mean() / (out - last).mean())
-        decode_s += decodes * (of_decode - each)
-    unit = (of_token * prompt + of_decode * decodes) / (prompt + decodes)
-    worth = of_token / unit, of_decode / unit
+    seconds = of_prompt * v + of_decode * (out - last)
+    if not server.batch_time.by_load:
+        whole = np.mean(attention_of(v, out, server), axis=0)
+        alone = np.mean(attention_of(v, np.full_like(out, last), server), axis=0)
+        beside = beside_prefill(server.batch_time) / server.token_budget
+        seconds = seconds + whole + beside * v
+        of_prompt += beside + float(alone.mean() / v.mean())
+        if decodes and (out > last).any():
+            more = float((whole - alone).mean() / (out - last).mean())
+            of_decode += more
+            decode_s += decodes * more
+    unit = (of_prompt * prompt + of_decode * decodes) / (prompt + decodes)
+    worth = of_prompt / unit, of_decode / unit
     return worth, float(np.var(seconds / unit - _weighed(sample, server, worth))), decode_s
 
 
-def _weighed(sample: Requests, server: Server, worth: Worth) -> Floats:
+def _weighed(sample: Requests, server: Server, worth: PerPhase) -> Floats:
     """Return the tokens of requests, each at its worth; shape (requests,)."""
     decodes = sample.output_tokens - float(server.convention == "engine")
     return worth[0] * sample.prompt_tokens + worth[1] * decodes

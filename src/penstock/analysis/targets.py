@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.run import METRICS
+from penstock.words import METRICS
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6}  # so many to the second
 
@@ -26,11 +26,14 @@ class Estimate:
         Seconds; None without samples.
     low, high
         Seconds; None where the run is too short to tell.
+    bursts
+        Of a percentile: how many independent bursts of samples lie beyond it, as far as their spread tells.
     """
 
     value: float | None
     low: float | None = None
     high: float | None = None
+    bursts: float | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

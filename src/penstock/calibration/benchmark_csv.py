@@ -1,11 +1,14 @@
 """Benchmark results in a table of one's own: CSV, TSV, Parquet."""
 
+import csv
+import math
 import re
 from typing import Any
 
 from penstock import checks
 from penstock.calibration import guidellm
-from penstock.workload.tables import Source, open_table
+from penstock.source import Source
+from penstock.workload.tables import open_table
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _METRICS = {"ttft": "ttft", "itl": "itl", "tbt": "itl", "tpot": "tpot", "e2e": "e2e", "latency": "e2e"}
@@ -36,11 +39,16 @@ _CALLED = {
 
 _WORDS = ("run", "shape", "load", "data", "pattern", "use")
 _FALSE = ("false", "0", "no")
+_EMPTY = ("", "nan", "null", "none")
+"""What stands for nothing, beside an empty cell."""
 _FEWEST = 100  # requests of a row that does not say how many it sent
 
 
 def rows(source: Source) -> list[dict[str, Any]]:
     """Return a row for each load, where the column ``use`` (or ``consistent``) does not say otherwise."""
+    lines = _guidellm_lines(source)
+    if lines:
+        return guidellm.table_rows(lines, source)
     table = open_table(source)
     found: dict[str, tuple[str, float]] = {}
     for name in table.header:
@@ -58,8 +66,8 @@ def rows(source: Source) -> list[dict[str, Any]]:
         if needed not in found:
             raise source.fault(
                 f"has the columns {checks.shown(', '.join(table.header))}, but a benchmark needs prompt and output "
-                "(tokens), a load (rate, in_flight or strategy), and ttft, itl or e2e with a unit, such as "
-                "ttft_p50_ms. Rename them"
+                "(tokens), a load (rate, in_flight or strategy), and times with a unit: ttft and itl to fit, such as "
+                "ttft_p50_ms; e2e is judged. Rename them"
             )
     text = table.read(tuple(dict.fromkeys(name for name, _ in found.values())))
     return [
@@ -69,13 +77,28 @@ def rows(source: Source) -> list[dict[str, Any]]:
     ]
 
 
+def _guidellm_lines(source: Source) -> list[list[str]]:
+    """Return the lines of a CSV that GuideLLM wrote; none: it did not."""
+    try:
+        with source.text() as text:
+            reader = csv.reader(text)
+            if guidellm.is_table(next(filter(None, reader), [])):
+                text.seek(0)
+                return list(filter(None, csv.reader(text)))
+    except (UnicodeDecodeError, csv.Error):  # open_table says what is wrong
+        pass
+    return []
+
+
 def _row(
     source: Source, table: Any, number: int, values: dict[str, Any], found: dict[str, tuple[str, float]]
 ) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for column, (name, unit) in found.items():
         text = (values[name] or "").strip()
-        if column == "use" or not text:
+        if column == "use" or text.lower() in _EMPTY:
+            if _METRIC.fullmatch(name.strip().lower()) and text.lower() == "nan":
+                row[column] = math.nan  # measured, but no request finished
             continue
         if column in _WORDS:
             row[column] = text
@@ -86,14 +109,15 @@ def _row(
             place, problem = table.explain(number)
             wrong = f"has the {name} {checks.shown(text)}, which is no number. Correct it, or leave it empty"
             raise source.fault(f"{place} {problem or wrong}") from None
-    row = guidellm.lengths(row.pop("data", None)) | row
+    row = guidellm.spreads(row.pop("data", None)) | row
     incomplete = row.get("incomplete")
     if "pattern" not in row:
-        said = (
-            guidellm.strategy(row["load"], None if incomplete is None else int(incomplete), row.get("in_flight"))
-            if "load" in row
-            else {}
-        )
+        said = guidellm.strategy(row["load"], incomplete, row.get("in_flight")) if "load" in row else {}
+        if not said and found.get("load", ("", 1.0))[0].strip().lower() == "strategy":
+            raise source.fault(
+                f"{table.explain(number)[0]} has the strategy {checks.shown(row.get('load', ''))}, so its load is "
+                "unknown. Known are synchronous, concurrent@N, throughput, constant@RATE and poisson@RATE"
+            )
         if not said:
             said = {"pattern": "closed"} if "in_flight" in row and "rate" not in row else {"pattern": "poisson"}
         row = said | row
@@ -101,7 +125,6 @@ def _row(
         row["duration_s"] = row.get("completed", _FEWEST) / row["rate"]
     if "in_flight" in row:
         row["client_limit"] = row["in_flight"]
-    row.setdefault("run", source.path.name)
     if "load" not in row:
         row["load"] = f"{row['pattern']}@{row.get('in_flight' if row['pattern'] == 'closed' else 'rate', 0):.4g}"
     return row

@@ -1,6 +1,7 @@
 """End-to-end benchmark results, whichever tool wrote them, as one table."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ import polars as pl
 
 from penstock import checks
 from penstock.calibration import benchmark_csv, guidellm, load_tools
+from penstock.calibration.results import Row
 from penstock.errors import InputError, nearest
-from penstock.workload.tables import Source
+from penstock.source import Source, first_line
 
 COLUMNS: dict[str, Any] = {
     "row": pl.Int64,
@@ -26,6 +28,7 @@ COLUMNS: dict[str, Any] = {
     "completed": pl.Int64,
     "incomplete": pl.Int64,
     **{f"{length}_{part}": pl.Float64 for length in ("prompt", "output") for part in ("tokens", "low", "high", "std")},
+    **{f"{length}_lengths": pl.List(pl.Int64) for length in ("prompt", "output")},
     **{
         f"{metric}_{statistic}_s": pl.Float64
         for metric in ("ttft", "itl", "tpot", "e2e")
@@ -41,26 +44,31 @@ COLUMNS: dict[str, Any] = {
 requests under way, each followed by another when it ends. ``burst`` requests more came at the very start.
 ``incomplete`` is how many were cut off at the end; 0: the tool waited for all. Rows of one ``shape`` have lengths of
 one distribution. Rows of one ``run`` are of one deployment and client: a file, unless its table has such a column.
-``note``: what was left out, or cannot be simulated.
+``itl`` is over all gaps between tokens (its percentiles as the tool takes them), ``tpot`` over requests, each the mean
+of its own gaps. ``prompt_lengths`` and ``output_lengths`` are of each request in the order in which they were sent,
+where the file has them all. ``note``: what was left out, or cannot be simulated.
 """
 
 _PATTERNS = ("constant", "poisson", "closed")
 _ALIKE = 0.2  # rows whose mean lengths differ by less are of one shape, where no tool says so
+_ODD = 0.1  # share by which an inter-token latency may differ from what E2E and TTFT say
 
-Rows = list[dict[str, Any]]
 
-
-def read_benchmarks(paths: Sequence[str | Path] | str | Path, format: str | None = None) -> pl.DataFrame:
+def read_benchmarks(
+    paths: Sequence[str | Path] | str | Path, format: str | None = None, *, max_gib: float | None = None
+) -> pl.DataFrame:
     """Read benchmark results into one table.
 
     Parameters
     ----------
     paths
-        Files: GuideLLM JSON, ``vllm bench serve`` JSON, inference-perf ``*_lifecycle_metrics.json``, AIPerf or
-        GenAI-Perf JSON exports, or CSV with columns such as rate, prompt, output, ttft_p50_ms, itl_mean_ms, e2e_mean_s.
-        Also compressed with gzip.
+        Files: GuideLLM JSON or CSV, ``vllm bench serve`` JSON, inference-perf ``stage_N_lifecycle_metrics.json``,
+        AIPerf or GenAI-Perf JSON exports, or CSV with columns such as rate, prompt, output, ttft_p50_ms, itl_mean_ms,
+        e2e_mean_s. Also compressed with gzip. ``-``: standard input.
     format
         One of `FORMATS`; None: detected.
+    max_gib
+        What a file may hold, unpacked, in GiB; None: 2. All of it must fit into memory.
 
     Returns
     -------
@@ -76,21 +84,10 @@ def read_benchmarks(paths: Sequence[str | Path] | str | Path, format: str | None
         paths = [paths]
     if format is not None and format not in FORMATS:
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
-    rows: Rows = []
+    rows: list[Row] = []
     for path in paths:
-        source = Source.at(path)
-        every = _rows_of(source, format)
-        found = [row for row in every if _measured(row)]
-        if not found:
-            raise source.fault(
-                "has no row with lengths, a load and a TTFT or ITL, so there is nothing to compare with. Check that "
-                "the benchmark streamed its answers and wrote its results completely"
-            )
-        found = [_checked(source, number, row) for number, row in enumerate(every, 1) if _measured(row)]
-        if len(found) < len(every):
-            lacking = f"{len(every) - len(found)} rows of {source.path.name} without a load, lengths or times left out"
-            found[0]["note"] = "; ".join(filter(None, (found[0].get("note"), lacking)))
-        rows += found
+        source = Source.at(path, max_gib)
+        rows += _usable(source, *_rows_of(source, format))
     if not rows:
         raise InputError("no file was given, so there is nothing to calibrate on; give benchmark results")
     for number, row in enumerate(rows):
@@ -99,25 +96,19 @@ def read_benchmarks(paths: Sequence[str | Path] | str | Path, format: str | None
     return pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows], schema=COLUMNS)
 
 
-def _rows_of(source: Source, format: str | None) -> Rows:
+def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
+    """Return the rows of a file as its tool states them, and the format."""
     with source.open() as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     if format == "csv" or (format is None and head[:1] not in (b"{", b"[")):
-        return benchmark_csv.rows(source)
+        return benchmark_csv.rows(source), "csv"
     document = _parsed(source)
     for name, (belongs, rows) in _READERS.items():
-        if name == format or (format is None and belongs(document)):
-            try:
-                return rows(document, source.path.name)
-            except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-                if isinstance(error, InputError):
-                    raise
-                what = f"{type(error).__name__}: {error}"
-                raise source.fault(
-                    f"is no {name} result after all ({checks.shown(what)}). Give its format, or write a CSV"
-                ) from None
+        if format in (None, name) and belongs(document):
+            return rows(document, source), name
     raise source.fault(
-        f"is JSON of no known benchmark. Known are {', '.join(FORMATS)}; give one of them as the format, or write a CSV"
+        f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are {', '.join(FORMATS)}; "
+        "give one of them as the format, or write a CSV"
     )
 
 
@@ -134,11 +125,11 @@ def _parsed(source: Source) -> Any:
             return [json.loads(line) for line in content.splitlines() if line.strip()]
     except UnicodeDecodeError:
         raise source.not_text() from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise source.fault(f"cannot be read as JSON ({error}). Fetch or write the file again") from None
+    except (ValueError, RecursionError) as error:  # an integer of more digits than Python reads, too
+        raise source.fault(f"cannot be read as JSON ({first_line(error)}). Fetch or write the file again") from None
 
 
-_READERS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = {
+_READERS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Source], list[Row]]]] = {
     "guidellm": (guidellm.belongs, guidellm.rows),
     "vllm-bench": (load_tools.is_vllm_bench, load_tools.vllm_bench),
     "inference-perf": (load_tools.is_inference_perf, load_tools.inference_perf),
@@ -148,33 +139,95 @@ _READERS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, str], Rows]]] = 
 FORMATS = (*_READERS, "csv")
 """Names of the formats that `read_benchmarks` knows; ``aiperf`` is GenAI-Perf, too."""
 
-
 _MOST_SENT = 1e7
 """Requests of a row; all of them are simulated."""
 
+_TIMES = tuple(
+    f"{metric}_{statistic}_s"
+    for metric in ("ttft", "itl", "tpot", "e2e")
+    for statistic in ("mean", "p50", "p90", "p99")
+)
+_LIMITS: dict[str, tuple[float, float, str]] = {
+    "rate": (1e-6, 1e6, "requests/s"),
+    "requests_per_s": (1e-6, 1e6, "requests/s"),
+    "burstiness": (1e-3, 1e6, "(the shape of gamma-distributed gaps)"),
+    "in_flight": (1, 1e6, "requests"),
+    "client_limit": (1, 1e6, "requests"),
+    "concurrency": (0, 1e6, "requests"),
+    "burst": (0, 1e6, "requests"),
+    "duration_s": (1e-3, 1e7, "s"),
+    "completed": (1, 1e6, "requests"),
+    "incomplete": (0, 1e6, "requests"),
+    **{f"{name}_{part}": (1, 1e7, "tokens") for name in ("prompt", "output") for part in ("tokens", "low", "high")},
+    **{f"{name}_std": (0, 1e7, "tokens") for name in ("prompt", "output")},
+    **dict.fromkeys(_TIMES, (1e-7, 1e6, "s")),
+}
+"""What a benchmark can have measured, by column: lowest, highest, unit."""
 
-def _measured(row: dict[str, Any]) -> bool:
-    """Tell whether a row says what was sent, and something of how long it took."""
-    known = (row.get(name) for name in ("ttft_p50_s", "ttft_mean_s", "itl_mean_s", "itl_p50_s", "tpot_mean_s"))
-    load = row.get("in_flight") if row.get("pattern") == "closed" else row.get("rate")
-    return bool(load and row.get("prompt_tokens") and row.get("output_tokens") and any(known))
+
+def _usable(source: Source, rows: list[Row], format: str) -> list[Row]:
+    """Return the rows that say what was sent, and something of how long it took, with what is left out as a note."""
+    kept: list[Row] = []
+    reasons: list[str] = []
+    for number, row in enumerate(rows, 1):
+        reason = _lacking(row)
+        if reason is None:
+            kept.append(_checked(source, number, row, format))
+        else:
+            reasons.append(reason)
+    why = "; ".join(dict.fromkeys(reasons)) or "it is empty"
+    if not kept:
+        raise source.fault(
+            f"has no row that can be used ({why}), so there is nothing to compare with. Check that the benchmark "
+            "streamed its answers, completed requests and wrote its results completely"
+        )
+    if reasons:
+        count = f"{len(reasons)} row{'s' if len(reasons) > 1 else ''}"
+        left_out = f"{count} of {source.name} left out: {why}"
+        kept[0]["note"] = "; ".join(filter(None, (kept[0].get("note"), left_out)))
+    return kept
 
 
-def _checked(source: Source, number: int, row: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what no benchmark can have measured; take a negative time, of a clock that jumped, for unknown."""
+def _lacking(row: Row) -> str | None:
+    """Return why a row cannot be used; None: it can."""
+    if "unusable" in row:
+        return str(row["unusable"])
+    if not row.get("in_flight" if row.get("pattern") == "closed" else "rate"):
+        return "no load is stated"
+    for name in ("prompt", "output"):
+        if not row.get(f"{name}_tokens"):
+            return f"no {name} length"
+    return None if any(row.get(name) for name in _TIMES) else "no TTFT, ITL or E2E"
+
+
+def _checked(source: Source, number: int, row: Row, format: str) -> Row:
+    """Refuse what no benchmark can have measured; a time of 0 is one that was not measured."""
     place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
-    for name, low, high, unit in (
-        ("rate", 1e-6, 1e6, "requests/s"),
-        ("in_flight", 1, 1e6, "requests"),
-        ("duration_s", 1e-3, 1e7, "s"),
-        ("completed", 1, 1e6, "requests"),
-        ("prompt_tokens", 1, 1e7, "tokens"),
-        ("output_tokens", 1, 1e7, "tokens"),
-    ):
+    row.setdefault("run", source.path.name)
+    for name in _TIMES:
+        value = row.get(name)
+        row[name] = None if not value or math.isnan(value) else value  # nan in a table: no request finished
+    for name, (low, high, unit) in _LIMITS.items():
         if row.get(name) is not None:
-            checks.number(f"{place}: {name}", row[name], low, high, unit, "correct the row, or leave it out")
-    if row["pattern"] not in _PATTERNS:
-        raise InputError(f"{place}: pattern is {checks.shown(row['pattern'])}{nearest(str(row['pattern']), _PATTERNS)}")
+            remedy = "no benchmark measures that; correct the row, or leave it out"
+            row[name] = checks.number(f"{place}: {name}", row[name], low, high, unit, remedy)
+    if row.get("pattern") not in _PATTERNS:
+        raise InputError(
+            f"{place}: pattern is {checks.shown(row.get('pattern'))}{nearest(str(row.get('pattern')), _PATTERNS)}"
+        )
+    _complete(place, row)
+    _settle_inter_token(row, format)
+    limit, under_way = row.pop("client_limit", None), _under_way(row)
+    if limit and row["pattern"] != "closed" and (under_way is None or under_way > limit / 2):
+        said = f"the client sent no more than {limit:.0f} requests at once, which is not simulated beside a rate"
+        row["note"] = "; ".join(filter(None, (row.get("note"), said)))
+    for name in ("burst", "in_flight", "completed", "incomplete"):
+        row[name] = None if row.get(name) is None else int(row[name])
+    return row
+
+
+def _complete(place: str, row: Row) -> None:
+    """Add how long a row took, and how many requests it completed, from each other."""
     if row.get("duration_s") is None:
         if not row.get("completed") or not row.get("requests_per_s"):
             raise InputError(f"{place} does not say how long it took; add duration_s")
@@ -184,29 +237,43 @@ def _checked(source: Source, number: int, row: dict[str, Any]) -> dict[str, Any]
         if not rate:
             raise InputError(f"{place} does not say how many requests were completed; add completed")
         row["completed"] = max(1, round(row["duration_s"] * rate))
-    if (row.get("rate") or 0) * row["duration_s"] > _MOST_SENT:
+    sent = max((row.get("rate") or 0) * row["duration_s"], row["completed"] + (row.get("incomplete") or 0))
+    if sent > _MOST_SENT:
         raise InputError(
-            f"{place}: at {row['rate']:,.4g} requests/s for {row['duration_s']:,.4g} s there were "
-            f"{row['rate'] * row['duration_s']:,.0f} requests, more than a benchmark sends; correct rate or duration_s"
+            f"{place}: in {row['duration_s']:,.4g} s there were {sent:,.0f} requests, more than a benchmark sends; "
+            "correct rate, completed or duration_s"
         )
-    for name, value in row.items():
-        if name.split("_")[0] in ("ttft", "itl", "tpot", "e2e") and value is not None and not 0 < value < 1e7:
-            row[name] = None
-    limit, under_way = row.pop("client_limit", None), _under_way(row)
-    if limit and row["pattern"] != "closed" and (under_way is None or under_way > limit / 2):
-        row["note"] = f"the client sent no more than {limit:.0f} requests at once, which is not simulated beside a rate"
-    for name in ("burst", "in_flight", "completed", "incomplete"):
-        row[name] = None if row.get(name) is None else int(row[name])
-    return row
 
 
-def _under_way(row: dict[str, Any]) -> float | None:
+def _settle_inter_token(row: Row, format: str) -> None:
+    """Hold the mean inter-token latency against (E2E - TTFT) / (output - 1), which all gaps together amount to.
+
+    Tools that count chunks of several tokens as one, or one as several, are off: then that is taken in its place. In a
+    table of one's own either may be wrong, so a note says it.
+    """
+    ttft, e2e, output = row["ttft_mean_s"], row["e2e_mean_s"], row["output_tokens"]
+    if not ttft or not e2e or e2e <= ttft or output < 2:
+        return
+    per_token = (e2e - ttft) / (output - 1)
+    stated = row["itl_mean_s"]
+    if stated is None:
+        row["itl_mean_s"] = per_token
+    elif abs(stated / per_token - 1) > _ODD:
+        said = f"ITL is stated as {stated * 1e3:.4g} ms, but (E2E - TTFT) / (output - 1) is {per_token * 1e3:.4g} ms"
+        if format != "csv":
+            row["itl_mean_s"] = per_token
+            row["itl_p50_s"] = row["itl_p90_s"] = row["itl_p99_s"] = None
+            said += ", which is used"
+        row["note"] = "; ".join(filter(None, (row.get("note"), said)))
+
+
+def _under_way(row: Row) -> float | None:
     """Return the mean number of requests under way, by Little's law where it is not stated."""
     rate, e2e = row.get("requests_per_s"), row.get("e2e_mean_s")
     return row.get("concurrency") or (rate * e2e if rate and e2e else None)
 
 
-def _name_shapes(rows: Rows) -> None:
+def _name_shapes(rows: list[Row]) -> None:
     """Name the shapes that no tool named after the mean lengths of their first row."""
     seen: dict[str, tuple[float, float]] = {}
     for row in rows:

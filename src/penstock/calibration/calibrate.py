@@ -1,6 +1,7 @@
 """Calibrate a server on a few rows of benchmarks, and hold its predictions against the others."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,14 +9,18 @@ import numpy as np
 import polars as pl
 
 from penstock import checks
-from penstock.calibration.equations import UNITS, Row, column_of, first_guess, itl_of, measured, ttft_of
+from penstock.calibration.equations import UNITS, Row, column_of, first_guess, itl_of, measured, tokens_held, ttft_of
+from penstock.calibration.limits import limit_of
 from penstock.calibration.predict import Overhead, Requests, predict, requests_of, sustained_rate
-from penstock.calibration.refine import Values, refine
+from penstock.calibration.priors import Prior
+from penstock.calibration.refine import Fit, Values, misfits, refine
 from penstock.errors import InputError, nearest
 from penstock.run import Progress
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition, Measured
 from penstock.system.batch_time_file import BatchTimeFile
-from penstock.system.server import Server
+from penstock.system.memory import Memory
+from penstock.system.policies import resolve
+from penstock.system.server import Server, usual_block_size
 
 METRICS = {
     "ttft": "Time to first token",
@@ -27,10 +32,25 @@ METRICS = {
 }
 """What predictions are judged by (`MEASURES`), in words."""
 
-_SHORTEST_STEP_S = 1e-6
+MISSED = 0.25
+"""Relative error beyond which a row counts as missed, in any of `JUDGED`."""
+
+JUDGED = ("ttft", "itl", "e2e", "requests_per_s")
+"""What a row is warned of; the p99s are not fitted, and their errors stand in the table."""
+
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted: the rest tells little more
+LESS = 0.05
+"""Share by which having no more KV memory than the rows held may lower what a shape carries, without a warning."""
+
 _PER_RUN = ("nothing", "overhead", "all")
 _KINDS = ("lowest", "spread", "all")
+_TOLD = 0.6  # of the prior's standard deviation: a cost that stays less certain is not identified by the rows
+_NEAR = 0.1  # standard deviation of a parameter's logarithm between runs of one server
+_LENGTHS = 1.2  # factor beyond the lengths of the fitted rows at which a prediction hinges on priors
+_HINGES = {
+    "prompt": ("per_token", "per_token_below", "self_attention", "with_prefill", "overhead"),
+    "context": ("decode_attention",),
+}
 _PARTS = {"fitted": True, "judged": False, "all": None}
 
 
@@ -45,17 +65,25 @@ class Calibration:
     values
         The parameters that were fitted, in seconds and tokens, by the names of `UNITS`.
     held
-        Why each of the other parameters was not fitted.
+        Why each of the other parameters was left out.
+    priors, deviations
+        The prior of each of ``values``, and the standard deviation of its logarithm given the rows, too.
     values_of
         ``values`` as adjusted to each run.
     per_run
         What was adjusted.
+    limit_warning
+        What is not certain of the limits; None: nothing.
+    tokens_held
+        Most tokens that the requests of a row held at a time, by Little's law: the KV memory has room for them.
     rows
         One row per row of the benchmarks: row, run, shape, load, fitted; ``measured``, ``predicted`` and relative
         ``error`` of each of `METRICS` as ``ttft_measured`` and so on, in seconds and requests per second, null where
-        not measured; ``limit_per_s``, the requests per second that the server carries of this shape; ``beyond``,
-        whether more than that arrive (null for a closed loop, which never offers more); ``note``, what of the row is
-        not simulated. Each is predicted by the server of its run.
+        not measured; ``limit_per_s``, the requests per second that the server carries of this shape, and
+        ``limit_at_least_per_s``, with no more KV memory than the rows held, where no limit is known; ``beyond``,
+        whether more than that arrive (null for a closed loop, which never offers more); ``missed``, whether any of
+        `JUDGED` is off by more than `MISSED`; ``hinges_on``, the unidentified costs that its prediction hinges on;
+        ``note``, what of the row is not simulated. Each is predicted by the server of its run.
     common_rows
         The same, predicted by ``server`` and the common overhead.
     """
@@ -63,8 +91,12 @@ class Calibration:
     server: Server
     values: Mapping[str, float]
     held: Mapping[str, str]
+    priors: Mapping[str, Prior]
+    deviations: Mapping[str, float]
+    limit_warning: str | None
     values_of: Mapping[str, Mapping[str, float]]
     per_run: str
+    tokens_held: float
     rows: pl.DataFrame
     common_rows: pl.DataFrame
 
@@ -94,6 +126,63 @@ class Calibration:
         return any(values != self.values for values in self.values_of.values())
 
     @property
+    def unidentified(self) -> dict[str, str]:
+        """The costs that the rows do not identify, each with its interval and the reason of its prior."""
+        return {
+            name: f"{self.interval(name)}: {prior.reason}"
+            for name, prior in self.priors.items()
+            if name in self.values and self.deviations[name] > _TOLD * prior.deviation
+        }
+
+    def interval(self, name: str) -> str:
+        """Return the 95% interval of a parameter in words, given rows and priors."""
+        unit, per = UNITS[name]
+        factor = math.exp(2 * self.deviations[name])
+        low, high = (float(f"{self.values[name] * per * times:.2g}") for times in (1 / factor, factor))
+        return f"{low:,g} to {high:,g} {unit.split(' ')[0]}"
+
+    @property
+    def missed(self) -> list[str]:
+        """The rows that are missed, the worst first: where they are, and by how much their worst metric is off."""
+        worst = pl.max_horizontal(pl.col(f"{name}_error").abs() for name in JUDGED)
+        rows = self.rows.filter("missed").sort(worst, descending=True)
+        words = []
+        for row in rows.iter_rows(named=True):
+            metric = max(JUDGED, key=lambda name: abs(row[f"{name}_error"] or 0.0))
+            kind = ", used to fit" if row["fitted"] else ""
+            words.append(
+                f"row {row['row']} ({row['shape']}, {row['load']}{kind}): "
+                f"{METRICS[metric].lower()} off by {row[f'{metric}_error']:+,.0%}"
+            )
+        return words
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know before using any of this: rows missed, costs and limits that no row tells."""
+        words = []
+        if self.missed:
+            words.append(f"{len(self.missed):,} of {self.rows.height:,} rows are missed by more than {MISSED:.0%}")
+        words += [] if self.limit_warning is None else [self.limit_warning]
+        if self.unidentified:
+            costs = ", ".join(f"{name} ({self.interval(name)})" for name in self.unidentified)
+            words.append(f"the rows do not identify {costs}: these rest on priors")
+        if (held_more := self.rows.filter(pl.col("limit_at_least_per_s") < (1 - LESS) * pl.col("limit_per_s"))).height:
+            least = held_more.unique("shape", maintain_order=True)
+            shapes = ", ".join(
+                f"{row['shape']}: at least {row['limit_at_least_per_s']:,.4g}" for row in least.iter_rows(named=True)
+            )
+            words.append(
+                f"what these shapes carry takes more KV memory than the {self.tokens_held:,.0f} tokens that the rows "
+                f"held, and nothing says that there is more ({shapes} requests/s); give kv_tokens"
+            )
+        hinging = self.rows.filter(pl.col("hinges_on").is_not_null())
+        if hinging.height:
+            loads = ", ".join(dict.fromkeys(hinging["shape"]))
+            costs = ", ".join(dict.fromkeys(", ".join(hinging["hinges_on"]).split(", ")))
+            words.append(f"predictions for other lengths than were fitted ({loads}) hinge on {costs}")
+        return words
+
+    @property
     def notes(self) -> list[str]:
         """What of the benchmarks was left out, or is not simulated."""
         counts = self.rows["note"].drop_nulls().value_counts().sort("count", "note", descending=[True, False])
@@ -110,13 +199,16 @@ class Calibration:
             "overhead_ms": round(self.values.get("overhead", 0.0) * 1e3, 3),
             "overhead_per_stream_us": round(self.values.get("overhead_per_stream", 0.0) * 1e6, 3),
         }
-        fit |= {"kv_tokens": round(self.values["kv_tokens"])} if "kv_tokens" in self.values else {}
-        unknown = [
+        fit |= {name: round(self.values[name]) for name in ("kv_tokens", "max_batch_size") if name in self.values}
+        if "kv_tokens" not in self.values:
+            fit["kv_tokens_at_least"] = round(self.tokens_held)
+        fit |= {"priors": self.unidentified} if self.unidentified else {}
+        left_out = [
             f"{name} was not fitted and counts as nothing: {self.held[name]}"
             for name in ("per_token", "decode_attention", "self_attention")
             if name in self.held
         ]
-        fit |= {"warnings": unknown} if unknown else {}
+        fit |= {"warnings": words} if (words := [*self.warnings, *left_out]) else {}
         return BatchTimeFile(description, self.server.batch_time, source, fit=fit)
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,7 +221,12 @@ class Calibration:
                 "max_batch_size": server.max_batch_size,
                 "kv_tokens": None if server.memory is None else server.memory.tokens,
             },
+            "warnings": self.warnings,
+            "missed": self.missed,
             "parameters": _with_units(self.values),
+            "intervals": {name: self.interval(name) for name in self.values},
+            "unidentified": self.unidentified,
+            "kv_tokens_at_least": None if "kv_tokens" in self.values else round(self.tokens_held),
             "held": dict(self.held),
             "per_run": self.per_run,
             "parameters_of_runs": {run: _with_units(values) for run, values in self.values_of.items()},
@@ -171,9 +268,9 @@ def calibrate(
         Rows to fit, of each shape: ``lowest:3``, those with the fewest requests per second; ``spread:3``, the lowest,
         the highest and those between at equal distances; ``all``; or a value for each row.
     parameters
-        What to fit, of `UNITS`; None: all. Those that the rows cannot tell apart are held at 0.
+        What to fit, of `UNITS`; None: all. Costs that the rows cannot tell rest on their `priors`.
     token_budget, max_batch_size, policy, kv_tokens
-        Of the server, as it ran. None for ``kv_tokens``: found in rows that memory holds back, else no limit.
+        Of the server, as it ran. None for ``kv_tokens``: found where rows identify it (`limit_of`), else no limit.
     per_run
         What to adjust to each run (the column: files are separate deployments or clients) that has two fitted rows or
         more: ``nothing``, the ``overhead``, or ``all``, where parameters stay near those of all runs together.
@@ -205,31 +302,106 @@ def calibrate(
 
     def build(values: Values) -> tuple[Server, Overhead]:
         known = dict.fromkeys(UNITS, 0.0) | values
-        kv = round(values["kv_tokens"]) if "kv_tokens" in values else kv_tokens
-        server = Server(_batch_time(known), token_budget, max_batch_size, policy, kv_tokens=kv)
-        return server, Overhead(known["overhead"], known["overhead_per_stream"])
+        places = round(values["max_batch_size"]) if "max_batch_size" in values else max_batch_size
+        memory = None
+        if "kv_tokens" in values:  # one that is tried may be too short for some requests
+            size = usual_block_size(resolve(policy))
+            memory = dataclasses.replace(Memory.of_tokens(round(values["kv_tokens"]), size), too_long="drop")
+        server = Server(
+            _batch_time(known),
+            token_budget,
+            max(places, 1) if places is not None else None,
+            policy,
+            memory=memory,
+            kv_tokens=kv_tokens,
+        )
+        return server, Overhead(known["overhead"], known["overhead_per_stream"], known["idle"])
 
-    guess = first_guess(fitted, names, kv_tokens, max_batch_size)
-    sent = [requests_of(row, build(guess.values)[0], seed, _MOST_REQUESTS) for row in fitted]
-    values = refine(fitted, sent, build, guess.values, guess.sizes, progress)
+    # -- one server for all runs: costs, then what else holds requests back
+    guesses = [first_guess(fitted, names, token_budget, loss) for loss in ("soft_l1", "linear")]
+    guessed = build(guesses[0].values)[0]
+    sent = [(row, requests_of(row, guessed, seed, _MOST_REQUESTS)) for row in fitted]
+    guess = min(guesses, key=lambda one: np.abs(misfits(sent, *build(one.values))).sum())
+    fit = refine(sent, build, guess.values, guess.priors, progress)
+    priors, held, warning = dict(guess.priors), dict(guess.held), None
+    if kv_tokens is not None:
+        held["kv_tokens"] = f"given: {kv_tokens:,}"
+    elif "kv_tokens" in names:
+        others = [
+            (row, requests_of(row, guessed, seed, _MOST_REQUESTS))
+            for row, use in zip(rows, chosen, strict=True)
+            if not use
+        ]
+        fit, reason, warning = limit_of(fit, sent, others, build, priors, max_batch_size)
+        held |= {} if reason is None else {"kv_tokens": reason}
+    held |= {} if "max_batch_size" in fit.values else {"max_batch_size": _stated(max_batch_size)}
+
+    # -- each run: as the common server, but for what its own rows say
+    values = fit.values
+    near = {name: Prior(value, math.exp(_NEAR), "the server of all runs") for name, value in values.items()}
     values_of = {row["run"]: values for row in rows}
     for run in values_of if len(values_of) > 1 and per_run != "nothing" else ():
-        own = [(row, load) for row, load in zip(fitted, sent, strict=True) if row["run"] == run]
+        own = [(row, load) for row, load in sent if row["run"] == run]
         if len(own) < 2:
             continue
         if per_run == "all":
-            own_rows, own_loads = zip(*own, strict=True)
-            values_of[run] = refine(own_rows, own_loads, build, values, guess.sizes, stay=True)
+            values_of[run] = refine(own, build, values, near).values
         if "overhead" in values:
             values_of[run] = values_of[run] | {"overhead": _own_overhead(own, *build(values_of[run]))}
-    common = _judged(rows, chosen, dict.fromkeys(values_of, build(values)), seed)
+
+    # -- predictions of every row
+    hinges = _hinges(fit, priors, fitted)
+    least = None if build(values)[0].memory else max(tokens_held(row) for row in rows)
+    common = _judged(rows, chosen, dict.fromkeys(values_of, build(values)), seed, hinges, least)
     adjusted = {run: build(each) for run, each in values_of.items()}
-    judged = common if all(each == values for each in values_of.values()) else _judged(rows, chosen, adjusted, seed)
-    return Calibration(build(values)[0], values, guess.held, values_of, per_run, judged, common)
+    same = all(each == values for each in values_of.values())
+    judged = common if same else _judged(rows, chosen, adjusted, seed, hinges, least)
+    return Calibration(
+        server=build(values)[0],
+        values=values,
+        held=held,
+        priors=priors,
+        deviations=fit.deviations,
+        limit_warning=warning,
+        values_of=values_of,
+        per_run=per_run,
+        tokens_held=max(tokens_held(row) for row in rows),
+        rows=judged,
+        common_rows=common,
+    )
+
+
+def _with_tokens(server: Server, load: Requests, tokens: float | None) -> Server:
+    """Return a server whose KV memory holds no more than so many tokens, or the longest of the requests."""
+    if tokens is None:
+        return server
+    longest = int((load.prompt_tokens + load.output_tokens).max())
+    size = usual_block_size(server.policy)
+    memory = Memory.of_tokens(max(round(tokens), longest + 2 * size), size)
+    return dataclasses.replace(server, memory=memory)
+
+
+def _stated(max_batch_size: int | None) -> str:
+    return "stated: none" if max_batch_size is None else f"stated: {max_batch_size:,}"
+
+
+def _hinges(fit: Fit, priors: Mapping[str, Prior], fitted: Sequence[Row]) -> dict[str, tuple[float, float, str]]:
+    """Return between which lengths predictions rest on the rows, and the unidentified costs on which others hinge."""
+    hinges = {}
+    for kind, costs in _HINGES.items():
+        unknown = [n for n in costs if n in fit.values and fit.deviations[n] > _TOLD * priors[n].deviation]
+        lengths = [_length(row, kind) for row in fitted]
+        if unknown:
+            hinges[kind] = min(lengths) / _LENGTHS, max(lengths) * _LENGTHS, ", ".join(unknown)
+    return hinges
+
+
+def _length(row: Row, kind: str) -> float:
+    return float(row["prompt_tokens"] + (row["output_tokens"] if kind == "context" else 0.0))
 
 
 def _batch_time(values: Mapping[str, float]) -> Composition:
-    step, knee = max(values["step"], _SHORTEST_STEP_S), values["knee"]
+    step, knee = values["step"], values["knee"]
     linear: BatchTime = Affine(step, values["per_token"])
     if knee > 1:
         at_knee = step + knee * values["per_token_below"]
@@ -295,9 +467,11 @@ def _judged(
     chosen: Sequence[bool],
     servers: Mapping[str, tuple[Server, Overhead]],
     seed: int,
+    hinges: Mapping[str, tuple[float, float, str]],
+    least_tokens: float | None,
 ) -> pl.DataFrame:
     """Predict every row, and put what was measured beside it."""
-    limits: dict[tuple[str, str], float] = {}
+    limits: dict[tuple[str, str], tuple[float, float]] = {}
     found = []
     for row, fitted in zip(rows, chosen, strict=True):
         server, overhead = servers[row["run"]]
@@ -305,8 +479,10 @@ def _judged(
         predicted = predict(load, server, overhead)
         kind = row["run"], row["shape"]
         if kind not in limits:
-            limits[kind] = sustained_rate(load, server)
-        limit = limits[kind]
+            limit = sustained_rate(load, server)
+            tight = _with_tokens(server, load, least_tokens)
+            limits[kind] = limit, limit if tight is server else min(sustained_rate(load, tight), limit)
+        limit, at_least = limits[kind]
         entry: dict[str, Any] = {name: row[name] for name in ("row", "run", "shape", "load")} | {"fitted": fitted}
         for metric in METRICS:
             known, value = measured(row, metric), predicted[column_of(row, metric)]
@@ -314,8 +490,16 @@ def _judged(
             error = None if known is None else -1.0 if said is None else said / known - 1
             entry |= {f"{metric}_measured": known, f"{metric}_predicted": said, f"{metric}_error": error}
         entry["limit_per_s"] = limit
+        entry["limit_at_least_per_s"] = at_least
         entry["beyond"] = None if row["pattern"] == "closed" else bool(row["rate"] > limit)
+        entry["missed"] = any(abs(entry[f"{metric}_error"] or 0.0) > MISSED for metric in JUDGED)
+        beyond = [costs for kind, (low, high, costs) in hinges.items() if not low <= _length(row, kind) <= high]
+        entry["hinges_on"] = ", ".join(beyond) or None
         entry["note"] = row["note"]
         found.append(entry)
     numbers = {name: pl.Float64 for name in found[0] if name.rpartition("_")[2] in ("measured", "predicted", "error")}
-    return pl.DataFrame(found, infer_schema_length=None, schema_overrides=numbers | {"note": pl.String})
+    return pl.DataFrame(
+        found,
+        infer_schema_length=None,
+        schema_overrides=numbers | {"beyond": pl.Boolean} | dict.fromkeys(("hinges_on", "note"), pl.String),
+    )

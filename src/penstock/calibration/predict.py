@@ -10,7 +10,7 @@ from scipy import stats
 
 from penstock.calibration.equations import MEASURES, spread_of
 from penstock.run import Run
-from penstock.simulate import simulate
+from penstock.simulate import simulate, simulate_closed
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
@@ -32,10 +32,16 @@ class Overhead:
         Seconds of every request, up to its first token.
     per_stream
         Seconds for each request that streams tokens at that moment: front ends and clients handle them in turn.
+    idle
+        Seconds more of a request that nobody else is beside when it comes: what sleeps must wake up.
     """
 
     fixed: float = 0.0
     per_stream: float = 0.0
+    idle: float = 0.0
+
+
+NOTHING = Overhead()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,8 +70,9 @@ class Requests:
 def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None) -> Requests:
     """Return requests as the benchmark drew them.
 
-    Lengths are spread evenly over their distribution, in random order, and then scaled so that those of the requests
-    that finish on ``server`` have the means that the row states, but by no more than those of so few requests stray.
+    Lengths are those that the row records, in the order in which they were sent. Where it does not, they are spread
+    evenly over their distribution, in random order, and then scaled so that those of the requests that finish on
+    ``server`` have the means that the row states, but by no more than those of so few requests stray.
 
     Parameters
     ----------
@@ -85,6 +92,9 @@ def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int
     arrival = _arrivals(row, until, rng)
     closed = row["in_flight"] if arrival is None else None
     count = _count(row, until) if arrival is None else arrival.size
+    if row.get("prompt_lengths"):
+        prompt, output = (np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output"))
+        return Requests(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
     quantiles = {name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")}
     scale = {"prompt": 1.0, "output": 1.0}
 
@@ -102,15 +112,15 @@ def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int
     return found
 
 
-def simulated(sent: Requests, server: Server) -> Run:
+def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> Run:
     """Run the requests through a server.
 
-    A closed loop is a full queue before a server with as many places: whenever one leaves, the next comes in, without
-    the client's pause between the two.
+    In a closed loop the server gets a client's next request as long after the end of the last as the overhead is.
     """
     if sent.in_flight is not None:
-        places = min(sent.in_flight, server.max_batch_size or sent.in_flight)
-        server = dataclasses.replace(server, max_batch_size=places, policy_params=())
+        lengths = sent.prompt_tokens, sent.output_tokens
+        pause = overhead.fixed + (overhead.idle if sent.in_flight == 1 else 0.0)
+        return simulate_closed(*lengths, server, clients=sent.in_flight, pause_s=pause, until=sent.until_s)
     workload = Workload.from_arrays(sent.arrival_s, sent.prompt_tokens, sent.output_tokens)
     if sent.until_s is None:
         return simulate(workload, server)
@@ -123,7 +133,7 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
     ``itl_mean_s`` and ``itl_p50_s`` are over all gaps between tokens, ``tpot_mean_s`` over requests. Everything is NaN
     where no request finished in time.
     """
-    run = simulated(sent, server)
+    run = simulated(sent, server, overhead)
     assert run.rows is not None
     chosen = _rows_of(run)
     if not chosen.size:
@@ -133,17 +143,15 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
     )
     arrival = run.rows.arrival * run.tick_s
     gaps = run.rows.output_tokens.astype(np.float64) - 1
-    if sent.in_flight is not None:
-        arrival = _closed_arrivals(finish, sent.in_flight)
     begun, ended = np.sort(first[first >= 0]), np.sort(finish[finish >= 0])
     streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(ended, first[chosen], "right")
-    ttft = first[chosen] - arrival[chosen] + overhead.fixed + overhead.per_stream * streams
+    gone = np.searchsorted(ended, arrival[chosen], "right")
+    alone = np.searchsorted(np.sort(arrival), arrival[chosen], "left") == gone
+    ttft = first[chosen] - arrival[chosen] + overhead.fixed + overhead.per_stream * streams + overhead.idle * alone
     decode, gaps = (finish - first)[chosen], gaps[chosen]
     several = gaps > 0
     per_request = float((decode[several] / gaps[several]).mean()) if several.any() else float("nan")
     pooled = float(decode.sum() / gaps.sum()) if several.any() else float("nan")
-    if sent.in_flight is not None and sent.in_flight > 1 and several.any():
-        ttft = ttft + pooled  # a client that hears of a departure is too late for the batch that follows it
     e2e = ttft + decode
     seconds = sent.until_s or float(finish.max())
     return {
@@ -175,12 +183,6 @@ def _rows_of(run: Run) -> Ints:
     """Return the places of the requests that finished."""
     assert run.rows is not None
     return np.flatnonzero(run.rows.finish >= 0)
-
-
-def _closed_arrivals(finish: Floats, in_flight: int) -> Floats:
-    """Return when each request of a closed loop was sent: the first at once, each later one at a departure."""
-    ended = np.sort(np.where(finish >= 0, finish, np.inf))
-    return np.concatenate([np.zeros(min(in_flight, finish.size)), ended[: max(finish.size - in_flight, 0)]])
 
 
 def _count(row: Mapping[str, Any], until: float | None) -> int:

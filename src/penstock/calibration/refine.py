@@ -1,100 +1,127 @@
-"""Refine parameters by simulation: Gauss-Newton on the logarithms of predicted over measured times."""
+"""Refine parameters by simulation: Gauss-Newton on the logarithms of predicted over measured times, and priors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import lsq_linear
 
 from penstock.calibration.equations import Row, column_of, measured
 from penstock.calibration.predict import Overhead, Requests, predict
+from penstock.calibration.priors import Prior
 from penstock.run import Progress
 from penstock.system.server import Server
 
 Floats = npt.NDArray[np.float64]
 Values = dict[str, float]
+Sent = tuple[Row, Requests]
 Build = Callable[[Values], tuple[Server, Overhead]]
 
 _MOST_ROUNDS = 10
-_TRIES = 4  # of a step, each shorter than the one before
-_SLOPE = 0.02  # change of a parameter, in its own size, that slopes are taken over
-_ENOUGH = 0.001  # share by which a round must improve the fit, or it is the last
-_STIFFNESS = 0.2
-_NOISE = 0.02  # misfits below this count as squares, others as they are: one odd row must not bend the rest
-_FARTHEST = 1.0  # logarithm; what is further off counts as this far
-_LEAST = {"kv_tokens": 0.5, "step": 1e-3}  # in sizes; others may vanish
+_TRIES = 6  # of a step, each shorter than the one before
+_SLOPE = 0.02  # change of a logarithm that slopes are taken over
+_LONGEST_STEP = 1.0  # change of a logarithm in a round
+_ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
+_FARTHEST = 3.0  # logarithm; what is further off counts as this far
+_NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are: one must not bend the rest
+WORTH = 0.01
+"""Misfit, as a logarithm, that weighs as much as 1.4 standard deviations from a prior."""
+
+
+class Fit(NamedTuple):
+    """Parameters that were fitted.
+
+    Attributes
+    ----------
+    values
+        By parameter, in seconds and tokens.
+    deviations
+        Standard deviation of the logarithm of each, given rows and priors.
+    cost
+        Misfits in units of `WORTH`, and half the squared deviations from the priors.
+    misfits
+        Logarithms of predicted over measured, a few for each row.
+    """
+
+    values: Values
+    deviations: Values
+    cost: float
+    misfits: Floats
 
 
 def refine(
-    rows: Sequence[Row],
-    sent: Sequence[Requests],
+    rows: Sequence[Sent],
     build: Build,
     values: Values,
-    sizes: Values,
+    priors: Mapping[str, Prior],
     progress: Progress | None = None,
-    stay: bool = False,
-) -> Values:
-    """Return values under which simulated times are nearest to the measured ones.
+) -> Fit:
+    """Return values under which simulated times are nearest to the measured ones, and none is far from its prior.
 
     The same random numbers are used throughout, so differences come from the parameters.
 
     Parameters
     ----------
-    rows, sent
-        Rows to fit, and the requests of each.
+    rows
+        Rows to fit, each with its requests.
     build
         Makes a server and an overhead of values.
-    values, sizes
-        Where to begin, and the natural size of each parameter.
+    values
+        Where to begin.
+    priors
+        Of each parameter.
     progress
         Called now and then with the share that is done, at most.
-    stay
-        Whether to stay near the values at the start, as far as the rows do not say otherwise: for few rows, and values
-        found on many. A tenth of a parameter weighs as much as a misfit of 2%.
     """
     names = list(values)
-    size = np.array([sizes[name] for name in names])
-    least = np.array([_LEAST.get(name, 0.0) for name in names])
-    theta = np.maximum(np.array([values[name] for name in names]) / size, least)
-    start, done = theta.copy(), 0
+    centre = np.log([priors[name].centre for name in names])
+    tightness = np.array([priors[name].deviation for name in names]) ** -2
+    theta = np.log([values[name] for name in names])
+    done = 0
 
-    def misfits(at: Floats) -> Floats:
+    def misfits_at(at: Floats) -> Floats:
         nonlocal done
         done += 1
         if progress is not None:
             progress(min(done / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
-        found = _misfits(rows, sent, *build(dict(zip(names, (at * size).tolist(), strict=True))))
-        return (
-            np.concatenate([found, _STIFFNESS * (at / np.where(start > 0, start, 1) - (start > 0))]) if stay else found
-        )
+        return misfits(rows, *build(dict(zip(names, np.exp(at).tolist(), strict=True))))
 
-    now, damping = misfits(theta), 1e-3
+    def cost_of(at: Floats, off: Floats) -> float:
+        return float(np.abs(off).sum() / WORTH + (tightness * (at - centre) ** 2).sum() / 2)
+
+    now, damping = misfits_at(theta), 1.0
+    cost = cost_of(theta, now)
     for _ in range(_MOST_ROUNDS):
-        slopes = np.column_stack([(misfits(theta + _SLOPE * e) - now) / _SLOPE for e in np.eye(theta.size)])
-        weight = 1 / np.sqrt(np.maximum(np.abs(now), _NOISE))
-        before = np.abs(now).sum()
+        slopes = np.column_stack([(misfits_at(theta + _SLOPE * e) - now) / _SLOPE for e in np.eye(theta.size)])
+        usual = max(float(np.abs(now).mean()), _NOISE)
+        weight = 1 / (WORTH * np.maximum(np.abs(now), usual))
+        curvature = (slopes.T * weight) @ slopes + np.diag(tightness)
+        downhill = -(slopes.T @ (weight * now)) - tightness * (theta - centre)
+        before = cost
         for _ in range(_TRIES):
-            bound = np.sqrt(damping) * np.eye(theta.size)
-            left = np.vstack([slopes * weight[:, None], bound])
-            right = np.concatenate([weight * (slopes @ theta - now), bound @ theta])
-            there = lsq_linear(left, right, (least, np.inf)).x
-            then = misfits(there)
-            if np.abs(then).sum() < before:
-                theta, now, damping = there, then, damping / 5
+            step = np.linalg.solve(curvature + damping * np.eye(theta.size), downhill)
+            there = theta + step * min(_LONGEST_STEP / max(np.abs(step).max(), 1e-12), 1.0)
+            then = misfits_at(there)
+            if cost_of(there, then) < cost:
+                theta, now, cost, damping = there, then, cost_of(there, then), damping / 5
                 break
             damping *= 10
-        if np.abs(now).sum() > (1 - _ENOUGH) * before:
+        if cost > (1 - _ENOUGH) * before:
             break
-    return dict(zip(names, (theta * size).tolist(), strict=True))
+    noise = max(float(np.abs(now).mean()), _NOISE)  # of each time, for what the rows can tell
+    deviations = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes / noise**2 + np.diag(tightness))))
+    found = dict(zip(names, np.exp(theta).tolist(), strict=True))
+    return Fit(found, dict(zip(names, deviations.tolist(), strict=True)), cost, now)
 
 
-def _misfits(rows: Sequence[Row], sent: Sequence[Requests], server: Server, overhead: Overhead) -> Floats:
-    found = []
-    for row, load in zip(rows, sent, strict=True):
+def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
+    """Return the logarithms of predicted over measured times: to the first token, and between tokens."""
+    off = []
+    for row, load in rows:
         predicted = predict(load, server, overhead)
         for metric in ("ttft", "itl"):
             known, time = measured(row, metric), predicted[column_of(row, metric)]
             if known is not None:
                 far = np.log(time / known) if time > 0 else _FARTHEST
-                found.append(float(np.clip(far, -_FARTHEST, _FARTHEST)))
-    return np.array(found)
+                off.append(float(np.clip(far, -_FARTHEST, _FARTHEST)))
+    return np.array(off)

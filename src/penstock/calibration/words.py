@@ -14,7 +14,9 @@ _SAID = {
     "with_prefill": "a batch with prompts, beside",
     "overhead": "beside the engine, until the first token",
     "overhead_per_stream": "beside the engine, for each other request that streams",
+    "idle": "beside the engine, where nobody else is there",
     "kv_tokens": "what the KV memory holds",
+    "max_batch_size": "requests that run at most",
 }
 """What each parameter is the cost of."""
 
@@ -22,7 +24,7 @@ _SAID = {
 def parameter_rows(found: Calibration) -> list[tuple[str, str, str]]:
     """Return name, value with unit, and meaning of what was fitted, then of what was not."""
     fitted = [
-        (name, f"{found.values[name] * per:,.4g} {unit.split(' ')[0]}", _SAID[name])
+        (name, f"{found.values[name] * per:,.4g} {unit.split(' ')[0]}", _meaning(found, name))
         for name, (unit, per) in UNITS.items()
         if name in found.values
     ]
@@ -30,6 +32,13 @@ def parameter_rows(found: Calibration) -> list[tuple[str, str, str]]:
     if len(set(own)) > 1:
         fitted.append(("overhead, by run", f"{own[0]:.3g} to {own[-1]:.3g} ms", f"median {own[len(own) // 2]:.3g} ms"))
     return fitted + [(name, "not fitted", why) for name, why in found.held.items()]
+
+
+def _meaning(found: Calibration, name: str) -> str:
+    """Return what a parameter is the cost of; for one that the rows do not identify, its interval, too."""
+    if name not in found.unidentified:
+        return _SAID[name]
+    return f"{_SAID[name]}; its prior, {found.interval(name)}"
 
 
 def error_rows(found: Calibration) -> list[tuple[str, ...]]:

@@ -65,7 +65,7 @@ class MeasuredBatches:
         for name in COLUMNS:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, self._column(name))
-        bad = ~((self.seconds > 0) & (self.tokens > 0))
+        bad = ~((self.seconds >= SHORTEST_S) & (self.tokens > 0))
         if bad.any():
             row = int(np.argmax(bad))
             raise InputError(
@@ -104,12 +104,13 @@ class MeasuredBatches:
             raise InputError(
                 f"{self.source}: {values.size:,} values of {name} for {np.size(self.seconds):,} batches; give one each"
             )
-        bad = ~(np.isfinite(values) & (values >= 0))
+        low, high = limits_of(name)
+        bad = ~((values >= low) & (values <= high))  # not finite, too
         if bad.any():
             row = int(np.argmax(bad))
             raise InputError(
-                f"{self.source}: {name} of batch {row + 1:,} is {values[row]:g}, but must be at least 0; correct or "
-                "drop it"
+                f"{self.source}: {name} of batch {row + 1:,} is {values[row]:g}, but must be from {low:g} to "
+                f"{high:g}, or no model can be fitted; correct or drop it"
             )
         return values
 
@@ -171,6 +172,16 @@ class MeasuredBatches:
         """
         order = np.random.default_rng(seed).permutation(len(self)) if self.is_sweep else np.arange(len(self))
         return [np.sort(block) for block in np.array_split(order, min(count, len(self)))]
+
+
+_LIMITS = {"seconds": (0.0, 1e6), "squares": (0.0, 1e18), "pairs": (0.0, 1e18), "context": (0.0, 1e15)}
+SHORTEST_S = 1e-9
+"""What a batch takes at least: less is no time of a batch, and its relative error has no meaning."""
+
+
+def limits_of(column: str) -> tuple[float, float]:
+    """Return the least and the most that a column of `COLUMNS` can be."""
+    return _LIMITS.get(column, (0.0, 1e9))
 
 
 COLUMNS = (

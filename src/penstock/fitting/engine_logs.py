@@ -1,18 +1,20 @@
 """Logs and metrics in which engines say what was in each batch, line by line.
 
-A line that cannot be read is left out and counted: logs are cut at both ends, and written by several processes.
+A line that cannot be read is left out and counted: logs are cut at both ends, and written by several processes. A
+number that no engine can have written is refused: nothing tells which others are wrong, too.
 """
 
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from penstock.fitting.batches import MeasuredBatches
-from penstock.workload.tables import Source
+from penstock import checks
+from penstock.fitting.batches import SHORTEST_S, MeasuredBatches, limits_of
+from penstock.source import Source
 
 _ITERATION = re.compile(
     r"(\d+) context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
@@ -31,7 +33,7 @@ def find_iterations(source: Source) -> MeasuredBatches:
     rows: list[tuple[float, ...]] = []
     bad, capacity = 0, None
     with source.open() as file:
-        for raw in file:
+        for number, raw in enumerate(file, 1):
             line = raw.decode("utf-8", "replace")
             if size := _KV_TOKENS.search(line):
                 capacity = float(size[1].replace(",", ""))
@@ -42,7 +44,9 @@ def find_iterations(source: Source) -> MeasuredBatches:
                 bad += 1
                 continue
             share = float(found[6]) / 100 if found[6] else np.nan
-            rows.append((*(float(found[place]) for place in range(1, 5)), float(found[5]) / 1e3, share))
+            values = [float(found[5]) / 1e3, *(float(found[place]) for place in range(1, 5))]
+            took, *counts = _possible(source, f"line {number:,}", _LOGGED, values)
+            rows.append((*counts, took, share))
     prompts, new, decodes, out, seconds, usage = np.array(rows, float).reshape(-1, 6).T
     context, notes = None, []
     if capacity is not None and np.isfinite(usage).all():
@@ -58,14 +62,15 @@ def find_passes(source: Source) -> MeasuredBatches:
     take no time and are no batches.
     """
     rows, bad = [], 0
-    for record in _records(source):
+    for number, record in enumerate(_records(source), 1):
         try:
             told = record.get("fpm", record)
             batch = told["scheduled_requests"]
-            row = _counts([told["wall_time"], *(batch.get(name, 0) for name in _PASS)])
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            row = [_number(value) for value in (told["wall_time"], *(batch.get(name, 0) for name in _PASS[1:]))]
+        except (AttributeError, KeyError, TypeError, ValueError):
             bad += 1
             continue
+        row = _possible(source, f"record {number:,}", _PASS, row)
         if row[0] > 0 and row[2] + row[4] > 0:
             rows.append(row)
     seconds, prompts, new, before, decodes, context = np.array(rows, float).reshape(-1, 6).T
@@ -73,6 +78,7 @@ def find_passes(source: Source) -> MeasuredBatches:
 
 
 _PASS = (
+    "wall_time",
     "num_prefill_requests",
     "sum_prefill_tokens",
     "sum_prefill_kv_tokens",
@@ -87,13 +93,14 @@ def find_stats(source: Source) -> MeasuredBatches:
     ``numCtxKvTokens`` and ``numGenKvTokens`` are 0 throughout where a backend does not count them.
     """
     rows, bad = [], 0
-    for record in _records(source):
+    for number, record in enumerate(_records(source), 1):
         try:
             batch = record["inflightBatchingStats"]
-            row = _counts([float(record["iterLatencyMS"]) / 1e3, *(batch.get(name, 0) for name in _STATS)])
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            row = [_number(value) for value in (record["iterLatencyMS"], *(batch.get(name, 0) for name in _STATS[1:]))]
+        except (AttributeError, KeyError, TypeError, ValueError):
             bad += 1
             continue
+        row = _possible(source, f"record {number:,}", _STATS, [row[0] / 1e3, *row[1:]])
         if row[0] > 0 and row[2] + row[4] > 0:
             rows.append(row)
     seconds, prompts, new, before, decodes, context = np.array(rows, float).reshape(-1, 6).T
@@ -113,15 +120,33 @@ def find_stats(source: Source) -> MeasuredBatches:
     )
 
 
-_STATS = ("numContextRequests", "numCtxTokens", "numCtxKvTokens", "numGenRequests", "numGenKvTokens")
+_STATS = ("iterLatencyMS", "numContextRequests", "numCtxTokens", "numCtxKvTokens", "numGenRequests", "numGenKvTokens")
 
 
-def _counts(values: list[Any]) -> list[float]:
-    """Return seconds and counts; ValueError where one is no finite number of at least 0."""
-    row = [float(value) for value in values]
-    if not all(0 <= value < math.inf for value in row):
-        raise ValueError
-    return row
+_LOGGED = ("elapsed time", "context requests", "context tokens", "generation requests", "generation tokens")
+
+
+def _number(value: Any) -> float:
+    """Return a number as a float; ValueError, TypeError where it is none."""
+    if isinstance(value, bool):
+        raise TypeError
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def _possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> list[float]:
+    """Return seconds, which may be 0, and counts; refuse what cannot be."""
+    for name, value in zip(names, values, strict=True):
+        least, most = (SHORTEST_S, limits_of("seconds")[1]) if name == names[0] else limits_of("context")
+        if value != 0 and not least <= value <= most:
+            unit = " s" if name == names[0] else ""
+            raise source.fault(
+                f"{place}: {name} is {checks.shown(value)}{unit}, but must be from {least:g} to {most:g}{unit}, or no "
+                "model can be fitted. Correct or delete it"
+            )
+    return values
 
 
 def _records(source: Source) -> Iterator[Any]:

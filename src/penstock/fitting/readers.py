@@ -11,11 +11,12 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.fitting.batches import COLUMNS, Array, MeasuredBatches
+from penstock.fitting.batches import COLUMNS, SHORTEST_S, Array, MeasuredBatches, limits_of
 from penstock.fitting.engine_logs import find_iterations, find_passes, find_stats
 from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
 from penstock.fitting.layers.times import LayerTimes
-from penstock.workload.tables import Source, Table, open_table
+from penstock.source import Source
+from penstock.workload.tables import Table, open_table
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
 """What `read_batches` reads."""
@@ -45,6 +46,7 @@ def read_batches(
     *,
     where: Mapping[str, str] | None = None,
     layers: int | None = None,
+    max_gib: float | None = None,
 ) -> MeasuredBatches:
     """Read measured batches from a file, or a folder of layer times.
 
@@ -63,6 +65,8 @@ def read_batches(
         Of a table, keep rows with these values: ``{"model": "llama-2-70b"}``.
     layers
         Repeated layers of the model, for ``vidur`` and ``llmservingsim``.
+    max_gib
+        What the file may hold, unpacked, in GiB; None: 2. All of it must fit into memory.
 
     Raises
     ------
@@ -77,7 +81,7 @@ def read_batches(
         return _layers_known(
             path, layers, int(named[1]) if named else 1, lambda n: read_llmservingsim(path, n, tensor_parallel=1)
         )
-    source = Source.at(path)
+    source = Source.at(path, max_gib)
     found = format or _told(source)
     if found in _LINES:
         if where:
@@ -262,16 +266,19 @@ def _numbers(
     numbers = text.select(pl.col(names).str.strip_chars().cast(pl.Float64, strict=False))
     for name in names:
         column = numbers[name]
-        bad = ~(column.is_not_null() & column.is_finite() & (column >= 0) & (column <= _MOST)).fill_null(value=False)
+        per_second = _PER_SECOND.get(name)
+        low, high = limits_of(name) if name in COLUMNS else (0.0, _MOST)
+        if per_second:
+            low, high = SHORTEST_S * per_second, limits_of("seconds")[1] * per_second
+        bad = ~column.is_between(low, high).fill_null(value=False)
         if name in may_lack:
             bad &= text[name].is_not_null()
-        elif name in _PER_SECOND:
-            bad |= (column == 0).fill_null(value=False)
         if bad.any():
             row = int(bad.arg_true()[0])
             place, problem = table.explain(int(text["row "][row]))
             wrong = (
-                f"has the {name} {checks.shown(text[name][row])}, which is no number that can be. Correct or delete it"
+                f"has the {name} {checks.shown(text[name][row])}, which is no number from {low:g} to {high:g}, so no "
+                "model can be fitted. Correct or delete it"
             )
             raise source.fault(f"{place} {problem or wrong}")
     return {name: numbers[name].fill_null(0.0).to_numpy() for name in names}

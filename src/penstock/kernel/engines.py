@@ -95,6 +95,7 @@ from penstock.kernel.server import (
     BEFORE_FINISHED,
     BEFORE_STARTED,
     BUSY,
+    CLIENTS,
     COMPLETED,
     COMPRESS,
     CONTEXT_BASE,
@@ -151,6 +152,7 @@ from penstock.kernel.server import (
     count_run,
     count_stall,
     next_due_epoch,
+    send_next,
     unchain,
 )
 from penstock.kernel.signatures import POLICY, PREFILL_FIRST, SEES_BATCH, SEES_DECODES, Limits, Queue
@@ -771,6 +773,8 @@ def advance(
             else:
                 state[OWN] += 1
             begin_decode(state, options, slots, heads, bits, growth, slot, slots[SLOT_OUTPUTS, slot] - engine)
+        if options[CLIENTS] > 0:
+            send_next(options, arrival, state[BEFORE_FINISHED], state[FINISHED], end)
         state[NOW] = end
 
     return status

@@ -60,7 +60,8 @@ RECORD_NONE, RECORD_BATCHES, RECORD_ALLOCATIONS = 0, 1, 2
 
 # Options, an int64 array.
 TOKEN_BUDGET, BATCH_SIZE, RUNNING_SCOPE, ENGINE, COMPRESS, RECORD, GAP_BITS, FINAL, UNTIL, STEPS, SEES = range(11)
-N_OPTIONS = 11
+CLIENTS, PAUSE = 11, 12  # of a closed loop: how many, and ticks between an answer and the next request; 0: open
+N_OPTIONS = 13
 
 # State, an int64 array. Requests are named by their place in the workload arrays handed in.
 (
@@ -189,6 +190,14 @@ def unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
     while slots[SLOT_CHAIN, other] != slot:
         other = slots[SLOT_CHAIN, other]
     slots[SLOT_CHAIN, other] = slots[SLOT_CHAIN, slot]
+
+
+@njit(cache=True)
+def send_next(options: Ints, arrival: Ints, before: int, finished: int, end: int) -> None:
+    """Let the clients whose requests finished at ``end`` send their next ones: those in order that are left."""
+    clients = options[CLIENTS]
+    for request in range(before + clients, min(finished + clients, arrival.size)):
+        arrival[request] = end + options[PAUSE]
 
 
 @njit(cache=True)
@@ -714,6 +723,8 @@ def advance(
                     continue
             decoding += 1
             decode_tokens += output[request] - engine
+        if options[CLIENTS] > 0:
+            send_next(options, arrival, before_finished, finished, end)
         now = end
 
     state[NOW] = now

@@ -11,8 +11,9 @@ from penstock.analysis.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import Deployment
-from penstock.run import STATISTICS, Distribution, Run
+from penstock.run import Distribution, Run
 from penstock.simulate import simulate
+from penstock.words import STATISTICS
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload
 

@@ -24,12 +24,13 @@ from penstock.errors import InputError, nearest
 from penstock.network_run import NetworkRun
 from penstock.planning.share import share_of
 from penstock.planning.space import SPLITTING, Deployment
-from penstock.run import STATISTICS, Run
+from penstock.run import Run
 from penstock.simulate_network import simulate_network
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.theory.certificate import certify
 from penstock.theory.network import certify_network
+from penstock.words import STATISTICS
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 

@@ -113,7 +113,9 @@ class Launch:
         )
         said = [*self.notes]
         if _SCHEDULER in self.command:
-            said.append(f"{_PLUGIN_IMAGE} is a placeholder: build {_IMAGES['vllm']} with penstock, and name it here")
+            said.append(
+                f"{_PLUGIN_IMAGE} is a placeholder: build {_IMAGES['vllm']} with penstock-llm, and name it here"
+            )
         said.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
         comments = "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in said)
         return comments + "---\n".join(yaml.dump(d, Dumper=_Plain, sort_keys=False, width=120) for d in documents)
@@ -228,7 +230,10 @@ def _vllm(model: str, server: Server, gpus: int) -> _Start:
             environment["PENSTOCK_POLICY"] = _name_for_plugin(policy)
             if server.params:
                 environment["PENSTOCK_POLICY_PARAMS"] = ",".join(f"{value:.12g}" for value in server.params)
-            notes.append("the policy runs inside vLLM 0.33: its environment, or image, needs penstock (pip install)")
+            notes.append(
+                "the policy runs inside vLLM 0.32 or 0.33: its environment, or image, needs `pip install penstock-llm` "
+                "(`penstock` is another project)"
+            )
         if server.scope != "running" or server.convention != "engine":
             exact = False
             notes.append(
@@ -289,7 +294,8 @@ def _memory_notes(server: Server) -> list[str]:
     if server.memory is None:
         return ["the plan takes KV memory for ample: see that the engine does not report preemptions or retractions"]
     tokens = (server.usable_blocks or 0) * server.memory.block_size
-    return [f"the plan counts on KV memory for {tokens:,} tokens: compare what the engine reports at its start"]
+    about = " (an estimate)" if server.kv_estimate else ""
+    return [f"the plan counts on KV memory for {tokens:,} tokens{about}: compare what the engine reports at its start"]
 
 
 def _router_notes(deployment: Deployment) -> list[str]:

@@ -234,6 +234,8 @@ def plan(
         _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
     unreachable = _unreachable(search) if best is None else None
+    server = None if best is None else best.deployment.server
+    known = [] if server is None else [note for note in (server.kv_note, server.scope_warning) if note]
     return Plan(
         workload=workload,
         aim=aim,
@@ -247,7 +249,7 @@ def plan(
         unreachable=unreachable,
         space=len(space),
         priced=space.priced,
-        notices=(*workload.notices, *_not_judged(search)),
+        notices=(*known, *workload.notices, *_not_judged(search)),
     )
 
 

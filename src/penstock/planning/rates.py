@@ -12,6 +12,7 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.source import Source
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload
 
@@ -125,8 +126,9 @@ class RateProfile:
             If the file cannot be read, hours are not evenly spaced, or they are not ``interval_s`` apart.
         """
         file = checks.path("the file of rates", path)
+        source = Source.at(file)
         try:
-            table = pl.read_csv(file, infer_schema=False)
+            table = pl.read_csv(source.for_polars(), infer_schema=False)
         except (OSError, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
             raise InputError(
                 f"cannot read {file}: {str(error).splitlines()[0]}; give a CSV with a column rate"

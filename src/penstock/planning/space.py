@@ -25,8 +25,13 @@ MOST_FAMILIES = 100_000
 
 _REASONS = 3  # that are told where nothing can exist
 
-Reason = Literal["impossible", "theory", "simulation", "cost"]
-"""By what a deployment was ruled out: it cannot exist, a theorem, simulation, or its price."""
+Reason = Literal["impossible", "unsuited", "theory", "simulation", "cost"]
+"""By what a deployment was ruled out: it cannot exist, its policy is known to do badly there, a theorem, simulation, or
+its price."""
+
+
+class _UnsuitedError(InputError):
+    """A deployment that can exist, but whose policy is out of place in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,13 +335,15 @@ def search_space(
                 count * ratio[0] // sum(ratio) if ratio else 0, of, cost, transfer_ms, transfer_ms_per_token,
             )  # fmt: skip
         except InputError as error:
-            refused.append(Discarded(words, (counts[0], counts[-1]), len(counts), "impossible", str(error)))
+            by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
+            refused.append(Discarded(words, (counts[0], counts[-1]), len(counts), by, str(error)))
         else:
             families.setdefault(smallest.family, Family(smallest, allowed))
     if not families:
         whys = list(dict.fromkeys(each.why for each in refused))
         more = f"; and {len(whys) - _REASONS:,} more reasons" if len(whys) > _REASONS else ""
-        raise InputError(f"no deployment of the search space can exist: {'; or: '.join(whys[:_REASONS])}{more}")
+        fails = "is worth judging" if any(each.by == "unsuited" for each in refused) else "can exist"
+        raise InputError(f"no deployment of the search space {fails}: {'; or: '.join(whys[:_REASONS])}{more}")
     return Space(tuple(families.values()), tuple(refused), price is not None)
 
 
@@ -347,8 +354,18 @@ def _replica(
     same = policy is server.policy or policy == server.policy.name
     changed: dict[str, Any] = {} if same else {"policy": policy, "policy_params": ()}
     if hardware is not None:
-        changed["batch_time"] = preset(hardware).batch_time
-    return dataclasses.replace(server, token_budget=budget, max_batch_size=slots, **changed)
+        known = preset(hardware)
+        changed["batch_time"] = known.batch_time
+        if server.gpu is not None:  # KV memory follows from the GPU, so it is another on each
+            gpu = known.gpu
+            changed["gpu"] = gpu and dataclasses.replace(
+                gpu, utilization=server.gpu.utilization, engine=server.gpu.engine
+            )
+            changed["memory"] = server.memory if gpu else None
+    replica = dataclasses.replace(server, token_budget=budget, max_batch_size=slots, **changed)
+    if replica.scope_warning and not same:
+        raise _UnsuitedError(replica.scope_warning)
+    return replica
 
 
 def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[str, int] | None) -> Server:
@@ -367,7 +384,7 @@ def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[
     memory = Memory.of_tokens(given, size)
     if server.memory is not None:
         memory = dataclasses.replace(server.memory, blocks=memory.blocks)
-    return dataclasses.replace(server, memory=memory)
+    return dataclasses.replace(server, memory=memory, gpu=None)
 
 
 def _refuse_unused(kv_tokens: int | Mapping[str, int] | None, hardware: Sequence[str | None]) -> None:

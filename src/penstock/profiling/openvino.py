@@ -24,7 +24,7 @@ from penstock.profiling.llama import LONGEST_CONTEXT, LlamaShape
 from penstock.profiling.machine import machine
 from penstock.system.policies import Policy
 
-_INSTALL = "install it with: pip install 'penstock[openvino]'"
+_INSTALL = "install it with: pip install 'penstock-llm[openvino]'"
 _PACKAGES = ("openvino", "openvino-genai")
 _BLOCK = 32
 """Tokens in a block of the KV cache on a CPU."""

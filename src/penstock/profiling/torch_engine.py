@@ -19,7 +19,7 @@ from penstock.profiling.llama import LlamaShape
 from penstock.profiling.machine import machine
 from penstock.system.policies import Policy
 
-_INSTALL = "install it with: pip install 'penstock[torch]'"
+_INSTALL = "install it with: pip install 'penstock-llm[torch]'"
 _PACKAGES = ("torch", "transformers")
 _ROUND = 256
 """Decodes attend to a multiple of so many tokens."""

@@ -76,7 +76,8 @@ ITEMS = (
         ("simulate.requests",),
     ),
 )  # fmt: skip
-"""In the order of the paper."""
+"""In the order of the paper. Its figure 2, the demand for offline inference at a cloud provider, rests on data that are
+not public."""
 
 
 def item(name: Any) -> Item:

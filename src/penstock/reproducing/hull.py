@@ -67,10 +67,10 @@ def _run(asked: Asked, item: Item) -> Reproduction:
 
 
 _SHORT = (
-    "the paper's formula is off: it fills the batch with one prompt beside k_max - 1 decodes; one of {:,} tokens is "
-    "too short for that, and more prompts take the places of decodes"
+    "no error of the paper, which calls its region necessary: one prompt is to fill the batch beside k_max - 1 "
+    "decodes, and one of {:,} tokens is too short for that; more prompts take the places of decodes"
 )
-_INSIDE = "the paper's formula is off: the vertex lies inside the region, which holds more in that direction"
+_INSIDE = "the set is that of the theorem, but this point is no corner of it: it holds more in that direction"
 
 
 def _staircase(server: Server) -> tuple[PiecewiseConstant, int]:
@@ -124,7 +124,7 @@ def _extreme(server: Server, vertices: dict[str, tuple[float, float]], found: Fl
     return Claim(
         "C is a vertex of the hull", "yes, of conv(O, A, B, C, D)", "yes" if is_vertex else "no", is_vertex,
         "" if is_vertex else
-        f"the paper's formula is off: C is one only where (k_max - 1)(b0 - k_max) > b0 c / a, which "
+        f"the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > b0 c / a, which "
         f"{'holds' if condition else 'does not hold'} here",
     )  # fmt: skip
 
@@ -138,8 +138,8 @@ def _beyond(server: Server, slots: int, prompt: int) -> Claim:
     return Claim(
         f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode tokens/s",
         same, "" if same else
-        "the paper's formula is off where k_max is above b0, which its theorem leaves out: a batch that is filled to a "
-        "step of the batch time carries more",
+        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that is filled to a step "
+        "of the batch time carries more",
     )  # fmt: skip
 
 

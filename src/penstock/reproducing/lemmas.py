@@ -1,4 +1,4 @@
-"""Two lemmas of the paper that fail as stated: counter-examples, and what holds instead."""
+"""Two lemmas of the paper: where they fail, with which constant one holds, and what holds instead of the other."""
 
 import dataclasses
 import random
@@ -101,9 +101,8 @@ class Overtaking(NamedTuple):
 
 
 def newest_prompt_first(state: State) -> Allocation:
-    """Serve prompts, the newest first, and decodes, the oldest first, only when no prompt is left."""
-    prompts = [request for request in reversed(state.requests) if request.P > 0]
-    return fill(state, prompts or state.decoding)
+    """Serve prompts, the newest first, then decodes, the oldest first: work-conserving, and K = 1 in every state."""
+    return fill(state, [*reversed(state.prompts), *state.decoding])
 
 
 def far_ahead(slack: int) -> reference.Policy:
@@ -237,8 +236,8 @@ def _of_prefill(measured: int, found: Overtaking, burst: _Burst) -> Claim:
     bound = found.k + burst.prompt * burst.token_budget
     same = measured < bound
     why = (
-        f"the lemma is false: K-FCFS holds with K = {found.k}, but says nothing of batches without decodes, so the "
-        "newest prompts of a burst may all go first. For departures (f = d) the proof's count holds"
+        f"the lemma is false for prefill: K-FCFS holds with K = {found.k}, but says nothing of batches without "
+        "decodes, so the newest prompts of a burst may all go first. For departures (f = d) it holds"
     )
     what = f"prefill: farthest ahead of an older one, K = {found.k}"
     return Claim(what, f"fewer than K' = {bound} places", f"{measured:,} places", same, "" if same else why)
@@ -252,17 +251,16 @@ def _of_departures(what: str, found: Overtaking) -> Claim:
         said,
         f"{found.overtakers} requests",
         same,
-        "" if same else "the lemma is false: so is the count in its proof",
+        "" if same else "the count in the proof of the lemma is wrong too",
     )
 
 
 def _places(far: Overtaking) -> Claim:
     same = far.places < far.lemma
     why = (
-        f"the lemma is false: its proof counts the requests that overtake ({far.overtakers} here), but it speaks of "
-        "places. "
-        f"The {far.k - 1} requests just before the overtaker may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) "
-        "places is a true bound"
+        "the lemma holds for departures, with another constant: its proof counts the requests that overtake "
+        f"({far.overtakers} here), but the lemma speaks of places. The {far.k - 1} requests just before the overtaker "
+        "may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) places are the most"
     )
     what = f"departures: farthest ahead of an older one, K = {far.k}"
     return Claim(what, f"fewer than K' = {far.lemma} places", f"{far.places:,} places", same, "" if same else why)

@@ -19,11 +19,11 @@ from typing import IO, Any
 import polars as pl
 
 from penstock import checks
-from penstock.errors import InputError
+from penstock.errors import DISK_FULL, InputError
 
 Row = dict[str, Any]
 
-MEANING = 2
+MEANING = 3
 """Of a row: raised when the same scenario would give another row, or a journal is written in another way."""
 
 _SYNC_S = 1.0
@@ -84,6 +84,21 @@ def write_table(table: pl.DataFrame, path: Path) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def named_if_full(out: Path) -> Iterator[None]:
+    """Name the table where its disk is full, and say that what is finished is not lost."""
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        if isinstance(error, OSError) and error.errno not in DISK_FULL:  # of a worker, a trace, the terminal
+            raise
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        raise InputError(
+            f"cannot write {out}: {reason}; finished points are kept in {journal_of(out).name} as far as there was "
+            "room: make some, and the same call goes on from there"
+        ) from None
 
 
 class Journal:

@@ -140,10 +140,11 @@ def sweep(
         rows: dict[int, Row] = {}
         _finish(asked, backend, jobs, rows, functools.partial(_keep, rows), progress)
         return table(asked, rows)
-    with store.Journal.opened(target, asked.digest, fresh=fresh) as journal:
+    with store.named_if_full(target), store.Journal.opened(target, asked.digest, fresh=fresh) as journal:
         _finish(asked, backend, jobs, journal.rows, journal.add, progress)
         found = table(asked, journal.rows)
-        store.write_table(found, target)
+        if found["error"].null_count():  # else there is nothing but mistakes, and no table to take for an answer
+            store.write_table(found, target)
     return found
 
 

@@ -13,12 +13,13 @@ from pydantic import ValidationError
 from penstock.analysis.stability import verdict
 from penstock.document import Section, one_line
 from penstock.errors import InputError
-from penstock.run import METRICS, STATISTICS, Run
+from penstock.run import Run
 from penstock.scenario import DEFAULT_REQUESTS, ServerSection, SimulateSection, WorkloadSection
 from penstock.simulate import simulate
 from penstock.sweeping.grid import Point, at
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
+from penstock.words import METRICS, STATISTICS
 from penstock.workload.workload import Workload
 
 Row = dict[str, Any]

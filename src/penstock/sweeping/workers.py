@@ -9,8 +9,9 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
+from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 from penstock import checks
@@ -198,6 +199,8 @@ def _ray(address: str, wanted: Wanted) -> Iterator[Workers]:
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise _unreached("ray", address, error) from None
     try:
+        if not own or address:
+            _check_installed(_looks_of_ray(ray))
         register()
         count = wanted(int(ray.cluster_resources().get("CPU", 1)))
         died = (ray.exceptions.RayError, KeyError)  # without a node left, its pool finds no "CPU"
@@ -224,6 +227,8 @@ def _dask(address: str, wanted: Wanted) -> Iterator[Workers]:
         raise _unreached("dask", address, error) from None
     try:
         client.wait_for_workers(1, timeout=_PATIENCE_S)
+        if address:
+            _check_installed(client.run(_look()))
         count = wanted(sum(client.ncores().values()))
         died = (distributed.KilledWorker, distributed.comm.CommClosedError, BrokenExecutor)
         yield Workers("dask", count, {"client": client}, died)
@@ -235,8 +240,65 @@ def _dask(address: str, wanted: Wanted) -> Iterator[Workers]:
             cluster.close()
 
 
+Installed = tuple[str | None, str | None, bool]
+"""Of a worker: the distribution's version, the file imported as `penstock`, and whether that is this package."""
+
+
+def _look() -> Callable[[], Installed]:
+    """Return a function that says what a worker has; it travels whole, for a worker may lack this module."""
+
+    def look() -> tuple[str | None, str | None, bool]:
+        import importlib
+        import sys
+        from importlib import metadata
+
+        try:
+            importlib.import_module("penstock.sweeping.tasks")
+        except ImportError:
+            found = False
+        else:
+            found = True
+        try:
+            version = metadata.version("penstock-llm")
+        except metadata.PackageNotFoundError:
+            version = None
+        return version, getattr(sys.modules.get("penstock"), "__file__", None), found
+
+    return look
+
+
+def _looks_of_ray(ray: Any) -> dict[str, Installed]:
+    """Look at one worker of each node."""
+    on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    look = ray.remote(_look())
+    nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    looks = [look.options(scheduling_strategy=on_node(node, soft=False)).remote() for node in nodes.values()]
+    return dict(zip(nodes, ray.get(looks), strict=True))
+
+
+def _check_installed(workers: Mapping[str, Installed]) -> None:
+    """Raise an `InputError` unless every worker has this package, in this version."""
+    own = metadata.version("penstock-llm")
+    remedy = f"install this version there: `pip install penstock-llm=={own}`"
+    for name, (version, path, ours) in workers.items():
+        if not ours and path is not None:
+            raise InputError(
+                f"the worker {name} imports another package as `penstock`, {path}: that name on PyPI is a stranger's; "
+                f"run `pip uninstall penstock` there, and {remedy}"
+            )
+        if not ours:
+            raise InputError(f"the worker {name} has no Penstock, so it could run no point; {remedy}")
+        if version != own:
+            raise InputError(
+                f"the worker {name} has penstock-llm {version or 'without a version'}, but this process {own}, so its "
+                f"rows could mean something else; {remedy}"
+            )
+
+
 def _missing(kind: str) -> InputError:
-    return InputError(f"the backend {kind} needs a package that is not installed; run `pip install 'penstock[{kind}]'`")
+    return InputError(
+        f"the backend {kind} needs a package that is not installed; run `pip install 'penstock-llm[{kind}]'`"
+    )
 
 
 def _unreached(kind: str, address: str, error: BaseException) -> InputError:

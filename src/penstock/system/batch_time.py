@@ -16,7 +16,8 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.workload.tables import Source, open_table
+from penstock.source import Source
+from penstock.workload.tables import open_table
 
 MOST_TOKENS = 2**20
 """Largest token budget: batch times are tabulated up to it."""

@@ -12,6 +12,7 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
 
 _KINDS = ("affine", "hinge", "table", "measured", "composition", "file")
 
@@ -126,6 +127,7 @@ class _File(Section):
     accelerator: str | None = None
     tensor_parallel: Whole | None = None
     source: str
+    year: Whole | None = None
     licence: str | None = None
     fit: dict[str, Any] = Field(default_factory=dict)
 
@@ -146,6 +148,8 @@ class BatchTimeFile:
         Licence of those measurements.
     model, accelerator, tensor_parallel
         Which language model on what, over how many of them.
+    year
+        When the measurements were made, or published.
     fit
         How well it fits them: whatever the fit reports, by name.
     """
@@ -157,7 +161,20 @@ class BatchTimeFile:
     model: str | None = None
     accelerator: str | None = None
     tensor_parallel: int | None = None
+    year: int | None = None
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The model on its GPUs, where the memory of both is known."""
+        if self.model not in MODELS or self.accelerator not in GPU_MEMORY_GIB:
+            return None
+        return Gpu(self.model, GPU_MEMORY_GIB[self.accelerator], self.tensor_parallel or 1)
+
+    @property
+    def origin(self) -> str:
+        """What was measured, by whom, and a warning of its age."""
+        return f"{self.description}; {self.source}; newer engines may be faster"
 
     def notes(self, token_budget: int, *, memory: bool) -> tuple[str, ...]:
         """Return what one should know who uses it for such a server: what was not measured, what it does not hold.

@@ -41,6 +41,8 @@ class Memory:
         What to do about a request that can never fit: ``error`` names it; ``drop`` leaves it out and counts it.
     prefix_caching
         Reuse blocks of prompts that begin alike, where the workload says which do.
+    estimated
+        Whether ``blocks`` stands for what the ``gpu`` of a server leaves, which the server puts in its place.
     """
 
     blocks: int
@@ -51,6 +53,7 @@ class Memory:
     swap_s: float = 0.0
     too_long: TooLong = "error"
     prefix_caching: bool = False
+    estimated: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -67,6 +70,7 @@ class Memory:
             ("preemption", ("recompute", "swap")),
             ("too_long", ("error", "drop")),
             ("prefix_caching", (True, False)),
+            ("estimated", (True, False)),
         ):
             value = getattr(self, name)
             if not isinstance(value, str | bool | None) or value not in known:

@@ -163,7 +163,7 @@ class Network:
         if not given:
             raise InputError(
                 f"the order of pool {name!r} is priority without stages, so which goes first is unclear; give "
-                f"Order.priority({names}), most urgent first, in YAML {{priority: [{', '.join(names)}]}}"
+                f"`order: {{priority: [{', '.join(names)}]}}`, most urgent first"
             )
         ranking = tuple(here[self._place(stage, names, f"the priority order of pool {name!r}")] for stage in given)
         for stage in ranking:

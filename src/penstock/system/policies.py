@@ -70,6 +70,8 @@ class Policy:
         ``policy_params`` gives none, or only the first of them. None: it gets those given.
     takes
         What ``policy_params`` may give, in order; None: anything.
+    back_pressure
+        Whether it weighs prefill against decode by what waits in each, as `penstock.system.adaptive.maxweight` does.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Policy:
     work_conserving: bool | None = None
     parameters: Parameters | None = None
     takes: tuple[str, ...] | None = None
+    back_pressure: bool = False
 
     def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
@@ -208,8 +211,8 @@ POLICIES: dict[str, Policy] = {
         Policy("vllm-vanilla", vllm_vanilla, work_conserving=False, takes=()),
         Policy("orca", orca, work_conserving=True, takes=()),
         Policy("sarathi", sarathi, work_conserving=True, takes=()),
-        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters, _MEANS),
-        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters, ()),
+        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters, _MEANS, True),
+        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters, (), True),
         Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters, _POOL),
     )
 }

@@ -61,7 +61,7 @@ class Pool:
         put(self, "router", resolve_router(router))
         put(self, "order", resolve_order(order))
         if not isinstance(affinity, bool):
-            raise InputError(f"affinity is {checks.shown(affinity)}, but must be True or False; give one")
+            raise InputError(f"affinity is {checks.shown(affinity)}, but must be true or false; give one")
         put(self, "affinity", affinity)
 
     @property
@@ -115,5 +115,5 @@ def _refuse_what_pools_lack(server: Server) -> None:
     if server.order != "fcfs":
         raise InputError(
             f"the server of a pool has the order {server.order!r}, but requests of a network have no priorities of "
-            "their own; order the pool's stages instead: order=Order.priority([...]), in YAML {priority: [...]}"
+            "their own; order the pool's stages instead: `order: {priority: [...]}`"
         )

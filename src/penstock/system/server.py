@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
 from penstock.system.engines import Engine
+from penstock.system.gpu import Gpu, KVTokens, has_known_share
 from penstock.system.memory import Memory
 from penstock.system.policies import Policy, PolicyFunction, resolve
 
@@ -48,6 +50,9 @@ class Server:
         rules.
     order
         Who is served first: ``fcfs`` (order of arrival) or ``priority`` (smaller numbers first, then arrival).
+    gpu
+        The model on its GPUs, from which the KV memory of an engine follows. A ``memory`` beside it says its rules, and
+        that its size is ``estimated``. A policy that takes the place of the engine keeps that memory.
     """
 
     batch_time: BatchTime
@@ -59,6 +64,7 @@ class Server:
     policy_params: tuple[float, ...]
     memory: Memory | None
     order: Order
+    gpu: Gpu | None
 
     def __init__(
         self,
@@ -72,6 +78,7 @@ class Server:
         memory: Memory | None = None,
         order: Order = "fcfs",
         *,
+        gpu: Gpu | None = None,
         kv_blocks: int | None = None,
         kv_tokens: int | None = None,
         block_size: int | None = None,
@@ -80,7 +87,7 @@ class Server:
         carries = "a batch carries at least one token"
         token_budget = checks.whole("token_budget", token_budget, 1, MOST_TOKENS, "tokens", carries)
         if max_batch_size is not None:
-            serves = "a batch serves at least one request; None means no limit"
+            serves = "a batch serves at least one request; leave it out for no limit"
             max_batch_size = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves)
         for name, value, known in (
             ("scope", scope, ("batch", "running")),
@@ -91,6 +98,10 @@ class Server:
                 raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), known)}")
         chosen = resolve(policy)
         memory = _memory(memory, kv_blocks, kv_tokens, block_size, usual_block_size(chosen))
+        if gpu is not None:
+            gpu, memory = _memory_of_gpu(gpu, chosen, token_budget, memory)
+        elif memory is not None and memory.estimated:
+            memory = dataclasses.replace(memory, estimated=False)
         if isinstance(chosen, Engine):
             if not isinstance(policy_params, Sequence) or len(policy_params):
                 chosen = chosen.with_options(policy_params)  # type: ignore[arg-type]
@@ -110,6 +121,7 @@ class Server:
         put(self, "policy_params", tuple(params))
         put(self, "memory", memory)
         put(self, "order", order)
+        put(self, "gpu", gpu)
         if self.most_tokens > MOST_TOKENS:
             raise InputError(
                 f"{max_batch_size:,} requests (max_batch_size) of up to {chosen.options['max_tokens']:,} tokens "  # type: ignore[union-attr]
@@ -118,7 +130,10 @@ class Server:
         batch_time.table(self.most_tokens)  # a measured table may not reach so far: say so now
 
     def with_policy(self, policy: str | Policy | Engine | PolicyFunction) -> "Server":
-        """Return the same server under another policy, with that one's own parameters."""
+        """Return the same server under another policy, with that one's own parameters.
+
+        A policy that takes the place of an engine whose KV memory is estimated has the same KV memory.
+        """
         return dataclasses.replace(self, policy=policy, policy_params=())  # type: ignore[arg-type]
 
     @functools.cached_property
@@ -128,6 +143,14 @@ class Server:
         if self.policy.parameters is None:
             return given
         return (*given, *self.policy.parameters(self.batch_time, self.token_budget, self.max_batch_size)[len(given) :])
+
+    @property
+    def scope_warning(self) -> str | None:
+        """Why the policy is out of place where the max batch size counts running requests, or None."""
+        counts_running = self.scope == "running" and self.max_batch_size is not None
+        if not counts_running or not isinstance(self.policy, Policy) or not self.policy.back_pressure:
+            return None
+        return f"{self.policy.name} {STARVES_DECODES}"
 
     @property
     def most_tokens(self) -> int:
@@ -145,10 +168,38 @@ class Server:
             "no max batch size" if slots is None else f"max batch size {slots:,} ({self.scope})",
         ]
         if self.memory is not None:
-            said.append(f"KV memory of {self.memory.blocks:,} blocks of {self.memory.block_size:,}")
+            about = " (estimated)" if self.memory.estimated else ""
+            said.append(f"KV memory of {self.memory.blocks:,} blocks of {self.memory.block_size:,}{about}")
         if self.order != "fcfs":
             said.append("by priority")
         return ", ".join(said)
+
+    @property
+    def kv_estimate(self) -> KVTokens | None:
+        """The tokens that KV memory is estimated to hold, where they follow from the GPUs."""
+        if self.gpu is None or self.gpu.engine is None:
+            return None
+        return self.gpu.kv_tokens(self.gpu.engine, self.token_budget)
+
+    @property
+    def kv_note(self) -> str | None:
+        """What to know before an answer is read: that KV memory is estimated, or that an engine has no limit."""
+        known = self.kv_estimate
+        if known is not None and self.gpu is not None:
+            return (
+                f"KV memory holds about {known.tokens:,} tokens ({known.low:,} to {known.high:,}): an estimate of what "
+                f"the weights of {self.gpu.model} leave on {self.gpu.words}. Your engine logs the true number at its "
+                'start ("GPU KV cache size"). Give it as max_total_tokens'
+            )
+        if isinstance(self.policy, Engine) and self.memory is None:
+            note = (
+                f"KV memory has no limit here, but in {self.policy.name} it has. Give the tokens that your engine logs "
+                'at its start ("GPU KV cache size") as max_total_tokens'
+            )
+            if has_known_share(self.policy):
+                note += ", or model and GPU, such as gpu: {model: Qwen3-32B, memory_gib: 80}"
+            return note
+        return None
 
     @property
     def usable_blocks(self) -> int | None:
@@ -210,6 +261,27 @@ def _memory(
     if kv_blocks is not None:
         return Memory(kv_blocks, block_size)
     return Memory.of_tokens(kv_tokens, block_size) if kv_tokens is not None else memory
+
+
+def _memory_of_gpu(
+    gpu: Gpu, policy: Policy | Engine, token_budget: int, rules: Memory | None
+) -> tuple[Gpu, Memory | None]:
+    """Return the GPU with the engine that it serves, and the memory that it leaves that one, with the rules given."""
+    if rules is not None and not rules.estimated:
+        raise InputError(
+            f"gpu and a memory of {rules.blocks:,} blocks (memory, kv_blocks or kv_tokens) both say how large KV "
+            "memory is; give one of them"
+        )
+    engine = policy if isinstance(policy, Engine) and has_known_share(policy) else gpu.engine
+    if engine is None:
+        return gpu, None
+    size = usual_block_size(engine) if rules is None else rules.block_size
+    if gpu.engine is not None and size == usual_block_size(gpu.engine):
+        size = usual_block_size(engine)  # not one that was chosen
+    tokens = gpu.kv_tokens(engine, token_budget).tokens
+    memory = Memory.of_tokens(tokens, size)
+    rules = dataclasses.replace(rules or memory, blocks=memory.blocks, block_size=size, estimated=True)
+    return dataclasses.replace(gpu, engine=engine), rules
 
 
 def _refuse_what_it_does_not(

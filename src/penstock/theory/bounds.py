@@ -3,7 +3,7 @@
 Three limits, each with a rate that follows from conservation of what it limits.
 
 * **Token budget** (Theorem 1(a)): no batch carries more than max over b of b / t_b tokens per second.
-* **Max batch size** (paper, Section 6, Condition stable_condition, corrected): see `penstock.theory.region`.
+* **Max batch size** (paper, Section 6, Condition stable_condition): see `penstock.theory.region`.
   Both say how many seconds a request takes at least by token load, 1 / rate. Where batches take longer for what is in
   them, a request takes its attention besides (`penstock.theory.attention`): together these seconds are the bound.
 * **KV memory** (after Nie, Si, Zhou): with M blocks of memory, t the least batch time and g the blocks that a request
@@ -80,15 +80,13 @@ def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]
     by_tokens = asked.best_batch_tokens_per_s / tokens
     more = f", and at least {seconds:.4g} s of attention" if seconds else ""
     extended = WITH_ATTENTION if seconds else ""
-    found = [
-        Bound(
-            "token budget",
-            beside(by_tokens, seconds),
-            f"Theorem 1(a){extended}",
-            f"the best batch ({asked.best_token_load:,} tokens) carries {asked.best_batch_tokens_per_s:,.0f} tokens/s, "
-            f"and a request has {'at least ' if reused else ''}{tokens:,.6g} of them{more}",
-        )
-    ]
+    why = (
+        f"the best batch ({asked.best_token_load:,} tokens) carries {asked.best_batch_tokens_per_s:,.0f} tokens/s, "
+        f"and a request has {'at least ' if reused else ''}{tokens:,.6g} of them{more}"
+    )
+    if seconds and not reused:  # one capacity on a page: that with attention
+        why = f"the capacity of {asked.capacity_tokens_per_s:,.0f} tokens/s over the {tokens:,.6g} tokens of a request"
+    found = [Bound("token budget", beside(by_tokens, seconds), f"Theorem 1(a){extended}", why)]
     slots = server.max_batch_size
     if server.memory is not None and not reserves(server):
         seconds, more, extended = 0.0, "", ""  # tokens computed anew may ride along in batches short of requests

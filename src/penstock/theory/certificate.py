@@ -20,7 +20,7 @@ __all__ = ["CRITICAL_BAND", "Bound", "Certificate", "Hypothesis", "Verdict", "ce
 Verdict = Literal["stable", "unstable", "critical", "unknown"]
 
 WORK_CONSERVING = "Theorem 1(b)"
-DRIFT = "drift certificate (Foster, weighted tokens)"
+DRIFT = "Foster's theorem (every batch shrinks a backlog)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,8 @@ def _sufficient(workload: Workload, server: Server, asked: Load) -> tuple[str, t
     if all(h.held for h in fills) or not sound:
         rate = asked.full_batch_tokens_per_s / asked.tokens_per_request if sound else None
         return WORK_CONSERVING + extended, (*shared, *fills, full), rate or None
-    ample = dataclasses.replace(server, memory=None)  # it holds all that may run, so batches are as without a limit
+    # Memory holds all that may run, so batches are as without a limit.
+    ample = dataclasses.replace(server, memory=None, gpu=None)
     found = drift(served(workload, server).lengths, ample)
     drains = conditions.every_batch_drains(asked, found)
     others = () if drains.held else (*fills, full)

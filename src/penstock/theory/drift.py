@@ -144,13 +144,21 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
         Shape (token budget + 1,), tokens; ``most`` is -1 where no batch has that token load.
     """
     if isinstance(server.policy, Engine):
-        raise _Unknown(f"{server.policy.name} is no function of a few numbers, so its batches cannot all be tried")
+        raise _Unknown(
+            f"what {server.policy.name} puts into a batch depends on every single request, which makes more cases than "
+            "a proof can go through"
+        )
     if server.memory is not None or server.order != "fcfs":
-        raise _Unknown("which batches KV memory or priorities allow cannot all be tried")
+        raise _Unknown(
+            "with KV memory or priorities a batch depends on every single request, which makes more cases than a proof "
+            "can go through"
+        )
     rows = _queues(lengths, server)
     tried = int((rows[:, 3] - rows[:, 2] + 1).sum())
     if tried > MOST_QUEUES:
-        raise _Unknown(f"a backlog takes {tried:,} forms, more than the {MOST_QUEUES:,} that are tried")
+        raise _Unknown(
+            f"a backlog may look in {tried:,} ways, more than the {MOST_QUEUES:,} that the proof goes through"
+        )
     policy, budget = server.policy, server.token_budget
     fewest, most = np.full(budget + 1, budget + 1), np.full(budget + 1, -1)
     slots = server.max_batch_size or _NO_LIMIT
@@ -188,7 +196,7 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
         raise _Unknown("prompts have no upper limit")
     if beyond := sorted(server.policy.reads - set(BATCH_FIELDS)):
         raise _Unknown(
-            f"{server.policy.name} looks at more than the queues that are tried here differ in: {', '.join(beyond)}"
+            f"{server.policy.name} decides also by {', '.join(beyond)}, which the proof does not take into account"
         )
     known = _of_the_paper(server.policy)
     if not known and (slots is None or server.scope == "batch"):

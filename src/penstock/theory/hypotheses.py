@@ -152,14 +152,15 @@ def batch_size(server: Server) -> Hypothesis:
 def full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
     """Batches filled to the token budget carry the load, although batches that stop short might carry more."""
     held = asked.offered_tokens_per_s < asked.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
-    attention = f", with up to {asked.attention_s[1]:.4g} s of attention per request" if asked.attention_s[1] else ""
+    attention = asked.attention_s[1]
+    most = f" even with the most that attention takes, {attention:.4g} s a request" if attention else ""
     why = (
         f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} tokens carry "
-        f"{asked.full_batch_tokens_per_s:,.0f}{attention}"
+        f"{asked.full_batch_tokens_per_s:,.0f}{most}"
     )
-    if not held and asked.filled_batch_tokens_per_s < asked.best_batch_tokens_per_s * (1 - CRITICAL_BAND):
-        best = f"{asked.best_batch_tokens_per_s:,.0f}{' without attention' if attention else ''}"
-        why += f" but batches of {asked.best_token_load:,} would carry {best}: lower it"
+    wasted = asked.filled_batch_tokens_per_s < asked.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
+    if not held and wasted and not attention:
+        why += f" but batches of {asked.best_token_load:,} would carry {asked.best_batch_tokens_per_s:,.0f}: lower it"
     return Hypothesis("full batches carry the load", held, why)
 
 

@@ -207,7 +207,7 @@ def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
         return
     worst = int(np.flatnonzero(~fitting)[0])
     p, o = int(prompt[worst]), int(output[worst])
-    drop = ", or drop such with Memory(too_long='drop')" if server.memory is not None else ""
+    drop = ", or drop such with `memory: {too_long: drop}`" if server.memory is not None else ""
     raise InputError(
         f"a request with {p:,} prompt and {o:,} output tokens {_why_not(p, o, server)}, so it never fits and blocks "
         f"the server; raise the limit or cut the lengths with their `max`{drop}"

@@ -66,6 +66,12 @@ class Load:
         return self._carried(self.best_batch_tokens_per_s, self.attention_s[0])
 
     @property
+    def capacity_in_words(self) -> str:
+        """What the capacity counts."""
+        attention = ", with the least that attention takes" if any(self.attention_s) else ""
+        return f"tokens/s, with batches of {self.best_token_load:,}{attention}"
+
+    @property
     def full_batch_tokens_per_s(self) -> float:
         """Forward tokens/s of such requests that filled batches are sure to process."""
         return self._carried(self.filled_batch_tokens_per_s, self.attention_s[1])

@@ -1,12 +1,12 @@
 """The stability region under a max batch size: which prefill and decode token rates a server can carry together.
 
-Necessary condition (paper, Section 6, Condition stable_condition, corrected): with u the share of time spent in each
+Necessary condition (paper, Section 6, Condition stable_condition, made tighter): with u the share of time spent in each
 batch of x prefill tokens, y decode tokens and k_p prefill requests, taking t_{x+y} seconds,
 
     prefill rate <= sum u x / t,   decode rate <= sum u y / t,   request rate <= sum u k_p / t,   sum u <= 1
 
 over the batches with 0 < x + y <= b_max, k_p + y <= k_max and x <= k_p (longest prompt); a request is in at least one
-batch as a prefill request, which the paper leaves out. No policy is stable outside. Whether one policy is stable
+batch as a prefill request, which the paper does not ask. No policy is stable outside. Whether one policy is stable
 everywhere inside is open. A max batch size in scope ``running`` binds every batch too, so the condition holds there.
 
 For a given token load and y, more prefill requests only help, so k_p = min(k_max, b) - y (x bounds it too). Then
@@ -26,6 +26,7 @@ from scipy.spatial import ConvexHull
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.system import hull
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, PiecewiseConstant
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
@@ -34,9 +35,6 @@ from penstock.workload.pairs import Lengths
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-_FLAT = 1e-12
-"""Corners that stand out by less than this share of the region are rounding errors."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,12 +71,24 @@ class Region:
         InputError
             If it is not two numbers of at least 0, or both are 0.
         """
-        tokens = _direction(direction)
+        return 1 / float(self.prices(direction) @ _direction(direction))
+
+    def prices(self, direction: npt.ArrayLike) -> Floats:
+        """Return the server time that a prefill and a decode token cost where the boundary is met, s; shape (2,).
+
+        No batch does more than its time's worth of tokens at these prices, and those that carry the most along the
+        direction do as much. Where it meets a corner, the prices are those of an edge that ends there.
+
+        Parameters
+        ----------
+        direction
+            As in `scale`.
+        """
         start, end = self.vertices[1:-1], self.vertices[2:]
         normal = np.column_stack([end[:, 1] - start[:, 1], start[:, 0] - end[:, 0]])
-        reach = normal @ tokens
-        facing = reach > 0
-        return float(np.min((normal * start).sum(axis=1)[facing] / reach[facing]))
+        prices = normal / (normal * start).sum(axis=1)[:, None]
+        costs: Floats = prices[np.argmax(prices @ _direction(direction))]
+        return costs
 
     def margin(self, point: npt.ArrayLike) -> float:
         """Return 1 less the load: what is left before the boundary along the point's ray, negative outside.
@@ -93,7 +103,7 @@ class Region:
 
     def contains(self, point: npt.ArrayLike) -> bool:
         """Return whether the region, its boundary included, holds the point (prefill, decode tokens/s)."""
-        return self.margin(point) >= -_FLAT
+        return self.margin(point) >= -hull.FLAT
 
     @property
     def max_rate(self) -> float:
@@ -252,7 +262,7 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
         scale=float(reach / wanted.sum()),
         mix=tuple(
             Use(int(columns.prefill[i]), int(columns.decode[i]), int(columns.requests[i]), float(shares[i]))
-            for i in np.flatnonzero(shares > _FLAT)
+            for i in np.flatnonzero(shares > hull.FLAT)
         ),
         seconds_per_prefill_token=float(prices[0]),
         seconds_per_decode_token=float(prices[1]),
@@ -263,7 +273,7 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
 
 
 def closed_form(batch_time: BatchTime, token_budget: int, max_batch_size: int) -> dict[str, tuple[float, float]]:
-    """Return the named extreme points of the region for long prompts (Theorem convex_hull, corrected).
+    """Return the named extreme points of the region for long prompts (Theorem convex_hull).
 
     The region is conv(O, A, B, C, D). C is a corner where (k_max - 1)(b_0 - k_max) > b_0 c / a and b_max > b_0; else
     it lies inside, or is B. B is one unless it falls on a line between others: at k_max = 1, for c = 0, or at
@@ -379,8 +389,8 @@ def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
 def _extreme(points: Floats) -> Ints:
     """Return which of the points are corners of their convex hull with the origin and the axes; shape (corners,)."""
     tops = points.max(axis=0)
-    hull = ConvexHull(np.vstack([points / tops, np.zeros(3), np.eye(3)]))
-    return np.asarray(hull.vertices[hull.vertices < len(points)], np.int64)
+    vertices = ConvexHull(np.vstack([points / tops, np.zeros(3), np.eye(3)])).vertices
+    return np.asarray(vertices[vertices < len(points)], np.int64)
 
 
 def _outline(points: Floats) -> Floats:
@@ -389,27 +399,8 @@ def _outline(points: Floats) -> Floats:
     points = points[np.lexsort((points[:, 1], points[:, 0]))[::-1]] / tops
     rising = np.r_[True, points[1:, 1] > np.maximum.accumulate(points[:, 1])[:-1]]
     path = np.vstack([(1.0, 0.0), points[rising], (0.0, 1.0)])
-    inner = np.ones(1, bool)
-    while inner.any():  # what lies in the chord of its neighbours is no corner
-        step = np.diff(path, axis=0)
-        inner = step[:-1, 0] * step[1:, 1] <= step[:-1, 1] * step[1:, 0]
-        path = path[np.r_[True, ~inner, True]]
-    corners: Floats = np.array([(0.0, 0.0), *_chain(path.tolist())]) * tops
+    corners: Floats = np.vstack([(0.0, 0.0), hull.corners(path)]) * tops
     return corners
-
-
-def _chain(path: list[list[float]]) -> list[list[float]]:
-    """Drop corners that stand out by a rounding error only (Andrew's monotone chain)."""
-    kept: list[list[float]] = []
-    for x, y in path:
-        while len(kept) > 1:
-            (x0, y0), (x1, y1) = kept[-2:]
-            bulge = (x1 - x0) * (y - y0) - (y1 - y0) * (x - x0)
-            if bulge > _FLAT * np.hypot(x - x0, y - y0):
-                break
-            kept.pop()
-        kept.append([x, y])
-    return kept
 
 
 def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -> tuple[tuple[str, ...], float]:

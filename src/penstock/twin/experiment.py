@@ -18,13 +18,14 @@ from penstock.fitting.fit import Fit, fit
 from penstock.profiling.driving import Batches, RealEngine, drive, joined, run_episode
 from penstock.profiling.measurements import measured
 from penstock.profiling.sweep import Sweep, measure
-from penstock.run import METRICS, Progress, Run
+from penstock.run import Progress, Run
 from penstock.simulate import simulate
 from penstock.system.batch_time import BatchTime, Composition, scaled
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.twin.drift import Drift, drift_of
 from penstock.twin.observed import observed_run
+from penstock.words import METRICS
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Lengths
 from penstock.workload.workload import Workload

@@ -43,7 +43,7 @@ class Entry:
     licence: str
     cite: str
     sha256: str | None = None
-    """None: not published; the first download is then the reference."""
+    """Of the published file; None: not known, and the first download is then the reference."""
 
 
 _SPLITWISE = "Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024"
@@ -53,6 +53,15 @@ _MOONCAKE = "Qin et al., Mooncake: Trading More Storage for Less Computation, FA
 _QWEN = "Wang et al., KVCache Cache in the Wild, USENIX ATC 2025"
 _RAGPULSE = "Wang et al., RAGPulse: An Open-Source RAG Workload Trace, arXiv 2511.12979"
 _VIDUR = "Agrawal et al., Vidur: A Large-Scale Simulation Framework for LLM Inference, MLSys 2024"
+
+
+_SHA256 = {
+    "azure-llm-2023-code": "54e9a6d2a4bd06ba1e060304b900abbc74cbea53de96506e60fe5bb4f2277fb6",
+    "azure-llm-2023-conv": "2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8",
+    "mooncake-conversation": "b8cbb061a85206d729d91cdc2981f43c9e0d99209dce588d3af5f7934408b9df",
+    "ragpulse": "cd371571bef3320907147f8901729e37f412aafb067ec8eb153e2828e1801e65",
+}
+"""Of the files as downloaded, uncompressed."""
 
 
 def _azure(year: int, kind: str, what: str, rows: int) -> Entry:
@@ -65,7 +74,8 @@ def _azure(year: int, kind: str, what: str, rows: int) -> Entry:
         url, span, cite = f"{release}/AzureLLMInferenceTrace_{kind}_1week.csv", "one week", _DYNAMOLLM
     home = f"{repository}/blob/master/AzureLLMInferenceDataset{year}.md"
     description = f"{what} on Azure, {span} of {year}"
-    return Entry(f"azure-llm-{year}-{kind}", description, rows, "azure", url, home, "CC-BY-4.0", cite)
+    name = f"azure-llm-{year}-{kind}"
+    return Entry(name, description, rows, "azure", url, home, "CC-BY-4.0", cite, _SHA256.get(name))
 
 
 def _burstgpt(number: int, months: str, rows: int) -> Entry:
@@ -78,7 +88,8 @@ def _burstgpt(number: int, months: str, rows: int) -> Entry:
 def _mooncake(kind: str, what: str, rows: int) -> Entry:
     home = "https://github.com/kvcache-ai/Mooncake"
     url = f"https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/{kind}_trace.jsonl"
-    return Entry(f"mooncake-{kind}", f"Kimi, {what}", rows, "mooncake", url, home, "Apache-2.0", _MOONCAKE)
+    name = f"mooncake-{kind}"
+    return Entry(name, f"Kimi, {what}", rows, "mooncake", url, home, "Apache-2.0", _MOONCAKE, _SHA256.get(name))
 
 
 def _qwen(kind: str, what: str) -> Entry:
@@ -111,6 +122,7 @@ CATALOGUE = (
         "https://github.com/flashserve/RAGPulse",
         "MIT",
         _RAGPULSE,
+        _SHA256["ragpulse"],
     ),
     Entry(
         "arxiv-summarization",
@@ -144,6 +156,11 @@ def path_of(name: str) -> Path | None:
     """
     path = _target(_entry(name))
     return path if path.is_file() else None
+
+
+def is_pinned(name: str) -> bool:
+    """Return whether Penstock knows the checksum of a trace, and so whether a mirror has the published one."""
+    return _entry(name).sha256 is not None
 
 
 def download(
@@ -242,19 +259,22 @@ def _fetch(address: str, write: Callable[[bytes], object], progress: Callable[[i
 def _refuse_change(entry: Entry, target: Path, record: Path, found: str) -> None:
     """Raise if the content is neither the published one nor that of the first download."""
     if entry.sha256 is not None:
-        expected, remedy = entry.sha256, "Fetch it again, or download it by hand and pass the file"
-    elif target.exists():
-        if record.exists():
-            expected = record.read_text(encoding="ascii").strip()
-        else:
-            expected = hashlib.sha256(target.read_bytes()).hexdigest()
-        remedy = f"Delete {target} to accept the new one"
-    else:
+        if found != entry.sha256:
+            raise InputError(
+                f"what came is not {entry.name} as published: its SHA-256 is {found}, not {entry.sha256}; nothing was "
+                "kept. Fetch it from another place, or download it by hand and give its path in the scenario"
+            )
         return
+    if not target.exists():
+        return
+    if record.exists():
+        expected = record.read_text(encoding="ascii").strip()
+    else:
+        expected = hashlib.sha256(target.read_bytes()).hexdigest()
     if found != expected:
         raise InputError(
             f"{entry.name} has changed: SHA-256 {found} now, {expected} expected, so earlier results would not "
-            f"repeat; nothing was replaced. {remedy}."
+            f"repeat; nothing was replaced. Delete {target} to accept the new one"
         )
 
 

@@ -5,100 +5,22 @@ where in the file a row stands, so that whoever casts the text can say which lin
 """
 
 import csv
-import difflib
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import dropwhile, islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import polars as pl
 
-from penstock import checks
 from penstock.checks import shown
 from penstock.errors import InputError
+from penstock.source import Source, first_line
 
-
-@dataclass(frozen=True)
-class Source:
-    """A file, decompressed where need be, and the errors that name it."""
-
-    path: Path
-    content: bytes | None
-    """The decompressed bytes; None when Polars may read the file itself."""
-
-    @classmethod
-    def at(cls, path: str | Path) -> "Source":
-        """Look at a file; refuse one that is not there, or holds nothing."""
-        path = checks.path("the name of a file", path)
-        source = cls(path, None)
-        try:
-            if path.is_dir():
-                raise source.fault("is a directory. Name a file in it")
-            if not path.exists():
-                beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-                close = difflib.get_close_matches(path.name, beside, n=1)
-                hint = f"; did you mean {shown(close[0])}?" if close else ". Check the path"
-                raise source.fault("does not exist" + hint)
-        except (OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise source.fault(f"cannot be looked for ({reason}). Check the path") from None
-        try:
-            with path.open("rb") as file:
-                magic = file.read(4)
-            if magic.startswith(b"\x1f\x8b"):
-                source = cls(path, gzip.decompress(path.read_bytes()))
-        except (OSError, EOFError, zlib.error) as error:
-            raise source.fault(f"cannot be read ({_first_line(error)}). Fetch the file again") from None
-        if not magic or source.content == b"":
-            raise source.fault("is empty. Fetch the file again")
-        return source
-
-    @property
-    def name(self) -> str:
-        """File name, for messages."""
-        name = self.path.name
-        return name if name.isprintable() and len(name) <= 80 else shown(name)
-
-    def open(self) -> BinaryIO:
-        """Open the decompressed bytes."""
-        return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
-
-    def text(self, newline: str = "") -> io.TextIOWrapper:
-        """Open it as text, without a byte order mark."""
-        return io.TextIOWrapper(self.open(), encoding="utf-8-sig", newline=newline)
-
-    def for_polars(self) -> Path | io.BytesIO:
-        """Return what a reader of Polars takes."""
-        return self.path if self.content is None else io.BytesIO(self.content)
-
-    def blank_lines_at_end(self) -> int:
-        """Count the blank lines below the last row."""
-        with self.open() as file:
-            file.seek(max(0, file.seek(0, io.SEEK_END) - 65_536))
-            tail = file.read()
-        return max(0, tail[len(tail.rstrip(b"\r\n")) :].count(b"\n") - 1)
-
-    def fault(self, message: str) -> InputError:
-        """Return an error that begins with the file's name; the message needs no full stop."""
-        return InputError(f"{self.name}: {message}.".replace("?.", "?"))
-
-    def not_text(self) -> InputError:
-        """Return the error for the first line that is not UTF-8."""
-        with self.open() as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    line.decode()
-                except UnicodeDecodeError:
-                    return self.fault(f"line {number:,} is not UTF-8 text. Save it as UTF-8, or fetch the file again")
-        return self.fault("is not UTF-8 text. Save it as UTF-8, or fetch the file again")
+_FIELD = 8
+"""Bytes of a field of Parquet in memory, at least."""
 
 
 class Table(Protocol):
@@ -138,11 +60,7 @@ def _readable(source: Source, kind: str) -> Iterator[None]:
     except InputError:
         raise
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, RuntimeError, ValueError, csv.Error) as e:
-        raise source.fault(f"cannot be read as {kind} ({_first_line(e)}). Fetch or write the file again") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(" .")
+        raise source.fault(f"cannot be read as {kind} ({first_line(e)}). Fetch or write the file again") from None
 
 
 def _no_duplicates(source: Source, names: Collection[str]) -> None:
@@ -179,7 +97,7 @@ class _Csv:
             frame.columns = list(self.header)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             self._find_fault()
-            raise self.source.fault(f"cannot be read as CSV ({_first_line(error)}). Write the file again") from None
+            raise self.source.fault(f"cannot be read as CSV ({first_line(error)}). Write the file again") from None
         frame = _without_blank_end(self.source, frame)
         if frame[self.header[-1]].null_count():  # empty fields, or rows that are too short
             self._find_fault()
@@ -291,7 +209,7 @@ def _json_object(line: str) -> dict[str, object] | str:
     try:
         found = json.loads(line, object_pairs_hook=collect)
     except (ValueError, RecursionError) as error:
-        return f"is not JSON ({_first_line(error)}). Correct or delete it"
+        return f"is not JSON ({first_line(error)}). Correct or delete it"
     if not isinstance(found, dict):
         return f"is {shown(line.strip())}, not a JSON object. Write one object a line, as JSON Lines"
     return f"has the key {shown(twice[0])} twice. Rename one" if twice else found
@@ -309,6 +227,9 @@ class _Parquet:
 
     def read(self, names: tuple[str, ...]) -> pl.DataFrame:
         with _readable(self.source, "Parquet"):
+            rows = pl.scan_parquet(self.source.for_polars()).select(pl.len()).collect().item()
+            if rows * len(names) * _FIELD > self.source.most_bytes:
+                raise self.source.too_large("unpacks to")
             frame = pl.read_parquet(self.source.for_polars(), columns=list(names), glob=False)
             return frame.select(self._as_text(name, dtype) for name, dtype in frame.schema.items())
 

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
+from penstock.source import Source
 from penstock.workload.lengths import LONGEST
 from penstock.workload.prefixes import Prefixes
-from penstock.workload.tables import Source, Table, open_table
+from penstock.workload.tables import Table, open_table
 
-Unit = Literal["tokens", "date", "s", "ms", "ns", "ids", "rank"]
-_DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "ns": 0}  # from the unit down to nanoseconds
+Unit = Literal["tokens", "date", "s", "ms", "us", "ns", "time", "ids", "rank"]
+_DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # from the unit down to nanoseconds
 
 
 @dataclass(frozen=True)
@@ -82,21 +83,32 @@ FORMATS = (
 
 _PLAIN = "plain"
 _HASHES = "hash_ids"
-_OWN_NAMES = {"prompt_tokens": ("prompt_tokens", "prompt"), "output_tokens": ("output_tokens", "output")}
-_ARRIVAL_UNITS: dict[str, Unit] = {"arrival_s": "s", "arrival_ms": "ms", "arrival_ns": "ns"}
+_OWN_NAMES = {
+    "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "num_prompt_tokens"),
+    "output_tokens": ("output_tokens", "output", "completion_tokens", "generated_tokens", "num_output_tokens"),
+}
+_ARRIVAL_UNITS: dict[str, Unit] = {"arrival_s": "s", "arrival_ms": "ms", "arrival_us": "us", "arrival_ns": "ns"}
 _LIKE_TIMES = (
     "arrival",
     "arrivals",
     "arrived_at",
     "arrival_time",
-    "arrival_us",
+    "created",
+    "created_at",
     "time",
     "times",
     "timestamp",
     "date",
     "datetime",
 )
-_REMEDY = "columns={'arrival_s': ..., 'prompt_tokens': ..., 'output_tokens': ...} (arrival_s may be left out)"
+_SINCE_1970: dict[Unit, tuple[float, float]] = {
+    "s": (1e9, 1e10),
+    "ms": (1e12, 1e13),
+    "us": (1e15, 1e16),
+    "ns": (1e18, 1e19),
+}
+"""From 2001 to 2286, as clocks of computers count: no number is a time of these years in two units."""
+_REMEDY = "`columns: {arrival_s: NAME, prompt_tokens: NAME, output_tokens: NAME}` (arrival_s may be left out)"
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,13 @@ class Trace:
     """Shape (requests,), where the file has them."""
 
 
-def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, str] | None = None) -> Trace:
+def load(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    max_gib: float | None = None,
+) -> Trace:
     """Read a trace file; a gzip-compressed one too.
 
     Arrivals are exact to the nanosecond relative to the first one (numbers in JSON: to the precision of a double).
@@ -134,6 +152,8 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
         For any other table: which column holds ``prompt_tokens``, ``output_tokens`` and, optionally, the arrival as
         ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or dates such as 2023-11-16 18:17:03.97996), and
         ``priority``, whole numbers.
+    max_gib
+        What the file may hold, unpacked, in GiB; None: `penstock.source.MOST_GIB`.
 
     Raises
     ------
@@ -147,8 +167,8 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
     if columns is not None and not (
         isinstance(columns, Mapping) and all(isinstance(name, str) for pair in columns.items() for name in pair)
     ):
-        raise InputError(f"columns is {shown(columns)}, but must map names to names of columns: {_REMEDY}")
-    source = Source.at(path)
+        raise InputError(f"columns is {shown(columns)}, but must map names to names of columns, as {_REMEDY}")
+    source = Source.at(path, max_gib)
     table = open_table(source)
     chosen = _choose(source, table.header, format, columns)
     hashes = (_HASHES,) if chosen.hash_block and _HASHES in table.header else ()
@@ -158,7 +178,7 @@ def load(path: str | Path, *, format: str | None = None, columns: Mapping[str, s
         raise source.fault("has no rows, so nothing arrives. Check that the file was written completely")
     reads: dict[str, tuple[str, Unit]] = {}
     if chosen.arrival:
-        reads["arrival"] = chosen.arrival, _unit(chosen, text[chosen.arrival])
+        reads["arrival"] = chosen.arrival, _unit(source, chosen, text[chosen.arrival])
     reads |= {"prompt": (chosen.prompt, "tokens"), "output": (chosen.output, "tokens")}
     if hashes:
         reads["ids"] = _HASHES, "ids"
@@ -308,9 +328,21 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
     )
 
 
-def _unit(chosen: Format, text: pl.Series) -> Unit:
-    looks_like_date = chosen.name == _PLAIN and text.str.contains(r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}").first()
-    return "date" if looks_like_date else chosen.unit
+def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
+    """Return what the arrivals count; where the column does not say so, what their size tells without doubt."""
+    if chosen.name == _PLAIN and text.str.contains(r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}").first():
+        return "date"
+    if chosen.unit != "time":
+        return chosen.unit
+    numbers = text.cast(pl.Float64, strict=False)
+    for unit, (low, high) in _SINCE_1970.items():
+        if numbers.is_between(low, high).all() and numbers.null_count() < numbers.len():
+            return unit
+    raise source.fault(
+        f"the column {shown(text.name)} looks like arrival times, but in which unit is unclear. Say so with "
+        f"`columns: {{arrival_s: {text.name}}}` (or arrival_ms, arrival_us, arrival_ns); to read lengths only, name "
+        "those"
+    )
 
 
 # Explaining the first bad row.
@@ -320,6 +352,7 @@ _WANTED: dict[Unit, str] = {
     "date": "an arrival is a date from 1970 to 2261 such as 2023-11-16 18:17:03.97996 or ...03+00:00",
     "s": "an arrival is a number of seconds from 0 to 9.2e9",
     "ms": "an arrival is a number of milliseconds from 0 to 9.2e12",
+    "us": "an arrival is a number of microseconds from 0 to 9.2e15",
     "ns": "an arrival is a number of nanoseconds from 0 to 9.2e18",
     "ids": "hash ids are a list of whole numbers below 2^63",
     "rank": "a priority is a whole number between -2^31 and 2^31, smaller ones first",
@@ -386,14 +419,14 @@ def _choose(source: Source, seen: Collection[str], name: str | None, columns: Ma
     if name is not None and name not in (*known, _PLAIN):
         raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*known, _PLAIN))}")
     if columns is not None and name not in (None, _PLAIN):
-        raise InputError(f"columns= is for plain tables, but format={name!r} has its own; leave one of them out")
+        raise InputError(f"`columns` are for plain tables, but the format {name!r} has its own; leave one of them out")
     if columns is None and name in known:
         chosen = FORMATS[known.index(name)]
         for column in chosen.columns:
             if column not in seen:
                 raise source.fault(
                     f"format {name!r} needs the column {column!r}, but the file has {_listed(seen)}. "
-                    f"Leave format= out to have it recognised, or name the columns: {_REMEDY}"
+                    f"Leave `format` out to have it recognised, or name the columns with {_REMEDY}"
                 )
         return chosen
     if columns is None and name is None:
@@ -412,11 +445,11 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
         if key not in roles:
-            raise InputError(f"columns= has the key {shown(key)}, which is not known{nearest(key, roles)}")
+            raise InputError(f"`columns` have the key {shown(key)}, which is not known{nearest(key, roles)}")
         if column not in seen:
-            raise source.fault(f"columns= names the column {shown(column)}, which is not there{nearest(column, seen)}")
+            raise source.fault(f"`columns` name the column {shown(column)}, which is not there{nearest(column, seen)}")
         if roles[key] in named:
-            raise InputError(f"columns= names {roles[key]} twice, as {named[roles[key]][0]!r} and {key!r}; keep one")
+            raise InputError(f"`columns` name {roles[key]} twice, as {named[roles[key]][0]!r} and {key!r}; keep one")
         named[roles[key]] = key, column
     by_user = set(named)
     for own, role in owns.items():
@@ -425,20 +458,26 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
         if role in named:
             raise source.fault(
                 f"has the columns {named[role][0]!r} and {own!r}, so which one is meant is unclear. "
-                f"Choose with columns={{{own!r}: {own!r}}}, or the other"
+                f"Choose with `columns: {{{own if role == 'arrival' else role}: {own}}}`, or the other"
             )
         named[role] = own, own
     if "prompt_tokens" not in named or "output_tokens" not in named:
         known = ", ".join(format.name for format in FORMATS)
-        raise source.fault(f"the columns {_listed(seen)} are those of no known format ({known}). Name them: {_REMEDY}")
-    times = [column for column in seen if column.strip().lower() in _LIKE_TIMES]
-    if times and not columns and "arrival" not in named:
         raise source.fault(
-            f"the column {times[0]!r} looks like arrival times, but in which unit is unclear. Say so with "
-            f"columns={{'arrival_s': {times[0]!r}}} (or arrival_ms, arrival_ns); to read lengths only, name those"
+            f"the columns {_listed(seen)} are those of no known format ({known}). Name them with {_REMEDY}"
         )
+    times = [column for column in seen if column.strip().lower() in _LIKE_TIMES]
+    unit: Unit | None = None
+    if times and not columns and "arrival" not in named:
+        if len(times) > 1:
+            raise source.fault(
+                f"the columns {_listed(times)} all look like arrival times, so which one is meant is unclear. Choose "
+                f"with `columns: {{arrival_s: {times[0]}}}` (or arrival_ms, arrival_us, arrival_ns)"
+            )
+        named["arrival"] = times[0], times[0]
+        unit = "time"
     key, arrival = named.get("arrival", ("arrival_s", None))
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
     priority = named.get("priority", ("priority", None))[1]
-    unit = _ARRIVAL_UNITS[key]
+    unit = unit or _ARRIVAL_UNITS[key]
     return Format(_PLAIN, "Columns named by the user.", prompt, output, arrival, unit, priority=priority)

@@ -340,27 +340,34 @@ def _length(name: str, given: int | Length) -> Length:
 
 
 def read_trace(
-    path: str | Path, *, format: str | None = None, columns: Mapping[str, str] | None = None, seed: int = 0
+    path: str | Path,
+    *,
+    format: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    seed: int = 0,
+    max_gib: float | None = None,
 ) -> Workload:
     """Read a request trace.
 
     Parameters
     ----------
     path
-        CSV, JSONL or Parquet, also ``.gz``; ``penstock traces`` lists the formats.
+        CSV, JSONL or Parquet, also ``.gz``; ``penstock traces`` lists the formats. ``-``: standard input.
     format
         Its name; None: detected from the header.
     columns
         For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens`` and ``priority``.
     seed
         For resampling, see `Workload.with_rate`.
+    max_gib
+        What the file may hold, unpacked, in GiB; None: 2. All of it must fit into memory.
 
     Raises
     ------
     InputError
         If the file cannot be read; one line that names file, row, column, value and remedy.
     """
-    trace = traces.load(path, format=format, columns=columns)
+    trace = traces.load(path, format=format, columns=columns, max_gib=max_gib)
     workload = Workload.from_arrays(
         trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.priority, seed=seed,
         name=Path(path).name.split(".")[0],

@@ -12,7 +12,8 @@ from penstock.errors import InputError
 from penstock.fitting.batches import Array
 from penstock.fitting.layers.attention import Attention, Grid
 from penstock.fitting.layers.times import LayerTimes, Link
-from penstock.workload.tables import Source, open_table
+from penstock.source import Source
+from penstock.workload.tables import open_table
 
 _US, _MS = 1e6, 1e3
 _LONGEST = 1e12

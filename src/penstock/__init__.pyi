@@ -1,0 +1,151 @@
+"""The public names, and where they are: `penstock/__init__.py` loads each when it is first used."""
+
+from .analysis.answer import Answer, check
+from .analysis.audit import Audit, audit
+from .analysis.latency import SteadyState, estimate, steady_state
+from .analysis.max_rate import MaxRate, max_rate
+from .analysis.network_answer import NetworkAnswer, check_network
+from .analysis.network_orders import compare_orders
+from .analysis.network_stability import NetworkStability, network_verdict
+from .analysis.recommend import Recommendation, recommend
+from .analysis.stability import Stability, verdict
+from .analysis.targets import Target
+from .calibration.benchmarks import read_benchmarks
+from .calibration.calibrate import Calibration, calibrate
+from .errors import InputError
+from .fitting.batches import MeasuredBatches
+from .fitting.fit import Fit, fit
+from .fitting.readers import read_batches
+from .kernel.signatures import BY_LINE, BY_PHASE, DECODE_FIRST, PREFILL_FIRST, SPLIT
+from .network_run import NetworkRun
+from .planning.plan import Plan, plan
+from .planning.space import Deployment, search_space
+from .run import Run
+from .simulate import simulate
+from .simulate_network import simulate_network
+from .sweeping.sweep import sweep
+from .system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from .system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
+from .system.engines import ENGINES, engine_defaults
+from .system.gpu import Gpu
+from .system.memory import Memory
+from .system.network import Network
+from .system.orders import ORDERS, Order, order
+from .system.policies import POLICIES, Policy, policy
+from .system.pool import Pool
+from .system.presets import HARDWARE, hardware
+from .system.routing import ROUTERS, Router
+from .system.server import Server
+from .theory.certificate import Certificate, certify
+from .theory.fluid import FluidPath, fluid
+from .theory.latency import InstantEstimate, estimate_latency
+from .theory.latency_bounds import lower_bounds
+from .theory.load import MulticlassLoad, multiclass_load, traffic
+from .theory.memory import MemoryEstimate, memory_estimate
+from .theory.network import NetworkCertificate, certify_network
+from .theory.region import Region, region
+from .workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
+from .workload.pairs import Empirical
+from .workload.sessions import Sessions, read_sessions
+from .workload.stage import Stage
+from .workload.workflow import Workflow
+from .workload.workload import Workload, read_trace
+
+__all__ = [
+    "BY_LINE",
+    "BY_PHASE",
+    "DECODE_FIRST",
+    "ENGINES",
+    "HARDWARE",
+    "ORDERS",
+    "POLICIES",
+    "PREFILL_FIRST",
+    "ROUTERS",
+    "SPLIT",
+    "Affine",
+    "Answer",
+    "Audit",
+    "BatchTime",
+    "BatchTimeFile",
+    "Calibration",
+    "Certificate",
+    "Composition",
+    "Constant",
+    "Deployment",
+    "Empirical",
+    "Fit",
+    "FluidPath",
+    "Gamma",
+    "Geometric",
+    "Gpu",
+    "Hinge",
+    "InputError",
+    "InstantEstimate",
+    "LogNormal",
+    "MaxRate",
+    "Measured",
+    "MeasuredBatches",
+    "Memory",
+    "MemoryEstimate",
+    "Mixture",
+    "MulticlassLoad",
+    "Network",
+    "NetworkAnswer",
+    "NetworkCertificate",
+    "NetworkRun",
+    "NetworkStability",
+    "Order",
+    "PiecewiseConstant",
+    "Plan",
+    "Policy",
+    "Pool",
+    "Recommendation",
+    "Region",
+    "Router",
+    "Run",
+    "Server",
+    "Sessions",
+    "Stability",
+    "Stage",
+    "SteadyState",
+    "Target",
+    "Uniform",
+    "Workflow",
+    "Workload",
+    "audit",
+    "calibrate",
+    "certify",
+    "certify_network",
+    "check",
+    "check_network",
+    "compare_orders",
+    "engine_defaults",
+    "estimate",
+    "estimate_latency",
+    "fit",
+    "fluid",
+    "hardware",
+    "lower_bounds",
+    "max_rate",
+    "memory_estimate",
+    "multiclass_load",
+    "network_verdict",
+    "order",
+    "plan",
+    "policy",
+    "read_batch_time",
+    "read_batches",
+    "read_benchmarks",
+    "read_sessions",
+    "read_trace",
+    "recommend",
+    "region",
+    "search_space",
+    "simulate",
+    "simulate_network",
+    "steady_state",
+    "sweep",
+    "traffic",
+    "verdict",
+    "write_batch_time",
+]

@@ -1,0 +1,79 @@
+"""Where compiled code is kept between runs: where Numba keeps it, else in a temporary folder, else nowhere.
+
+Imported before anything is compiled. Beside the package or in the user's cache nothing can be kept where both are
+read-only, as in many containers; Numba then refuses to compile at all.
+"""
+
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.dispatcher import Dispatcher
+
+__all__ = ["find_place"]
+
+
+def find_place() -> None:
+    """Let Numba keep compiled code where it can; say so on standard error where that is not its usual place."""
+    if _is_kept():
+        return
+    folder = private_folder()
+    if folder is not None:
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for processes that this one starts
+        numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+        if _is_kept():
+            _note(f"goes to {folder}")
+            return
+    Dispatcher.enable_caching = _keep_nothing  # type: ignore[method-assign,assignment]
+    _note("is not kept: every run compiles it again")
+
+
+def _is_kept() -> bool:
+    """Ask Numba whether it has a place for the code of this package."""
+    try:
+        numba.njit(cache=True)(_nothing)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    """Stand for any function that is compiled."""
+
+
+def _keep_nothing(_: "Dispatcher[Any]") -> None:
+    """Stand for what Numba does to keep compiled code."""
+
+
+def private_folder() -> Path | None:
+    """Return a temporary folder that only this user can change, or nothing.
+
+    Whoever can write there can run code as this user, for Numba unpickles what it finds. So a folder of another
+    owner, one that others may open, and a link are refused.
+    """
+    if sys.platform == "win32":  # Numba always has a place there
+        return None
+    try:
+        folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    private = status.st_uid == os.getuid() and not stat.S_IMODE(status.st_mode) & 0o077
+    return folder if private and stat.S_ISDIR(status.st_mode) else None
+
+
+def _note(what: str) -> None:
+    print(
+        f"Note: compiled code cannot be kept beside Penstock nor in the user's cache, and {what}. "
+        "Set NUMBA_CACHE_DIR to a folder of your own to choose another place.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+find_place()

@@ -1,0 +1,188 @@
+"""The one door through which files of the user are read: regular files, or standard input, of bounded size."""
+
+import difflib
+import gzip
+import io
+import os
+import stat
+import sys
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock import checks
+from penstock.checks import shown
+from penstock.errors import InputError
+
+MOST_GIB = 2.0
+"""What is read of one file, unpacked, where nothing else is asked for, in GiB."""
+
+_STANDARD_INPUT = "-"
+_CHUNK = 1 << 20
+_DEFLATE = 1_032
+"""Bytes that a byte of deflate stands for at most."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, decompressed where need be, and the errors that name it."""
+
+    path: Path
+    content: bytes | None
+    """The bytes, decompressed; None where they can be read from the file as they are."""
+    most_gib: float = MOST_GIB
+    """The limit that it was read under."""
+
+    @classmethod
+    def at(cls, path: str | Path, max_gib: float | None = None) -> "Source":
+        """Look at a file; refuse one that is not there, holds nothing, or more than it may.
+
+        Parameters
+        ----------
+        path
+            A regular file, perhaps compressed with gzip; ``-``: standard input, which can be read once.
+        max_gib
+            What it may hold, unpacked, in GiB; None: `MOST_GIB`.
+
+        Raises
+        ------
+        InputError
+            In one line. Pipes, devices and sockets are refused, since reading them may not end.
+        """
+        path = checks.path("the name of a file", path)
+        most_gib = MOST_GIB if max_gib is None else max_gib
+        checks.number("max_gib", most_gib, 1e-9, 1e6, "GiB", "a file is read into memory")
+        source = cls(path, None, most_gib)
+        try:
+            if str(path) == _STANDARD_INPUT:
+                source = source._with(_bounded(sys.stdin.buffer, source))
+            else:
+                source._refuse_irregular()
+            head = source._head()
+            if head.startswith(b"\x1f\x8b"):
+                source = source._unpacked()
+                head = source._head()
+        except InputError:
+            raise
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise source.fault(f"cannot be read ({first_line(reason)}). Fetch the file again") from None
+        if not head:
+            raise source.fault("is empty. Fetch the file again")
+        if b"\0" in head and not head.startswith((b"PAR1", b"\xff\xfe", b"\xfe\xff")):
+            raise source.fault("holds bytes of zero, so it is not text. Name a table, a log or a document")
+        return source
+
+    @property
+    def name(self) -> str:
+        """File name, for messages."""
+        name = self.path.name
+        if name == _STANDARD_INPUT:
+            return "standard input"
+        return name if name.isprintable() and len(name) <= 80 else shown(name)
+
+    @property
+    def most_bytes(self) -> int:
+        """What it may hold, in bytes."""
+        return int(self.most_gib * 2**30)
+
+    def open(self) -> BinaryIO:
+        """Open the decompressed bytes."""
+        return self.path.open("rb") if self.content is None else io.BytesIO(self.content)
+
+    def text(self, newline: str = "") -> io.TextIOWrapper:
+        """Open it as text, without a byte order mark."""
+        return io.TextIOWrapper(self.open(), encoding="utf-8-sig", newline=newline)
+
+    def for_polars(self) -> Path | io.BytesIO:
+        """Return what a reader of Polars takes."""
+        return self.path if self.content is None else io.BytesIO(self.content)
+
+    def blank_lines_at_end(self) -> int:
+        """Count the blank lines below the last row."""
+        with self.open() as file:
+            file.seek(max(0, file.seek(0, io.SEEK_END) - 65_536))
+            tail = file.read()
+        return max(0, tail[len(tail.rstrip(b"\r\n")) :].count(b"\n") - 1)
+
+    def fault(self, message: str) -> InputError:
+        """Return an error that begins with the file's name; the message needs no full stop."""
+        return InputError(f"{self.name}: {message}.".replace("?.", "?"))
+
+    def not_text(self) -> InputError:
+        """Return the error for the first line that is not UTF-8."""
+        with self.open() as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    line.decode()
+                except UnicodeDecodeError:
+                    return self.fault(f"line {number:,} is not UTF-8 text. Save it as UTF-8, or fetch the file again")
+        return self.fault("is not UTF-8 text. Save it as UTF-8, or fetch the file again")
+
+    def too_large(self, holds: str = "holds") -> InputError:
+        """Return the error for more than is read of one file."""
+        return self.fault(
+            f"{holds} more than {self.most_gib:g} GiB, the most that is read of one file, since all of it must fit "
+            "into memory. Give a part of it, or raise the limit: --max-gib, `max_gib` in a scenario or in Python"
+        )
+
+    def _with(self, content: bytes) -> "Source":
+        return Source(self.path, content, self.most_gib)
+
+    def _head(self) -> bytes:
+        with self.open() as file:
+            return file.read(4096)
+
+    def _refuse_irregular(self) -> None:
+        try:
+            status = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            beside = [file.name for file in self.path.parent.iterdir()] if self.path.parent.is_dir() else []
+            close = difflib.get_close_matches(self.path.name, beside, n=1)
+            hint = f"; did you mean {shown(close[0])}?" if close else ". Check the path"
+            raise self.fault("does not exist" + hint) from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise self.fault(f"cannot be looked for ({reason}). Check the path") from None
+        if stat.S_ISDIR(status.st_mode):
+            raise self.fault("is a directory. Name a file in it")
+        if not stat.S_ISREG(status.st_mode):
+            raise self.fault(
+                "is a pipe, a device or a socket and no regular file, so reading it may never end. Name a regular "
+                "file; where a command takes -, that is standard input"
+            )
+        if status.st_size > self.most_bytes:
+            raise self.too_large()
+
+    def _unpacked(self) -> "Source":
+        """Decompress; where it may be more than is read, count it first without keeping it."""
+        with self.open() as file:
+            if file.seek(0, io.SEEK_END) * _DEFLATE > self.most_bytes:
+                file.seek(0)
+                _count(gzip.GzipFile(fileobj=file), self)
+            file.seek(0)
+            return self._with(_bounded(gzip.GzipFile(fileobj=file), self, "unpacks to"))
+
+
+def _count(file: BinaryIO | gzip.GzipFile, source: Source) -> None:
+    size = 0
+    while chunk := file.read(_CHUNK):
+        size += len(chunk)
+        if size > source.most_bytes:
+            raise source.too_large("unpacks to")
+
+
+def _bounded(file: BinaryIO | gzip.GzipFile, source: Source, holds: str = "holds") -> bytes:
+    """Read everything, but no more than may be read."""
+    kept = io.BytesIO()
+    while chunk := file.read(_CHUNK):
+        if kept.tell() + len(chunk) > source.most_bytes:
+            raise source.too_large(holds)
+        kept.write(chunk)
+    return kept.getvalue()
+
+
+def first_line(error: object) -> str:
+    """Return the beginning of what an error says, on one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160].rstrip(" .")

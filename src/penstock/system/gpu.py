@@ -1,0 +1,192 @@
+"""KV memory that a model leaves on its GPUs: an estimate from weights, GPU memory, and what an engine keeps for itself.
+
+    KV tokens = (what the engine may use of a GPU - weights / TP - overhead) / (KV bytes per token of a GPU)
+
+A token's keys and values take 2 x layers x KV heads x head dimension x 2 bytes; tensor parallelism shares out the KV
+heads, and copies them where there are fewer heads than GPUs. The engines' rules:
+
+* vllm (0.33): a share of 0.92 of the memory, in which CUDA graphs count since 0.21; they take about 2%.
+* vllm-v0: a share of 0.9, without CUDA graphs.
+* sglang (0.5): all but 512 MB, 1.5 MB per token of the token budget, 2 MB per CUDA graph and 128 MB per GPU, and of
+  GPUs above 60 GB all but at least 10 GB.
+* tensorrt-llm: 0.9 of what weights and overhead leave.
+
+The overhead (activations, the CUDA context, communication) is the one figure that no engine publishes: 1 GiB and
+100 KiB per token of the token budget. Of eleven start-up logs of vLLM 0.4 to 0.19, with models of 7 to 20 billion
+parameters on one to four GPUs of 24 to 80 GB, nine lie within `UNCERTAIN_GIB` of that; two of vLLM 0.6.5 took 1.3 and
+3.1 GiB more. Large mixtures of experts may take more too. So this is an estimate, and the engine's log decides.
+
+Models are left out whose KV memory is not of that form: latent attention (DeepSeek), sliding windows (gpt-oss), linear
+attention (Qwen3.5).
+"""
+
+import dataclasses
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.system.engines import Engine
+
+GIB = 2**30
+MB = 2**20
+
+UNCERTAIN_GIB = 1.25
+"""By how much the overhead of one GPU is taken to be off, either way."""
+
+_OVERHEAD_GIB = 1.0
+_OVERHEAD_BYTES_PER_TOKEN = 100 * 2**10
+_GRAPHS = 0.02  # of the memory of a GPU, in vLLM
+_SHARES = {"vllm": 0.92, "vllm-v0": 0.9, "tensorrt-llm": 0.9}
+_KV_BYTES = 2  # of a number, in 16 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What decides the memory of a language model.
+
+    Attributes
+    ----------
+    weights_gb
+        10^9 bytes of all its weights.
+    layers, kv_heads, head_dim
+        Of its attention: the keys and values that a token leaves.
+    """
+
+    weights_gb: float
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def kv_bytes(self, tensor_parallel: int) -> int:
+        """Return the bytes that a token takes on one of so many GPUs."""
+        heads = -(-self.kv_heads // tensor_parallel)
+        return 2 * self.layers * heads * self.head_dim * _KV_BYTES
+
+
+MODELS = {
+    "BLOOM-176B": Model(352.49, 70, 112, 128),
+    "CodeLlama-34B": Model(67.49, 48, 8, 128),
+    "Llama-2-7B": Model(13.48, 32, 32, 128),
+    "Llama-2-70B": Model(137.95, 80, 8, 128),
+    "Llama-3-8B": Model(16.06, 32, 8, 128),
+    "Llama-3.1-8B": Model(16.06, 32, 8, 128),
+    "Llama-3.1-70B": Model(141.11, 80, 8, 128),
+    "Llama-3.1-70B-FP8": Model(72.66, 80, 8, 128),
+    "Llama-3.1-405B": Model(811.71, 126, 8, 128),
+    "Mixtral-8x7B": Model(93.41, 32, 8, 128),
+    "Mixtral-8x22B": Model(281.24, 56, 8, 128),
+    "Qwen3-8B": Model(16.38, 36, 8, 128),
+    "Qwen3-30B-A3B": Model(61.06, 48, 4, 128),
+    "Qwen3-32B": Model(65.52, 64, 8, 128),
+    "Qwen3-32B-FP8": Model(34.32, 64, 8, 128),
+    "Qwen3-235B-A22B": Model(470.19, 94, 4, 128),
+    "Qwen3-235B-A22B-FP8": Model(236.34, 94, 4, 128),
+}
+"""Known models, from the config.json that their makers publish; weights in 16 bits, FP8 with embeddings in 16."""
+
+GPU_MEMORY_GIB = {"A100 80 GB": 79.2, "H100 80 GB": 79.2, "RTX 4090": 23.5, "RTX PRO 6000": 95.0}
+"""Memory of known GPUs, as their driver reports it."""
+
+
+def has_known_share(engine: Engine) -> bool:
+    """Return whether it is known how much memory of a GPU an engine takes."""
+    return engine.name in _SHARES or engine.name == "sglang"
+
+
+@dataclasses.dataclass(frozen=True)
+class KVTokens:
+    """Tokens that KV memory holds: the estimate, and between what it may lie."""
+
+    tokens: int
+    low: int
+    high: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A model on its GPUs.
+
+    Attributes
+    ----------
+    model
+        A name in `MODELS`.
+    memory_gib
+        Memory of one GPU, GiB.
+    tensor_parallel
+        How many GPUs share each layer.
+    utilization
+        Share of the memory that the engine may use (vLLM's gpu_memory_utilization, SGLang's mem_fraction_static,
+        TensorRT-LLM's free_gpu_memory_fraction). None: what the engine takes by itself.
+    engine
+        Whose KV memory a policy has that stands in the place of an engine; a server keeps it here.
+    """
+
+    model: str
+    memory_gib: float
+    tensor_parallel: int = 1
+    utilization: float | None = None
+    engine: Engine | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = {name.lower(): name for name in MODELS}
+        name = names.get(self.model.lower()) if isinstance(self.model, str) else None
+        if name is None:
+            raise InputError(
+                f"the memory of the model {checks.shown(self.model)} is not known{nearest(str(self.model), MODELS)}; "
+                "or give kv_tokens, which the engine logs at its start"
+            )
+        object.__setattr__(self, "model", name)
+        checks.number("gpu.memory_gib", self.memory_gib, 1, 4096, "GiB", "it is the memory of one GPU")
+        checks.whole("gpu.tensor_parallel", self.tensor_parallel, 1, 1024, "", "it is a number of GPUs")
+        if self.utilization is not None:
+            share = "it is the share of the memory that the engine uses"
+            checks.number("gpu.gpu_memory_utilization", self.utilization, 0.01, 1, "", share)
+
+    def kv_tokens(self, engine: Engine, token_budget: int) -> KVTokens:
+        """Return how many tokens' keys and values an engine has room for.
+
+        Raises
+        ------
+        InputError
+            If the weights leave no room.
+        """
+        left = self._left_bytes(engine, token_budget)
+        model = MODELS[self.model]
+        each = model.kv_bytes(self.tensor_parallel)
+        uncertain = UNCERTAIN_GIB * GIB
+        tokens = int(left / each)
+        if tokens < 1:
+            raise InputError(
+                f"the weights of {self.model} ({model.weights_gb:,.1f} GB) and what {engine.name} needs besides leave "
+                f"no KV memory on {self.words}, so it would not start; take more GPUs, or say "
+                "`memory: unlimited` to go on without a limit"
+            )
+        return KVTokens(tokens, max(int((left - uncertain) / each), 0), int((left + uncertain) / each))
+
+    @property
+    def words(self) -> str:
+        """The GPUs in words."""
+        many = f"{self.tensor_parallel} GPUs" if self.tensor_parallel > 1 else "one GPU"
+        return f"{many} of {self.memory_gib:g} GiB"
+
+    def _left_bytes(self, engine: Engine, token_budget: int) -> float:
+        """Return the bytes that an engine has for keys and values on each GPU."""
+        memory = self.memory_gib * GIB
+        weights = MODELS[self.model].weights_gb * 1e9 / self.tensor_parallel
+        overhead = _OVERHEAD_GIB * GIB + _OVERHEAD_BYTES_PER_TOKEN * token_budget
+        if engine.name == "sglang":
+            by_itself = memory - self._reserved_by_sglang(token_budget)
+            return (by_itself if self.utilization is None else self.utilization * memory) - weights
+        share = _SHARES[engine.name] if self.utilization is None else self.utilization
+        if engine.name == "tensorrt-llm":
+            return share * (memory - weights - overhead)
+        graphs = _GRAPHS if engine.name == "vllm" else 0.0
+        return (share - graphs) * memory - weights - overhead
+
+    def _reserved_by_sglang(self, token_budget: int) -> float:
+        """Return the bytes of a GPU that SGLang leaves for everything but weights, keys and values."""
+        large = self.memory_gib > 60
+        graphs = 32
+        if large:
+            graphs = 256 if self.tensor_parallel < 4 else 512
+        reserved = 512 + 1.5 * max(token_budget, 2048) + 2 * graphs + 128 * self.tensor_parallel
+        return MB * (max(reserved, 10 * 1024) if large else reserved)
