@@ -1,5 +1,6 @@
 """What a terminal shows while work goes on: what, how far, and how long still, whatever the words."""
 
+import collections
 import io
 
 import numba
@@ -69,8 +70,9 @@ def test_where_there_is_no_terminal_nothing_is_printed(capsys: pytest.CaptureFix
 
 
 def test_what_is_compiled_is_said_in_the_line_of_the_work_or_in_one_of_its_own(
-    shown: io.StringIO, capsys: pytest.CaptureFixture[str]
+    shown: io.StringIO, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))  # none of an earlier test
     progress.announce_compilation.__wrapped__()
     lines: list[str] = []
 

@@ -48,7 +48,8 @@ class _Terminal(Console):
         for column in table.columns:
             column.overflow = "fold"  # a word that is too long is broken, and not cut
         headed = any(column.header for column in table.columns)
-        if not headed or sum(map(self._needs, table.columns)) + 2 * len(table.columns) <= self.width:
+        gaps = 2 * (len(table.columns) - 1)
+        if not headed or sum(map(self._needs, table.columns)) + gaps <= self.width:
             return table
         return _row_by_row(table)
 
