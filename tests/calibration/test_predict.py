@@ -110,6 +110,17 @@ def test_gamma_gaps_have_the_rate_and_the_burstiness_of_the_tool() -> None:
     assert gaps.std() / gaps.mean() == pytest.approx(2, rel=0.05)
 
 
+def test_random_arrivals_are_as_many_as_the_benchmark_counted_in_its_time() -> None:
+    """A run of 18 s at a nominal rate of 1 that served 24 requests had 24 arrivals, and not 18."""
+    short = {"pattern": "poisson", "rate": 1.0, "duration_s": 18.0, "completed": 20}
+    cut = requests_of(row(**short, incomplete=4), SERVER)
+    assert cut.arrival_s.size == 24
+    assert cut.arrival_s.max() <= 18
+    whole = requests_of(row(**short, incomplete=0, e2e_mean_s=1.0, e2e_p99_s=1.5), SERVER)
+    assert whole.arrival_s.size == 20
+    assert 16.5 <= whole.arrival_s.max() <= 17.5
+
+
 def test_a_burst_at_the_start_comes_at_once() -> None:
     load = requests_of(row(burst=7), SERVER)
     assert (load.arrival_s == 0).sum() == 7

@@ -1,6 +1,7 @@
 """What a benchmark would have measured on a server: its load pattern, simulated, and seen from the client."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -192,18 +193,42 @@ def _count(row: Mapping[str, Any], until: float | None) -> int:
 
 
 def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Generator) -> Floats | None:
-    """Return arrival times, or None where arrivals follow departures."""
+    """Return arrival times, or None where arrivals follow departures.
+
+    A short run of random arrivals strays from its nominal rate: how many came, and within which time, are the row's own.
+    """
     if row["pattern"] == "closed":
         return None
     rate, burst = row["rate"], int(row["burst"] or 0)
-    count = row["completed"] if until is None else int(until * rate * 1.2 + 10 * np.sqrt(until * rate)) + 1
-    count = max(int(count) - burst, 1)
-    gaps = np.full(count, 1 / rate)
-    if row["pattern"] == "poisson":
-        shape = row["burstiness"] or 1.0
-        gaps = rng.gamma(shape, 1 / (shape * rate), count)
-    times = np.concatenate([np.zeros(burst), np.cumsum(gaps) - (0 if burst else gaps[0])])
-    return times if until is None else times[times <= until]
+    sent = row["completed"] + (row["incomplete"] or 0)
+    if row["pattern"] != "poisson":
+        count = sent if until is None else int(until * rate) + 1
+        times = np.concatenate([np.zeros(burst), (np.arange(max(count - burst, 1)) + (burst > 0)) / rate])
+        return times if until is None else times[times <= until]
+    if until is not None:
+        told = row["incomplete"] is not None  # else what had not finished was not counted
+        sent = round(sent * until / row["duration_s"]) if told else round(until * rate)
+    count = max(int(sent) - burst, 1)
+    shape = row["burstiness"] or 1.0
+    gaps = rng.gamma(shape, 1 / (shape * rate), count + 1)
+    times = np.cumsum(gaps) - (0 if burst else gaps[0])
+    if until is None:
+        times *= _sending_s(row, count) / (times[count - 1] or 1.0)
+    else:
+        times *= until / times[count]
+    return np.concatenate([np.zeros(burst), times[:count]])
+
+
+def _sending_s(row: Mapping[str, Any], count: int) -> float:
+    """Return how long requests were sent, for a run that waited for all: about that much less than it took."""
+    latency = row["e2e_mean_s"]
+    if latency is None and row["itl_mean_s"] is not None and row["ttft_p50_s"] is not None:
+        latency = row["ttft_p50_s"] + row["itl_mean_s"] * row["output_tokens"]
+    nominal = float(count / row["rate"])
+    if latency is None or math.isclose(row["duration_s"], row["completed"] / row["rate"]):  # that is worked out, too
+        return nominal
+    slowest = max(row["e2e_p99_s"] or 0.0, 2 * latency)
+    return float(np.clip(nominal, row["duration_s"] - slowest, max(row["duration_s"] - latency / 2, nominal / 2)))
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
