@@ -89,6 +89,15 @@ def test_what_was_finished_is_not_run_again_and_another_sweep_is_refused(
     assert pl.read_parquet(out)["seed"].to_list() == [9, 9]
 
 
+def test_a_sweep_of_bad_points_leaves_nothing_that_refuses_the_corrected_one(
+    scenario: Path, sweep: Callable[..., Said]
+) -> None:
+    out = scenario.with_name("t.parquet")
+    assert sweep(scenario, "--vary", "workload.poisson.rate=-1,-2", "--out", out)[0] == 2
+    assert not list(out.parent.glob("t.parquet*"))
+    assert sweep(scenario, "--vary", "workload.poisson.rate=6,7", "--out", out)[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -70,6 +70,7 @@ def sweep(
     Killed at any moment, the same call goes on where it stopped: finished points are kept beside the table.
     """
     from penstock import terminal_sweep
+    from penstock.sweeping.store import journal_of
     from penstock.sweeping.sweep import set_up
     from penstock.sweeping.sweep import sweep as run_sweep
 
@@ -83,6 +84,9 @@ def sweep(
     with terminal_sweep.bar("Sweeping") as show:
         found = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
     if not found["error"].null_count():
+        if out is not None:  # results that are none would stand in the way of the corrected sweep
+            out.unlink(missing_ok=True)
+            journal_of(out).unlink(missing_ok=True)
         raise InputError(f"every point of the sweep is bad, so there is no table; the first: {found['error'][0]}")
     if out is not None:
         say_written("Table", [out], as_json)
