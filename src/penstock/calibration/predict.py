@@ -195,7 +195,8 @@ def _count(row: Mapping[str, Any], until: float | None) -> int:
 def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Generator) -> Floats | None:
     """Return arrival times, or None where arrivals follow departures.
 
-    A short run of random arrivals strays from its nominal rate: how many came, and within which time, are the row's own.
+    A short run of random arrivals strays from its nominal rate: how many came, and within which time,
+    are the row's own.
     """
     if row["pattern"] == "closed":
         return None
