@@ -19,7 +19,9 @@ def rate_cells(rates: RateMap) -> pl.DataFrame:
     rows = []
     for limits, found in rates.cells.items():
         budget, size = limits
-        note = "theorem" if found.by_theorem else "simulated" if found.rate is not None else "not served"
+        note = "theorem" if found.by_theorem else "simulated"
+        if found.rate is None:
+            note = "not served"
         row = {"token_budget": f"{budget:,}", "max_batch_size": NO_LIMIT if size is None else f"{size:,}"}
         rows.append(
             row
@@ -90,4 +92,6 @@ def heat_map(
 
 def significant(value: float | None) -> str:
     """Return three figures, or a dash."""
-    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")

@@ -254,12 +254,14 @@ def _maps(found: pl.DataFrame, x: str, y: str) -> dict[str, dict[str, Any]]:
 def _map(found: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str) -> alt.LayerChart:
     seen = found.filter(pl.col("state") == "stable") if column != RATE else found
     values = seen[column].drop_nulls()
-    best = None if values.is_empty() else values.max() if column == RATE else values.min()
+    best = values.max() if column == RATE else values.min()  # None where there are no values
     rows = []
     for row in found.iter_rows(named=True):
         note = row["state"]
         if column == RATE:
-            note = "not served" if row[RATE] is None else "simulated" if row[KNOWN] == "simulation" else "theorem"
+            note = "simulated" if row[KNOWN] == "simulation" else "theorem"
+            if row[RATE] is None:
+                note = "not served"
         value = row[column] if row["state"] != "unstable" or column == RATE else None  # no steady state to colour
         first = value is not None and value == best
         cell = {"x": _tick(row[x]), "y": _tick(row[y]), "value": value, "text": significant(value)}

@@ -222,10 +222,7 @@ def _load_facts(load: Load) -> list[Fact]:
 def _hypotheses(found: Mapping[str, Answer]) -> list[Section]:
     """List the hypotheses: first those that are alike for all policies, then what is left for each."""
     told = {
-        name: [
-            page.Hypothesis(h.name, "fails" if not h.held else "held" if h.checked else "on trust", h.why)
-            for h in answer.certificate.hypotheses
-        ]
+        name: [page.Hypothesis(h.name, h.state, h.why) for h in answer.certificate.hypotheses]
         for name, answer in found.items()
     }
     first, *others = told.values()

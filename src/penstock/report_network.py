@@ -137,8 +137,7 @@ def _hypotheses(certificate: NetworkCertificate) -> Section:
     return Section(
         "Hypotheses",
         hypotheses=[
-            page.Hypothesis(h.name, "fails" if not h.held else "held" if h.checked else "on trust", h.why)
-            for h in sorted(certificate.hypotheses, key=lambda h: h.held)
+            page.Hypothesis(h.name, h.state, h.why) for h in sorted(certificate.hypotheses, key=lambda h: h.held)
         ],
     )
 

@@ -32,6 +32,9 @@ COLOUR_OF = {
     "unstable": "bold red",
     "critical": "bold red",
     "missed": "bold red",
+    "fails": "bold red",
+    "held": "default",
+    "on trust": "default",
     "unknown": "bold yellow",
     "undecided": "bold yellow",
 }
@@ -175,8 +178,7 @@ def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
     console.print(f"\n[bold]Hypotheses of {certificate.theorem or 'the theorems'}[/bold]", highlight=False)
     table = Table.grid(padding=(0, 2))
     for hypothesis in certificate.hypotheses:
-        held = "[bold red]fails[/bold red]" if not hypothesis.held else "held" if hypothesis.checked else "on trust"
-        table.add_row("", held, escape(hypothesis.name), escape(hypothesis.why))
+        table.add_row("", styled(hypothesis.state), escape(hypothesis.name), escape(hypothesis.why))
     console.print(table, highlight=False)
 
 

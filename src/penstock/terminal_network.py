@@ -188,8 +188,7 @@ def _print_hypotheses(console: Console, certificate: "NetworkCertificate") -> No
     console.print(f"\n[bold]Hypotheses of {used}[/bold]", highlight=False)
     table = Table.grid(padding=(0, 2))
     for hypothesis in sorted(certificate.hypotheses, key=lambda h: h.held):
-        held = "[bold red]fails[/bold red]" if not hypothesis.held else "held" if hypothesis.checked else "on trust"
-        table.add_row("", held, escape(hypothesis.name), escape(hypothesis.why))
+        table.add_row("", styled(hypothesis.state), escape(hypothesis.name), escape(hypothesis.why))
     console.print(table, highlight=False)
 
 

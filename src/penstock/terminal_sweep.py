@@ -140,4 +140,6 @@ def _cell(write: Any, value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else "none" if value is None else str(value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "none" if value is None else str(value)

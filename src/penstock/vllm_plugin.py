@@ -215,7 +215,9 @@ class PenstockScheduler(AsyncScheduler):
         begun = [r for r in self.running if r.is_prefill_chunk]
         waiting = chain(begun, self.kv_holding_waiting, self.waiting)
         oldest = next(waiting, None)
-        head = 0 if oldest is None else prefill[0] if prefill else _left(oldest)
+        head = 0
+        if oldest is not None:
+            head = prefill[0] if prefill else _left(oldest)
         decode_tokens = 0
         if "decode_tokens" in reads:  # an estimate: of those that finished the mean, but no more than was asked for
             mean = self._finished_decodes // self._finished + 1 if self._finished else self.max_model_len

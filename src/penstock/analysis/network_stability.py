@@ -198,7 +198,7 @@ def network_verdict(
         if found.outcome == "unstable":
             break
     outcomes = {flood.outcome for flood in floods}
-    verdict: Outcome = "unstable" if "unstable" in outcomes else "undecided" if "undecided" in outcomes else "stable"
+    verdict: Outcome = next((word for word in ("unstable", "undecided") if word in outcomes), "stable")
     return NetworkStability(verdict, resolution, tuple(floods))
 
 

@@ -149,7 +149,9 @@ def _steps(told: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_St
         return []
     found = [] if decodes else [(_prefilled(told, state, state.target, state.done + x, state.times, j), False)]
     if state.done > 0:
-        target = state.done + told.extra if decodes else state.done if told.forgets else state.target
+        target = state.done if told.forgets else state.target
+        if decodes:
+            target = state.done + told.extra
         found.append((_prefilled(told, state, target, x, state.times + 1, j), True))
     return [(after, again) for after, again in found if after.done <= (after.target or after.done)]
 

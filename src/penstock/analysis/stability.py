@@ -264,7 +264,7 @@ def verdict(
         if watches[-1].outcome == "unstable":
             break
     outcomes = {watch.outcome for watch in watches}
-    found: Outcome = "unstable" if "unstable" in outcomes else "undecided" if "undecided" in outcomes else "stable"
+    found: Outcome = next((word for word in ("unstable", "undecided") if word in outcomes), "stable")
     return Stability(found, alpha, resolution, tuple(watches))
 
 

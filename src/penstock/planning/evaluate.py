@@ -131,15 +131,17 @@ class Aim:
         if self.objective == "cost":
             found = _all(judgements)
         else:
-            within = goodput.low is not None and goodput.low >= self.goodput
-            beyond = goodput.high is not None and goodput.high < self.goodput
-            found = "met" if within else "missed" if beyond else "undecided"
+            found = "undecided"
+            if goodput.low is not None and goodput.low >= self.goodput:
+                found = "met"
+            elif goodput.high is not None and goodput.high < self.goodput:
+                found = "missed"
         return "undecided" if found == "met" and outcome != "stable" else found
 
 
 def _all(judgements: Sequence[Judgement]) -> Judgement:
     """Return the judgement of several targets together."""
-    return "missed" if "missed" in judgements else "undecided" if "undecided" in judgements else "met"
+    return next((word for word in ("missed", "undecided") if word in judgements), "met")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

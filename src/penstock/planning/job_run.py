@@ -194,7 +194,7 @@ def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
         target.judge(found) for target, found in zip(job.targets, estimates, strict=True) if found.value is not None
     ]
     judged.append(Target("e2e_s", "mean", job.deadline_s).judge(makespan))
-    answer: Judgement = "missed" if "missed" in judged else "undecided" if "undecided" in judged else "met"
+    answer: Judgement = next((word for word in ("missed", "undecided") if word in judged), "met")
     runs = len(makespans)
     kept = dataclasses.replace(deployment, server=server)
     return JobResult(kept, mode, makespan, least, tokens / runs, estimates, answer, runs, beside)

@@ -160,10 +160,11 @@ def job_of(
         raise InputError("plan.job has online traffic but the plan has no targets for it; give plan.targets")
     servers = [(each.smallest if isinstance(each, Family) else each).server for each in fleets]
     own = sorted({server.token_budget for server in servers})
+    beside = workload if online is None else online
     budgets = section.token_budgets or (own if len(own) > 1 else ())  # where the search names some, no others
     return jobs.plan_job(
         workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S,
         token_budgets=budgets, most_replicas=section.most_replicas, runs=section.runs,
-        online=(workload if online is None else online) if section.online else None,
+        online=beside if section.online else None,
         targets=aim.targets if section.online and aim is not None else (), progress=progress,
     )  # fmt: skip

@@ -42,7 +42,9 @@ class Claim:
     @property
     def verdict(self) -> Sameness:
         """In one word."""
-        return "changed" if self.same is None else "same" if self.same else "differs"
+        if self.same is None:
+            return "changed"
+        return "same" if self.same else "differs"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -41,12 +41,9 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     for name, at in vertices.items():
         reached = found.scale(at)
         same = abs(reached - 1) < _EQUAL
-        claims.append(
-            Claim(
-                f"vertex {name}", _tokens(at), _tokens(tuple(reached * np.array(at))), same,
-                "" if same else _SHORT.format(prompt) if reached < 1 else _INSIDE,
-            )
-        )  # fmt: skip
+        reason = _SHORT.format(prompt) if reached < 1 else _INSIDE
+        carried = _tokens(tuple(reached * np.array(at)))
+        claims.append(Claim(f"vertex {name}", _tokens(at), carried, same, "" if same else reason))
         rows.append(("paper", name, *at))
     rows += [("region", "", *at) for at in found.vertices.tolist()]
     claims.append(_extreme(server, vertices, found.vertices))

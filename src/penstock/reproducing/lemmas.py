@@ -116,7 +116,9 @@ def far_ahead(slack: int) -> reference.Policy:
         i = request.index
         if request.P > 0 and i > 0:
             return 0
-        return 1 if 0 < i < slack else 2 if i == 2 * slack - 1 else 3
+        if 0 < i < slack:
+            return 1
+        return 2 if i == 2 * slack - 1 else 3
 
     return lambda state: fill(state, sorted(state.requests, key=rank))
 

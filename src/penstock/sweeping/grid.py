@@ -377,7 +377,9 @@ def _tidy(value: float) -> float:
 def _takes_whole(field: str) -> bool | None:
     """Return whether a field takes whole numbers only, or None where that depends on more than its name."""
     kinds = {typing.get_origin(k) or k for k in _choices(_annotation(field))}
-    return True if int in kinds else False if float in kinds else None
+    if int in kinds:
+        return True
+    return False if float in kinds else None
 
 
 def _annotation(field: str) -> Any:

@@ -179,7 +179,8 @@ def set_up(
     if ("simulate", "seed") in places:
         raise InputError("simulate.seed does not vary like a field; repeat every point with --seeds 5")
     simulate = document.get("simulate")
-    first = (simulate.get("seed", 0) if isinstance(simulate, Mapping) else 0) if seed is None else seed
+    own_seed = simulate.get("seed", 0) if isinstance(simulate, Mapping) else 0
+    first = own_seed if seed is None else seed
     first = checks.whole("seed", first, 0, 2**62, "", "take any")
     points = grid.points(chosen, sample, range(first, first + count), first)
     if independent:

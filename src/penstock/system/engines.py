@@ -224,6 +224,10 @@ class Defaults:
     max_batch_size: int | None
 
 
+_BUDGET_BELOW_GIB = {20: 2048, 60: 4096, 160: 8192}
+"""SGLang's token budget on a GPU with less than so much memory."""
+
+
 def engine_defaults(name: str, gpu_memory_gib: float, *, a100: bool = False, offline: bool = False) -> Defaults:
     """Return the limits that an engine chooses for a GPU.
 
@@ -246,7 +250,7 @@ def engine_defaults(name: str, gpu_memory_gib: float, *, a100: bool = False, off
             return Defaults(16384 if offline else 8192, 1024)
         return Defaults(8192 if offline else 2048, 256)
     if name == "sglang":
-        return Defaults(2048 if gib < 20 else 4096 if gib < 60 else 8192 if gib < 160 else 16384, None)
+        return Defaults(next((budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit), 16_384), None)
     raise InputError(
         f"no default limits are known for {checks.shown(name)}{nearest(str(name), ['vllm', 'sglang'])}; "
         "give token_budget and max_batch_size"

@@ -38,6 +38,13 @@ class Hypothesis:
     why: str
     checked: bool = True
 
+    @property
+    def state(self) -> str:
+        """``fails``, ``held``, or ``on trust``: in one word."""
+        if not self.held:
+            return "fails"
+        return "held" if self.checked else "on trust"
+
 
 def shared(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of every sufficient condition."""

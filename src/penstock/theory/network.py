@@ -220,7 +220,8 @@ def network_certificate(
     fails = _why_the_order_fails(virtual, spiral)
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
     if verdict == "unstable":
-        theorem = (VIRTUAL if spiral is None else SPIRAL) if reason == fails else OVERLOAD
+        by_order = VIRTUAL if spiral is None else SPIRAL
+        theorem = by_order if reason == fails else OVERLOAD
     limits = [found.max_load for found in (anyone, fixed) if found is not None]
     most_offered, busy = model.offered + STANDARD_ERRORS * model.standard_error, model.offered > 0
     carried = float((model.full_batch[busy] / most_offered[busy]).min())

@@ -54,7 +54,9 @@ def read_llmservingsim(
     """
     folder = checks.path("the folder of a layer profile", folder)
     named = re.fullmatch(r"tp(\d+)", folder.name)
-    degree = tensor_parallel if tensor_parallel is not None else int(named[1]) if named else 1
+    degree = int(named[1]) if named else 1
+    if tensor_parallel is not None:
+        degree = tensor_parallel
     layers = _count(layers)
     dense = _file(folder, "dense")
     if dense is None:
