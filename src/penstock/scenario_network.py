@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import networkx
 from pydantic import BeforeValidator
 
 from penstock import checks
@@ -325,6 +324,8 @@ def _beginnings(stages: Mapping[str, Stage]) -> list[str]:
 
     The order of the stages does not count: a program that writes YAML may sort them.
     """
+    import networkx  # half a second, which scenarios of one server need not wait for
+
     graph = networkx.DiGraph()
     graph.add_nodes_from(stages)
     for name, stage in stages.items():

@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from penstock.run import Distribution
 
@@ -213,7 +213,7 @@ def standard_error(residuals: Floats) -> float:
 
 def student(confidence: float, batches: int) -> float:
     """Return the two-sided t quantile for so many batches."""
-    return float(stats.t.ppf((1 + confidence) / 2, batches - 1))
+    return float(special.stdtrit(batches - 1, (1 + confidence) / 2))
 
 
 def _burst_student(confidence: float, batches: int, bursts: float) -> float:
@@ -223,7 +223,7 @@ def _burst_student(confidence: float, batches: int, bursts: float) -> float:
     bursts, and 2 over that is its degrees of freedom (Satterthwaite, Biometrics Bulletin 2, 1946).
     """
     freedom = 1 / (1 / (batches - 1) + _BURST_KURTOSIS / 2 / bursts) if bursts > 0 else 0.0
-    return float(stats.t.ppf((1 + confidence) / 2, freedom)) if freedom > 0 else math.inf
+    return float(special.stdtrit(freedom, (1 + confidence) / 2)) if freedom > 0 else math.inf
 
 
 def merged(parts: Sequence[Distribution]) -> Distribution:

@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from penstock import checks
 from penstock.analysis.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
@@ -408,7 +408,7 @@ class _Test:
         drift = (work[-1] - work[0]) / arrives
         edges = np.linspace(path.time_s[0], path.time_s[-1], _SEGMENTS + 1)
         shares = np.diff(np.interp(edges, path.time_s, work)) / (arrives / _SEGMENTS)
-        noise = stats.t.ppf(1 - self.alpha / 2, _SEGMENTS - 1) * shares.std(ddof=1) / math.sqrt(_SEGMENTS)
+        noise = special.stdtrit(_SEGMENTS - 1, 1 - self.alpha / 2) * shares.std(ddof=1) / math.sqrt(_SEGMENTS)
         half = max(noise, self.server.token_budget / arrives)
         return float(drift), (float(drift - half), float(drift + half))
 

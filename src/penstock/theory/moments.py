@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+from scipy import special
 
 from penstock.workload.lengths import (
     LONGEST,
@@ -90,7 +90,7 @@ def _reaches(length: Length, tokens: Floats) -> Floats | None:
             chance = (1 - 1 / length.mean_tokens) ** (tokens - 1)
         case LogNormal():
             spread = math.sqrt(math.log1p(length.cv**2))
-            chance = stats.norm.sf((np.log(tokens - 0.5) - math.log(length.mean_tokens)) / spread + spread / 2)
+            chance = special.ndtr((math.log(length.mean_tokens) - np.log(tokens - 0.5)) / spread - spread / 2)
         case Gamma():
             shape = 1 / length.cv**2
             chance = special.gammaincc(shape, (tokens - 0.5) * shape / length.mean_tokens)
@@ -116,7 +116,7 @@ def _hermite(length: Tabulated) -> Floats:
     """
     below = np.cumsum(length.probabilities)[:-1]
     z = special.ndtri(below[(below > 0) & (below < 1)])
-    density = stats.norm.pdf(z)
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
     found, one, other = np.empty(_ORDERS), np.ones_like(z), np.zeros_like(z)  # He_k / sqrt(k!), and the one before
     for k in range(_ORDERS):
         found[k] = np.sum(density * one) / math.sqrt(k + 1)
