@@ -14,7 +14,7 @@ from penstock.words import METRICS, STATISTICS, gathered
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.analysis.answer import Answer
+    from penstock.analysis.answer import Answer, TargetAnswer
     from penstock.analysis.latency import SteadyState
     from penstock.analysis.max_rate import MaxRate
     from penstock.analysis.operating_point import OperatingPoint
@@ -218,12 +218,12 @@ def _print_steady_state(console: Console, latency: "SteadyState") -> None:
     console.print(table)
 
 
-def _print_targets(console: Console, found: "Answer") -> None:
-    if not found.targets:
+def _print_targets(console: Console, targets: "Sequence[TargetAnswer]") -> None:
+    if not targets:
         return
     console.print("\n[bold]Targets[/bold]")
     table = Table.grid(padding=(0, 2))
-    for target, estimate, judgement in found.targets:
+    for target, estimate, judgement in targets:
         if estimate is None:
             seen = "there is no steady state"
         else:
@@ -271,7 +271,7 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
         _print_steady_state(console, found.latency)
     else:
         _print_latency(console, found.run)
-    _print_targets(console, found)
+    _print_targets(console, found.targets)
     if next_step := found.next_step(scenario.file):
         console.print(f"\n[bold]Next[/bold]  {escape(next_step)}.", highlight=False)
     print_warnings(console, found.warnings)
@@ -424,15 +424,25 @@ def print_recommend(scenario: "Scenario", found: "Recommendation") -> None:
     console = make_console()
     server, new = scenario.server, found.recommended.server
     _print_heading(console, scenario, server.policy.name)
+    if found.overload:
+        console.print(f"[bold red]OVERLOADED[/bold red]  {escape(found.overload)}.\n", highlight=False)
     if found.change:
         word, use = "CHANGE", f"policy {new.policy.name}, token budget {new.token_budget:,}"
     else:
         word, use = "KEEP", "what you have"
     console.print(f"[bold blue]{word}[/bold blue]  [bold]{escape(use)}[/bold]", highlight=False)
-    console.print(f"{escape(found.reason[0].upper() + found.reason[1:])}.\n", highlight=False)
+    reason = found.reason
+    if not reason.startswith(new.policy.name):  # a name is written as it is
+        reason = reason[0].upper() + reason[1:]
+    console.print(f"{escape(reason)}.\n", highlight=False)
+    if found.trade:
+        console.print(f"[bold]Worth knowing[/bold]  {escape(found.trade)}.\n", highlight=False)
     if found.with_plugin:
         console.print(f"[bold]With the plugin[/bold]  {escape(found.with_plugin)}.\n", highlight=False)
     _print_gains(console, found)
+    _print_targets(console, found.recommended.targets)
+    if next_step := found.next_step(scenario.file):
+        console.print(f"\n[bold]Next[/bold]  {escape(next_step)}.", highlight=False)
     _print_candidates(console, found)
     _print_pruned(console, found)
     if found.step:
@@ -462,6 +472,11 @@ def _print_gains(console: Console, found: "Recommendation") -> None:
             share = ["" if gain is None else f"{gain:+.1%}"] if found.change else []
             table.add_row(f"{metric[:-2].upper()} {statistic}", *(shown or "refused" for shown in ends), *share)
     console.print(table, highlight=False)
+    if found.change and found.current.answer.latency and found.recommended.answer.latency:
+        console.print(
+            "[dim]Gains are of means: a p99 is known less well, see its interval (-: no upper end).[/dim]",
+            highlight=False,
+        )
 
 
 def _print_candidates(console: Console, found: "Recommendation") -> None:
@@ -481,11 +496,13 @@ def _print_candidates(console: Console, found: "Recommendation") -> None:
         row = (escape(name), budget, f"{each.stable_rate:,.4g}", *(values or ["refused"]))
         table.add_row(*row, style="bold" if best else None)
     console.print(table)
-    console.print(
-        "[dim]The same requests for all; the first is the current one. No policy exceeds "
-        f"{found.bound:,.4g} requests/s at any of these token budgets. Refused: not stable at this rate.[/dim]",
-        highlight=False,
-    )
+    said = "The same requests for all; the first is the current one. No policy exceeds "
+    said += f"{found.bound:,.4g} requests/s at any of these token budgets."
+    if any(each.answer.latency is None for each in found.candidates):
+        said += " Refused: not stable at this rate."
+    if others := found.only_with_plugin:
+        said += f" Only with the plugin, penstock.vllm_plugin: {', '.join(others)}."
+    console.print(f"[dim]{escape(said)}[/dim]", highlight=False)
 
 
 def _print_pruned(console: Console, found: "Recommendation") -> None:
