@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.system.batch_time_file import BatchTimeFile
     from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
-    from penstock.theory.load import Load
 
 COLOUR_OF = {
     "stable": "bold blue",
@@ -79,11 +78,11 @@ def make_console(*, stderr: bool = False) -> Console:
     return _Terminal(stderr=stderr, emoji=False)
 
 
-def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", warnings: list[str]) -> None:
+def print_run(scenario: "Scenario", certificate: "Certificate", run: "Run", warnings: list[str]) -> None:
     """Print what happened in one run."""
     console = make_console()
     _print_heading(console, scenario, scenario.server.policy.name)
-    _print_load(console, load, max_rate, scenario.server)
+    _print_load(console, certificate, scenario.server)
     _print_run(console, run)
     console.print("This is what happened in one finite run, and no verdict; for one ask check.", highlight=False)
     _print_latency(console, run)
@@ -142,9 +141,10 @@ def facts(rows: list[tuple[str, str, str]]) -> Table:
 
 
 def _print_load(
-    console: Console, load: "Load", max_rate: float, server: "Server", measured: "BatchTimeFile | None" = None
+    console: Console, certificate: "Certificate", server: "Server", measured: "BatchTimeFile | None" = None
 ) -> None:
     """Print what arrives and what can be carried; where batch times come from, if they were published."""
+    load, max_rate = certificate.load, certificate.max_rate
     digits = 3 if abs(1 - load.rho) > 0.01 else 5
     capacity = load.capacity_in_words
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
@@ -161,12 +161,26 @@ def _print_load(
         (
             "Margin",
             f"{margin:.{3 if abs(margin) > 0.01 else 5}f}",
-            f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)",
+            f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
+            f"{_beside_the_limit(certificate, server)}",
         ),
     ]
     if measured and measured.year:
         rows.append(("Measured", str(measured.year), escape(measured.origin)))
     console.print(facts(rows), highlight=False)
+
+
+_SAME = 0.01  # of a rate that a theorem certifies and of the one above which no policy is stable
+
+
+def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
+    """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be lower."""
+    certified = certificate.certified_rate or 0.0
+    if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
+        return ""
+    memory = server.memory is not None and certificate.binding.name != "KV memory"
+    counted = ", KV memory not counted" if memory else ""
+    return f"{counted}; a scheduler's own limit may be lower: ask max-rate"
 
 
 def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
@@ -262,7 +276,7 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
     _print_heading(console, scenario, scenario.server.policy.name, found.front)
     _print_verdicts(console, found)
     console.print()
-    _print_load(console, certificate.load, certificate.max_rate, scenario.server, scenario.measured)
+    _print_load(console, certificate, scenario.server, scenario.measured)
     _print_hypotheses(console, certificate)
     _print_run(console, found.run)
     if found.latency_refused:
@@ -282,7 +296,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     console = make_console()
     certificate = next(iter(found.values())).certificate
     _print_heading(console, scenario, f"{len(found)} policies", gathered({n: a.front for n, a in found.items()}))
-    _print_load(console, certificate.load, certificate.max_rate, scenario.server)
+    _print_load(console, certificate, scenario.server)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(("Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished")):
@@ -350,7 +364,9 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     prefill, decode = found.point
     best = found.optimum
     price = ""
-    if found.bound.name == "KV memory":
+    if found.full is not None:
+        price = f"the server carries about {found.full.rate:,.4g} requests/s once it is full (an estimate)"
+    elif found.bound.name == "KV memory":
         price = found.bound.why
     elif found.binding == ("batch time",):
         price = "the speed of its batches: no limit that you set, only faster hardware helps"

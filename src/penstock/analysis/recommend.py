@@ -260,7 +260,7 @@ class Recommendation:
             limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
             assert found is not None
             name = f"{limit.metric[:-2]}_{limit.statistic}"
-            nearest = f"comes nearest, with {name} of {found.value:,.3g} s (limit {limit.limit_s:g} s)"
+            nearest = f"comes nearest, at a {name} of {found.value:,.3g} s (limit {limit.limit_s:g} s)"
         elif new.overshoot <= 1:
             nearest = "lies within the limit, but the run is too short to be sure"
         else:
@@ -484,7 +484,7 @@ class _Study(NamedTuple):
             ample = dataclasses.replace(server, memory=more, gpu=None)
             if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
                 return ("KV memory",)
-        return operating_point(self.workload, server).binding
+        return operating_point(self.workload, server).without_estimate
 
 
 def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None) -> tuple[Objective, Candidate]:

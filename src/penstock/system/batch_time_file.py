@@ -201,8 +201,13 @@ class BatchTimeFile:
                 f"`kv_tokens: {kv_tokens:.0f}` to the server"
             )
         if isinstance(overhead, int | float) and overhead > 0:
-            said.append(f"clients wait {overhead:.3g} ms more (overhead), which no latency here includes")
+            said.append(f"clients wait {_figures(overhead)} ms more (overhead), which no latency here includes")
         return tuple(said)
+
+
+def _figures(value: float) -> str:
+    """Return a number with three digits, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def read_batch_time(path: str | Path) -> BatchTimeFile:
