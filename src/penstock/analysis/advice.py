@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.words import METRICS, counted
+from penstock.words import METRICS, counted, digits
 
 if TYPE_CHECKING:
     from penstock.analysis.answer import TargetAnswer
@@ -64,7 +64,7 @@ def _prices(chosen: "Candidate", other: "Candidate") -> list[str]:
             then = other.answer.latency.estimates[metric][statistic].value
             if now and then and then > (1 + _WORTH_A_WORD) * now:
                 name = metric[:-2].upper()
-                prices.append(f"a {statistic} {name} of {then:.3g} s instead of {now:.3g} s")
+                prices.append(f"a {statistic} {name} of {digits(then)} s instead of {digits(now)} s")
     return prices
 
 

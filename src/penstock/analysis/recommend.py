@@ -30,7 +30,7 @@ from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import served
 from penstock.theory.memory import memory_estimate
-from penstock.words import METRICS
+from penstock.words import METRICS, digits
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -236,7 +236,8 @@ class Recommendation:
             why = f"{old.name} carries {old.stable_rate:,.4g} requests/s, {new.name} {carries}"
         else:
             metric = f"{self.objective}_s"
-            change = f"{new.mean(metric):.3g} s instead of {old.mean(metric):.3g} s"
+            before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
+            change = f"{digits(after)} s instead of {digits(before)} s"
             why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
         losses = {name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH}
         price = [f"{_WORDS[name]} {loss:.0%} {_WORSE[name]}" for name, loss in losses.items()]
@@ -260,7 +261,7 @@ class Recommendation:
             limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
             assert found is not None
             name = f"{limit.metric[:-2]}_{limit.statistic}"
-            nearest = f"comes nearest, at a {name} of {found.value:,.3g} s (limit {limit.limit_s:g} s)"
+            nearest = f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit {limit.limit_s:g} s)"
         elif new.overshoot <= 1:
             nearest = "lies within the limit, but the run is too short to be sure"
         else:
