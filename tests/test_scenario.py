@@ -244,6 +244,20 @@ def test_the_rules_of_a_memory_need_no_size_where_the_gpu_says_it() -> None:
     assert server_of(block_size=32).memory == ps.Memory(known.tokens // 32, 32)
 
 
+def test_an_engine_is_known_in_capitals_too() -> None:
+    assert server_of(policy="vLLM") == server_of()
+    assert server_of(policy="vLLM", token_budget=None, max_batch_size=None, gpu={}).max_batch_size == 256
+
+
+def test_vllm_without_a_max_batch_size_is_told_its_default() -> None:
+    for hardware, usual in (("llama-2-70b-a100-tp2", "256 on this GPU"), ("llama-2-70b-h100-tp2", "1,024 on this GPU")):
+        server = VLLM | {"hardware": hardware, "max_batch_size": None}
+        (note,) = (n for n in build({"workload": WORKLOAD, "server": server}, Path()).workload.notices if "vLLM" in n)
+        assert f"by default {usual}: give yours as max_num_seqs" in note
+    given = build({"workload": WORKLOAD, "server": VLLM}, Path()).workload.notices
+    assert not any("max batch size" in note for note in given)
+
+
 def test_a_gpu_and_a_model_are_enough_beside_measured_batch_times() -> None:
     server = {"batch_time": {"affine": {"c_ms": 5, "a_ms_per_token": 0.1}}, "policy": "sglang"}
     gpu = {"memory_gib": 80, "model": "qwen3-32b", "tensor_parallel_size": 2, "mem-fraction-static": 0.85}
@@ -274,6 +288,10 @@ def test_a_gpu_and_a_model_are_enough_beside_measured_batch_times() -> None:
         (
             VLLM | {"gpu": {"memory_gib": 141}},
             "memory_gib is 141, but the batch times of llama-2-70b-a100-tp2 are those of a GPU with 79.2 GiB; leave",
+        ),
+        (
+            VLLM | {"gpu": {"tensor_parallel": 4}},
+            "tensor_parallel is 4, but the batch times of llama-2-70b-a100-tp2 are those of .* parallelism of 2; leave",
         ),
         (VLLM | {"gpu": {"memory_gib": 40}}, "memory_gib is 40, but the batch times of llama-2-70b-a100-tp2"),
     ],

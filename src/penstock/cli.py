@@ -327,7 +327,7 @@ def simulate(
             }
         )
         return
-    terminal.print_run(chosen, asked, certificate.max_rate, run, warnings)
+    terminal.print_run(chosen, certificate, run, warnings)
 
 
 for command in (network, sweep, fit, calibrate, profile, twin, hardware, plan, reproduce):
@@ -506,7 +506,10 @@ def main() -> None:
         _complain(str(error))
         status = EXIT_BAD_INPUT
     except _UsageError as error:
-        _complain(error.format_message())
+        said = error.format_message()
+        if "'SCENARIO'" in said:
+            said = f"{said.rstrip('.')}; `penstock check --help` shows what one looks like"
+        _complain(said)
         status = EXIT_BAD_INPUT
     except (KeyboardInterrupt, typer.Abort):
         status = interrupts.EXIT_INTERRUPTED

@@ -291,7 +291,22 @@ class ServerSection(Section):
     def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
         """Return what is known of the batch times, and should be told."""
         known = self.measured(folder)
-        return () if known is None else known.notes(server.token_budget, memory=server.memory is not None)
+        said = () if known is None else known.notes(server.token_budget, memory=server.memory is not None)
+        return (*said, *self._slots_note(known, server))
+
+    def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
+        """Say that vLLM always has a max batch size, where none is given."""
+        if server.max_batch_size is not None or server.policy.name != "vllm":
+            return []
+        memory_gib = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        usual = "256, or 1,024 on GPUs from 70 GiB that are no A100"
+        if memory_gib is not None:
+            a100 = "a100" in (self.hardware or "")
+            usual = f"{engine_defaults('vllm', memory_gib, a100=a100).max_batch_size:,} on this GPU"
+        return [
+            f"no max batch size is given, so none limits this server; vLLM always has one, by default {usual}: give "
+            "yours as max_num_seqs"
+        ]
 
     def measured(self, folder: Path) -> BatchTimeFile | None:
         """Return the preset or the file whose batch times these are, None where they stand in the scenario."""
@@ -302,9 +317,10 @@ class ServerSection(Section):
     def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
         """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
         budget, slots = self.token_budget, self.max_batch_size
-        if self.gpu is not None and self.policy in ("vllm", "sglang"):
+        engine = self.policy.lower()
+        if self.gpu is not None and engine in ("vllm", "sglang"):
             a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
-            chosen = engine_defaults(self.policy, self._memory_gib(measured), a100=a100, offline=self.gpu.offline)
+            chosen = engine_defaults(engine, self._memory_gib(measured), a100=a100, offline=self.gpu.offline)
             budget = chosen.token_budget if budget is None else budget
             slots = chosen.max_batch_size if slots is None else slots
         if budget is None:
@@ -336,6 +352,13 @@ class ServerSection(Section):
                 )
             return None
         parallel = asked.tensor_parallel or (known.tensor_parallel if known else 1)
+        if known is not None and parallel != known.tensor_parallel:
+            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
+            raise InputError(
+                f"server.gpu.tensor_parallel is {parallel}, but the batch times of {name} are those of a tensor "
+                f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was measured with "
+                f"{parallel}"
+            )
         return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization)
 
     def _memory_gib(self, measured: BatchTimeFile | None) -> float:

@@ -14,7 +14,7 @@ from penstock.words import METRICS, STATISTICS, gathered
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.analysis.answer import Answer
+    from penstock.analysis.answer import Answer, TargetAnswer
     from penstock.analysis.latency import SteadyState
     from penstock.analysis.max_rate import MaxRate
     from penstock.analysis.operating_point import OperatingPoint
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.system.batch_time_file import BatchTimeFile
     from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
-    from penstock.theory.load import Load
 
 COLOUR_OF = {
     "stable": "bold blue",
@@ -82,11 +81,11 @@ def make_console(*, stderr: bool = False) -> Console:
     return _Terminal(stderr=stderr, emoji=False)
 
 
-def print_run(scenario: "Scenario", load: "Load", max_rate: float, run: "Run", warnings: list[str]) -> None:
+def print_run(scenario: "Scenario", certificate: "Certificate", run: "Run", warnings: list[str]) -> None:
     """Print what happened in one run."""
     console = make_console()
     _print_heading(console, scenario, scenario.server.policy.name)
-    _print_load(console, load, max_rate, scenario.server)
+    _print_load(console, certificate, scenario.server)
     _print_run(console, run)
     console.print("This is what happened in one finite run, and no verdict; for one ask check.", highlight=False)
     _print_latency(console, run)
@@ -145,9 +144,10 @@ def facts(rows: list[tuple[str, str, str]]) -> Table:
 
 
 def _print_load(
-    console: Console, load: "Load", max_rate: float, server: "Server", measured: "BatchTimeFile | None" = None
+    console: Console, certificate: "Certificate", server: "Server", measured: "BatchTimeFile | None" = None
 ) -> None:
     """Print what arrives and what can be carried; where batch times come from, if they were published."""
+    load, max_rate = certificate.load, certificate.max_rate
     digits = 3 if abs(1 - load.rho) > 0.01 else 5
     capacity = load.capacity_in_words
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
@@ -164,12 +164,26 @@ def _print_load(
         (
             "Margin",
             f"{margin:.{3 if abs(margin) > 0.01 else 5}f}",
-            f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)",
+            f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
+            f"{_beside_the_limit(certificate, server)}",
         ),
     ]
     if measured and measured.year:
         rows.append(("Measured", str(measured.year), escape(measured.origin)))
     console.print(facts(rows), highlight=False)
+
+
+_SAME = 0.01  # of a rate that a theorem certifies and of the one above which no policy is stable
+
+
+def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
+    """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be lower."""
+    certified = certificate.certified_rate or 0.0
+    if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
+        return ""
+    memory = server.memory is not None and certificate.binding.name != "KV memory"
+    counted = ", KV memory not counted" if memory else ""
+    return f"{counted}; a scheduler's own limit may be lower: ask max-rate"
 
 
 def _print_hypotheses(console: Console, certificate: "Certificate") -> None:
@@ -220,12 +234,12 @@ def _print_steady_state(console: Console, latency: "SteadyState") -> None:
     console.print(table)
 
 
-def _print_targets(console: Console, found: "Answer") -> None:
-    if not found.targets:
+def _print_targets(console: Console, targets: "Sequence[TargetAnswer]") -> None:
+    if not targets:
         return
     console.print("\n[bold]Targets[/bold]")
     table = Table.grid(padding=(0, 2))
-    for target, estimate, judgement in found.targets:
+    for target, estimate, judgement in targets:
         if estimate is None:
             seen = "there is no steady state"
         else:
@@ -264,7 +278,7 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
     _print_heading(console, scenario, scenario.server.policy.name, found.front)
     _print_verdicts(console, found)
     console.print()
-    _print_load(console, certificate.load, certificate.max_rate, scenario.server, scenario.measured)
+    _print_load(console, certificate, scenario.server, scenario.measured)
     _print_hypotheses(console, certificate)
     _print_run(console, found.run)
     if found.latency_refused:
@@ -273,7 +287,7 @@ def print_check(scenario: "Scenario", found: "Answer") -> None:
         _print_steady_state(console, found.latency)
     else:
         _print_latency(console, found.run)
-    _print_targets(console, found)
+    _print_targets(console, found.targets)
     if next_step := found.next_step(scenario.file):
         console.print(f"\n[bold]Next[/bold]  {escape(next_step)}.", highlight=False)
     print_warnings(console, found.warnings)
@@ -284,7 +298,7 @@ def print_compare(scenario: "Scenario", found: "dict[str, Answer]") -> None:
     console = make_console()
     certificate = next(iter(found.values())).certificate
     _print_heading(console, scenario, f"{len(found)} policies", gathered({n: a.front for n, a in found.items()}))
-    _print_load(console, certificate.load, certificate.max_rate, scenario.server)
+    _print_load(console, certificate, scenario.server)
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for index, column in enumerate(("Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished")):
@@ -352,7 +366,9 @@ def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:
     prefill, decode = found.point
     best = found.optimum
     price = ""
-    if found.bound.name == "KV memory":
+    if found.full is not None:
+        price = f"the server carries about {found.full.rate:,.4g} requests/s once it is full (an estimate)"
+    elif found.bound.name == "KV memory":
         price = found.bound.why
     elif found.binding == ("batch time",):
         price = "the speed of its batches: no limit that you set, only faster hardware helps"
@@ -426,15 +442,25 @@ def print_recommend(scenario: "Scenario", found: "Recommendation") -> None:
     console = make_console()
     server, new = scenario.server, found.recommended.server
     _print_heading(console, scenario, server.policy.name)
+    if found.overload:
+        console.print(f"[bold red]OVERLOADED[/bold red]  {escape(found.overload)}.\n", highlight=False)
     if found.change:
         word, use = "CHANGE", f"policy {new.policy.name}, token budget {new.token_budget:,}"
     else:
         word, use = "KEEP", "what you have"
     console.print(f"[bold blue]{word}[/bold blue]  [bold]{escape(use)}[/bold]", highlight=False)
-    console.print(f"{escape(found.reason[0].upper() + found.reason[1:])}.\n", highlight=False)
+    reason = found.reason
+    if not reason.startswith(new.policy.name):  # a name is written as it is
+        reason = reason[0].upper() + reason[1:]
+    console.print(f"{escape(reason)}.\n", highlight=False)
+    if found.trade:
+        console.print(f"[bold]Worth knowing[/bold]  {escape(found.trade)}.\n", highlight=False)
     if found.with_plugin:
         console.print(f"[bold]With the plugin[/bold]  {escape(found.with_plugin)}.\n", highlight=False)
     _print_gains(console, found)
+    _print_targets(console, found.recommended.targets)
+    if next_step := found.next_step(scenario.file):
+        console.print(f"\n[bold]Next[/bold]  {escape(next_step)}.", highlight=False)
     _print_candidates(console, found)
     _print_pruned(console, found)
     if found.step:
@@ -464,6 +490,11 @@ def _print_gains(console: Console, found: "Recommendation") -> None:
             share = ["" if gain is None else f"{gain:+.1%}"] if found.change else []
             table.add_row(f"{metric[:-2].upper()} {statistic}", *(shown or "refused" for shown in ends), *share)
     console.print(table, highlight=False)
+    if found.change and found.current.answer.latency and found.recommended.answer.latency:
+        console.print(
+            "[dim]Gains are of means: a p99 is known less well, see its interval (-: no upper end).[/dim]",
+            highlight=False,
+        )
 
 
 def _print_candidates(console: Console, found: "Recommendation") -> None:
@@ -483,11 +514,13 @@ def _print_candidates(console: Console, found: "Recommendation") -> None:
         row = (escape(name), budget, f"{each.stable_rate:,.4g}", *(values or ["refused"]))
         table.add_row(*row, style="bold" if best else None)
     console.print(table)
-    console.print(
-        "[dim]The same requests for all; the first is the current one. No policy exceeds "
-        f"{found.bound:,.4g} requests/s at any of these token budgets. Refused: not stable at this rate.[/dim]",
-        highlight=False,
-    )
+    said = "The same requests for all; the first is the current one. No policy exceeds "
+    said += f"{found.bound:,.4g} requests/s at any of these token budgets."
+    if any(each.answer.latency is None for each in found.candidates):
+        said += " Refused: not stable at this rate."
+    if others := found.only_with_plugin:
+        said += f" Only with the plugin, penstock.vllm_plugin: {', '.join(others)}."
+    console.print(f"[dim]{escape(said)}[/dim]", highlight=False)
 
 
 def _print_pruned(console: Console, found: "Recommendation") -> None:

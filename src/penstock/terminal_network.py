@@ -18,6 +18,7 @@ from penstock.terminal import (
     signed,
     styled,
 )
+from penstock.words import digits
 
 if TYPE_CHECKING:
     from penstock.analysis.network_answer import NetworkAnswer
@@ -147,7 +148,7 @@ def _load_facts(found: "NetworkAnswer") -> list[tuple[str, str, str]]:
                 "This order",
                 f"{virtual.max_load:,.4g} x",
                 f"fails above so many times this load: {both} are never served at once, and each round between them "
-                f"multiplies a backlog by {math.prod(virtual.amplification()):,.3g} at this load",
+                f"multiplies a backlog by {digits(math.prod(virtual.amplification()))} at this load",
             )
         )
     if found.order_fails:

@@ -14,6 +14,7 @@ from rich.table import Table
 from penstock.errors import InputError, nearest
 from penstock.sweeping.tasks import FACTS, LATENCIES
 from penstock.terminal import make_console
+from penstock.words import digits
 
 MOST_ROWS = 20
 """Points that are shown; the table in the file has all."""
@@ -25,11 +26,11 @@ _SHOWN = {  # column: its head, and how a value is written
     "verdict": ("Verdict", str),
     "rho": ("rho", "{:.3f}".format),
     "throughput": ("req/s", "{:.4g}".format),
-    "ttft_p50_s": ("TTFT p50", "{:.3g}".format),
-    "ttft_p99_s": ("TTFT p99", "{:.3g}".format),
-    "tbt_p99_s": ("TBT p99", "{:.3g}".format),
-    "e2e_p50_s": ("E2E p50", "{:.3g}".format),
-    "e2e_p99_s": ("E2E p99", "{:.3g}".format),
+    "ttft_p50_s": ("TTFT p50", digits),
+    "ttft_p99_s": ("TTFT p99", digits),
+    "tbt_p99_s": ("TBT p99", digits),
+    "e2e_p50_s": ("E2E p50", digits),
+    "e2e_p99_s": ("E2E p99", digits),
 }
 _WHERE_NARROW = ("verdict", "rho", "ttft_p50_s", "tbt_p99_s", "e2e_p50_s")
 _NARROW = 100  # columns

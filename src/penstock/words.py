@@ -22,6 +22,11 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def digits(value: float) -> str:
+    """Return a number with three digits, and all of those before the point: ``0.0467``, ``2,160``."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
     """Return each sentence once, after the names of those that it is about, unless it is about all."""
     names_of: dict[str, list[str]] = {}

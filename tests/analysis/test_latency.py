@@ -379,6 +379,7 @@ def test_a_target_can_be_written_and_read_again(metric: str, statistic: str, lim
         ("ttft_p99=2s", "no '<'"),
         ("ttff_p99<2s", "did you mean 'ttft'"),
         ("<2s", "unknown metric"),
+        ("ITL_p99<100ms", "which is called tbt here; write it like tbt_p99<100ms"),
         ("ttft<2s", "mean or a percentile"),
         ("ttft_s<2s", "mean or a percentile"),
         ("ttft_max<2s", "unknown statistic 'max'"),

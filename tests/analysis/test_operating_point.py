@@ -1,5 +1,7 @@
 """Where a load lies in the region agrees with the bounds of the certificate, also where memory or a cache matters."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,20 @@ def test_no_other_rate_is_said_than_by_the_certificate(workload: ps.Workload, se
     assert found.max_rate == pytest.approx(certificate.max_rate)
     assert found.margin == pytest.approx(certificate.margin)
     assert found.inside == (certificate.verdict != "unstable")
+
+
+def test_memory_that_only_the_estimate_counts_is_named_with_what_it_carries() -> None:
+    """The region knows no KV memory, and its corners are no reason to ask for faster hardware."""
+    server = ps.Server(ps.hardware("llama-2-70b-a100-tp2").batch_time, 8_192, 256, "vllm", kv_tokens=34_000)
+    long = ps.Workload.poisson(0.5, ps.Geometric(1_000, max=8_000), ps.Geometric(250, max=2_000))
+    found = operating_point(long, server)
+    assert found.binding == ("KV memory",)
+    assert found.without_estimate != found.binding
+    assert found.full is not None
+    assert found.as_dict()["kv_memory_rate"] == found.full.rate < found.max_rate
+    assert any("KV memory is not counted in the region" in note for note in found.notes)
+    ample = operating_point(long, dataclasses.replace(server, memory=ps.Memory(10**6)))
+    assert (ample.full, ample.binding) == (None, ample.without_estimate)
 
 
 def test_memory_is_named_where_it_binds() -> None:

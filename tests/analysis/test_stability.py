@@ -35,6 +35,17 @@ def test_near_the_boundary_every_verdict_is_right(rho: float, right: str) -> Non
     assert Counter(found.verdict for found in boundary(rho, 15)) == {right: 15}
 
 
+@pytest.mark.parametrize("policy", ["vllm", "maxweight"])
+def test_slots_that_kv_memory_has_no_room_for_make_no_backlog_larger(policy: str) -> None:
+    workload = ps.Workload.poisson(0.5, ps.Geometric(1_000, max=4_000), ps.Geometric(200, max=2_000))
+    some, all_of_them = (
+        verdict(workload, ps.Server(TP1, 8_192, slots, policy, scope="running", kv_blocks=2_000), seed=1)
+        for slots in (64, None)
+    )
+    assert some.verdict == all_of_them.verdict == "stable"
+    assert all_of_them.watches[0].initial == pytest.approx(some.watches[0].initial, rel=0.5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rho", "right", "noted"),

@@ -62,6 +62,22 @@ def test_heads_are_copied_where_there_are_more_gpus() -> None:
     assert eight == sixteen == 2 * 80 * 128 * 2
 
 
+@pytest.mark.parametrize("name", ["meta-llama/Llama-2-70b-hf", "llama-2-70B", "meta-llama/Llama-2-70b-chat-hf"])
+def test_a_model_is_known_by_its_name_on_a_hub(name: str) -> None:
+    assert Gpu(name, 80, 2).model == "Llama-2-70B"
+
+
+def test_the_share_that_was_taken_stands_beside_the_estimate() -> None:
+    for engine, utilization, words in (
+        ("vllm", None, "GPUs of 79.2 GiB at gpu_memory_utilization 0.92."),
+        ("vllm", 0.9, "at gpu_memory_utilization 0.9."),
+        ("sglang", 0.85, "at mem_fraction_static 0.85."),
+        ("sglang", None, "GPUs of 79.2 GiB."),
+    ):
+        gpu = Gpu("Llama-2-70B", 79.2, 2, utilization)
+        assert words in str(ps.Server(LINEAR, 2_048, 64, policy=engine, gpu=gpu).kv_note)
+
+
 def test_weights_that_leave_no_room_are_refused() -> None:
     with pytest.raises(ps.InputError, match=r"Llama-2-70B \(137.* would not start; take more GPUs"):
         ps.Server(LINEAR, 2_048, policy="vllm", gpu=dataclasses.replace(TWO, tensor_parallel=1))

@@ -51,6 +51,16 @@ def test_slots_of_equal_size_turn_over_once_in_a_request() -> None:
     assert (estimate.preemptions, estimate.recomputed_share, estimate.limit) == (0.0, 0.0, "KV memory")
 
 
+def test_attention_is_part_of_what_a_full_memory_carries() -> None:
+    composed = ps.hardware("llama-2-70b-a100-tp2").batch_time
+    long = ps.Workload.poisson(1.0, ps.Geometric(1_000, max=8_000), ps.Geometric(250, max=2_000))
+    limited = ps.Server(composed, 8_192, 256, "vllm", memory=ps.Memory(2_154, too_long="drop"))
+    estimate = ps.memory_estimate(long, limited)
+    without = ps.memory_estimate(long, dataclasses.replace(limited, batch_time=composed.by_tokens))
+    assert estimate.rate < without.rate
+    assert estimate.rate == pytest.approx(ps.max_rate(long, limited, precision=0.02).rate, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("workload", "blocks"),
     [(CHAT, 451), (GEOMETRIC, 120), (GEOMETRIC, 452), (GEOMETRIC, 1_506), (CONVERSATION, 2_573), (CODE, 995),

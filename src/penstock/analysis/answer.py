@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from penstock import checks
 from penstock.analysis.kv_limit import kv_notes
 from penstock.analysis.latency import SteadyState, estimate
+from penstock.analysis.operating_point import memory_is_full
 from penstock.analysis.stability import Stability, verdict
 from penstock.analysis.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
@@ -17,7 +18,7 @@ from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import reuses, served
 from penstock.theory.load import Load
-from penstock.theory.memory import memory_estimate
+from penstock.theory.memory import MemoryEstimate
 from penstock.words import STATISTICS
 from penstock.workload.workload import Workload
 
@@ -61,6 +62,8 @@ class Answer:
         What the user should know besides.
     front
         What to know of the KV memory before the verdict is read.
+    full
+        What the server carries once KV memory is full, by an estimate; None where something else is, or none is known.
     """
 
     certificate: Certificate
@@ -72,6 +75,7 @@ class Answer:
     disagreement: str | None
     warnings: tuple[str, ...]
     front: tuple[str, ...] = ()
+    full: MemoryEstimate | None = None
 
     @property
     def verdict(self) -> str:
@@ -112,7 +116,9 @@ class Answer:
         }
 
     def next_step(self, file: str) -> str | None:
-        """Return what to do about targets that are not met, for the scenario of that file; None where all are."""
+        """Return what to do about targets that are not met, or too much load, for the scenario of that file."""
+        if self.verdict == "unstable" and not self.targets:
+            return self._less_load(file)
         if not self.missed:
             return None
         asked = " ".join(f"--target '{given}'" for given, _, _ in self.targets)
@@ -121,6 +127,21 @@ class Answer:
         return (
             f"`penstock recommend {file} {asked}` looks for limits with which this server meets it; where none do, "
             "`penstock plan` finds how many replicas, and of which hardware, do"
+        )
+
+    def _less_load(self, file: str) -> str:
+        """Say what holds an overloaded server back, and what to do."""
+        rate, bound = self.certificate.load.arrival_rate, self.certificate.binding
+        plan = f"with a `plan` in the scenario, `penstock plan {file}` finds how many replicas carry it"
+        if rate >= bound.max_rate:
+            cause = f"the {bound.name} lets no policy carry more than {bound.max_rate:,.4g} requests/s"
+            return f"{cause}: `penstock recommend {file}` looks for other limits, and {plan}"
+        cause = f"{self.run.server.policy.name} does not carry it, though some policy may"
+        if self.full is not None and self.full.rate < rate:
+            cause = f"KV memory holds it back, which carries about {self.full.rate:,.4g} requests/s once it is full"
+        return (
+            f"{cause}: `penstock max-rate {file}` says how much it carries, `penstock recommend {file}` with which "
+            f"limits it carries more, and {plan}"
         )
 
 
@@ -197,7 +218,8 @@ def check(
             "arrivals 'poisson'"
         )
     warnings += load_warnings(certificate.load, server)
-    warnings += memory_warnings(workload, server, estimate_memory)
+    full = memory_is_full(workload, server) if estimate_memory else None
+    warnings += memory_warnings(workload, server, full)
     if stability.verdict == "undecided" and not refused:
         warnings.append("whether it is stable is undecided, so there may be no steady state whose latency this is")
     if latency:
@@ -205,7 +227,7 @@ def check(
     return Answer(
         certificate, stability, run, latency, refused, tuple(judged(target, latency) for target in limits),
         _disagreement(certificate, stability), tuple(warnings),
-        kv_notes(workload, server, stability.verdict, search=estimate_memory),
+        kv_notes(workload, server, stability.verdict, search=estimate_memory), full,
     )  # fmt: skip
 
 
@@ -249,8 +271,8 @@ def record_for(requests: int | None, until: float | None) -> Record:
     return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"
 
 
-def memory_warnings(workload: Workload, server: Server, estimated: bool = True) -> list[str]:
-    """Return what KV memory does to a workload that neither load nor bounds say."""
+def memory_warnings(workload: Workload, server: Server, full: MemoryEstimate | None) -> list[str]:
+    """Return what KV memory does to a workload that neither load nor bounds say; ``full`` by the estimate."""
     if server.memory is None:
         return []
     warnings = []
@@ -262,13 +284,7 @@ def memory_warnings(workload: Workload, server: Server, estimated: bool = True) 
             "prompts may be found in the prefix cache: the load counts all of their tokens, bounds only one of each; "
             "the test repeats the recording, and finds in the cache what it holds of the repetition before"
         )
-    if not estimated:
-        return warnings
-    try:
-        full = memory_estimate(workload, server)
-    except InputError:  # no estimate for such a policy or workload
-        return warnings
-    if full.limit == "KV memory":
+    if full is not None:
         again = f", each preempted {full.preemptions:.2g} times" if full.preemptions > _SOME else ""
         remedy = "; fewer running requests or a watermark may carry more" if again else ""
         warnings.append(

@@ -28,8 +28,11 @@ SAFE = 0.9
 """Share of its stable rate at which a server is still said to carry a load safely."""
 
 _TIMES = (0.25, 0.5, 1, 2, 4)  # the current token budget
+_SMALLEST = 64  # tokens: down to it budgets are halved where short gaps between tokens are asked for
 _FLUID_ERROR = 0.03  # of the fluid argument for Sarathi-Serve, and then some
 _SAME = 0.01  # bounds that are so close are equal
+
+_STARVES = "it starves decodes where the max batch size counts running requests, as in engines"
 
 AnyPolicy = Policy | Engine
 Ints = npt.NDArray[np.int64]
@@ -76,6 +79,7 @@ def candidates(
     policies: Sequence[str | AnyPolicy] = FROM_SIMPLE_TO_SUBTLE,
     *,
     most_stable: bool = False,
+    short_gaps: bool = False,
 ) -> Candidates:
     """Return the servers worth simulating: other policies and token budgets, all else as it is.
 
@@ -92,8 +96,10 @@ def candidates(
         Names to try, from simple to subtle.
     most_stable
         Whether only the most that can be carried matters, however little arrives.
+    short_gaps
+        Whether the time between tokens matters, which the batch sets: then smaller token budgets are tried too.
     """
-    budgets = _budgets(workload, server)
+    budgets = _budgets(workload, server, short_gaps)
     carried = max((b.carried for b in budgets.values() if b.carried), default=0.0)
     wanted = carried if most_stable else min(workload.rate / SAFE, carried)
     kept, pruned = [server], []
@@ -105,7 +111,8 @@ def candidates(
         try:
             params = server.policy_params if policy is server.policy else ()
             tried = dataclasses.replace(server, policy=policy, policy_params=params, token_budget=budget)
-            why = tried.scope_warning or why
+            if tried.scope_warning:
+                why = _STARVES
         except InputError as error:  # an engine may not go with such limits
             why = why or str(error)
         if why:
@@ -125,7 +132,7 @@ def _nearest_first(budgets: dict[int, _Budget], current: int) -> list[int]:
     return sorted(budgets, key=lambda budget: abs(math.log(budget / current)))
 
 
-def _budgets(workload: Workload, server: Server) -> dict[int, _Budget]:
+def _budgets(workload: Workload, server: Server, short_gaps: bool) -> dict[int, _Budget]:
     """Return the token budgets looked at, and what theory says about each."""
     current = server.token_budget
     if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
@@ -135,12 +142,23 @@ def _budgets(workload: Workload, server: Server) -> dict[int, _Budget]:
         most = _most_tokens(linear, min(int(max(_TIMES) * current), MOST_TOKENS))
         efficient = _efficient_loads(linear, most)
         wanted = [min(max(round(times * current), 1), most) for times in _TIMES]
+        if short_gaps:
+            wanted += _halved(min(wanted))
         loads = [current, *(_near(load, efficient) for load in wanted if load != current)]
         if server.max_batch_size is not None and efficient.size:
             fluid = [_sarathi(workload, server, int(load)) or 0.0 for load in efficient]
             if max(fluid) > 0:
                 loads.append(int(efficient[int(np.argmax(fluid))]))
     return {budget: _budget(workload, server, budget) for budget in sorted(set(loads))}
+
+
+def _halved(budget: int) -> list[int]:
+    """Return halves of a token budget, largest first, down to `_SMALLEST`."""
+    halves = []
+    while budget // 2 >= _SMALLEST:
+        budget //= 2
+        halves.append(budget)
+    return halves
 
 
 def _most_tokens(batch_time: BatchTime, most: int) -> int:
@@ -221,7 +239,7 @@ def _ruled_out(
             return "it chooses the budget of each batch itself, so only the current and the largest are tried"
         if here.bound < current.bound * (1 + _SAME):
             return f"a larger token budget lets no policy carry {_SAME:.0%} more"
-    best = max(budgets, key=lambda b: budgets[b].carried or 0.0)
+    best = max(budgets, key=lambda b: budgets[b].carried or budgets[b].bound)
     if policy.name == "orca" and budget not in (server.token_budget, best):
         return "tried at the current token budget and at the one that carries most"
     return None

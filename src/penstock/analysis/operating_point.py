@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.kv_blocks import least, reuses
 from penstock.theory.load import load
+from penstock.theory.memory import MemoryEstimate, memory_estimate
 from penstock.theory.region import Optimum, Region, linear_program, region, sarathi_region
 from penstock.workload.workload import Workload
 
@@ -32,6 +34,8 @@ class OperatingPoint:
         The least of what each limit can carry, KV memory too, which the region does not know.
     notes
         How the load is to be read.
+    full
+        What the server carries once KV memory is full, where that is less than the bound; by an estimate.
     """
 
     region: Region
@@ -41,6 +45,7 @@ class OperatingPoint:
     arrival_rate: float
     bound: Bound
     notes: tuple[str, ...] = ()
+    full: MemoryEstimate | None = None
 
     @property
     def max_rate(self) -> float:
@@ -59,7 +64,12 @@ class OperatingPoint:
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """Return the limits that hold the server back."""
+        """Return the limits that hold the server back; KV memory also where only the estimate says so."""
+        return self.without_estimate if self.full is None else ("KV memory",)
+
+    @property
+    def without_estimate(self) -> tuple[str, ...]:
+        """Return the limits that hold the server back by necessary conditions alone."""
         return ("KV memory",) if self.bound.name == "KV memory" else self.optimum.binding
 
     @property
@@ -88,6 +98,7 @@ class OperatingPoint:
             "own": None
             if self.own is None
             else {"vertices": self.own.vertices.tolist(), "max_rate": self.own_max_rate},
+            "kv_memory_rate": self.full.rate if self.full else None,
             "notes": list(self.notes),
         }
 
@@ -122,12 +133,28 @@ def operating_point(workload: Workload, server: Server) -> OperatingPoint:
             "batch times depend on what is in a batch: region, mix and prices count the least for so many tokens, and "
             "hold more than can be carried; the highest rate counts attention"
         )
+    bound = min(bounds(workload, server, asked), key=lambda bound: bound.max_rate)
+    full = memory_is_full(workload, server)
+    if full is not None and full.rate >= bound.max_rate:
+        full = None
+    if server.memory is not None and bound.name != "KV memory":
+        notes.append("KV memory is not counted in the region, nor in its margin; max-rate counts it")
     return OperatingPoint(
         region=region(server, prompt=lengths),
         point=(rate * prompt, rate * decode),
         optimum=linear_program(server, (prompt, decode), prompt=lengths),
         own=sarathi_region(server) if by_load and long_prompts and server.policy.name == "sarathi" else None,
         arrival_rate=asked.arrival_rate,
-        bound=min(bounds(workload, server, asked), key=lambda bound: bound.max_rate),
+        bound=bound,
         notes=tuple(notes),
+        full=full,
     )
+
+
+def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
+    """Return the estimate of what a server carries whose KV memory is full; None where it is not, or none is known."""
+    try:
+        full = memory_estimate(workload, server)
+    except InputError:  # no memory, or no estimate for such a policy or workload
+        return None
+    return full if full.limit == "KV memory" else None

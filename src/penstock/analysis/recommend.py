@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
-from penstock.analysis import intervals
+from penstock.analysis import advice, intervals
 from penstock.analysis.answer import ROWS_UP_TO, Answer, TargetAnswer, check, judged
 from penstock.analysis.candidates import (
     FROM_SIMPLE_TO_SUBTLE,
@@ -30,7 +30,7 @@ from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import served
 from penstock.theory.memory import memory_estimate
-from penstock.words import METRICS
+from penstock.words import METRICS, digits
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -111,13 +111,7 @@ class Candidate:
     @property
     def overshoot(self) -> float:
         """Largest of the target's latencies over their limits; infinite where one is not known."""
-        shares = [
-            answer.estimate.value / answer.target.limit_s
-            if answer.estimate and answer.estimate.value is not None
-            else np.inf
-            for answer in self.targets
-        ]
-        return max(shares, default=0.0)
+        return max(map(_overshoot, self.targets), default=0.0)
 
     def mean(self, metric: str) -> float | None:
         """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is none."""
@@ -142,6 +136,13 @@ class Candidate:
             "refused": self.answer.latency_refused,
             "targets": {str(target): judgement for target, _, judgement in self.targets},
         }
+
+
+def _overshoot(answer: TargetAnswer) -> float:
+    """Return a target's latency over its limit; infinite where it is not known."""
+    if answer.estimate is None or answer.estimate.value is None:
+        return np.inf
+    return answer.estimate.value / answer.target.limit_s
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,6 +173,10 @@ class Recommendation:
     with_plugin
         What a policy that is not vLLM's own would bring inside it, through `penstock.vllm_plugin`; a sentence, or None
         where none is better.
+    overload
+        That no setting that was tried carries the load; a sentence, or None where one does.
+    trade
+        What carries clearly more at no higher latency, where nothing is to change, and its price; a sentence, or None.
     """
 
     rate: float
@@ -184,6 +189,8 @@ class Recommendation:
     step: Step | None
     warnings: tuple[str, ...]
     with_plugin: str | None = None
+    overload: str | None = None
+    trade: str | None = None
 
     @property
     def current(self) -> Candidate:
@@ -194,6 +201,14 @@ class Recommendation:
     def change(self) -> bool:
         """Whether there is something to change."""
         return self.recommended is not self.current
+
+    @property
+    def only_with_plugin(self) -> tuple[str, ...]:
+        """Policies that were tried or ruled out and that vLLM runs with the plugin only."""
+        if self.current.server.policy.name != "vllm":
+            return ()
+        names = [c.server.policy.name for c in self.candidates] + [p.policy for p in self.pruned]
+        return tuple(name for name in dict.fromkeys(names) if name != "vllm")
 
     @property
     def gains(self) -> dict[str, float | None]:
@@ -221,7 +236,8 @@ class Recommendation:
             why = f"{old.name} carries {old.stable_rate:,.4g} requests/s, {new.name} {carries}"
         else:
             metric = f"{self.objective}_s"
-            change = f"{new.mean(metric):.3g} s instead of {old.mean(metric):.3g} s"
+            before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
+            change = f"{digits(after)} s instead of {digits(before)} s"
             why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
         losses = {name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH}
         price = [f"{_WORDS[name]} {loss:.0%} {_WORSE[name]}" for name, loss in losses.items()]
@@ -231,17 +247,31 @@ class Recommendation:
             return f"{why}; what holds it back is the speed of its batches: no limit that you set, only faster hardware"
         return f"{why}; what holds it back is the {' and the '.join(self.binding)}"
 
+    def next_step(self, file: str) -> str | None:
+        """Return what to do about targets that are not met, for the scenario of that file; None where all are."""
+        return advice.next_step(self.recommended.targets, self.recommended.answer.run.arrived, file)
+
     def _nearest(self, targets: str) -> str:
         """Say how near the recommended server comes to targets that nothing is known to meet."""
         new = self.recommended
         if all(target.estimate is None for candidate in self.candidates for target in candidate.targets):
             return f"no candidate has a steady state, so no target can be met; {new.name} is the best of them"
-        nearest = f"comes nearest, at {new.overshoot:.2g} times a limit"
-        if new.overshoot <= 1:
+        nearest = ""
+        if 1 < new.overshoot < np.inf:
+            limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
+            assert found is not None
+            name = f"{limit.metric[:-2]}_{limit.statistic}"
+            nearest = f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit {limit.limit_s:g} s)"
+        elif new.overshoot <= 1:
             nearest = "lies within the limit, but the run is too short to be sure"
-        elif np.isinf(new.overshoot):
+        else:
             nearest = "is the best of them, but its latency cannot be estimated"
         return f"nothing that was tried is known to meet {targets}; {new.name} {nearest}"
+
+    @property
+    def _sentences(self) -> list[str]:
+        """What is said beside the reason."""
+        return [said for said in (self.overload, self.trade) if said]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``recommend``."""
@@ -259,7 +289,7 @@ class Recommendation:
             "gains": self.gains,
             "larger_max_batch_size": self.step._asdict() if self.step else None,
             "with_plugin": self.with_plugin,
-            "warnings": [*self.current.answer.front, *self.warnings],
+            "warnings": [*self._sentences, *self.current.answer.front, *self.warnings],
         }
 
 
@@ -322,7 +352,8 @@ def recommend(
     limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
     if policies is None:
         policies = _usual_policies(server)
-    tried = candidates(workload, server, policies, most_stable=objective == "stable-rate")
+    gaps = objective == "tbt" or any(limit.metric == "tbt_s" for limit in limits)
+    tried = candidates(workload, server, policies, most_stable=objective == "stable-rate", short_gaps=gaps)
     report = progress or (lambda share: None)
     study = _Study(workload, requests, precision, alpha, objective == "stable-rate", limits)
     found: list[Candidate] = []
@@ -354,8 +385,18 @@ def recommend(
         warnings = (*_fewer_at_once(workload, chosen), *warnings)
     return Recommendation(
         workload.rate, decided, tuple(found), chosen, tuple(pruned), bound, binding, step, warnings,
-        _with_plugin(found, chosen, decided, workload.rate),
+        _with_plugin(found, chosen, decided, workload.rate), advice.overload(own, workload.rate),
+        _trade(own, chosen, decided),
     )  # fmt: skip
+
+
+def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> str | None:
+    """Say what carries clearly more than what is kept, though no faster."""
+    if chosen is not own[0] or decided == "stable-rate":
+        return None
+    metric = f"{decided}_s"
+    stable = [c for c in own[1:] if c.answer.verdict == "stable" and c.mean(metric) is not None]
+    return advice.trade(chosen, [c for c in stable if not _slower(c, chosen, metric)], metric)
 
 
 def _usual_policies(server: Server) -> Sequence[str]:
@@ -380,10 +421,7 @@ def _with_plugin(found: Sequence[Candidate], chosen: Candidate, decided: Objecti
     better = [f"{_WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0]
     worse = [f"{_WORDS[name]} {-gain:.0%} {_WORSE[name]}" for name, gain in gains.items() if gain < 0]
     price = f", at the price of {' and '.join(worse)}" if worse else ""
-    return (
-        f"{best.name}, which vLLM runs through penstock.vllm_plugin, has {' and '.join(better) or 'no gain'} than "
-        f"{chosen.name}{price}"
-    )
+    return f"{best.name} has {' and '.join(better) or 'no gain'} than {chosen.name}{price}"
 
 
 def _gains(old: Candidate, new: Candidate) -> dict[str, float | None]:
@@ -447,7 +485,7 @@ class _Study(NamedTuple):
             ample = dataclasses.replace(server, memory=more, gpu=None)
             if self._verdict(chosen.above * (1 + WORTH), ample) == "stable":
                 return ("KV memory",)
-        return operating_point(self.workload, server).binding
+        return operating_point(self.workload, server).without_estimate
 
 
 def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None) -> tuple[Objective, Candidate]:
@@ -549,9 +587,8 @@ def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
 def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate) -> tuple[str, ...]:
     current, rate = found[0], workload.rate
     warnings = list(workload.notices)
-    if not any(c.answer.verdict == "stable" for c in found):
-        warnings.append(f"nothing that was tried is known to carry {rate:,.4g} requests/s")
-    elif rate > SAFE * chosen.stable_rate:
+    known = any(c.answer.verdict == "stable" for c in found)
+    if known and rate > SAFE * chosen.stable_rate:
         warnings.append(
             f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} carries: delays are "
             f"long, and a little more is too much; up to {SAFE * chosen.stable_rate:,.4g} would be safe"

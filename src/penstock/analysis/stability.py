@@ -328,12 +328,20 @@ class _Test:
             # Each generation of the warm-up leaves a share rho of the one before.
             rho = load(self.workload, self.server).rho
             each = _SLOTS_WHERE_LONG / min(max(rho, _LEAST_LOAD), 1) ** _GENERATIONS
-        work = max(2 * self.plain_barrier, each * slots(self.server) * self.forward)
+        work = max(2 * self.plain_barrier, each * self._at_once() * self.forward)
         while True:
             found = self._watch(start, work, report)
             if found.outcome != "undecided" or found.arrivals >= self.most_arrivals or found.initial >= MOST_INITIAL:
                 return found
             work *= _LARGER
+
+    def _at_once(self) -> int:
+        """Return how many requests run at once: no more than KV memory has room for, whatever the slots."""
+        memory, most = self.server.memory, slots(self.server)
+        if memory is None or memory.prefix_caching:  # a cache shares blocks, nobody knows how many
+            return most
+        prompt = served(self.workload, self.server).lengths.mean_prompt
+        return min(most, math.ceil(memory.tokens / max(prompt, memory.block_size)))
 
     def _initial(self, start: Start, work: float) -> int:
         """Return how many requests a backlog of so many tokens is.

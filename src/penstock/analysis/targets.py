@@ -87,6 +87,11 @@ class Target:
         if not sign:
             raise InputError(f"{shown} has no '<', so no limit can be read; {example}")
         name, _, statistic = left.strip().replace("_s_", "_", 1).partition("_")
+        if name == "itl":
+            instead = text.strip().lower().replace("itl", "tbt", 1)
+            raise InputError(
+                f"{shown} has the metric 'itl' (inter-token latency), which is called tbt here; write it like {instead}"
+            )
         if f"{name}_s" not in METRICS:
             raise InputError(f"{shown} has an unknown metric {name!r}{nearest(name, [m[:-2] for m in METRICS])}")
         if statistic in ("", "s"):

@@ -20,7 +20,7 @@ from penstock.theory.bounds import bounds
 from penstock.theory.latency import estimate_latency
 from penstock.theory.latency_bounds import lower_bounds
 from penstock.theory.load import load
-from penstock.words import counted
+from penstock.words import counted, digits
 from penstock.workload.workload import Workload
 
 USUAL_RHO = 0.8
@@ -252,7 +252,7 @@ class Search:
             tightest = min(limits, key=lambda bound: bound.max_rate)
             load_of_one, name, theorem = self.workload.rate / tightest.max_rate, tightest.name, tightest.theorem
         least = bisect.bisect_right(counts, load_of_one)
-        why = f"{theorem}: {load_of_one:,.3g} replicas' worth of work arrives, so no policy keeps fewer stable ({name})"
+        why = f"{theorem}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable ({name})"
         if least == len(counts):
             self.hopeless.append(Hopeless(family, "theory", why))
             return
@@ -287,7 +287,7 @@ class Search:
             if bound > _BEYOND_DOUBT * target.limit_s:
                 scale, unit = target.unit(bound)
                 name = f"{target.metric[:-2]}_{target.statistic}"
-                why = f"{name} is at least {bound * scale:,.3g} {unit} {load_said}, whatever the policy"
+                why = f"{name} is at least {digits(bound * scale)} {unit} {load_said}, whatever the policy"
                 slow.append((bound / target.limit_s, why))
         return slow
 

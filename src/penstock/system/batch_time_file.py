@@ -13,6 +13,7 @@ from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
+from penstock.words import digits
 
 _KINDS = ("affine", "hinge", "table", "measured", "composition", "file")
 
@@ -201,7 +202,7 @@ class BatchTimeFile:
                 f"`kv_tokens: {kv_tokens:.0f}` to the server"
             )
         if isinstance(overhead, int | float) and overhead > 0:
-            said.append(f"clients wait {overhead:.3g} ms more (overhead), which no latency here includes")
+            said.append(f"clients wait {digits(overhead)} ms more (overhead), which no latency here includes")
         return tuple(said)
 
 

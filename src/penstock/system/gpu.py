@@ -36,6 +36,13 @@ _OVERHEAD_GIB = 1.0
 _OVERHEAD_BYTES_PER_TOKEN = 100 * 2**10
 _GRAPHS = 0.02  # of the memory of a GPU, in vLLM
 _SHARES = {"vllm": 0.92, "vllm-v0": 0.9, "tensorrt-llm": 0.9}
+_SHARE_NAMES = {
+    "vllm": "gpu_memory_utilization",
+    "vllm-v0": "gpu_memory_utilization",
+    "sglang": "mem_fraction_static",
+    "tensorrt-llm": "free_gpu_memory_fraction",
+}
+_VARIANTS = ("-hf", "-chat", "-instruct")  # of a model, whose weights are as many
 _KV_BYTES = 2  # of a number, in 16 bits
 
 
@@ -87,6 +94,14 @@ GPU_MEMORY_GIB = {"A100 80 GB": 79.2, "H100 80 GB": 79.2, "RTX 4090": 23.5, "RTX
 """Memory of known GPUs, as their driver reports it."""
 
 
+def _plain(model: str) -> str:
+    """Return the name of a model in small letters, without its organisation and variant."""
+    name = model.lower().rpartition("/")[2]
+    for variant in _VARIANTS:
+        name = name.removesuffix(variant)
+    return name
+
+
 def has_known_share(engine: Engine) -> bool:
     """Return whether it is known how much memory of a GPU an engine takes."""
     return engine.name in _SHARES or engine.name == "sglang"
@@ -128,7 +143,7 @@ class Gpu:
 
     def __post_init__(self) -> None:
         names = {name.lower(): name for name in MODELS}
-        name = names.get(self.model.lower()) if isinstance(self.model, str) else None
+        name = names.get(_plain(self.model)) if isinstance(self.model, str) else None
         if name is None:
             raise InputError(
                 f"the memory of the model {checks.shown(self.model)} is not known{nearest(str(self.model), MODELS)}; "
@@ -167,6 +182,11 @@ class Gpu:
         """The GPUs in words."""
         many = f"{self.tensor_parallel} GPUs" if self.tensor_parallel > 1 else "one GPU"
         return f"{many} of {self.memory_gib:g} GiB"
+
+    def share_words(self, engine: Engine) -> str:
+        """The share of the memory that an engine is taken to use, by its own name for it; or nothing."""
+        share = _SHARES.get(engine.name) if self.utilization is None else self.utilization
+        return "" if share is None else f" at {_SHARE_NAMES[engine.name]} {share:g}"
 
     def _left_bytes(self, engine: Engine, token_budget: int) -> float:
         """Return the bytes that an engine has for keys and values on each GPU."""

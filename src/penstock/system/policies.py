@@ -233,10 +233,11 @@ def resolve(choice: str | Policy | Engine | PolicyFunction, *, folder: Path | No
         return choice
     if not isinstance(choice, str):
         return _checked(choice, None, None)
-    if choice in POLICIES:
-        return POLICIES[choice]
-    if choice in ENGINES:
-        return ENGINES[choice]
+    name = choice.lower()
+    if name in POLICIES:
+        return POLICIES[name]
+    if name in ENGINES:
+        return ENGINES[name]
     if ":" not in choice:
         names = [*POLICIES, *ENGINES]
         raise InputError(f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)")

@@ -185,11 +185,12 @@ class Server:
     def kv_note(self) -> str | None:
         """What to know before an answer is read: that KV memory is estimated, or that an engine has no limit."""
         known = self.kv_estimate
-        if known is not None and self.gpu is not None:
+        if known is not None and self.gpu is not None and self.gpu.engine is not None:
+            share = self.gpu.share_words(self.gpu.engine)
             return (
                 f"KV memory holds about {known.tokens:,} tokens ({known.low:,} to {known.high:,}): an estimate of what "
-                f"the weights of {self.gpu.model} leave on {self.gpu.words}. Your engine logs the true number at its "
-                'start ("GPU KV cache size"). Give it as max_total_tokens'
+                f"the weights of {self.gpu.model} leave on {self.gpu.words}{share}. Your engine logs the true "
+                'number at its start ("GPU KV cache size"). Give it as max_total_tokens'
             )
         if isinstance(self.policy, Engine) and self.memory is None:
             note = (

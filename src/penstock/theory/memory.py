@@ -29,6 +29,8 @@ it. With P prompt tokens, D decode iterations, blocks of s tokens, n = a E[D] re
   k = E[(n - G)+] / n, G what a Poisson number of mean a of requests give back. A watermark is added to m.
   Preemptions count after the prompt is done (before, next to nothing is lost) and before the end. For many requests
   that finish one by one this comes to E[D] / E[P] preemptions of each.
+* **Attention**, where batch times depend on it: a times that of a mean request, halfway between
+  the least and the most that it may take (`penstock.theory.attention`).
 * **Token load**: n, with the variance of a renewal count (as many as fill M), and prompts of Lindley's recursion.
 
 Where a max batch size keeps more out first, it pins n, nothing is preempted, and a follows from it likewise.
@@ -51,7 +53,7 @@ from penstock.system.engines import Engine
 from penstock.system.memory import Memory
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
-from penstock.theory.attention import refuse_composition
+from penstock.theory.attention import attention
 from penstock.theory.kv_blocks import decode_blocks, drawn, peak_blocks, reserves, reuses, served
 from penstock.workload.workload import Workload
 
@@ -130,7 +132,8 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
     """
     memory = _known_for(workload, server)
     work = served(workload, server)
-    full = _Full(*drawn(work.lengths), server, memory)
+    beside = attention(work.lengths, server)
+    full = _Full(*drawn(work.lengths), server, memory, (beside.least + beside.most) / 2)
     limit: Literal["KV memory", "max batch size"] = "KV memory"
     usable = server.usable_blocks or 0
     room = max(usable - full.free, 0.0)
@@ -168,8 +171,9 @@ class _State:
 class _Full:
     """A server under a backlog that does not end."""
 
-    def __init__(self, prompt: Ints, output: Ints, server: Server, memory: Memory) -> None:
+    def __init__(self, prompt: Ints, output: Ints, server: Server, memory: Memory, attention_s: float) -> None:
         self.server, self.memory = server, memory
+        self.attention_s = attention_s  # of a mean request
         decodes = output - (server.convention == "engine")
         self.decodes, self.tokens = float(decodes.mean()), float((prompt + decodes).mean())
         peak = peak_blocks(prompt, output, server, memory)
@@ -236,11 +240,14 @@ class _Full:
 
     def batch(self, state: _State) -> tuple[float, float]:
         """Return the mean (seconds, tokens) of a batch."""
-        seconds = self.server.batch_time.table(self.server.token_budget)[np.ceil(state.load).astype(np.int64)]
+        by_tokens = self.server.batch_time.by_tokens.table(self.server.token_budget)
+        seconds = by_tokens[np.ceil(state.load).astype(np.int64)]
+        again = state.redone if self.memory.preemption == "recompute" else 0.0
+        attention_s = state.entering * self.attention_s * (1 + again / self.tokens)
         moved = 0.0
         if self.memory.preemption == "swap":  # out and in
             moved = 2 * state.entering * state.redone / self.memory.block_size * self.memory.swap_s
-        return float(seconds.mean()) + moved, float(state.load.mean())
+        return float(seconds.mean()) + attention_s + moved, float(state.load.mean())
 
     def _preemptions(self, entering: float, waits: Floats) -> tuple[float, float]:
         """Return the preemptions of a request, and the tokens that it holds at each, added up."""
@@ -265,7 +272,6 @@ def _known_for(workload: Workload, server: Server) -> Memory:
     memory, policy = server.memory, server.policy
     if memory is None:
         raise InputError("the server has no KV memory, so memory limits nothing; give kv_blocks")
-    refuse_composition(server, "what its KV memory carries", "ask max_rate")
     if isinstance(policy, Engine):
         known = bool(policy.work_conserving)
     else:
