@@ -51,6 +51,8 @@ def test_vllm_bench(name: str, pattern: str, load: float, lengths: tuple[int, in
             assert row[f"{metric}_{column}_s"] * 1e3 == pytest.approx(stated[f"{name_there}_{key}_ms"])
     per_token = (row["e2e_mean_s"] - row["ttft_mean_s"]) / (row["output_tokens"] - 1)
     assert row["itl_mean_s"] == pytest.approx(per_token, rel=0.01), "a few tokens come in one chunk"
+    starts = stated.get("start_times")
+    assert row["arrival_s"] == (None if starts is None else sorted(one - min(starts) for one in starts))
     assert row["prompt_lengths"] == stated.get("input_lens")
     assert row["output_lengths"] == stated.get("output_lens")
 
@@ -108,6 +110,10 @@ def test_guidellm_is_read_as_its_requests_say() -> None:
         assert row["tpot_mean_s"] is None, "GuideLLM's includes the first token"
         assert (row["prompt_tokens"], row["output_tokens"]) == (100, 40)
     assert table["output_lengths"].to_list() == [[40] * 24, None], "known where none was cut off"
+    for arrivals, benchmark in zip(table["arrival_s"], stated, strict=True):
+        sent = [*benchmark["requests"]["successful"], *benchmark["requests"]["incomplete"]]
+        starts = sorted(request["request_start_time"] for request in sent)
+        assert arrivals.to_list() == pytest.approx([start - starts[0] for start in starts])
 
 
 def test_the_log_of_iterations_is_read_in_full() -> None:

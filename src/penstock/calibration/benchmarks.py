@@ -29,6 +29,7 @@ COLUMNS: dict[str, Any] = {
     "incomplete": pl.Int64,
     **{f"{length}_{part}": pl.Float64 for length in ("prompt", "output") for part in ("tokens", "low", "high", "std")},
     **{f"{length}_lengths": pl.List(pl.Int64) for length in ("prompt", "output")},
+    "arrival_s": pl.List(pl.Float64),
     **{
         f"{metric}_{statistic}_s": pl.Float64
         for metric in ("ttft", "itl", "tpot", "e2e")
@@ -46,7 +47,8 @@ requests under way, each followed by another when it ends. ``burst`` requests mo
 one distribution. Rows of one ``run`` are of one deployment and client: a file, unless its table has such a column.
 ``itl`` is over all gaps between tokens (its percentiles as the tool takes them), ``tpot`` over requests, each the mean
 of its own gaps. ``prompt_lengths`` and ``output_lengths`` are of each request in the order in which they were sent,
-where the file has them all. ``note``: what was left out, or cannot be simulated.
+where the file has them all; ``arrival_s`` when each was sent, in seconds after the first. ``note``: what was left out,
+or cannot be simulated.
 """
 
 _PATTERNS = ("constant", "poisson", "closed")
