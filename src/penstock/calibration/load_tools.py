@@ -11,6 +11,7 @@ from penstock import checks
 from penstock.calibration.results import (
     MS,
     Entry,
+    NoResult,
     Number,
     Row,
     Statistics,
@@ -161,7 +162,7 @@ def _sent(result: _VllmBench) -> Row:
         kept.sort(key=lambda index: starts[index])
         row["arrival_s"] = [starts[index] - starts[kept[0]] for index in kept]
     for name, known in (("prompt", prompts), ("output", outputs)):
-        tokens = [known[index] for index in kept]
+        tokens = [known[index] or 0 for index in kept]
         row |= {f"{name}_lengths": tokens, f"{name}_std": float(np.std(tokens)) or None}
     return row
 
@@ -223,10 +224,11 @@ def inference_perf(document: Any, source: Source) -> list[Row]:
     result = entry(_InferencePerf, document, source)
     load, good = result.load_summary, result.successes
     if not load.requested_rate and not load.concurrency:
-        raise source.fault(
+        reason = (
             "states no requested_rate and no concurrency in load_summary, as the summary of all stages does, whose "
             "times are of several loads together. Give the stage_N_lifecycle_metrics.json beside it"
         )
+        raise NoResult(str(source.fault(reason)))
     if not good.count:
         return [{"unusable": "no request was completed"}]
     rate = good.throughput.requests_per_sec if good.throughput else None
