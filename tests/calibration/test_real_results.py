@@ -10,6 +10,7 @@ import pytest
 
 from penstock.calibration.benchmarks import read_benchmarks
 from penstock.errors import InputError
+from penstock.fitting.fit import fit
 from penstock.fitting.readers import read_batches
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -136,3 +137,13 @@ def test_an_odd_file_is_one_line_that_names_it_or_is_read(path: Path) -> None:
         read(path)
     assert str(refused.value).startswith(path.name)
     assert "\n" not in str(refused.value)
+
+
+def test_intervals_of_a_log_whose_blocks_blur_the_context_hold_the_truth() -> None:
+    batches = read_batches(real("log/vllm_0.32.0_iterations.log.gz"))
+    assert batches.context_block == pytest.approx(128, rel=0.01)
+    parameters = fit(batches, "composition-affine").parameters
+    truths = {"a": 0.5e-3, "decode_attention": 10e-6, "mixed_attention": 10e-6, "per_request": 0.0}
+    for name, truth in truths.items():
+        _, low, high = parameters[name]
+        assert low <= truth <= high, name
