@@ -123,8 +123,14 @@ def test_the_log_of_iterations_is_read_in_full() -> None:
     assert batches.tokens.max() <= 128
     assert len(batches) == 2_017
     assert batches.context is not None
+    assert batches.requests is not None
+    assert batches.decode_tokens is not None
     truth = 0.040 + 0.5e-3 * batches.tokens + 10e-6 * batches.context
-    assert abs(np.median(batches.seconds - truth)) < 1e-3
+    prompts_alone = batches.decode_tokens == 0
+    assert 0 < np.median((batches.seconds - truth)[prompts_alone]) < 2e-3, "scheduling is timed, too"
+    # lengths of 100 to 140 tokens do not fill half of a block of 128 on average, but less than one
+    full = truth + 10e-6 * 64 * batches.requests
+    assert np.median(batches.seconds - full) < 1e-3 < np.median(batches.seconds - truth)
 
 
 @pytest.mark.parametrize("path", sorted((SHARED / "bad_inputs").glob("*")), ids=lambda path: path.name)
