@@ -30,8 +30,8 @@ def test_words_mark_rows_used_to_fit_and_fit_eighty_columns(penstock: Callable[.
     said = penstock("calibrate", results, *FEW)[1]
     lines = said.splitlines()
     assert max(map(len, lines)) <= 80
-    marked = [line.split()[0] for line in lines if "500+60 poisson" in line]
-    assert marked == ["*500+60", "500+60", "*500+60"]
+    marked = [line.split()[:2] for line in lines if "500+60 poisson" in line]
+    assert marked == [["0", "*500+60"], ["1", "500+60"], ["2", "*500+60"]]
     assert "Mean of |predicted / measured - 1|" in said
     assert "not asked for" in said
 
@@ -114,6 +114,87 @@ def test_a_row_that_is_missed_is_named_and_strict_exits_with_one(
     odd.write_text(TABLE.replace("6,500,60,26,", "6,500,60,2600,"))
     status, out, _ = penstock("calibrate", odd, *FEW)
     assert status == 0
-    assert "Warning  1 of 3 rows are missed by more than 25%" in out
-    assert "row 1 (500+60, poisson@6): time to first token off by -99%" in " ".join(out.split())
+    assert "Warning  the calibration missed 1 of 3 benchmark results by more than 25%" in out
+    assert "row 1 (500+60, poisson@6): time to first token off by -99% (predicted" in " ".join(out.split())
+    assert "measured 2.6 s)" in " ".join(out.split())
     assert penstock("calibrate", odd, *FEW, "--strict")[0] == 1
+
+
+def words(out: str) -> str:
+    """Return what was printed without the breaks of lines."""
+    return " ".join(out.split())
+
+
+def test_rows_of_several_files_are_told_apart(penstock: Callable[..., Said], results: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text(TABLE.replace("6,500,60,26,", "6,500,60,2600,"))
+    out = penstock("calibrate", results, tmp_path / "other.csv", *FEW)[1]
+    assert max(map(len, out.splitlines())) <= 80
+    assert "row 4 (other.csv, 500+60, poisson@6): time to first token off by " in words(out)
+    assert "Files: rows 0 to 2 mine.csv, rows 3 to 5 other.csv." in words(out)
+
+
+def test_files_of_one_name_in_two_folders_are_two_runs(
+    penstock: Callable[..., Said], results: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "b").mkdir()
+    again = tmp_path / "b" / results.name
+    again.write_text(TABLE)
+    document = json.loads(penstock("calibrate", results, again, *FEW, "--json")[1])
+    assert {row["run"] for row in document["rows"]} == {str(results), str(again)}
+
+
+def test_limits_that_were_not_given_are_said_to_be_assumed(penstock: Callable[..., Said], results: Path) -> None:
+    out = words(penstock("calibrate", results, *FEW)[1])
+    assert "token budget and max batch size assumed, give --token-budget and --max-batch-size" in out
+    assert "1,024 assumed, give --max-batch-size" in out
+    out = words(penstock("calibrate", results, *FEW, "--token-budget", 2048, "--max-batch-size", 64)[1])
+    assert "assumed, give" not in out
+    assert "stated: 64" in out
+
+
+def test_a_calibration_that_nothing_judges_says_so(penstock: Callable[..., Said], results: Path) -> None:
+    said = "no row was left to judge this by"
+    assert said not in words(penstock("calibrate", results, *FEW)[1])
+    page = results.parent / "page.html"
+    every = ["--fit-rows", "all", "--report", page]
+    out = words(penstock("calibrate", results, *FEW[:2], *every)[1])
+    assert said in out
+    assert "or fit fewer (--fit-rows lowest:1)" in out
+    assert said in page.read_text()
+    document = json.loads(penstock("calibrate", results, *FEW[:2], *every[:2], "--json")[1])
+    assert any(said in warning for warning in document["warnings"])
+
+
+def test_an_overhead_far_above_that_of_front_ends_is_said_to_be_a_queue(
+    penstock: Callable[..., Said], tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow.csv"
+    slow.write_text(TABLE.replace("60,21,", "60,1521,").replace("60,26,", "60,1526,").replace("60,31,", "60,1531,"))
+    assert "is more than front ends take: requests rather waited in a queue" in words(
+        penstock("calibrate", slow, *FEW)[1]
+    )
+
+
+def test_a_folder_is_read_and_what_is_no_result_is_left_out_with_a_note(
+    penstock: Callable[..., Said], results: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    status, _, err = penstock("calibrate", folder)
+    assert (status, "is a folder without .json or .csv files" in err) == (2, True)
+    (folder / "config.yaml").write_text("load: 1\n")
+    (folder / "mine.csv").write_text(TABLE)
+    out = words(penstock("calibrate", folder, *FEW)[1])
+    assert "3 loads" in out
+    assert "left out, as no benchmark results: config.yaml" in out
+
+
+def test_what_tools_write_beside_their_results_is_left_out_unless_it_is_all(
+    penstock: Callable[..., Said], results: Path, tmp_path: Path
+) -> None:
+    inputs = tmp_path / "inputs.json"
+    inputs.write_text('{"data": []}')
+    assert "left out, as no benchmark results: inputs.json" in words(penstock("calibrate", results, inputs, *FEW)[1])
+    status, _, err = penstock("calibrate", inputs)
+    assert status == 2
+    assert "inputs.json: is JSON of no known benchmark" in err

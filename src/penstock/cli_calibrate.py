@@ -26,15 +26,28 @@ def calibrate(
         list[Path],
         typer.Argument(
             metavar="RESULTS...",
-            help="Benchmark results: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, CSV; -: standard input.",
+            help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, "
+            "CSV; -: standard input.",
         ),
     ],
     format: Annotated[
         str | None,
         typer.Option("--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."),
     ] = None,
-    token_budget: Annotated[int, typer.Option("--token-budget", help="Of the server (max_num_batched_tokens).")] = 8192,
-    max_batch_size: Annotated[int, typer.Option("--max-batch-size", help="Of the server (max_num_seqs).")] = 1024,
+    token_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--token-budget",
+            help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
+            show_default=False,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--max-batch-size", help="Of the server (max_num_seqs); default: 1024 is assumed.", show_default=False
+        ),
+    ] = None,
     policy: Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")] = "vllm",
     kv_tokens: Annotated[
         int | None,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock import page, plotting_calibrate
 from penstock.calibration.calibrate import METRICS, Calibration
-from penstock.calibration.words import error_rows, errors_said, parameter_rows
+from penstock.calibration.words import error_rows, errors_said, parameter_rows, server_words
 from penstock.page import Fact, Figure, Section, Table, Verdict
 
 
@@ -35,7 +35,7 @@ def report_calibration(path: Path, found: Calibration, names: str) -> None:
     page.write(
         path,
         title=f"Calibration on {names}",
-        heading=f"{found.server.policy.name}, {found.server.limits}",
+        heading=server_words(found),
         verdicts=[Verdict("calibrated", f"Mean relative errors over the {which}: {said}.", "simulation of every row")],
         sections=[
             Section("Errors", tables=[Table(("Rows", "Number", *METRICS.values()), error_rows(found), note)]),
@@ -47,13 +47,30 @@ def report_calibration(path: Path, found: Calibration, names: str) -> None:
 
 
 def _rows(found: Calibration) -> Table:
+    several = found.rows["run"].n_unique() > 1
     rows = []
     for row in found.rows.iter_rows(named=True):
-        cells = [row["shape"], row["load"], "yes" if row["fitted"] else "no"]
+        cells = [
+            str(row["row"]),
+            *([row["run"]] if several else []),
+            row["shape"],
+            row["load"],
+            "yes" if row["fitted"] else "no",
+        ]
         for metric, unit, per in (("ttft", "ms", 1e3), ("itl", "ms", 1e3), ("e2e", "s", 1.0)):
             measured, predicted = row[f"{metric}_measured"], row[f"{metric}_predicted"]
             both = [f"{value * per:,.4g}" if value is not None else "-" for value in (measured, predicted)]
             cells.append(f"{' / '.join(both)} {unit}")
         rows.append((*cells, "-" if row["beyond"] is None else "yes" if row["beyond"] else "no"))
-    columns = ("Shape", "Load", "Used to fit", "TTFT", "ITL", "E2E", "More than it carries")
+    columns = (
+        "Row",
+        *(["File"] if several else []),
+        "Shape",
+        "Load",
+        "Used to fit",
+        "TTFT",
+        "ITL",
+        "E2E",
+        "More than it carries",
+    )
     return Table(columns, rows, "Measured / predicted.")

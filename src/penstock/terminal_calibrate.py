@@ -1,11 +1,14 @@
 """Calibrations as words and tables on the terminal."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from penstock.calibration.calibrate import LESS, METRICS, Calibration
-from penstock.calibration.words import error_rows, errors_said, parameter_rows
+from penstock.calibration.words import error_rows, errors_said, parameter_rows, server_words
 from penstock.terminal import facts, make_console, print_warnings
 
 _HEADS = {"requests_per_s": "req/s", "ttft_p99": "p99 TTFT", "e2e_p99": "p99 E2E"} | {
@@ -18,10 +21,11 @@ _MOST_MISSED = 8  # rows that are named in full
 def print_calibration(found: Calibration, names: str) -> None:
     """Print the server, the errors of its predictions, and every row."""
     console = make_console()
-    server = found.server
+    count = found.rows.height
+    loads = "1 load" if count == 1 else f"{count:,} loads"
     console.print(
-        f"[bold]{escape(names)}[/bold]  {found.rows.height:,} loads, shapes: {found.rows['shape'].n_unique():,}; "
-        f"{escape(server.policy.name)}, {server.limits}",
+        f"[bold]{escape(names)}[/bold]  {loads}, shapes: {found.rows['shape'].n_unique():,}; "
+        f"{escape(server_words(found))}",
         highlight=False,
     )
     _print_warnings(console, found)
@@ -67,29 +71,59 @@ def _print_errors(console: Console, found: Calibration) -> None:
 
 
 def _print_rows(console: Console, found: Calibration) -> None:
-    """Print what was predicted beside what was measured, and by how much it is off."""
-    wide = console.width >= 100
-    heads = ("TTFT ms", "off", "ITL ms", "off", "E2E s", "off") if wide else ("TTFT ms", "off", "ITL ms", "off")
-    table = _table("Predicted, and how far off", (" Shape", "Load", *heads, "Carries/s"), 2)
-    metrics = (("ttft", 1e3), ("itl", 1e3), ("e2e", 1.0))[: 3 if wide else 2]
-    for row in found.rows.sort("shape", "requests_per_s_measured", maintain_order=True).iter_rows(named=True):
+    """Print what was measured, what was predicted, and by how much it is off."""
+    metrics = [("ttft", "TTFT", "ms", 1e3), ("itl", "ITL", "ms", 1e3)]
+    if console.width >= 100:
+        metrics.append(("e2e", "E2E", "s", 1.0))
+    heads = [head for _, name, unit, _ in metrics for head in (f"{name} {unit}", "model", "off")]
+    table = _table(
+        "Measured, predicted by the model, and how far off", ("Row", " Shape", "Load", *heads, "Carries/s"), 3
+    )
+    rows = found.rows.sort("shape", "requests_per_s_measured", maintain_order=True)
+    for row in rows.iter_rows(named=True):
         cells: list[str] = []
-        for metric, per in metrics:
-            value, error = row[f"{metric}_predicted"], row[f"{metric}_error"]
-            cells += ["-" if value is None else f"{value * per:,.4g}", "-" if error is None else f"{error:+.1%}"]
-        limit = f"{row['limit_per_s']:,.4g}"
-        if row["limit_at_least_per_s"] < (1 - LESS) * row["limit_per_s"]:
-            limit = f"{row['limit_at_least_per_s']:,.4g} to {limit}"
+        for metric, _, _, per in metrics:
+            values = (row[f"{metric}_measured"], row[f"{metric}_predicted"])
+            cells += ["-" if value is None else f"{value * per:,.4g}" for value in values]
+            error = row[f"{metric}_error"]
+            cells.append("-" if error is None else f"{round(error, 2) + 0.0:+.0%}")
+        limit = _carried(row)
+        limit = f"[bold red]{limit}[/bold red]" if row["beyond"] else limit
         name = f"{'*' if row['fitted'] else ' '}{row['shape']}"
-        table.add_row(
-            escape(name), escape(row["load"]), *cells, f"[bold red]{limit}[/bold red]" if row["beyond"] else limit
-        )
+        table.add_row(str(row["row"]), escape(name), escape(row["load"]), *cells, limit)
     console.print()
     console.print(table)
+    said = ["* used to fit. TTFT: median where there is one.", _carries_said(found)]
+    console.print(f"[dim]{' '.join(said)}[/dim]", highlight=False)
+    if found.rows["run"].n_unique() > 1:
+        console.print(f"[dim]{escape(_files_said(found))}[/dim]", highlight=False)
+
+
+def _carried(row: Mapping[str, Any]) -> str:
+    """Return what the server carries of a shape: a range, where memory that nobody saw may matter."""
+    most = f"{row['limit_per_s']:,.3g}"
+    return f"{row['limit_at_least_per_s']:,.3g}-{most}" if _ranges(row) else most
+
+
+def _ranges(row: Mapping[str, Any]) -> bool:
+    return bool(row["limit_at_least_per_s"] < (1 - LESS) * row["limit_per_s"])
+
+
+def _carries_said(found: Calibration) -> str:
+    said = "Carries/s: requests of this shape that leave per second while many more wait, simulated"
+    if any(_ranges(row) for row in found.rows.iter_rows(named=True)):
+        said += "; a range: from the KV memory that the rows are known to have used, to memory without limit"
     beyond = int(found.rows["beyond"].fill_null(value=False).sum())
-    last = f" In {beyond} of the rows more arrive than that: queues grow for as long as they last." if beyond else ""
-    console.print(
-        "[dim]* used to fit. TTFT: median where there is one. Carries/s: requests of this shape that leave per second "
-        f"while many more wait, simulated; with the KV memory that the rows held to one without limit.{last}[/dim]",
-        highlight=False,
-    )
+    if beyond:
+        said += f". In {beyond} of the rows more arrive than that: queues grow for as long as they last"
+    return f"{said}."
+
+
+def _files_said(found: Calibration) -> str:
+    """Say which rows each file has."""
+    parts = []
+    for run, rows in found.rows.group_by("run", maintain_order=True):
+        numbers = rows["row"].to_list()
+        which = f"row {numbers[0]}" if len(numbers) == 1 else f"rows {numbers[0]} to {numbers[-1]}"
+        parts.append(f"{which} {run[0]}")
+    return f"Files: {', '.join(parts)}."

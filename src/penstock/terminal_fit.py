@@ -9,6 +9,7 @@ from penstock.fitting.description import formula, parameters, quality
 from penstock.fitting.fit import Fit
 from penstock.terminal import facts, make_console, print_warnings
 
+_PLAIN = 1e4  # from here on four digits would need an exponent
 _KNOTS = 12
 """Rows of a table of batch times that are printed."""
 
@@ -37,8 +38,12 @@ def _parameters(fit: Fit) -> Table:
     title = f"Parameters, with {fit.confidence:.0%} intervals{some}"
     table = _table(title, ("", "value", "from", "to", "", "cost of"))
     for row in shown:
-        table.add_row(row.name, *(f"{value:,.4g}" for value in (row.value, row.low, row.high)), row.unit, row.meaning)
+        table.add_row(row.name, *(_figures(value) for value in (row.value, row.low, row.high)), row.unit, row.meaning)
     return table
+
+
+def _figures(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _PLAIN else f"{value:,.4g}"
 
 
 def _candidates(fit: Fit) -> Table:

@@ -92,11 +92,11 @@ def test_what_rows_cannot_tell_rests_on_its_prior_and_is_reported(benchmarks: pl
     others = found.rows.filter(~pl.col("fitted"))
     assert all("self_attention" in (costs or "") for costs in others["hinges_on"])
     assert found.rows.filter("fitted")["hinges_on"].null_count() == 3
-    assert any("the rows do not identify " in words and "self_attention (" in words for words in found.warnings)
+    assert any("the benchmarks say little about " in words and "self_attention (" in words for words in found.warnings)
     assert any("predictions for other lengths" in words for words in found.warnings)
     write_batch_time(tmp_path / "found.yaml", found.batch_time_file("a server", "measured.csv"))
     notes = read_batch_time(tmp_path / "found.yaml").notes(4096, memory=True)
-    assert any("self_attention (" in note and "these rest on priors" in note for note in notes)
+    assert any("self_attention (" in note and "assumed within their usual ranges" in note for note in notes)
 
 
 def test_no_cost_that_is_fitted_comes_out_as_nothing(benchmarks: pl.DataFrame) -> None:
@@ -115,7 +115,7 @@ def test_rows_that_are_missed_are_named(benchmarks: pl.DataFrame) -> None:
     assert found.rows["missed"][4]
     assert found.missed[0].startswith("row 4 (")
     assert ", used to fit): time to first token off by -9" in found.missed[0]
-    assert found.warnings[0] == f"{len(found.missed)} of 9 rows are missed by more than 25%"
+    assert found.warnings[0] == f"the calibration missed {len(found.missed)} of 9 benchmark results by more than 25%"
     assert found.as_dict()["missed"] == found.missed
 
 

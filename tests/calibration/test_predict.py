@@ -121,6 +121,16 @@ def test_random_arrivals_are_as_many_as_the_benchmark_counted_in_its_time() -> N
     assert 16.5 <= whole.arrival_s.max() <= 17.5
 
 
+def test_arrivals_that_a_row_records_are_repeated_up_to_its_end() -> None:
+    recorded = {"pattern": "poisson", "rate": 1.0, "arrival_s": [0.0, 0.5, 2.5, 9.0], "completed": 4}
+    whole = requests_of(row(**recorded, duration_s=10.0, incomplete=0), SERVER)
+    assert whole.arrival_s.tolist() == [0.0, 0.5, 2.5, 9.0]
+    cut = requests_of(row(**recorded, duration_s=8.0, incomplete=1), SERVER)
+    assert cut.arrival_s.tolist() == [0.0, 0.5, 2.5]
+    loop = row(**recorded | {"pattern": "closed", "in_flight": 1, "rate": None}, incomplete=0)
+    assert requests_of(loop, SERVER).arrival_s.tolist() == [0.0] * 4
+
+
 def test_a_burst_at_the_start_comes_at_once() -> None:
     load = requests_of(row(burst=7), SERVER)
     assert (load.arrival_s == 0).sum() == 7

@@ -189,6 +189,20 @@ def test_the_context_is_known_where_the_log_says_what_the_cache_holds(tmp_path: 
     assert found.context.tolist() == [pytest.approx(2_500 - 200)]
 
 
+def test_half_a_block_of_each_request_is_no_context_where_the_log_shows_blocks(tmp_path: Path) -> None:
+    """A block of 128 tokens is 0.4% of this cache; 1% of a large one may be any number of blocks."""
+    shares = [0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2]
+    lines = [LINE.format(i=i, p=0, x=0, k=i + 1, y=i + 1, ms=8.5, use=use) for i, use in enumerate(shares)]
+    text = "INFO CPU KV cache size: 32,000 tokens\n" + "\n".join(lines)
+    batches = read_batches(written(tmp_path, text, "server.log"))
+    assert batches.context_block == pytest.approx(128)
+    assert batches.context is not None
+    assert batches.context == pytest.approx(64.0 * np.arange(1, 9))
+    assert batches.blurred_context == pytest.approx(64)
+    odd = text.replace("usage: 2.8%", "usage: 2.7%")
+    assert read_batches(written(tmp_path, odd, "server.log")).context_block is None
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_forward_pass_metrics_are_read_as_published_and_as_dynamo_traces_them(wrapped: bool, tmp_path: Path) -> None:
     passes = [

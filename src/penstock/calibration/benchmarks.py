@@ -10,7 +10,7 @@ import polars as pl
 
 from penstock import checks
 from penstock.calibration import benchmark_csv, guidellm, load_tools
-from penstock.calibration.results import Row
+from penstock.calibration.results import NoResult, Row
 from penstock.errors import InputError, nearest
 from penstock.source import Source, first_line
 
@@ -29,6 +29,7 @@ COLUMNS: dict[str, Any] = {
     "incomplete": pl.Int64,
     **{f"{length}_{part}": pl.Float64 for length in ("prompt", "output") for part in ("tokens", "low", "high", "std")},
     **{f"{length}_lengths": pl.List(pl.Int64) for length in ("prompt", "output")},
+    "arrival_s": pl.List(pl.Float64),
     **{
         f"{metric}_{statistic}_s": pl.Float64
         for metric in ("ttft", "itl", "tpot", "e2e")
@@ -46,11 +47,13 @@ requests under way, each followed by another when it ends. ``burst`` requests mo
 one distribution. Rows of one ``run`` are of one deployment and client: a file, unless its table has such a column.
 ``itl`` is over all gaps between tokens (its percentiles as the tool takes them), ``tpot`` over requests, each the mean
 of its own gaps. ``prompt_lengths`` and ``output_lengths`` are of each request in the order in which they were sent,
-where the file has them all. ``note``: what was left out, or cannot be simulated.
+where the file has them all; ``arrival_s`` when each was sent, in seconds after the first. ``note``: what was left out,
+or cannot be simulated.
 """
 
 _PATTERNS = ("constant", "poisson", "closed")
 _ALIKE = 0.2  # rows whose mean lengths differ by less are of one shape, where no tool says so
+_NAMED = 3  # files that a note names
 _ODD = 0.1  # share by which an inter-token latency may differ from what E2E and TTFT say
 
 
@@ -64,7 +67,8 @@ def read_benchmarks(
     paths
         Files: GuideLLM JSON or CSV, ``vllm bench serve`` JSON, inference-perf ``stage_N_lifecycle_metrics.json``,
         AIPerf or GenAI-Perf JSON exports, or CSV with columns such as rate, prompt, output, ttft_p50_ms, itl_mean_ms,
-        e2e_mean_s. Also compressed with gzip. ``-``: standard input.
+        e2e_mean_s. Also compressed with gzip. ``-``: standard input. Of a folder the JSON files are read, or, where it
+        has none, the CSV files.
     format
         One of `FORMATS`; None: detected.
     max_gib
@@ -73,7 +77,8 @@ def read_benchmarks(
     Returns
     -------
     polars.DataFrame
-        The columns of `COLUMNS`, a row for each load that was measured, in order of files and loads.
+        The columns of `COLUMNS`, a row for each load that was measured, in order of files and loads. What tools write
+        beside their results is left out, with a note, unless it is all that was given.
 
     Raises
     ------
@@ -84,16 +89,59 @@ def read_benchmarks(
         paths = [paths]
     if format is not None and format not in FORMATS:
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
+    files, left_out = _files(paths)
+    same_name = len({path.name for path in files}) < len(files)
     rows: list[Row] = []
-    for path in paths:
-        source = Source.at(path, max_gib)
-        rows += _usable(source, *_rows_of(source, format))
+    no_result: NoResult | None = None
+    for path in files:
+        try:
+            source = Source.at(path, max_gib)
+            usable = _usable(source, *_rows_of(source, format))
+        except NoResult as error:
+            no_result = error
+            left_out.append(path.name)
+            continue
+        for row in usable:
+            if same_name and row["run"] == path.name:
+                row["run"] = str(path)
+        rows += usable
     if not rows:
-        raise InputError("no file was given, so there is nothing to calibrate on; give benchmark results")
+        raise no_result or InputError("no file was given, so there is nothing to calibrate on; give benchmark results")
+    _note_left_out(rows[0], left_out)
     for number, row in enumerate(rows):
         row["row"] = number
     _name_shapes(rows)
     return pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows], schema=COLUMNS)
+
+
+def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """Return the files to read, with those of folders, and the names of what else the folders hold."""
+    files: list[Path] = []
+    others: list[str] = []
+    for path in (checks.path("the name of a file", path) for path in paths):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        held = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
+        # tools write the same results as JSON and as CSV
+        kinds = ((".json", ".json.gz"), (".csv", ".csv.gz"))
+        results = next((named for ends in kinds if (named := [one for one in held if one.name.endswith(ends)])), [])
+        if not results:
+            raise InputError(
+                f"{path} is a folder without .json or .csv files, so there is nothing to calibrate on; give benchmark "
+                "results"
+            )
+        files += results
+        others += [one.name for one in held if one not in results]
+    return files, others
+
+
+def _note_left_out(row: Row, names: Sequence[str]) -> None:
+    if not names:
+        return
+    listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+    left_out = f"left out, as no benchmark results: {listed}"
+    row["note"] = "; ".join(filter(None, (row.get("note"), left_out)))
 
 
 def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
@@ -106,10 +154,11 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
     for name, (belongs, rows) in _READERS.items():
         if format in (None, name) and belongs(document):
             return rows(document, source), name
-    raise source.fault(
+    reason = (
         f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are {', '.join(FORMATS)}; "
         "give one of them as the format, or write a CSV"
     )
+    raise NoResult(str(source.fault(reason)))
 
 
 def _parsed(source: Source) -> Any:

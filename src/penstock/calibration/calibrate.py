@@ -38,6 +38,12 @@ MISSED = 0.25
 JUDGED = ("ttft", "itl", "e2e", "requests_per_s")
 """What a row is warned of; the p99s are not fitted, and their errors stand in the table."""
 
+TOKEN_BUDGET = 8_192
+"""Taken where none is given: vLLM's default on a large GPU."""
+
+MAX_BATCH_SIZE = 1_024
+"""The same."""
+
 _MOST_REQUESTS = 10_000  # of a row, while it is fitted: the rest tells little more
 LESS = 0.05
 """Share by which having no more KV memory than the rows held may lower what a shape carries, without a warning."""
@@ -74,6 +80,8 @@ class Calibration:
         What was adjusted.
     limit_warning
         What is not certain of the limits; None: nothing.
+    assumed
+        Which of ``token_budget`` and ``max_batch_size`` were not given.
     tokens_held
         Most tokens that the requests of a row held at a time, by Little's law: the KV memory has room for them.
     rows
@@ -94,6 +102,7 @@ class Calibration:
     priors: Mapping[str, Prior]
     deviations: Mapping[str, float]
     limit_warning: str | None
+    assumed: tuple[str, ...]
     values_of: Mapping[str, Mapping[str, float]]
     per_run: str
     tokens_held: float
@@ -136,23 +145,28 @@ class Calibration:
 
     def interval(self, name: str) -> str:
         """Return the 95% interval of a parameter in words, given rows and priors."""
-        unit, per = UNITS[name]
         factor = math.exp(2 * self.deviations[name])
-        low, high = (float(f"{self.values[name] * per * times:.2g}") for times in (1 / factor, factor))
-        return f"{low:,g} to {high:,g} {unit.split(' ')[0]}"
+        low, high = (float(f"{self.values[name] * times:.2g}") for times in (1 / factor, factor))
+        less, more = quantity(name, low), quantity(name, high)
+        unit = more.rpartition(" ")[2]
+        return f"{less.removesuffix(f' {unit}')} to {more}"
 
     @property
     def missed(self) -> list[str]:
         """The rows that are missed, the worst first: where they are, and by how much their worst metric is off."""
         worst = pl.max_horizontal(pl.col(f"{name}_error").abs() for name in JUDGED)
         rows = self.rows.filter("missed").sort(worst, descending=True)
+        several = self.rows["run"].n_unique() > 1
         words = []
         for row in rows.iter_rows(named=True):
             metric = max(JUDGED, key=lambda name: abs(row[f"{name}_error"] or 0.0))
-            kind = ", used to fit" if row["fitted"] else ""
+            which = [row["run"]] if several else []
+            which += [row["shape"], row["load"]]
+            which += ["used to fit"] if row["fitted"] else []
+            predicted, known = (_shown(metric, row[f"{metric}_{kind}"]) for kind in ("predicted", "measured"))
             words.append(
-                f"row {row['row']} ({row['shape']}, {row['load']}{kind}): "
-                f"{METRICS[metric].lower()} off by {row[f'{metric}_error']:+,.0%}"
+                f"row {row['row']} ({', '.join(which)}): {METRICS[metric].lower()} off by "
+                f"{row[f'{metric}_error']:+,.0%} (predicted {predicted}, measured {known})"
             )
         return words
 
@@ -161,11 +175,14 @@ class Calibration:
         """What a reader must know before using any of this: rows missed, costs and limits that no row tells."""
         words = []
         if self.missed:
-            words.append(f"{len(self.missed):,} of {self.rows.height:,} rows are missed by more than {MISSED:.0%}")
+            which = f"{len(self.missed):,} of {self.rows.height:,} benchmark results"
+            which = "the only benchmark result" if self.rows.height == 1 else which
+            words.append(f"the calibration missed {which} by more than {MISSED:.0%}")
+        words += self._untrusted()
         words += [] if self.limit_warning is None else [self.limit_warning]
         if self.unidentified:
             costs = ", ".join(f"{name} ({self.interval(name)})" for name in self.unidentified)
-            words.append(f"the rows do not identify {costs}: these rest on priors")
+            words.append(f"the benchmarks say little about {costs}, which were assumed within their usual ranges")
         if (held_more := self.rows.filter(pl.col("limit_at_least_per_s") < (1 - LESS) * pl.col("limit_per_s"))).height:
             least = held_more.unique("shape", maintain_order=True)
             shapes = ", ".join(
@@ -180,6 +197,24 @@ class Calibration:
             loads = ", ".join(dict.fromkeys(hinging["shape"]))
             costs = ", ".join(dict.fromkeys(", ".join(hinging["hinges_on"]).split(", ")))
             words.append(f"predictions for other lengths than were fitted ({loads}) hinge on {costs}")
+        return words
+
+    def _untrusted(self) -> list[str]:
+        """Say where nothing judges the calibration, and where it took a queue for an overhead."""
+        words = []
+        if self.fitted == self.rows.height:
+            fewer = ", or fit fewer (--fit-rows lowest:1)" if self.rows["shape"].is_duplicated().any() else ""
+            words.append(
+                "every row was used to fit, so no row was left to judge this by: the errors do not say how well other "
+                f"loads are predicted; benchmark more loads{fewer}"
+            )
+        overhead, prior = self.values.get("overhead", 0.0), self.priors.get("overhead")
+        if prior is not None and overhead > prior.centre * math.exp(2 * prior.deviation):
+            words.append(
+                f"an overhead of {quantity('overhead', overhead)} is more than front ends take: requests rather waited "
+                "in a queue that this policy and these limits do not have; check --policy, --token-budget and "
+                "--max-batch-size"
+            )
         return words
 
     @property
@@ -219,6 +254,7 @@ class Calibration:
                 "policy": server.policy.name,
                 "token_budget": server.token_budget,
                 "max_batch_size": server.max_batch_size,
+                "assumed": list(self.assumed),
                 "kv_tokens": None if server.memory is None else server.memory.tokens,
             },
             "warnings": self.warnings,
@@ -238,6 +274,24 @@ class Calibration:
         }
 
 
+def quantity(name: str, value: float) -> str:
+    """Return a parameter with its unit, in words."""
+    unit, per = UNITS[name]
+    unit = unit.split(" ")[0]
+    if unit == "us" and value * per >= 1_000:
+        unit, per = "ms", 1e3
+    return f"{value * per:,.4g} {unit}"
+
+
+def _shown(metric: str, value: float | None) -> str:
+    """Return one of `METRICS` with its unit; None: no request ended."""
+    if value is None:
+        return "none"
+    if metric == "requests_per_s":
+        return f"{value:,.4g}/s"
+    return f"{value * 1e3:,.4g} ms" if value < 1 else f"{value:,.4g} s"
+
+
 def _with_units(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     return {name: {"value": value * UNITS[name][1], "unit": UNITS[name][0]} for name, value in values.items()}
 
@@ -247,8 +301,8 @@ def calibrate(
     *,
     fit_rows: str | Sequence[bool] = "spread:3",
     parameters: Sequence[str] | None = None,
-    token_budget: int = 8192,
-    max_batch_size: int | None = 1024,
+    token_budget: int | None = None,
+    max_batch_size: int | None = None,
     policy: str = "vllm",
     kv_tokens: int | None = None,
     per_run: str = "all",
@@ -270,7 +324,8 @@ def calibrate(
     parameters
         What to fit, of `UNITS`; None: all. Costs that the rows cannot tell rest on their `priors`.
     token_budget, max_batch_size, policy, kv_tokens
-        Of the server, as it ran. None for ``kv_tokens``: found where rows identify it (`limit_of`), else no limit.
+        Of the server, as it ran. None for ``kv_tokens``: found where rows identify it (`limit_of`), else no limit; for
+        the others: `TOKEN_BUDGET` and `MAX_BATCH_SIZE` are assumed.
     per_run
         What to adjust to each run (the column: files are separate deployments or clients) that has two fitted rows or
         more: ``nothing``, the ``overhead``, or ``all``, where parameters stay near those of all runs together.
@@ -290,6 +345,10 @@ def calibrate(
     """
     if per_run not in _PER_RUN:
         raise InputError(f"per_run is {checks.shown(per_run)}{nearest(str(per_run), _PER_RUN)}")
+    stated = {"token_budget": token_budget, "max_batch_size": max_batch_size}
+    assumed = tuple(name for name, limit in stated.items() if limit is None)
+    token_budget = TOKEN_BUDGET if token_budget is None else token_budget
+    max_batch_size = MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
     names = list(UNITS) if parameters is None else [_parameter(name) for name in parameters]
     rows = list(benchmarks.iter_rows(named=True))
     chosen = _chosen(rows, fit_rows)
@@ -310,7 +369,7 @@ def calibrate(
         server = Server(
             _batch_time(known),
             token_budget,
-            max(places, 1) if places is not None else None,
+            max(places, 1),
             policy,
             memory=memory,
             kv_tokens=kv_tokens,
@@ -334,7 +393,9 @@ def calibrate(
         ]
         fit, reason, warning = limit_of(fit, sent, others, build, priors, max_batch_size)
         held |= {} if reason is None else {"kv_tokens": reason}
-    held |= {} if "max_batch_size" in fit.values else {"max_batch_size": _stated(max_batch_size)}
+    held |= {} if "max_batch_size" in fit.values else {"max_batch_size": f"stated: {max_batch_size:,}"}
+    if "max_batch_size" in assumed and "max_batch_size" in held:
+        held["max_batch_size"] = f"{max_batch_size:,} assumed, give --max-batch-size"
 
     # -- each run: as the common server, but for what its own rows say
     values = fit.values
@@ -363,6 +424,7 @@ def calibrate(
         priors=priors,
         deviations=fit.deviations,
         limit_warning=warning,
+        assumed=assumed,
         values_of=values_of,
         per_run=per_run,
         tokens_held=max(tokens_held(row) for row in rows),
@@ -379,10 +441,6 @@ def _with_tokens(server: Server, load: Requests, tokens: float | None) -> Server
     size = usual_block_size(server.policy)
     memory = Memory.of_tokens(max(round(tokens), longest + 2 * size), size)
     return dataclasses.replace(server, memory=memory)
-
-
-def _stated(max_batch_size: int | None) -> str:
-    return "stated: none" if max_batch_size is None else f"stated: {max_batch_size:,}"
 
 
 def _hinges(fit: Fit, priors: Mapping[str, Prior], fitted: Sequence[Row]) -> dict[str, tuple[float, float, str]]:

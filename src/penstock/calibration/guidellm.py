@@ -74,10 +74,12 @@ class _Totals(Entry):
 class _Request(Entry):
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    request_start_time: Number | None = None
 
 
 class _Requests(Entry):
     successful: list[_Request] | None = None
+    incomplete: list[_Request] | None = None
 
 
 def _named(strategy: Any) -> Any:
@@ -256,14 +258,22 @@ def _notes(benchmark: _Benchmark, totals: _Totals, completed: float | None) -> I
 
 
 def _recorded(benchmark: _Benchmark, completed: float | None) -> Row:
-    """Return the lengths of all requests, where all were completed and recorded."""
-    requests = (benchmark.requests.successful if benchmark.requests else None) or []
-    cut_off = benchmark.totals is None or benchmark.totals.incomplete
-    pairs = [(one.prompt_tokens, one.output_tokens) for one in requests if one.prompt_tokens and one.output_tokens]
-    if not pairs or cut_off or len(pairs) != completed:
+    """Return when all requests were sent, and, if all were completed, their lengths in that order."""
+    if benchmark.requests is None:
         return {}
-    prompts, outputs = zip(*pairs, strict=True)
-    return {"prompt_lengths": list(prompts), "output_lengths": list(outputs)}
+    done, cut_off = benchmark.requests.successful or [], benchmark.requests.incomplete or []
+    if len(done) != completed or benchmark.totals is None or (benchmark.totals.incomplete and not cut_off):
+        return {}
+    row: Row = {}
+    starts = [one.request_start_time for one in (*done, *cut_off) if one.request_start_time]
+    if len(starts) == len(done) + len(cut_off):
+        row["arrival_s"] = sorted(start - min(starts) for start in starts)
+        done = sorted(done, key=lambda one: one.request_start_time or 0.0)
+    pairs = [(one.prompt_tokens, one.output_tokens) for one in done if one.prompt_tokens and one.output_tokens]
+    if not cut_off and len(pairs) == completed:
+        row["prompt_lengths"] = [prompt for prompt, _ in pairs]
+        row["output_lengths"] = [output for _, output in pairs]
+    return row
 
 
 def _data(document: Mapping[str, Any], report: Mapping[str, Any]) -> Any:

@@ -83,8 +83,10 @@ def limit_of(
     unused = {name: np.abs(_off(others, build, fit)) for name, fit in {"": free, **fits}.items()}
     total = {name: np.abs(fit.misfits).sum() + unused[name].sum() for name, fit in {"": free, **fits}.items()}
     sure = _SURE + _EACH * (free.misfits.size + unused[""].size)
+    unlimited = {name: _without(name, fit, (*fitted, *others), build) for name, fit in fits.items()}
     better = {
-        name: total[""] - total[name] > sure and unused[name].sum() <= unused[""].sum() + _EACH * unused[name].size
+        name: min(total[""], unlimited[name]) - total[name] > sure
+        and unused[name].sum() <= unused[""].sum() + _EACH * unused[name].size
         for name in fits
     }
     memory, places = fits["kv_tokens"], fits["max_batch_size"]
@@ -100,6 +102,12 @@ def limit_of(
         "tell which, and the first is taken. Give the one that you know; other lengths hinge on it"
     )
     return Limit(places, f"a max batch size of {requests:,} explains the rows as well; {nothing}", warning)
+
+
+def _without(name: str, fit: Fit, rows: Sequence[Sent], build: Build) -> float:
+    """Return the sum of misfits that a fit's costs alone have: a limit that these do without explains nothing."""
+    costs = {cost: value for cost, value in fit.values.items() if cost != name}
+    return float(np.abs(misfits(rows, *build(costs))).sum())
 
 
 def _off(rows: Sequence[Sent], build: Build, fit: Fit) -> Floats:

@@ -1,7 +1,6 @@
 """Results of vllm bench, inference-perf, AIPerf and GenAI-Perf: one JSON document per load."""
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from penstock import checks
 from penstock.calibration.results import (
     MS,
     Entry,
+    NoResult,
     Number,
     Row,
     Statistics,
@@ -132,17 +132,11 @@ def _vllm_load(result: _VllmBench, source: Source, place: str) -> Row:
 
 
 def _recorded(result: _VllmBench) -> Row:
-    """Return what is known of every request: its lengths, and how long it took from end to end.
+    """Return what is known of every request: when it was sent, its lengths, and how long it took from end to end.
 
     Requests without output tokens failed. Answers of one token have no gaps, but a time from end to end.
     """
-    row: Row = {}
-    prompts, outputs = result.input_lens, result.output_lens
-    if prompts and outputs and len(prompts) == len(outputs):
-        pairs = [(prompt, output) for prompt, output in zip(prompts, outputs, strict=True) if prompt and output]
-        if len(pairs) == result.completed:
-            for name, known in zip(("prompt", "output"), zip(*pairs, strict=True), strict=True):
-                row |= {f"{name}_lengths": list(known), f"{name}_std": statistics.pstdev(known) or None}
+    row = _sent(result)
     e2e: list[float] = []
     if result.ttfts and result.itls and len(result.ttfts) == len(result.itls):
         e2e = [first + sum(gaps) for first, gaps in zip(result.ttfts, result.itls, strict=True) if first > 0]
@@ -151,6 +145,25 @@ def _recorded(result: _VllmBench) -> Row:
     if len(e2e) == result.completed and np.isfinite(e2e).all():
         row |= {"e2e_mean_s": float(np.mean(e2e)), "e2e_p50_s": float(np.median(e2e))}
         row |= {"e2e_p90_s": float(np.quantile(e2e, 0.9)), "e2e_p99_s": float(np.quantile(e2e, 0.99))}
+    return row
+
+
+def _sent(result: _VllmBench) -> Row:
+    """Return the lengths of the requests that were completed, in the order in which they were sent, and when."""
+    prompts, outputs = result.input_lens or [], result.output_lens or []
+    starts = result.start_times or []
+    if len(prompts) != len(outputs):
+        return {}
+    kept = [index for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)) if prompt and output]
+    if not kept or len(kept) != result.completed:
+        return {}
+    row: Row = {}
+    if len(starts) == len(prompts) and np.isfinite(starts).all():
+        kept.sort(key=lambda index: starts[index])
+        row["arrival_s"] = [starts[index] - starts[kept[0]] for index in kept]
+    for name, known in (("prompt", prompts), ("output", outputs)):
+        tokens = [known[index] or 0 for index in kept]
+        row |= {f"{name}_lengths": tokens, f"{name}_std": float(np.std(tokens)) or None}
     return row
 
 
@@ -211,10 +224,11 @@ def inference_perf(document: Any, source: Source) -> list[Row]:
     result = entry(_InferencePerf, document, source)
     load, good = result.load_summary, result.successes
     if not load.requested_rate and not load.concurrency:
-        raise source.fault(
+        reason = (
             "states no requested_rate and no concurrency in load_summary, as the summary of all stages does, whose "
             "times are of several loads together. Give the stage_N_lifecycle_metrics.json beside it"
         )
+        raise NoResult(str(source.fault(reason)))
     if not good.count:
         return [{"unusable": "no request was completed"}]
     rate = good.throughput.requests_per_sec if good.throughput else None

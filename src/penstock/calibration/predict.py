@@ -71,7 +71,7 @@ class Requests:
 def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None) -> Requests:
     """Return requests as the benchmark drew them.
 
-    Lengths are those that the row records, in the order in which they were sent. Where it does not, they are spread
+    Lengths and arrivals are those that the row records. Where it does not, lengths are spread
     evenly over their distribution, in random order, and then scaled so that those of the requests that finish on
     ``server`` have the means that the row states, but by no more than those of so few requests stray.
 
@@ -195,11 +195,14 @@ def _count(row: Mapping[str, Any], until: float | None) -> int:
 def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Generator) -> Floats | None:
     """Return arrival times, or None where arrivals follow departures.
 
-    A short run of random arrivals strays from its nominal rate: how many came, and within which time,
-    are the row's own.
+    Those that the row records are repeated. A short run of random arrivals strays from its nominal
+    rate: how many came, and within which time, are the row's own.
     """
     if row["pattern"] == "closed":
         return None
+    if row.get("arrival_s"):
+        times = np.array(row["arrival_s"], np.float64)
+        return times if until is None else times[times <= until]
     rate, burst = row["rate"], int(row["burst"] or 0)
     sent = row["completed"] + (row["incomplete"] or 0)
     if row["pattern"] != "poisson":

@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from penstock.document import Section, one_line
+from penstock.errors import InputError
 from penstock.source import Source
 
 MS = 1e-3
@@ -15,6 +16,11 @@ Row = dict[str, Any]
 Beside these: ``client_limit``, requests at once that a client with a rate did not exceed, and ``unusable``, why the row
 says nothing.
 """
+
+
+class NoResult(InputError):
+    """A file that tools write beside their results, but that is none."""
+
 
 Number = Annotated[float, Field(ge=0, le=1e15)]
 

@@ -1,6 +1,6 @@
 """A calibration in words, for the terminal and for pages."""
 
-from penstock.calibration.calibrate import Calibration
+from penstock.calibration.calibrate import Calibration, quantity
 from penstock.calibration.equations import UNITS
 
 _SAID = {
@@ -24,9 +24,7 @@ _SAID = {
 def parameter_rows(found: Calibration) -> list[tuple[str, str, str]]:
     """Return name, value with unit, and meaning of what was fitted, then of what was not."""
     fitted = [
-        (name, f"{found.values[name] * per:,.4g} {unit.split(' ')[0]}", _meaning(found, name))
-        for name, (unit, per) in UNITS.items()
-        if name in found.values
+        (name, quantity(name, found.values[name]), _meaning(found, name)) for name in UNITS if name in found.values
     ]
     own = sorted(values.get("overhead", 0.0) * 1e3 for values in found.values_of.values())
     if len(set(own)) > 1:
@@ -38,7 +36,18 @@ def _meaning(found: Calibration, name: str) -> str:
     """Return what a parameter is the cost of; for one that the rows do not identify, its interval, too."""
     if name not in found.unidentified:
         return _SAID[name]
-    return f"{_SAID[name]}; its prior, {found.interval(name)}"
+    return f"{_SAID[name]}; assumed within {found.interval(name)}"
+
+
+def server_words(found: Calibration) -> str:
+    """Return the policy and the limits of the server, and which of these were assumed."""
+    server = found.server
+    limits = f"{server.policy.name}, {server.limits}"
+    if not found.assumed:
+        return limits
+    options = " and ".join(f"--{name.replace('_', '-')}" for name in found.assumed)
+    names = " and ".join(name.replace("_", " ") for name in found.assumed)
+    return f"{limits}; {names} assumed, give {options}"
 
 
 def error_rows(found: Calibration) -> list[tuple[str, ...]]:

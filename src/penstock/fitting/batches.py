@@ -45,6 +45,9 @@ class MeasuredBatches:
         Whether somebody chose the batches, so that their order says nothing about time; None: told by the token loads.
     averaged
         Whether each row is the median of many batches: then none is an outlier.
+    context_block
+        Tokens of a KV block, where the context was counted in blocks; None: it was counted in tokens,
+        or blocks are short.
     """
 
     seconds: Array
@@ -60,6 +63,7 @@ class MeasuredBatches:
     notes: tuple[str, ...] = ()
     sweep: bool | None = None
     averaged: bool = False
+    context_block: float | None = None
 
     def __post_init__(self) -> None:
         for name in COLUMNS:
@@ -156,6 +160,14 @@ class MeasuredBatches:
         return any(np.mean(steps[period:] == steps[:-period]) > _SORTED for period in periods)
 
     @property
+    def blurred_context(self) -> float | None:
+        """Mean tokens before a decode, where KV blocks are too long to tell it of a batch; None: they are not."""
+        if self.context is None or self.decode_tokens is None or not self.context_block:
+            return None
+        mean = float(self.context.sum() / max(self.decode_tokens.sum(), 1.0))
+        return mean if self.context_block > _COARSE * mean > 0 else None
+
+    @property
     def kinds(self) -> list[npt.NDArray[np.int64]]:
         """The rows that can be told to be outliers among each other: with prefill, and without, where that is known."""
         if self.averaged:
@@ -173,6 +185,9 @@ class MeasuredBatches:
         order = np.random.default_rng(seed).permutation(len(self)) if self.is_sweep else np.arange(len(self))
         return [np.sort(block) for block in np.array_split(order, min(count, len(self)))]
 
+
+_COARSE = 0.25
+"""Share of the mean context from which on a block blurs it."""
 
 _LIMITS = {"seconds": (0.0, 1e6), "squares": (0.0, 1e18), "pairs": (0.0, 1e18), "context": (0.0, 1e15)}
 SHORTEST_S = 1e-9
@@ -211,5 +226,6 @@ def joined(parts: list[MeasuredBatches]) -> MeasuredBatches:
         left_out=sum(part.left_out for part in parts),
         sweep=parts[0].sweep if len({part.sweep for part in parts}) == 1 else None,
         averaged=all(part.averaged for part in parts),
+        context_block=max((part.context_block for part in parts if part.context_block), default=None),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )

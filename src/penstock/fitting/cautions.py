@@ -42,6 +42,12 @@ def cautions_of(batches: MeasuredBatches, found: Estimate) -> list[str]:
             "no context is known of these batches, so a token of context costs nothing in this model: with long "
             "contexts batches take longer"
         )
+    if batches.blurred_context is not None:
+        said.append(
+            f"context was counted in KV blocks of {batches.context_block:,.0f} tokens, of which a decode has "
+            f"{batches.blurred_context:,.0f} before it on average: what a request costs and what its context costs can "
+            "hardly be told apart, which their intervals allow for"
+        )
     if found.terms is not None:
         said += [f"{_IN_WORDS[name]} is left out: {why}" for name, why in found.terms.left_out.items()]
     said.append(f"batches of {low:,.0f} to {high:,.0f} tokens were measured; a token budget beyond is extrapolated")

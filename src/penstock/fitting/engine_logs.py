@@ -4,6 +4,7 @@ A line that cannot be read is left out and counted: logs are cut at both ends, a
 number that no engine can have written is refused: nothing tells which others are wrong, too.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -11,24 +12,31 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock import checks
 from penstock.fitting.batches import SHORTEST_S, MeasuredBatches, limits_of
 from penstock.source import Source
+
+Floats = npt.NDArray[np.float64]
 
 _ITERATION = re.compile(
     r"(\d+) context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
     r"iteration elapsed time: (\d+(?:\.\d+)?) ms(?:.*?KV cache usage: (\d+(?:\.\d+)?)%)?"
 )
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+_ROUNDED = 0.00051  # share of the KV cache by which the log may be off
+_SHOWN = 3 * _ROUNDED  # from one more block, where rounding does not hide it
+_DISTINCT = 8  # shares that must be whole numbers of a block, or it is by chance
 _EQUAL = "prompts of one batch are taken as equally long: the file gives their sum"
 
 
 def find_iterations(source: Source) -> MeasuredBatches:
     """Read the lines that vLLM writes with ``--enable-logging-iteration-details``.
 
-    The context is known where the log also says how many tokens the KV cache holds (``GPU KV cache size``): the share
-    in use, less the prompts of this batch; prompts that share a prefix share memory.
+    The context is known where the log also says how many tokens the KV cache holds
+    (``GPU KV cache size``): the share in use, less the prompts of this batch and half a block for
+    each request, where the log shows how long a block is; prompts that share a prefix share memory.
     """
     rows: list[tuple[float, ...]] = []
     bad, capacity = 0, None
@@ -48,11 +56,28 @@ def find_iterations(source: Source) -> MeasuredBatches:
             took, *counts = _possible(source, f"line {number:,}", _LOGGED, values)
             rows.append((*counts, took, share))
     prompts, new, decodes, out, seconds, usage = np.array(rows, float).reshape(-1, 6).T
-    context, notes = None, []
+    context, block = None, None
+    notes = []
     if capacity is not None and np.isfinite(usage).all():
-        context = np.where(decodes > 0, np.maximum(usage * capacity - new, 0), 0.0)
+        block = _block(usage, capacity)
+        held = usage * capacity - (prompts + decodes) * (block or 0.0) / 2
+        context = np.where(decodes > 0, np.maximum(held - new, 0), 0.0)
         notes.append("context is taken from the share of the KV cache in use, which the log rounds to 0.1%")
-    return _batches(source, "vllm", bad, seconds, prompts, new, None, decodes, out, context, notes)
+    batches = _batches(source, "vllm", bad, seconds, prompts, new, None, decodes, out, context, notes)
+    return dataclasses.replace(batches, context_block=block)
+
+
+def _block(usage: Floats, capacity: float) -> float | None:
+    """Return how many tokens a KV block holds; None where a block is less than rounding shows."""
+    shares = np.unique(usage)
+    steps = np.diff(shares)
+    if shares.size < _DISTINCT or steps.min() < _SHOWN:
+        return None
+    # each step is rounded by itself, so a block is the slope over all of them
+    blocks = np.rint(shares / steps[steps < 1.5 * steps.min()].mean())
+    block = float(blocks @ shares / (blocks @ blocks))
+    whole = np.abs(blocks * block - shares).max() <= _ROUNDED
+    return block * capacity if whole else None
 
 
 def find_passes(source: Source) -> MeasuredBatches:

@@ -199,7 +199,25 @@ def _parameters(
         said["b0"] = (found.linear.shape[0], found.likely[0], found.likely[-1])
     elif found.linear.family in ("hinge", "steps"):
         said["b0"] = (found.linear.shape[0],) * 3  # given, not found
-    return said
+    return _widened(said, batches.blurred_context)
+
+
+def _widened(
+    said: dict[str, tuple[float, float, float]], context: float | None
+) -> dict[str, tuple[float, float, float]]:
+    """Widen the intervals of a request's cost and its context's, where blocks blur the context.
+
+    Then all of what a request seems to cost may be what its mean context costs.
+    """
+    attention = [name for name in ("decode_attention", "mixed_attention") if name in said]
+    if context is None or not attention or "per_request" not in said:
+        return said
+    value, _, high = said["per_request"]
+    widened = said | {"per_request": (value, 0.0, high)}
+    for name in attention:
+        cost, least, most = said[name]
+        widened[name] = (cost, least, most + high / context)
+    return widened
 
 
 def _finite(said: dict[str, Any]) -> dict[str, Any]:
