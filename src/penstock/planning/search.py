@@ -247,7 +247,10 @@ class Search:
             tightest = min(limits, key=lambda bound: bound.max_rate)
             load_of_one, name, theorem = self.workload.rate / tightest.max_rate, tightest.name, tightest.theorem
         least = bisect.bisect_right(counts, load_of_one)
-        why = f"{theorem}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable ({name})"
+        why = (
+            f"{theorem}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable "
+            f"({name})"
+        )
         if least == len(counts):
             self.hopeless.append(Hopeless(family, "theory", why))
             return
