@@ -105,7 +105,7 @@ def test_where_gaps_between_tokens_matter_smaller_token_budgets_are_tried_or_nam
     workload = ps.Workload.poisson(2.0, 129, 112)
     usual, more = (candidates(workload, server, (), short_gaps=short) for short in (False, True))
     looked_at = {s.token_budget for s in more.servers} | {p.token_budget for p in more.pruned}
-    assert min(s.token_budget for s in usual.servers) == 2_048
+    assert not {256, 512, 1_024} & {s.token_budget for s in usual.servers}
     assert {64, 128, 256, 512, 1_024} <= looked_at
     assert {256, 512} <= {s.token_budget for s in more.servers}
 

@@ -183,12 +183,7 @@ class Search:
         step = 1
         while top - failed > 1:
             # from where the search began, in steps that double, then by halves
-            if not step:
-                probe = (top + failed) // 2
-            elif upward:
-                probe = failed + step
-            else:
-                probe = top - step
+            probe = (top + failed) // 2 if not step else failed + step if upward else top - step
             probe = min(max(probe, failed + 1), top - 1)
             if missed(probe):
                 failed, step = probe, 2 * step if upward else 0
@@ -252,8 +247,10 @@ class Search:
             tightest = min(limits, key=lambda bound: bound.max_rate)
             load_of_one, name, theorem = self.workload.rate / tightest.max_rate, tightest.name, tightest.theorem
         least = bisect.bisect_right(counts, load_of_one)
-        work = f"{digits(load_of_one)} replicas' worth of work arrives"
-        why = f"{theorem}: {work}, so no policy keeps fewer stable ({name})"
+        why = (
+            f"{theorem}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable "
+            f"({name})"
+        )
         if least == len(counts):
             self.hopeless.append(Hopeless(family, "theory", why))
             return
