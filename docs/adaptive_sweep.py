@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 import penstock as ps
-from penstock import plotting
+from penstock.show import charts
 
 POINTS = 200
 SHARE = 0.98
@@ -125,10 +125,10 @@ def draw(rows: list[dict[str, str | float]], order: list[str]) -> None:
         )
         .transform_calculate(rank="indexof(['stable', 'undecided', 'unstable'], datum.verdict)")
         .properties(width=560, height=260, title="Policies near the boundary of the stability region")
-        .configure_axis(gridColor=plotting.GRID, labelLimit=300)
+        .configure_axis(gridColor=charts.GRID, labelLimit=300)
         .configure_legend(orient="top")
     )
-    plotting.save({"adaptive_sweep": chart}, Path(__file__).parent / "figures")
+    charts.save({"adaptive_sweep": chart}, Path(__file__).parent / "figures")
 
 
 if __name__ == "__main__":

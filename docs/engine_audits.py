@@ -19,7 +19,7 @@ import numpy as np
 import vl_convert
 
 import penstock as ps
-from penstock import plotting
+from penstock.show import charts
 
 REQUESTS, TOKENS, GAP = 3, 6, 2  # of the largest of the small systems; ticks between arrivals
 RANDOM = 2_000
@@ -197,9 +197,9 @@ def draw() -> None:
     panels = []
     for name in ("vllm", "sglang"):
         run = ps.simulate(workload, ps.Server(BATCH_TIME, 512, policy=name), record="allocations")
-        panels.append(plotting.gantt(run, about=f"{name}, token budget 512, CodeLlama-34B on an A100"))
+        panels.append(charts.gantt(run, about=f"{name}, token budget 512, CodeLlama-34B on an A100"))
     chart = alt.vconcat(*panels).resolve_scale(x="shared")
-    plotting.write_whole(FIGURE, vl_convert.vegalite_to_svg(chart.to_json()).encode())
+    charts.write_whole(FIGURE, vl_convert.vegalite_to_svg(chart.to_json()).encode())
 
 
 def main() -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import polars as pl
 
 import penstock as ps
-from penstock.fitting.batches import MeasuredBatches
-from penstock.fitting.fit import fit
-from penstock.fitting.layers.batch_contents import draw_batches
-from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
-from penstock.fitting.layers.times import Link
-from penstock.fitting.readers import read_batches
+from penstock.measuring.fitting.batches import MeasuredBatches
+from penstock.measuring.fitting.fit import fit
+from penstock.measuring.fitting.layers.batch_contents import draw_batches
+from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.measuring.fitting.layers.times import Link
+from penstock.measuring.fitting.readers import read_batches
 from penstock.system.batch_time_file import write_batch_time
 
 TARGET = Path(ps.__file__).parent / "system" / "hardware_files"

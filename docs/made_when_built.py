@@ -19,10 +19,10 @@ import typer
 import vl_convert
 from typer.main import get_command
 
-from penstock import plotting
 from penstock.cli import app
 from penstock.reproducing.catalogue import ITEMS, Item, reproduce
 from penstock.reproducing.write import write
+from penstock.show import charts
 
 DOCS = Path(__file__).parent
 KEPT = DOCS / "figures" / "reproduced"
@@ -152,7 +152,7 @@ def measure(names: list[str], data: Path | None) -> None:
                 described[name] = text
                 narrow = KEPT / name.replace(".svg", "-narrow.svg")
                 narrow.unlink(missing_ok=True)
-                if (below := plotting.stacked(chart)) is not chart:
+                if (below := charts.stacked(chart)) is not chart:
                     narrow.write_text(with_margin(vl_convert.vegalite_to_svg(below.to_dict())))
         claims = found.as_dict()["claims"]
         kept[item.name] = {

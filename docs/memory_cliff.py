@@ -23,7 +23,6 @@ import altair as alt
 import polars as pl
 
 import penstock as ps
-from penstock import plotting
 
 BUDGET = 2048
 LOADS = (
@@ -150,10 +149,10 @@ def main() -> None:
     )
     charts = {"memory_cliff": cliff, "memory_batch_size": batch_size}
     drawn = {
-        name: chart.configure_axis(gridColor=plotting.GRID).configure_legend(orient="top")
+        name: chart.configure_axis(gridColor=charts.GRID).configure_legend(orient="top")
         for name, chart in charts.items()
     }
-    plotting.save(drawn, Path(__file__).parent / "figures")
+    charts.save(drawn, Path(__file__).parent / "figures")
 
 
 if __name__ == "__main__":

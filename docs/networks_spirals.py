@@ -15,9 +15,10 @@ from pathlib import Path
 import altair as alt
 
 import penstock as ps
-from penstock import plotting, plotting_network
-from penstock.scenario_network import read_network
-from penstock.theory.network_fluid import network_path
+from penstock.checking import figures_network as plotting_network
+from penstock.scenario.network import read_network
+from penstock.show import charts
+from penstock.theory.network.fluid import network_path
 
 LOAD = 0.9  # of the file
 DOCS = Path(__file__).parent
@@ -60,7 +61,7 @@ def main() -> None:
         spiral(network, 0.65, 16, "These priorities, load .65"),
         spiral(network, 0.5, 24, "These priorities, load .50"),
         spiral(turned_around(network), 0.9, 16, "Turned around, load .90"),
-    ).configure_axis(gridColor=plotting.GRID)
+    ).configure_axis(gridColor=charts.GRID)
     runs = {
         "these priorities": ps.simulate_network(network, jobs=JOBS, seed=0),
         "turned around": ps.simulate_network(turned_around(network), jobs=JOBS, seed=0),
@@ -70,10 +71,10 @@ def main() -> None:
         print(f"{name}: {run.growth_tokens_per_s:+.0f} tokens/s; {run.workflows()}")
         panels = plotting_network.queue_panels(run)
         rows.append(alt.hconcat(*(p.properties(title=f"{pool}, {name}", height=170) for pool, p in panels.items())))
-    queues = alt.vconcat(*rows).resolve_scale(color="shared").configure_axis(gridColor=plotting.GRID)
+    queues = alt.vconcat(*rows).resolve_scale(color="shared").configure_axis(gridColor=charts.GRID)
     graph = plotting_network.network_graph(network, ps.certify_network(network))
-    charts = {"networks_spirals": spirals, "networks_queues": queues, "networks_graph": graph}
-    for path in plotting.save(charts, DOCS / "figures"):
+    drawings = {"networks_spirals": spirals, "networks_queues": queues, "networks_graph": graph}
+    for path in charts.save(drawings, DOCS / "figures"):
         if path.suffix == ".png":
             path.unlink()
 

@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 
 import penstock as ps
-from penstock.fitting.layers.profiles import read_llmservingsim
-from penstock.fitting.layers.times import LayerFit, Link
+from penstock.measuring.fitting.layers.profiles import read_llmservingsim
+from penstock.measuring.fitting.layers.times import LayerFit, Link
 
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
 STATISTICS = {"mean": np.mean, **{f"p{q}": (lambda x, q=q: np.percentile(x, q)) for q in (50, 90, 99)}}

@@ -15,7 +15,7 @@ import yaml
 
 import penstock as ps
 from penstock.cli import _servers, main
-from penstock.scenario import build
+from penstock.scenario.scenario import build
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "azure_code.yaml"
 PENSTOCK = [sys.executable, "-m", "penstock"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from penstock.scenario_network import build_network
+from penstock.scenario.network import build_network
 
 PAGE = Path(__file__).parents[1] / "docs" / "networks.md"
 

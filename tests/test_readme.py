@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import penstock
-from penstock.scenario import build
+from penstock.scenario.scenario import build
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -1,28 +1,28 @@
 """The public names, and where they are: `penstock/__init__.py` loads each when it is first used."""
 
-from .analysis.answer import Answer, check
-from .analysis.audit import Audit, audit
-from .analysis.latency import SteadyState, estimate, steady_state
-from .analysis.max_rate import MaxRate, max_rate
-from .analysis.network_answer import NetworkAnswer, check_network
-from .analysis.network_orders import compare_orders
-from .analysis.network_stability import NetworkStability, network_verdict
-from .analysis.recommend import Recommendation, recommend
-from .analysis.stability import Stability, verdict
-from .analysis.targets import Target
-from .calibration.benchmarks import read_benchmarks
-from .calibration.calibrate import Calibration, calibrate
+from .auditing.audit import Audit, audit
+from .capacity.max_rate import MaxRate, max_rate
+from .capacity.recommend import Recommendation, recommend
+from .checking.answer import Answer, check
+from .checking.drift_test import Stability, verdict
+from .checking.flood_test import NetworkStability, network_verdict
+from .checking.latency import SteadyState, estimate, steady_state
+from .checking.network_answer import NetworkAnswer, check_network
+from .checking.orders import compare_orders
+from .checking.targets import Target
 from .errors import InputError
-from .fitting.batches import MeasuredBatches
-from .fitting.fit import Fit, fit
-from .fitting.readers import read_batches
 from .kernel.signatures import BY_LINE, BY_PHASE, DECODE_FIRST, PREFILL_FIRST, SPLIT
-from .network_run import NetworkRun
+from .measuring.calibration.benchmarks import read_benchmarks
+from .measuring.calibration.calibrate import Calibration, calibrate
+from .measuring.fitting.batches import MeasuredBatches
+from .measuring.fitting.fit import Fit, fit
+from .measuring.fitting.readers import read_batches
 from .planning.plan import Plan, plan
 from .planning.space import Deployment, search_space
-from .run import Run
-from .simulate import simulate
-from .simulate_network import simulate_network
+from .simulation.network_run import NetworkRun
+from .simulation.run import Run
+from .simulation.simulate import simulate
+from .simulation.simulate_network import simulate_network
 from .sweeping.sweep import sweep
 from .system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from .system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
@@ -42,7 +42,7 @@ from .theory.latency import InstantEstimate, estimate_latency
 from .theory.latency_bounds import lower_bounds
 from .theory.load import MulticlassLoad, multiclass_load, traffic
 from .theory.memory import MemoryEstimate, memory_estimate
-from .theory.network import NetworkCertificate, certify_network
+from .theory.network.certificate import NetworkCertificate, certify_network
 from .theory.region import Region, region
 from .workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from .workload.pairs import Empirical

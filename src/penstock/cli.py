@@ -1,6 +1,6 @@
 """The command line: ``penstock check``, ``compare``, ``network``, ``fit``, ``twin``, ``hardware`` and others."""
 
-from penstock import interrupts  # first, so that Ctrl-C is one line while the others are imported
+from penstock.show import interrupts
 
 # isort: split
 import dataclasses
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock import progress, terminal
-from penstock.cli_calibrate import calibrate
-from penstock.cli_fit import fit
-from penstock.cli_hardware import hardware
-from penstock.cli_network import network
-from penstock.cli_plan import plan
-from penstock.cli_reproduce import reproduce
-from penstock.cli_sweep import sweep
-from penstock.cli_twin import profile, twin
-from penstock.command import (
+from penstock.checking.command_network import network
+from penstock.errors import DISK_FULL, InputError
+from penstock.measuring.calibration.command import calibrate
+from penstock.measuring.command import hardware
+from penstock.measuring.fitting.command import fit
+from penstock.measuring.twin.command import profile, twin
+from penstock.planning.command import plan
+from penstock.reproducing.command import reproduce
+from penstock.show import progress, terminal
+from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
     EXIT_BAD_INPUT,
     Figures,
@@ -37,14 +37,14 @@ from penstock.command import (
     save_figures,
     say_written,
 )
-from penstock.errors import DISK_FULL, InputError
+from penstock.sweeping.command import sweep
 from penstock.words import gathered
 
 if TYPE_CHECKING:
-    from penstock.analysis.answer import Answer
-    from penstock.analysis.max_rate import MaxRate
-    from penstock.run import Run
-    from penstock.scenario import Scenario
+    from penstock.capacity.max_rate import MaxRate
+    from penstock.checking.answer import Answer
+    from penstock.scenario.scenario import Scenario
+    from penstock.simulation.run import Run
     from penstock.system.engines import Engine
     from penstock.system.policies import Policy
     from penstock.system.server import Server
@@ -110,8 +110,8 @@ def check(
     """
     check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, requests, seed)
-    from penstock.analysis import answer
-    from penstock.analysis.targets import Target
+    from penstock.checking import answer
+    from penstock.checking.targets import Target
 
     limits = [Target.parse(text) for text in targets or ()]
     name = chosen.server.policy.name
@@ -152,7 +152,7 @@ def compare(
     """Put policies side by side on the same requests."""
     check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, None, requests, seed)
-    from penstock.analysis import answer
+    from penstock.checking import answer
     from penstock.system.policies import POLICIES
 
     found: dict[str, Answer] = {}
@@ -186,16 +186,16 @@ def region(
     """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
     check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, None, None)
-    from penstock.analysis.operating_point import operating_point
+    from penstock.theory.operating_point import operating_point
 
     found = operating_point(chosen.workload, chosen.server)
     if figures is not None:
-        from penstock import plotting
+        from penstock.show import charts
 
-        chart = plotting.region_chart(found.region, found.point, found.own, about=_about(chosen))
+        chart = charts.region_chart(found.region, found.point, found.own, about=_about(chosen))
         save_figures({"region": chart}, figures, as_json)
     if report is not None:
-        from penstock import report as page
+        from penstock.checking import report as page
 
         page.report_region(report, chosen, found)
         say_written("Report", [report], as_json)
@@ -218,7 +218,7 @@ def max_rate(
 ) -> None:
     """Find the highest rate at which each policy is stable, beside the rate above which none is."""
     chosen = _scenario(scenario, None, None, seed)
-    from penstock.analysis import max_rate as search
+    from penstock.capacity import max_rate as search
 
     servers = _servers(chosen, policies, [chosen.server.policy])
     found: dict[str, MaxRate] = {}
@@ -263,7 +263,7 @@ def recommend(
 ) -> None:
     """Say which token budget to use, which policy unless the scenario names an engine, why, and what that gains."""
     chosen = _scenario(scenario, None, requests, seed)
-    from penstock.analysis import recommend as study
+    from penstock.capacity import recommend as study
 
     whole_trace = requests is None and chosen.workload.rows is not None  # more than a comparison needs
     with progress.bar("Comparing") as show:
@@ -293,8 +293,8 @@ def simulate(
     """Say what happened in one finite run, whatever the theory says."""
     check_outputs(scenario, figures, report)
     chosen = _scenario(scenario, policy, requests, seed)
-    from penstock import simulate as run_once
-    from penstock.analysis import answer
+    from penstock.checking import answer
+    from penstock.simulation.simulate import simulate as run_once
     from penstock.theory.certificate import certify
 
     certificate = certify(chosen.workload, chosen.server)
@@ -312,7 +312,7 @@ def simulate(
     front = _kv_notes(chosen.server)
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     if report is not None:
-        from penstock import report as page
+        from penstock.checking import report as page
 
         page.report_run(report, chosen, certificate, run, warnings)
         say_written("Report", [report], as_json)
@@ -339,7 +339,7 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
     """List the public request traces worth knowing: where they are hosted, and under which licence."""
     if context.invoked_subcommand is not None:
         return
-    from penstock.workload.catalogue import CATALOGUE, path_of
+    from penstock.traces.catalogue import CATALOGUE, path_of
 
     if as_json:
         print_json(
@@ -365,7 +365,7 @@ def traces_get(
     url: Annotated[str | None, typer.Option("--url", help="Fetch it from here instead of its official place.")] = None,
 ) -> None:
     """Download a trace into the cache, check or record its checksum, and read it once."""
-    from penstock.workload import catalogue
+    from penstock.traces import catalogue
     from penstock.workload.workload import read_trace
 
     with progress.bar(f"Downloading {name}") as show:
@@ -403,8 +403,8 @@ def _text(path: Path | None) -> str | None:
 def _scenario(path: Path, policy: str | None, requests: int | None, seed: int | None) -> "Scenario":
     """Read a scenario, put the command line's choices over it, and say so if something has to be compiled."""
     from penstock.document import read_document
-    from penstock.scenario import build
-    from penstock.scenario_network import describes_network
+    from penstock.scenario.network import describes_network
+    from penstock.scenario.scenario import build
     from penstock.system.policies import resolve
 
     document = read_document(path)
@@ -473,20 +473,20 @@ def _draw(
     """Write the figures, without the latency that was refused."""
     if folder is None:
         return
-    from penstock import plotting
+    from penstock.show import charts
 
     about = _about(scenario)
-    charts = {"tokens_over_time": plotting.tokens_over_time(runs, about)}
+    drawings = {"tokens_over_time": charts.tokens_over_time(runs, about)}
     steady = {name: run for name, run in runs.items() if name not in refused}
     if steady:
-        charts["latency_cdfs"] = plotting.latency_cdfs(steady, about, policies=runs)
-    save_figures(charts, folder, as_json)
+        drawings["latency_cdfs"] = charts.latency_cdfs(steady, about, policies=runs)
+    save_figures(drawings, folder, as_json)
 
 
 def _write_report(path: Path | None, scenario: "Scenario", found: "dict[str, Answer]", as_json: bool) -> None:
     if path is None:
         return
-    from penstock import report
+    from penstock.checking import report
 
     report.report_answers(path, scenario, found)
     say_written("Report", [path], as_json)

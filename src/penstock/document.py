@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.source import Source
+from penstock.inputs.source import Source
 
 _MOST_VALUES = 100_000
 """In a scenario, its aliases written out: nine lines of them can stand for billions."""

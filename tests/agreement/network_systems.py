@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from penstock import reference_network as reference
 from penstock.kernel.signatures import DECODE_FIRST
+from penstock.reference import network as reference
 from penstock.system.batch_time import BatchTime
 from penstock.system.network import Network
 from penstock.system.orders import Order, order

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_kernel_reference import ODD, System, Ticks, assert_same, assert_summary, check, draw, some_params
 
-import penstock.session
-from penstock import reference
-from penstock.analysis.audit import audit
-from penstock.simulate import simulate
+import penstock.simulation.session_server
+from penstock.auditing.audit import audit
+from penstock.reference import markov_chain
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
@@ -40,7 +40,7 @@ class Composed(System):
     @property
     def ticks_of(self):
         linear = [0, *(ticks * UNITS + self.odd for ticks in self.ticks)]
-        return reference.Composition(linear, *self.costs, per_tick=UNITS)
+        return markov_chain.Composition(linear, *self.costs, per_tick=UNITS)
 
 
 def composed(rng, scope, **how):
@@ -62,14 +62,14 @@ def some_workload(rng, count, *, longest_prompt=3_000, longest_output=600, rate=
 # ---------------------------------------------------------------- the kernel is the specification
 
 
-@pytest.mark.parametrize("scope", reference.SCOPES)
-@pytest.mark.parametrize("name", sorted(reference.POLICIES))
+@pytest.mark.parametrize("scope", markov_chain.SCOPES)
+@pytest.mark.parametrize("name", sorted(markov_chain.POLICIES))
 def test_the_kernel_equals_the_reference_event_for_event(name, scope):
     """On 40 systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
     rng = np.random.default_rng([6, *name.encode(), *scope.encode()])
     compositions = 0
     for _ in range(40):
-        run = check(composed(rng, scope), POLICIES[name], reference.POLICIES[name], rng)
+        run = check(composed(rng, scope), POLICIES[name], markov_chain.POLICIES[name], rng)
         by_load = {}
         for ticks, *load in run.batch_rows[:, 1:4].tolist():
             by_load.setdefault(sum(load), set()).add(ticks)
@@ -83,7 +83,9 @@ def test_compression_changes_nothing_to_the_bit(rule):
     """Also for rules that serve some of those who decode, whose context is then a sum over some of them."""
     rng = np.random.default_rng([17, *rule.name.encode()])
     for i in range(12):
-        system = composed(rng, reference.SCOPES[i % 2], most_requests=80, longest_output=300, params=some_params(rng))
+        system = composed(
+            rng, markov_chain.SCOPES[i % 2], most_requests=80, longest_output=300, params=some_params(rng)
+        )
         whole = system.kernel(rule, "batches", compress=False)
         assert_same(system.kernel(rule, "batches"), whole)
         assert_same(system.kernel(rule, "requests"), whole, but=("batch_rows",))
@@ -111,12 +113,12 @@ def test_the_size_of_the_blocks_in_which_requests_stream_in_changes_nothing(bloc
     rng = np.random.default_rng(23)
     rules = [*POLICIES.values(), *ODD]
     systems = [
-        composed(rng, reference.SCOPES[i % 2], most_requests=80, longest_output=200, params=some_params(rng))
+        composed(rng, markov_chain.SCOPES[i % 2], most_requests=80, longest_output=200, params=some_params(rng))
         for i in range(2 * len(rules))
     ]
     whole = [system.kernel(rules[i % len(rules)], "requests") for i, system in enumerate(systems)]
     monkeypatch.setattr(arrivals, "BLOCK", block)
-    monkeypatch.setattr(penstock.session, "STEPS", 5 * block)
+    monkeypatch.setattr(penstock.simulation.session_server, "STEPS", 5 * block)
     for i, system in enumerate(systems):
         assert_summary(system.kernel(rules[i % len(rules)], "summary"), whole[i])
         assert_same(system.kernel(rules[i % len(rules)], "requests"), whole[i])
@@ -126,7 +128,7 @@ def test_the_size_of_the_blocks_in_which_requests_stream_in_changes_nothing(bloc
 
 
 @pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm-vanilla", "fastertransformer", "maxweight"])
-@pytest.mark.parametrize("convention", reference.CONVENTIONS)
+@pytest.mark.parametrize("convention", markov_chain.CONVENTIONS)
 def test_without_attention_a_server_is_that_of_its_linear_part(policy, convention):
     """Also in the times between tokens, which are only kept less finely."""
     workload = some_workload(np.random.default_rng(5), 600)
@@ -153,7 +155,7 @@ def contexts(run):
 
 
 @pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm-vanilla", "fastertransformer", "maxweight", "halving"])
-@pytest.mark.parametrize("scope", reference.SCOPES)
+@pytest.mark.parametrize("scope", markov_chain.SCOPES)
 def test_every_batch_takes_what_the_model_says_of_it_to_half_a_tick(policy, scope):
     """And the rounding of its terms, 2^-21 ticks each. Halving serves some of those that decode."""
     rule = {rule.name: rule for rule in ODD}.get(policy, policy)

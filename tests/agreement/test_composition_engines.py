@@ -15,7 +15,7 @@ import pytest
 from test_engine_schedulers import OF_THE_PAPER, System, Ticks, assert_same, draw, with_shared_prefixes
 
 import penstock as ps
-from penstock import reference_engines
+from penstock.reference import engines as reference_engines
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.engines import ENGINES
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.reference import Allocation, State, fill, token_load
-from penstock.reference import simulate as simulate_slots
+from penstock.reference.markov_chain import Allocation, State, fill, token_load
+from penstock.reference.markov_chain import simulate as simulate_slots
 from penstock.reproducing.lemmas import fcfs_slack, newest_prompt_first
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import reference_engines
-from penstock.simulate import simulate
+from penstock.reference import engines as reference_engines
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime
 from penstock.system.engines import ENGINES
 from penstock.system.memory import Memory

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import plotting
-from penstock.session import Session, Window
+from penstock.show import charts
+from penstock.simulation.session_server import Session, Window
 from penstock.theory.fluid import FluidPath, fluid
 
 PROMPT, OUTPUT = (1, 79), (2, 38)  # uniform; no output is a single token, so all that leaves prefill has to decode
@@ -147,7 +147,7 @@ class TestFigure:
 
     def test_it_shows_the_path_and_every_run_on_its_scale_with_units(self, tmp_path: Path) -> None:
         path, runs = self.path_and_runs()
-        chart = plotting.fluid_trajectories(path, runs, "decode-first")
+        chart = charts.fluid_trajectories(path, runs, "decode-first")
         (rows,) = chart.to_dict()["datasets"].values()
         assert {row["size"] for row in rows} == {"fluid", "1,000", "4,000"}
         for row in rows:
@@ -156,14 +156,14 @@ class TestFigure:
             assert row["prefill"] == pytest.approx(prefill, abs=apart)
             assert row["decode"] == pytest.approx(decode, abs=apart)
             assert row["tokens"] == pytest.approx(path.work_at(row["time"]), abs=60 * apart)
-        svg, _ = plotting.save({"fluid": chart}, tmp_path)
+        svg, _ = charts.save({"fluid": chart}, tmp_path)
         assert all(
             words in svg.read_text() for words in ("s per request", "4,000", "decode-first", "prefill over size")
         )
 
     def test_classes_are_added_up_and_an_overloaded_path_is_drawn_too(self) -> None:
         path = fluid(SERVER, arrival_rate=[10.0, 20.0], prompt=40, output=20, prefill=[0.5, 0.5])
-        (rows,) = plotting.fluid_trajectories(path, {}).to_dict()["datasets"].values()
+        (rows,) = charts.fluid_trajectories(path, {}).to_dict()["datasets"].values()
         assert rows[0]["prefill"] == 1
         assert rows[-1]["tokens"] > rows[0]["tokens"] == 59
 
@@ -174,7 +174,7 @@ class TestFigure:
         paper = ps.simulate(workload, ps.Server(SERVER.batch_time, 64, convention="paper"), requests=50)
         for run in (summary, paper):
             with pytest.raises(ps.InputError, match="the run of size 50 does not tell"):
-                plotting.fluid_trajectories(path, {50: run})
+                charts.fluid_trajectories(path, {50: run})
 
 
 class TestManyClasses:

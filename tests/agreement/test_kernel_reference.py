@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import penstock.session
-from penstock import reference
+import penstock.simulation.session_server
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST, Limits, Queue
-from penstock.simulate import simulate
+from penstock.reference import markov_chain
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime
 from penstock.system.policies import POLICIES, Policy, policy, resolve
 from penstock.system.server import Server
@@ -66,7 +66,7 @@ class System:
         return simulate(workload, server, until=self.until, record=record, tick_s=1.0, **how)
 
     def reference(self, choose):
-        return reference.simulate(
+        return markov_chain.simulate(
             self.arrival,
             self.prompt,
             self.output,
@@ -306,13 +306,13 @@ def check(system, rule, choose, rng):
 # ---------------------------------------------------------------- the kernel is the specification
 
 
-@pytest.mark.parametrize("scope", reference.SCOPES)
+@pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("systems", [80, pytest.param(2_000, marks=pytest.mark.slow)])
 def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
     """On so many systems each: tokens, finishes, batches, allocations, series, gaps, totals; in every record mode."""
     rule = POLICIES[name]
-    choose = reference.POLICIES.get(name) or requests_in_order(rule.function, ())
+    choose = markov_chain.POLICIES.get(name) or requests_in_order(rule.function, ())
     rng = np.random.default_rng([2026, *name.encode(), *scope.encode()])
     seen = Counter()
     for _ in range(systems):
@@ -328,7 +328,7 @@ def test_the_kernel_equals_the_reference_event_for_event(name, scope, systems):
     assert len(seen) == 6
 
 
-@pytest.mark.parametrize("scope", reference.SCOPES)
+@pytest.mark.parametrize("scope", markov_chain.SCOPES)
 @pytest.mark.parametrize("rule", ODD, ids=lambda rule: rule.name)
 def test_the_kernel_serves_any_rule_as_its_translation_per_request_does(rule, scope):
     rng = np.random.default_rng([7, *rule.name.encode(), *scope.encode()])
@@ -337,12 +337,12 @@ def test_the_kernel_serves_any_rule_as_its_translation_per_request_does(rule, sc
         check(draw(rng, scope, params=params), rule, requests_in_order(rule.function, params), rng)
 
 
-@pytest.mark.parametrize("name", sorted(reference.POLICIES))
+@pytest.mark.parametrize("name", sorted(markov_chain.POLICIES))
 def test_the_rules_of_the_kernel_say_what_the_paper_says_per_request(name):
     """The aggregate formula, served first come first served, is the policy as the reference transcribes Section 4."""
     rng = np.random.default_rng(11)
     for i in range(60):
-        system = draw(rng, reference.SCOPES[i % 2])
+        system = draw(rng, markov_chain.SCOPES[i % 2])
         server = Server(Ticks(system.ticks), len(system.ticks), system.max_batch_size, policy=name)
         translated = system.reference(requests_in_order(POLICIES[name].function, server.params))
         literal = system.reference(name)
@@ -354,7 +354,7 @@ def test_the_rules_of_the_kernel_say_what_the_paper_says_per_request(name):
 def test_a_run_ends_at_the_last_departure_or_without_draining_at_the_last_arrival(drain):
     rng = np.random.default_rng(13)
     for i in range(100):
-        system = dataclasses.replace(draw(rng, reference.SCOPES[i % 2]), until=None)
+        system = dataclasses.replace(draw(rng, markov_chain.SCOPES[i % 2]), until=None)
         stop = None if drain else system.arrival[-1]
         run = system.kernel("sarathi", "allocations", drain=drain)
         assert_equals_reference(run, dataclasses.replace(system, until=stop).reference("sarathi"), rng)
@@ -370,7 +370,7 @@ def large_systems(seed, rule, count):
     """Draw systems that the reference would be slow on: many requests, long outputs, so that rings and pools fill."""
     rng = np.random.default_rng(seed)
     for i in range(count):
-        yield draw(rng, reference.SCOPES[i % 2], **LARGE, params=some_params(rng))
+        yield draw(rng, markov_chain.SCOPES[i % 2], **LARGE, params=some_params(rng))
 
 
 @pytest.mark.parametrize("rule", [*POLICIES.values(), *ODD], ids=lambda rule: rule.name)
@@ -393,7 +393,7 @@ def test_stopping_and_going_on_after_any_number_of_steps_changes_nothing(steps, 
     for record in ("summary", "batches", "allocations"):
         whole = [system.kernel(rules[i % len(rules)], record) for i, system in enumerate(systems)]
         with monkeypatch.context() as patch:
-            patch.setattr(penstock.session, "STEPS", steps)
+            patch.setattr(penstock.simulation.session_server, "STEPS", steps)
             for i, system in enumerate(systems):
                 assert_same(system.kernel(rules[i % len(rules)], record), whole[i])
 

@@ -22,10 +22,11 @@ from network_systems import (
     reference_of,
 )
 
-from penstock import reference, reference_network
-from penstock.scenario_network import read_network
-from penstock.simulate import simulate
-from penstock.simulate_network import simulate_jobs, simulate_network
+from penstock.reference import markov_chain
+from penstock.reference import network as reference_network
+from penstock.scenario.network import read_network
+from penstock.simulation.simulate import simulate
+from penstock.simulation.simulate_network import simulate_jobs, simulate_network
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.system.presets import hardware
@@ -247,7 +248,7 @@ def test_one_replica_is_the_single_server_to_the_tick(random):
     single = simulate(
         Workload.from_arrays(arrival, prompt, output), spec.server, until=system.until, tick_s=1.0, record="batches"
     )
-    history = reference.simulate(
+    history = markov_chain.simulate(
         arrival, prompt, output, batch_time=lambda tokens: spec.ticks[tokens - 1], token_budget=len(spec.ticks),
         max_batch_size=spec.max_batch_size, policy=spec.policy, scope=spec.scope, convention=spec.convention,
         until=system.until,

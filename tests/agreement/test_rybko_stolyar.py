@@ -7,8 +7,8 @@ import pytest
 from tests.network_examples import DESTABILISING, REVERSED, constant, rybko_stolyar, uniform
 
 import penstock as ps
-from penstock.simulate_network import simulate_jobs
-from penstock.theory.network_fluid import network_path
+from penstock.simulation.simulate_network import simulate_jobs
+from penstock.theory.network.fluid import network_path
 from penstock.workload.jobs import Jobs
 
 LENGTHS = {"constant": constant, "geometric": ps.Geometric, "uniform": uniform}

@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import InputError
 from penstock.kernel import server as kernel
 from penstock.kernel.signatures import DECODE_FIRST
-from penstock.simulate import simulate
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.policies import policy
 from penstock.system.server import Server

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.analysis.audit import audit
-from penstock.run import Run
-from penstock.simulate import simulate
+from penstock.auditing.audit import audit
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.engines import ENGINES
 from penstock.system.memory import Memory

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from penstock.analysis.audit import audit
-from penstock.run import Run
-from penstock.simulate import simulate
+from penstock.auditing.audit import audit
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, PiecewiseConstant
 from penstock.system.policies import POLICIES, Policy
 from penstock.system.server import Server

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.analysis.backlog import Backlog
+from penstock.checking.backlog import Backlog
 from penstock.system.batch_time import BatchTime
 from penstock.workload.arrivals import Arrivals, Deterministic, GammaRenewal, OnOff, Poisson
 from penstock.workload.lengths import Length

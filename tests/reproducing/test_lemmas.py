@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock import reference
+from penstock.reference import markov_chain
 from penstock.reproducing import lemmas
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
@@ -72,7 +72,7 @@ def test_the_slack_of_k_fcfs_agrees_with_the_definition() -> None:
             seen += [j - i + 1 for j in decoding for i in there if i < j and i not in chosen]
             return chosen
 
-        history = reference.simulate(
+        history = markov_chain.simulate(
             arrival, prompt, output, batch_time=lambda load: 2, token_budget=draw.randint(1, 4), policy=watched,
             convention="paper",
         )  # fmt: skip
@@ -86,7 +86,7 @@ def test_the_bound_on_places_is_reached_by_a_work_conserving_order(slack: int) -
     assert found.k == slack
     assert found.places == found.most_places == 2 * slack - 1
     assert found.overtakers < found.lemma
-    loads = [reference.token_load(batch.allocation) for batch in history.batches]
+    loads = [markov_chain.token_load(batch.allocation) for batch in history.batches]
     assert loads[:-1] == [2] * (len(loads) - 1)
 
 

@@ -14,7 +14,7 @@ from penstock.reproducing.rybko_stolyar import (
     reversed_priorities,
     with_lengths,
 )
-from penstock.scenario_network import build_network
+from penstock.scenario.network import build_network
 
 FIGURE, THRESHOLDS = (yaml.safe_load(item(name).text) for name in ("fig-rs", "rs-thresholds"))
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.analysis.audit import audit
+from penstock.auditing.audit import audit
 from penstock.reproducing.catalogue import item, reproduce
 from penstock.reproducing.small_systems import Random, Small, count_small, random_systems, seen, small_systems
 from penstock.system.policies import resolve

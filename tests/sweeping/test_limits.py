@@ -5,7 +5,7 @@ import dataclasses
 import polars as pl
 
 import penstock as ps
-from penstock.analysis.stable_rates import stable_rate
+from penstock.capacity.stable_rates import stable_rate
 from penstock.sweeping import limits
 from penstock.sweeping.sweep import set_up, sweep
 

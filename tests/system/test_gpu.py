@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.analysis.candidates import candidates
+from penstock.capacity.candidates import candidates
 from penstock.system.engines import ENGINES
 from penstock.system.gpu import GIB, GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.system.presets import HARDWARE

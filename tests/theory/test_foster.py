@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock import reference
+from penstock.reference import markov_chain
 from penstock.theory.foster import Foster, foster
 
 State = tuple[int, tuple[tuple[int, int], ...]]
@@ -23,10 +23,10 @@ def next_state(server: ps.Server, state: State) -> State:
     left, requests = state
     if left > 0:
         return left - 1, requests
-    queue = tuple(reference.Request(i, 0, 1, 1, 1, P=p, D=d) for i, (p, d) in enumerate(requests))
-    batch = reference.POLICIES[server.policy.name](reference.State(0, queue, server.token_budget, None, "batch"))
+    queue = tuple(markov_chain.Request(i, 0, 1, 1, 1, P=p, D=d) for i, (p, d) in enumerate(requests))
+    batch = markov_chain.POLICIES[server.policy.name](markov_chain.State(0, queue, server.token_budget, None, "batch"))
     served = [batch.get(i, (0, 0)) for i in range(len(requests))]
-    slots = round(float(server.batch_time(reference.token_load(batch))))
+    slots = round(float(server.batch_time(markov_chain.token_load(batch))))
     return max(slots - 1, 0), tuple((p - x, d - y) for (p, d), (x, y) in zip(requests, served, strict=True))
 
 

@@ -1,3 +1,3 @@
 """The fast simulator: numbers and arrays only, no import of the rest of Penstock but the input error."""
 
-from penstock import compiled_code as compiled_code  # before the first function is compiled
+from penstock.kernel import compiled_code as compiled_code

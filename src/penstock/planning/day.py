@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from penstock import checks
-from penstock.analysis.latency import relaxation_requests
-from penstock.analysis.targets import Target
+from penstock.checking.latency import relaxation_requests
+from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
 from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of
@@ -23,7 +23,7 @@ from penstock.planning.rates import HOUR_S, RateProfile
 from penstock.planning.space import Deployment
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify
-from penstock.theory.network import certify_network
+from penstock.theory.network.certificate import certify_network
 from penstock.words import counted
 from penstock.workload.workload import Workload
 

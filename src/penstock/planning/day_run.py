@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.analysis.targets import Target, share
+from penstock.checking.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.rates import RateProfile
 from penstock.planning.space import Deployment
-from penstock.run import Distribution, Run
-from penstock.simulate import simulate
+from penstock.simulation.run import Distribution, Run
+from penstock.simulation.simulate import simulate
 from penstock.words import STATISTICS
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload

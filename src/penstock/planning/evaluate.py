@@ -14,22 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
-from penstock.analysis import intervals
-from penstock.analysis.latency import BATCHES, LEAST_REQUESTS, SteadyState, estimate
-from penstock.analysis.network_latency import network_steady_state
-from penstock.analysis.network_stability import network_verdict
-from penstock.analysis.stability import Outcome, verdict
-from penstock.analysis.targets import Estimate, Judgement, Target
+from penstock.checking import intervals
+from penstock.checking.drift_test import Outcome, verdict
+from penstock.checking.flood_test import network_verdict
+from penstock.checking.latency import BATCHES, LEAST_REQUESTS, SteadyState, estimate
+from penstock.checking.latency_network import network_steady_state
+from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError, nearest
-from penstock.network_run import NetworkRun
 from penstock.planning.share import share_of
 from penstock.planning.space import SPLITTING, Deployment
-from penstock.run import Run
-from penstock.simulate_network import simulate_network
+from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.run import Run
+from penstock.simulation.simulate_network import simulate_network
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.theory.certificate import certify
-from penstock.theory.network import certify_network
+from penstock.theory.network.certificate import certify_network
 from penstock.words import STATISTICS
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.analysis.targets import Target
+from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
 from penstock.planning.space import Deployment, Family

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.analysis.intervals import merged, student
-from penstock.analysis.targets import Estimate, Judgement, Target, share
+from penstock.checking.intervals import merged, student
+from penstock.checking.targets import Estimate, Judgement, Target, share
 from penstock.planning.space import Deployment
-from penstock.run import Distribution, Run
-from penstock.simulate import simulate
+from penstock.simulation.run import Distribution, Run
+from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.arrivals import BLOCK

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock.analysis.stable_rates import PRECISION, RateMap, rate_map
+from penstock.capacity.stable_rates import PRECISION, RateMap, rate_map
 from penstock.planning.space import Deployment, Space
 from penstock.workload.workload import Workload
 
@@ -26,7 +26,7 @@ def stable_rates(
     deployment
         Whose hardware and policy are meant.
     precision, progress
-        As in `penstock.analysis.stable_rates.rate_map`.
+        As in `penstock.capacity.stable_rates.rate_map`.
 
     Returns
     -------

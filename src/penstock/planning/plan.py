@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.analysis.targets import Estimate, Judgement, Target
+from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.evaluate import Aim, Evaluation
 from penstock.planning.search import Prospect, Search, rank

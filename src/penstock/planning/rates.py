@@ -12,7 +12,7 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.source import Source
+from penstock.inputs.source import Source
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload
 

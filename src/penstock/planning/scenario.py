@@ -13,8 +13,8 @@ from penstock.errors import InputError
 from penstock.planning.evaluate import Aim
 from penstock.planning.sections import peak_of
 from penstock.planning.space import Space, search_space
-from penstock.scenario import ENGINE_NAMES, Scenario, build
-from penstock.scenario_network import describes_network
+from penstock.scenario.network import describes_network
+from penstock.scenario.scenario import ENGINE_NAMES, Scenario, build
 from penstock.workload.workload import Workload
 
 DEFAULT_MOST_REPLICAS = 32

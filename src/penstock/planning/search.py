@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from penstock.analysis.targets import Target, share
+from penstock.checking.targets import Target, share
 from penstock.errors import InputError
 from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of, not_simulated, unmeasured
 from penstock.planning.share import share_of

@@ -8,14 +8,14 @@ import altair as alt
 import polars as pl
 from pydantic import Field
 
-from penstock import plotting
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Seeds
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.traced import served_to_the_last, traced
-from penstock.run import Run
+from penstock.show import charts
+from penstock.simulation.run import Run
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
@@ -154,12 +154,12 @@ def _instead(lowest: list[int | None], workload: Workload, servers: Mapping[int,
 
 def _cdfs(runs: Mapping[int, Run], rate: float) -> alt.HConcatChart:
     """Draw E2E (left) and TTFT (right)."""
-    ttft, _, e2e = plotting.latency_panels({f"{budget:,}": run for budget, run in runs.items()}, legend="Token budget")
+    ttft, _, e2e = charts.latency_panels({f"{budget:,}": run for budget, run in runs.items()}, legend="Token budget")
     panels = [
         panel.properties(title=f"{what}, {rate:g} requests/s")
         for panel, what in ((e2e, "End to end"), (ttft, "Time to first token"))
     ]
-    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=plotting.GRID)
+    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=charts.GRID)
     return chart
 
 

@@ -7,14 +7,14 @@ import altair as alt
 import polars as pl
 from pydantic import Field
 
-from penstock import plotting
-from penstock.analysis.max_rate import max_rate
-from penstock.analysis.stability import verdict
+from penstock.capacity.max_rate import max_rate
+from penstock.checking.drift_test import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.show import charts
 from penstock.system.server import Server
 from penstock.theory.region import region
 from penstock.workload.lengths import Constant, Geometric, Length
@@ -190,7 +190,7 @@ def _chart(table: pl.DataFrame) -> alt.HConcatChart:
         colour = alt.Color(
             "policy:N",
             sort=names,
-            scale=alt.Scale(domain=names, range=[plotting.COLOURS[i % 7] for i in range(len(names))]),
+            scale=alt.Scale(domain=names, range=[charts.COLOURS[i % 7] for i in range(len(names))]),
             legend=legend,
         )
         base = alt.Chart(table.filter(lengths=kind), title=f"{kind.capitalize()} lengths")
@@ -206,7 +206,7 @@ def _chart(table: pl.DataFrame) -> alt.HConcatChart:
         )
         rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
         panels.append(alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300))
-    chart: Any = alt.hconcat(*panels).configure_axis(gridColor=plotting.GRID)
+    chart: Any = alt.hconcat(*panels).configure_axis(gridColor=charts.GRID)
     return chart  # type: ignore[no-any-return]
 
 

@@ -10,9 +10,9 @@ from pydantic import AfterValidator, Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, short
 from penstock.errors import InputError
-from penstock.scenario import Scenario, build
-from penstock.scenario_network import NetworkScenario, build_network
-from penstock.workload import catalogue
+from penstock.scenario.network import NetworkScenario, build_network
+from penstock.scenario.scenario import Scenario, build
+from penstock.traces import catalogue
 from penstock.workload.pairs import Recorded
 from penstock.workload.workload import Workload, read_trace
 

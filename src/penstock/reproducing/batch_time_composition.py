@@ -11,15 +11,15 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 
-from penstock import plotting
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.fitting.layers.batch_contents import BatchContents, draw_batches
-from penstock.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
+from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
 from penstock.reproducing.asked import Asked, Seed
 from penstock.reproducing.batch_times import Milliseconds, Share, Some, channels, profile_in, refuse_other_sections
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.show import charts
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace
@@ -264,7 +264,7 @@ def _variation_chart(table: pl.DataFrame, most: float) -> alt.LayerChart:
     )
     rule = alt.Chart(pl.DataFrame({"cv": [most]})).mark_rule(strokeWidth=1.2).encode(y=y)
     chart: alt.LayerChart = (
-        alt.layer(rule, lines).properties(width=420, height=300).configure_axis(gridColor=plotting.GRID)
+        alt.layer(rule, lines).properties(width=420, height=300).configure_axis(gridColor=charts.GRID)
     )
     return chart
 

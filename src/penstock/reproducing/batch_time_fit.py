@@ -10,13 +10,12 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from penstock import plotting
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.fitting.batches import MeasuredBatches
-from penstock.fitting.fit import Fit, fit
-from penstock.fitting.judged import r2
-from penstock.fitting.layers.profiles import read_vidur
+from penstock.measuring.fitting.batches import MeasuredBatches
+from penstock.measuring.fitting.fit import Fit, fit
+from penstock.measuring.fitting.judged import r2
+from penstock.measuring.fitting.layers.profiles import read_vidur
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.batch_times import (
     Milliseconds,
@@ -28,6 +27,7 @@ from penstock.reproducing.batch_times import (
 )
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.show import charts
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 
@@ -255,7 +255,7 @@ def _stairs_chart(rows: pl.DataFrame) -> alt.HConcatChart:
             thin = published.mark_line(strokeWidth=0.9, color="black", interpolate="step-before")
             layers.append(thin.encode(x=x, y=y, detail="degree:N", opacity=named))
         panels.append(alt.layer(*layers).properties(width=330, height=300, title=model))
-    chart: alt.HConcatChart = alt.hconcat(*panels).resolve_scale(y="shared").configure_axis(gridColor=plotting.GRID)
+    chart: alt.HConcatChart = alt.hconcat(*panels).resolve_scale(y="shared").configure_axis(gridColor=charts.GRID)
     return chart
 
 

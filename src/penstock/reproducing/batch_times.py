@@ -6,10 +6,11 @@ from typing import Annotated, Any
 import altair as alt
 from pydantic import Field
 
-from penstock import checks, plotting
+from penstock import checks
 from penstock.document import Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
+from penstock.show import charts
 
 Some = Annotated[Whole, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -52,8 +53,8 @@ def channels(field: str, names: list[str], title: str) -> dict[str, Any]:
     legend = alt.Legend(
         title=title, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260, columns=1
     )
-    colours = [plotting.COLOURS[i % len(plotting.COLOURS)] for i in range(len(names))]
-    dashes = [list(plotting.DASHES[i % len(plotting.DASHES)]) for i in range(len(names))]
+    colours = [charts.COLOURS[i % len(charts.COLOURS)] for i in range(len(names))]
+    dashes = [list(charts.DASHES[i % len(charts.DASHES)]) for i in range(len(names))]
     return {
         "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
         "strokeDash": alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),

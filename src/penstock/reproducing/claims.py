@@ -7,7 +7,7 @@ from typing import Any, Literal
 import polars as pl
 
 from penstock.errors import InputError
-from penstock.page import Table
+from penstock.show.page import Table
 
 Sameness = Literal["same", "differs", "changed"]
 """``changed``: the scenario is not that of the item, so nothing is judged: what is published is of other inputs."""

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from penstock import plotting
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.show import charts
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.server import Server
 from penstock.theory.region import region
@@ -148,15 +148,15 @@ def _chart(region: Floats, vertices: dict[str, tuple[float, float]]) -> alt.Laye
     }
     outline = pl.DataFrame({"prefill": region[:, 0], "decode": region[:, 1], "order": range(len(region))})
     filled = alt.Chart(pl.concat([outline, outline.head(1).with_columns(order=len(region) + 0 * pl.col("order"))]))
-    line = filled.mark_line(filled=True, fill=plotting.FILL, fillOpacity=0.15, stroke=plotting.FILL, strokeWidth=2)
+    line = filled.mark_line(filled=True, fill=charts.FILL, fillOpacity=0.15, stroke=charts.FILL, strokeWidth=2)
     named = alt.Chart(
         pl.DataFrame([(name, *at) for name, at in vertices.items()], ["vertex", "prefill", "decode"], orient="row")
     ).encode(**axes)
-    points = named.mark_point(filled=True, size=70, color=plotting.OUTLINE, opacity=1)
+    points = named.mark_point(filled=True, size=70, color=charts.OUTLINE, opacity=1)
     words = named.mark_text(dx=14, dy=-8, fontSize=14, fontWeight="bold").encode(text="vertex:N")
     layers = [line.encode(order="order:Q", **axes), points, words]
     chart: alt.LayerChart = (
-        alt.LayerChart(layer=layers).properties(width=430, height=360).configure_axis(gridColor=plotting.GRID)
+        alt.LayerChart(layer=layers).properties(width=430, height=360).configure_axis(gridColor=charts.GRID)
     )
     return chart
 

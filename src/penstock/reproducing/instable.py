@@ -8,8 +8,7 @@ import altair as alt
 import polars as pl
 from pydantic import Field
 
-from penstock import plotting
-from penstock.analysis.answer import Answer, check
+from penstock.checking.answer import Answer, check
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Seeds
@@ -17,7 +16,8 @@ from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.lines_over_time import lines_over_time
 from penstock.reproducing.traced import served_to_the_last, traced
-from penstock.run import Run
+from penstock.show import charts
+from penstock.simulation.run import Run
 from penstock.system.policies import resolve
 from penstock.system.server import Server
 
@@ -58,7 +58,7 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     rho = next(iter(first.values())).certificate.rho
     lost = [f"{budget:,}" for budget in budgets if next(iter(found[budget].values())).certificate.rho > 1]
     because = f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable" if lost else ""
-    chart = plotting.tokens_over_time({name: answer.run for name, answer in first.items()})
+    chart = charts.tokens_over_time({name: answer.run for name, answer in first.items()})
     text = f"Uncompleted tokens in the system over time at {given.workload.rate:g} requests/s, a line per policy."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), _verdict_rows(found), {text: chart},
@@ -225,7 +225,7 @@ def _waiting(case: _Case, runs: Mapping[str, Run]) -> tuple[str, alt.Chart]:
     title = f"{case.rate:g} requests/s, {pattern}"
     text = f"Requests in the system over time at {title}, a line per policy."
     chart: Any = lines_over_time(runs, "requests", measure="Requests in the system", title=title, legend="Policy")
-    return text, chart.configure_axis(gridColor=plotting.GRID)
+    return text, chart.configure_axis(gridColor=charts.GRID)
 
 
 RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-instable-left": _left, "fig-instable-right": _right}

@@ -11,16 +11,17 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 
-from penstock import checks, plotting
-from penstock.analysis.stability import verdict
+from penstock import checks
+from penstock.checking.drift_test import verdict
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
-from penstock.page import Table
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.run import Run
-from penstock.simulate import simulate
+from penstock.show import charts
+from penstock.show.page import Table
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Measured
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
@@ -332,7 +333,7 @@ def _chart(rows: pl.DataFrame) -> alt.VConcatChart:
     names = [name for name in PUBLISHED if name in set(rows["scheduler"])]
     legend = alt.Legend(title=["Scheduler", "filled: measured", "hollow: published"], symbolSize=90)
     scales = {
-        "color": alt.Scale(domain=names, range=list(plotting.COLOURS[: len(names)])),
+        "color": alt.Scale(domain=names, range=list(charts.COLOURS[: len(names)])),
         "shape": alt.Scale(domain=names, range=list(_SHAPES[: len(names)])),
     }
     looks: dict[str, Any] = {
@@ -363,7 +364,7 @@ def _chart(rows: pl.DataFrame) -> alt.VConcatChart:
         title = f"{metric}, policies: {family}{' (fitted)' if family in _FITTED else ''}"
         panels.append(panel.properties(width=230, height=200, title=title))
     lines = [alt.hconcat(*panels[i : i + len(METRICS)]) for i in range(0, len(panels), len(METRICS))]
-    chart: alt.VConcatChart = alt.vconcat(*lines).configure_axis(gridColor=plotting.GRID)
+    chart: alt.VConcatChart = alt.vconcat(*lines).configure_axis(gridColor=charts.GRID)
     return chart
 
 

@@ -11,21 +11,22 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import AfterValidator, Field
 
-from penstock import plotting, reference
-from penstock.analysis.audit import audit
+from penstock.auditing.audit import audit
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reference import Allocation, History, State, fill
+from penstock.reference import markov_chain
+from penstock.reference.markov_chain import Allocation, History, State, fill
 from penstock.reproducing.asked import Asked, Different, Seed
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.run import Run
-from penstock.scenario import Scenario
-from penstock.simulate import simulate
+from penstock.scenario.scenario import Scenario
+from penstock.show import charts
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
 from penstock.system.network import Network
 from penstock.system.pool import Pool
-from penstock.theory.network import NetworkCertificate, certify_network
+from penstock.theory.network.certificate import NetworkCertificate, certify_network
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
@@ -105,14 +106,14 @@ def newest_prompt_first(state: State) -> Allocation:
     return fill(state, [*reversed(state.prompts), *state.decoding])
 
 
-def far_ahead(slack: int) -> reference.Policy:
+def far_ahead(slack: int) -> markov_chain.Policy:
     """Return the order that lets request 2K - 1 leave before request 0, with K the slack of K-FCFS.
 
     Prompts first, all but that of request 0; then requests 1 to K - 1, which may pass it without serving it; then
     request 2K - 1 beside a token of request 0: all others that are old enough to be owed one have left.
     """
 
-    def rank(request: reference.Request) -> int:
+    def rank(request: markov_chain.Request) -> int:
         i = request.index
         if request.P > 0 and i > 0:
             return 0
@@ -123,7 +124,7 @@ def far_ahead(slack: int) -> reference.Policy:
     return lambda state: fill(state, sorted(state.requests, key=rank))
 
 
-def any_order(draw: random.Random) -> reference.Policy:
+def any_order(draw: random.Random) -> markov_chain.Policy:
     """Return a policy that serves whoever is in the system in an order drawn anew for each batch."""
     return lambda state: fill(state, draw.sample(state.requests, len(state.requests)))
 
@@ -170,10 +171,10 @@ def _of(k: int, prompt: Iterable[int], output: Iterable[int], budget: int, finis
 
 
 def _serve(
-    arrival: list[int], prompt: list[int], output: list[int], budget: int, policy: reference.Policy
+    arrival: list[int], prompt: list[int], output: list[int], budget: int, policy: markov_chain.Policy
 ) -> tuple[History, Overtaking]:
     """Serve requests a tick a batch, in an order of one's own."""
-    history = reference.simulate(
+    history = markov_chain.simulate(
         arrival, prompt, output, batch_time=lambda load: 1, token_budget=budget, policy=policy, convention="paper"
     )
     finish = np.array([request.finish for request in history.requests], np.int64)
@@ -311,7 +312,7 @@ def _orders(table: pl.DataFrame) -> alt.HConcatChart:
     names = table["burst"].unique(maintain_order=True).to_list()
     kinds = ["prefill", "departure"]
     shape = alt.Shape("done:N", scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"]), title="Done")
-    colour = alt.Color("done:N", scale=alt.Scale(domain=kinds, range=list(plotting.COLOURS[:2])), title="Done")
+    colour = alt.Color("done:N", scale=alt.Scale(domain=kinds, range=list(charts.COLOURS[:2])), title="Done")
     panels = []
     for name in names:
         burst = table.filter(pl.col("burst") == name)
@@ -331,7 +332,7 @@ def _orders(table: pl.DataFrame) -> alt.HConcatChart:
                 text = alt.Chart(point.with_columns(label=pl.format("request {}", "request")))
                 layers.append(text.mark_text(dx=right, dy=-14, fontSize=12).encode(text="label:N", **where))
         panels.append(alt.layer(*layers).properties(width=290, height=250, title=name))
-    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=plotting.GRID)
+    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=charts.GRID)
     return chart
 
 
@@ -536,18 +537,18 @@ def _buffers(shown: pl.DataFrame) -> alt.Chart:
     names = {"join_buffer": "join buffers", "lemma": "lemma's bound", "corrected": "corrected bound"}
     long = shown.rename(names).unpivot(index="time_s", variable_name="line", value_name="branches")
     kinds = list(names.values())
-    dashes = [list(dash) for dash in plotting.DASHES[:3]]
+    dashes = [list(dash) for dash in charts.DASHES[:3]]
     chart: alt.Chart = (
         alt.Chart(long)
         .mark_line(interpolate="step-after", strokeWidth=1.6)
         .encode(
             x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=8), scale=alt.Scale(zero=False, nice=False)),
             y=alt.Y("branches:Q", title="Branches that wait at the join"),
-            color=alt.Color("line:N", title=None, scale=alt.Scale(domain=kinds, range=list(plotting.COLOURS[:3]))),
+            color=alt.Color("line:N", title=None, scale=alt.Scale(domain=kinds, range=list(charts.COLOURS[:3]))),
             strokeDash=alt.StrokeDash("line:N", title=None, scale=alt.Scale(domain=kinds, range=dashes)),
         )
         .properties(width=620, height=280)
-        .configure_axis(gridColor=plotting.GRID)
+        .configure_axis(gridColor=charts.GRID)
     )
     return chart
 

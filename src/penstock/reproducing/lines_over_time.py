@@ -6,8 +6,8 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from penstock.plotting import COLOURS, DASHES
-from penstock.run import Run
+from penstock.show.charts import COLOURS, DASHES
+from penstock.simulation.run import Run
 
 _POINTS = 500
 _MARKS = 10

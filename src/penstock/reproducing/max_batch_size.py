@@ -9,15 +9,15 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from penstock import plotting
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.lines_over_time import lines_over_time
-from penstock.run import Run
-from penstock.simulate import simulate
+from penstock.show import charts
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.policies import resolve
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
@@ -202,7 +202,7 @@ def _charts(
         (f"All policies, token budget {small:,}", "Policy", {name: (small, name) for name in settings.policies}),
         ("Sarathi-Serve by token budget", "Token budget", {f"{budget:,}": (budget, "sarathi") for budget in budgets}),
     )
-    charts: dict[str, Any] = {}
+    drawings: dict[str, Any] = {}
     for title, legend, lines in halves:
         runs = {name: found[key][0].run for name, key in lines.items()}
         panels = [
@@ -211,9 +211,9 @@ def _charts(
             )
             for panel, log in ((title, False), ("The same on a log scale", True))
         ]
-        both: Any = alt.hconcat(*panels).configure_axis(gridColor=plotting.GRID)
-        charts[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = both
-    return charts
+        both: Any = alt.hconcat(*panels).configure_axis(gridColor=charts.GRID)
+        drawings[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = both
+    return drawings
 
 
 RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-kmax": _run}

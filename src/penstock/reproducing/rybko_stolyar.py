@@ -12,23 +12,23 @@ import polars as pl
 from pydantic import Field
 from scipy import stats
 
-from penstock import plotting
-from penstock.analysis.network_orders import with_order
-from penstock.analysis.network_stability import network_verdict
+from penstock.checking.flood_test import network_verdict
+from penstock.checking.orders import with_order
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
-from penstock.network_run import NetworkRun
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.simulate_network import simulate_network
+from penstock.show import charts
+from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.simulate_network import simulate_network
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
-from penstock.theory.cycles import priority_stability
-from penstock.theory.network import certify_network
-from penstock.theory.network_fluid import network_path
-from penstock.theory.virtual_stations import VirtualStation, priority_limit, worst_priority
+from penstock.theory.network.certificate import certify_network
+from penstock.theory.network.cycles import priority_stability
+from penstock.theory.network.fluid import network_path
+from penstock.theory.network.virtual_stations import VirtualStation, priority_limit, worst_priority
 from penstock.workload.lengths import Constant, Geometric, Length, Uniform
 from penstock.workload.sessions import Sessions
 
@@ -246,9 +246,9 @@ def _panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
     """Draw requests and tokens over time, a row per priority, a line per kind of lengths."""
     rows = []
     legend = alt.Legend(title="Lengths", symbolStrokeWidth=2.5, symbolSize=300)
-    colour = alt.Color("lengths:N", scale=alt.Scale(domain=list(kinds), range=list(plotting.COLOURS)), legend=legend)
+    colour = alt.Color("lengths:N", scale=alt.Scale(domain=list(kinds), range=list(charts.COLOURS)), legend=legend)
     dash = alt.StrokeDash(
-        "lengths:N", scale=alt.Scale(domain=list(kinds), range=[list(d) for d in plotting.DASHES]), legend=legend
+        "lengths:N", scale=alt.Scale(domain=list(kinds), range=[list(d) for d in charts.DASHES]), legend=legend
     )
     for name in dict.fromkeys(table["order"]):
         here = table.filter(order=name)
@@ -267,7 +267,7 @@ def _panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
             for of, unit in (("requests", "Requests in the network"), ("tokens", "Tokens still needed"))
         ]
         rows.append(alt.hconcat(*panels).properties(title=alt.TitleParams(f"Priorities {name}", anchor="start")))
-    return alt.vconcat(*rows).configure_axis(gridColor=plotting.GRID)
+    return alt.vconcat(*rows).configure_axis(gridColor=charts.GRID)
 
 
 class _Thresholds(Section):
@@ -463,9 +463,9 @@ def _curves(stations: Mapping[str, VirtualStation]) -> alt.LayerChart:
     legend = alt.Legend(title="Order", symbolStrokeWidth=2.5, symbolSize=300)
     names = list(stations)
     look = {
-        "color": alt.Color("order:N", scale=alt.Scale(domain=names, range=list(plotting.COLOURS)), legend=legend),
+        "color": alt.Color("order:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS)), legend=legend),
         "strokeDash": alt.StrokeDash(
-            "order:N", scale=alt.Scale(domain=names, range=[list(d) for d in plotting.DASHES]), legend=legend
+            "order:N", scale=alt.Scale(domain=names, range=[list(d) for d in charts.DASHES]), legend=legend
         ),
     }
     x = alt.X(
@@ -496,7 +496,7 @@ def _curves(stations: Mapping[str, VirtualStation]) -> alt.LayerChart:
     chart: alt.LayerChart = (
         alt.layer(one, rules, lines, dots.encode(x=x, y=y), *texts)
         .properties(width=430, height=280)
-        .configure_axis(gridColor=plotting.GRID)
+        .configure_axis(gridColor=charts.GRID)
     )
     return chart
 
@@ -521,14 +521,14 @@ def _dots(table: pl.DataFrame) -> alt.LayerChart:
         x=x,
         y=y,
         size=alt.Size("of:N", scale=alt.Scale(domain=names, range=[150, 45]), legend=legend),
-        color=alt.Color("of:N", scale=alt.Scale(domain=names, range=list(plotting.COLOURS[:2])), legend=legend),
+        color=alt.Color("of:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS[:2])), legend=legend),
         shape=alt.Shape("of:N", scale=alt.Scale(domain=names, range=["circle", "cross"]), legend=legend),
     )
-    bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color=plotting.COLOURS[0])
+    bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color=charts.COLOURS[0])
     chart: alt.LayerChart = (
         alt.layer(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=y), marks)
         .properties(width=430, height=200)
-        .configure_axis(gridColor=plotting.GRID)
+        .configure_axis(gridColor=charts.GRID)
     )
     return chart
 

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.run import Run
-from penstock.simulate import simulate
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
 from penstock.system.engines import Engine
 from penstock.system.policies import Policy

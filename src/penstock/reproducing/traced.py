@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from penstock.reproducing.asked import Asked
-from penstock.run import Run
-from penstock.scenario import Scenario
-from penstock.simulate import simulate
+from penstock.scenario.scenario import Scenario
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 

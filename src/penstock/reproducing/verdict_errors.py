@@ -10,15 +10,15 @@ import polars as pl
 from pydantic import Field
 from scipy import stats
 
-from penstock import plotting
-from penstock.analysis.stability import verdict
+from penstock.checking.drift_test import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.scenario import Scenario
-from penstock.simulate import simulate
+from penstock.scenario.scenario import Scenario
+from penstock.show import charts
+from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
 
@@ -197,7 +197,7 @@ def _chart(table: pl.DataFrame, settings: _Settings) -> alt.LayerChart:
             bars.mark_text(dy=-6, fontSize=9).encode(text=alt.Text("share:Q", format=".0%")),
         )
         .properties(width=640, height=280)
-        .configure_axis(gridColor=plotting.GRID)
+        .configure_axis(gridColor=charts.GRID)
     )
     return chart
 

@@ -10,18 +10,18 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from penstock import plotting
-from penstock.analysis.audit import audit
+from penstock.auditing.audit import audit
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
-from penstock.page import Table
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.small_systems import Random, Seen, Small, System, random_systems, seen, small_systems
-from penstock.run import Run
-from penstock.scenario import ServerSection
-from penstock.simulate import simulate
+from penstock.scenario.scenario import ServerSection
+from penstock.show import charts
+from penstock.show.page import Table
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.system.engines import Engine
 from penstock.system.policies import Policy, resolve
 from penstock.system.server import Convention
@@ -271,7 +271,7 @@ def _shares(findings: list[Finding]) -> alt.LayerChart:
         y=alt.Y("policy:N", title=None, sort=[found.policy for found in findings], axis=_ROOM),
         yOffset=alt.YOffset("what:N", sort=kinds),
     )
-    colours = alt.Scale(domain=kinds, range=[plotting.COLOURS[1], plotting.COLOURS[5]])
+    colours = alt.Scale(domain=kinds, range=[charts.COLOURS[1], charts.COLOURS[5]])
     bars = base.mark_bar(stroke="#333333", strokeWidth=0.5).encode(
         color=alt.Color("what:N", scale=colours, legend=alt.Legend(title="Batches", symbolStrokeColor="#333333"))
     )
@@ -279,7 +279,7 @@ def _shares(findings: list[Finding]) -> alt.LayerChart:
     chart: alt.LayerChart = (
         alt.LayerChart(layer=[bars, words])
         .properties(width=430, height={"step": 19})
-        .configure_axis(gridColor=plotting.GRID)
+        .configure_axis(gridColor=charts.GRID)
     )
     return chart
 
@@ -343,7 +343,7 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
     text = f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; short batches shaded."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), pl.concat(rows),
-        {text: alt.vconcat(*panels).resolve_scale(x="shared").configure_axis(gridColor=plotting.GRID)},
+        {text: alt.vconcat(*panels).resolve_scale(x="shared").configure_axis(gridColor=charts.GRID)},
         "Above each batch its number. Shaded: a batch with fewer tokens than the budget although as many waited. "
         "There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
         assumed=(
@@ -378,7 +378,7 @@ def _batches(name: str, run: Run, prompt: list[int], output: list[int]) -> pl.Da
 
 def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
     """Draw the batches of a run, shade those that are short, and number all."""
-    drawn = plotting.first_batches(run)["batch"] + 1
+    drawn = charts.first_batches(run)["batch"] + 1
     could = pl.min_horizontal(pl.col("prompt_tokens_waiting") + pl.col("decodes_waiting"), "token_budget")
     has = pl.col("prefill_tokens") + pl.col("decode_tokens")
     table = table.filter(pl.col("batch").is_in(drawn.implode())).with_columns(
@@ -387,9 +387,9 @@ def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
         .then(pl.format("{}: {}/{}", "batch", has, could))
         .otherwise(pl.col("batch").cast(pl.String)),
     )
-    short = alt.Chart(table.filter("short")).mark_rect(color=plotting.COLOURS[1], opacity=0.3)
+    short = alt.Chart(table.filter("short")).mark_rect(color=charts.COLOURS[1], opacity=0.3)
     over = alt.Chart(table).mark_text(baseline="bottom", dy=-4, fontSize=11)
-    chart = plotting.gantt(run)
+    chart = charts.gantt(run)
     layers: list[Any] = [
         short.encode(x="start_s:Q", x2="end_s:Q"),
         *chart.layer,

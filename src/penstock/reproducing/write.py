@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from penstock import checks, page, plotting
+from penstock import checks
 from penstock.errors import InputError
-from penstock.page import Figure, Section, Table, Verdict
 from penstock.reproducing.catalogue import item
 from penstock.reproducing.claims import Reproduction
+from penstock.show import charts, page
+from penstock.show.page import Figure, Section, Table, Verdict
 from penstock.words import counted
 
 _MOST_ROWS = 40
@@ -40,10 +41,10 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
     check_folder(folder, files_of(found.name, scenario))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = plotting.save(dict(zip(names, found.charts.values(), strict=True)), folder)
-        plotting.write_whole(table, found.rows.write_csv().encode())
+        files = charts.save(dict(zip(names, found.charts.values(), strict=True)), folder)
+        charts.write_whole(table, found.rows.write_csv().encode())
         if scenario is None and not again.exists():
-            plotting.write_whole(again, item(found.name).text.encode())
+            charts.write_whole(again, item(found.name).text.encode())
     except OSError as error:
         raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
     page.write(web, title=found.title, heading=found.source, verdicts=[_verdict(found)], sections=_sections(found))
@@ -114,7 +115,7 @@ def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
     text = page.rendered("reproduced.html.j2", found=found, total=total(found))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        plotting.write_whole(path, text.encode())
+        charts.write_whole(path, text.encode())
     except OSError as error:
         raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
     return path

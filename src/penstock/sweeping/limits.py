@@ -5,9 +5,9 @@ from typing import Any
 
 import polars as pl
 
-from penstock import scenario
-from penstock.analysis.stable_rates import PRECISION, StableRate, stable_rate
+from penstock.capacity.stable_rates import PRECISION, StableRate, stable_rate
 from penstock.errors import InputError
+from penstock.scenario import scenario
 from penstock.sweeping.grid import at, resolved
 from penstock.sweeping.sweep import Sweep
 
@@ -35,7 +35,7 @@ def with_stable_rates(
     rows
         Its table.
     precision
-        As in `penstock.analysis.stable_rates.stable_rate`.
+        As in `penstock.capacity.stable_rates.stable_rate`.
     progress
         Called now and then with the share that is done.
 

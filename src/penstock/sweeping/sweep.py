@@ -13,8 +13,8 @@ import polars as pl
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
-from penstock.scenario import DEFAULT_REQUESTS
-from penstock.scenario_network import describes_network
+from penstock.scenario.network import describes_network
+from penstock.scenario.scenario import DEFAULT_REQUESTS
 from penstock.sweeping import grid, store, workers
 from penstock.sweeping.grid import Point
 from penstock.sweeping.tasks import FACTS, LATENCIES, Job, Row, run_points

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock.analysis.stability import verdict
+from penstock.checking.drift_test import verdict
 from penstock.document import Section, one_line
 from penstock.errors import InputError
-from penstock.run import Run
-from penstock.scenario import DEFAULT_REQUESTS, ServerSection, SimulateSection, WorkloadSection
-from penstock.simulate import simulate
+from penstock.scenario.scenario import DEFAULT_REQUESTS, ServerSection, SimulateSection, WorkloadSection
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
 from penstock.sweeping.grid import Point, at
 from penstock.system.server import Server
 from penstock.theory.certificate import certify

@@ -16,8 +16,8 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.source import Source
-from penstock.workload.tables import open_table
+from penstock.inputs.source import Source
+from penstock.inputs.tables import open_table
 
 MOST_TOKENS = 2**20
 """Largest token budget: batch times are tabulated up to it."""

@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from penstock import compiled_code as compiled_code  # before the first function is compiled
+from penstock.kernel import compiled_code as compiled_code
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

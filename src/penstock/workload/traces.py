@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
-from penstock.source import Source
+from penstock.inputs.source import Source
+from penstock.inputs.tables import Table, open_table
 from penstock.workload.lengths import LONGEST
 from penstock.workload.prefixes import Prefixes
-from penstock.workload.tables import Table, open_table
 
 Unit = Literal["tokens", "date", "s", "ms", "us", "ns", "time", "ids", "rank"]
 _DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # from the unit down to nanoseconds
@@ -153,7 +153,7 @@ def load(
         ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or dates such as 2023-11-16 18:17:03.97996), and
         ``priority``, whole numbers.
     max_gib
-        What the file may hold, unpacked, in GiB; None: `penstock.source.MOST_GIB`.
+        What the file may hold, unpacked, in GiB; None: `penstock.inputs.source.MOST_GIB`.
 
     Raises
     ------

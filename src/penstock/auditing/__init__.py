@@ -1,0 +1,1 @@
+"""What a recorded run did, worked out again from its allocations."""

@@ -1,0 +1,400 @@
+"""Audit: what a recorded run did, worked out again from its allocations.
+
+Nothing here comes from the simulator: batches, token times, queues, preemptions and memory are rebuilt from who got how
+many tokens in which batch, and held against the rules of the paper's Section 3 and against what the run recorded.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.auditing.preemption import holds
+from penstock.auditing.replay import Replay, replay
+from penstock.errors import InputError
+from penstock.simulation.run import Rows, Run
+from penstock.system.batch_time import Composition
+from penstock.system.engines import Engine
+from penstock.system.server import Server
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MOST_KEPT = 20  # violations that are put into words; the others are counted
+
+_BEYOND_THE_BUDGET = ("sglang", "vidur-vllm")  # engines that decode for all who run, however many
+
+
+class Shortfall(NamedTuple):
+    """A batch that carried less than it should: its index, its start (tick), its tokens, what they could have been."""
+
+    batch: int
+    start: int
+    tokens: int
+    supply: int
+
+
+class Conservation(NamedTuple):
+    """Whether every batch carried what it should, and which did not; None where its supply is not defined."""
+
+    held: bool | None
+    breaches: int
+    first: Shortfall | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+    """What the allocations of a run prove about it.
+
+    The supply of a batch is what the requests in the system at its start, after the finishes and arrivals at that tick,
+    could put into it. Without a max batch size that is the paper's: p_i for a request with p_i > 0 prompt tokens left,
+    1 for any other. A max batch size of k matters where more than k requests are there. In scope ``running`` it leaves
+    what those that run have left, and the next prompts in order of arrival, up to k requests. In scope ``batch`` the
+    first k prompts, then decodes, up to k requests. It is not defined there if requests were admitted (in scope
+    ``batch``: served) out of order of arrival, or if some were preempted, which order the queue as they please.
+
+    Memory takes no part in it, although it makes any policy leave room: audit work conservation where memory is ample.
+    A request that is preempted counts as the prompt that it will do again from the batch that leaves it out.
+
+    Attributes
+    ----------
+    feasible
+        Whether no violation was found. If some were, the other findings say little.
+    violations, n_violations
+        The first violations in words, each with the name of its rule, and how many there are. ``arrival``: requests
+        come in order of arrival, and are served from then on. ``allocation``: each names a batch and a request, once,
+        and gives it something. ``finish``: nothing after it. ``eq:prefill-pre-decode``: the whole prompt first.
+        ``eq:prefill-unprocess``, ``eq:decode-unprocess``: no more tokens than are left, decode one at a time.
+        ``eq:batch-constraint``: the token budget, which some engines apply to batches with prefill only, or not at all.
+        ``eq:batch-size-constraint``: the max batch size in its scope. ``preemption``: what requests do again agrees
+        with how often they were preempted. ``memory``: the blocks that requests surely hold, for the tokens they have
+        processed or what their admission reserves, are there. ``batch``: they follow one another, take what the
+        batch-time model says (and whole blocks swapped), and equal their rows. ``times``: first tokens and finishes
+        are where the allocations put them. ``totals``: the run's counts are theirs.
+    paper, strong
+        Work conservation as the paper has it (a batch carries b_max tokens whenever the supply is at least that), and
+        strong (it always carries min(supply, b_max)). Engines without a token budget may carry more.
+    idle_periods, idle_from
+        Times without a batch beside a request in the system, and the tick at which the first began. Some request can
+        always be served, so a sound policy has none.
+    overtake_k
+        Smallest K for which the paper's K-FCFS condition held: beside a request j that decodes, every request
+        i <= j - K in the system gets a token. 0: no request that decoded passed an older one by.
+    """
+
+    feasible: bool
+    violations: tuple[str, ...]
+    n_violations: int
+    paper: Conservation
+    strong: Conservation
+    idle_periods: int
+    idle_from: int | None
+    overtake_k: int
+
+
+def audit(run: Run) -> Audit:
+    """Check a run against the rules, and find out whether its policy was work-conserving and K-FCFS in it.
+
+    Parameters
+    ----------
+    run
+        Simulated with ``record="allocations"``.
+
+    Raises
+    ------
+    InputError
+        If the run did not keep its allocations, left requests out, or reused blocks of others.
+    """
+    if not isinstance(run, Run):
+        raise InputError(f"audit takes a Run, not {type(run).__name__}; give it what simulate returned")
+    if run.rows is None or run.batch_rows is None or run.allocation_rows is None:
+        raise InputError("an audit needs to know who was served in every batch; simulate with record='allocations'")
+    if run.dropped:
+        raise InputError(
+            f"{run.dropped:,} requests were left out of this run as too long, so its queues cannot be rebuilt; "
+            "simulate and audit a workload without them"
+        )
+    if run.server.memory is not None and run.server.memory.prefix_caching:
+        raise InputError("an audit counts every token of a prompt, but prefix_caching skips some; audit without it")
+    found = _Findings()
+    r = replay(run, run.rows, run.batch_rows, _real(run.rows, run.batch_rows, run.allocation_rows, found))
+    _check_service(r, found)
+    _check_batches(run, run.batch_rows, r, found)
+    _check_memory(run.server, r, found)
+    _check_times(run, run.rows, r, found)
+    budget, supply = run.server.token_budget, _supply(run, r)
+    idle = _idle_since(run, r)
+    return Audit(
+        feasible=found.count == 0,
+        violations=tuple(found.kept),
+        n_violations=found.count,
+        paper=_conservation(r, supply, lambda s: (s >= budget) & (r.load < budget)),
+        strong=_conservation(r, supply, lambda s: r.load < np.minimum(s, budget)),
+        idle_periods=idle.size,
+        idle_from=int(idle[0]) if idle.size else None,
+        overtake_k=_overtake_k(r),
+    )
+
+
+class _Findings:
+    """Violations: all counted, the first in words."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.kept: list[str] = []
+
+    def note(self, columns: dict[str, Ints], rules: dict[str, Bools]) -> None:
+        """Add a sentence, filled in from the columns, for each place at which its rule is broken."""
+        for sentence, broken in rules.items():
+            places = np.flatnonzero(broken)
+            self.count += places.size
+            for i in places[: MOST_KEPT - len(self.kept)]:
+                self.kept.append(sentence.format(**{name: column[i] for name, column in columns.items()}))
+
+
+def _real(rows: Rows, batch_rows: Ints, allocation_rows: Ints, found: _Findings) -> Ints:
+    """Return the allocations that name a batch and a request that there are."""
+    n, m = rows.arrival.size, batch_rows.shape[0]
+    early = np.diff(rows.arrival, prepend=0) < 0
+    found.note({"i": np.arange(n)}, {"request {i} arrived before the one ahead of it (arrival)": early})
+    batch, request = allocation_rows[:, 0], allocation_rows[:, 1]
+    real = (batch >= 0) & (batch < m) & (request >= 0) & (request < n)
+    strange = f"an allocation names batch {{b}} of {m} and request {{i}} of {n} (allocation)"
+    found.note({"b": batch, "i": request}, {strange: ~real})
+    return np.asarray(allocation_rows[real], np.int64)
+
+
+def _check_service(r: Replay, found: _Findings) -> None:
+    """Check each allocation against what its request had been given before."""
+    i, b, x, y = r.request, r.batch, r.prefill, r.decode
+    p, d = r.left, np.maximum(r.total[i] - r.target - r.decoded, 0)
+    arrival, start = r.arrival[i], r.start[b]
+    twice = (np.diff(i, prepend=-1) == 0) & (np.diff(b, prepend=-1) == 0)
+    columns = {"b": b, "i": i, "x": x, "y": y, "p": p, "d": d, "start": start, "arrival": arrival}
+    who = "batch {b} (tick {start}): request {i} "
+    rules = {
+        who + "has two allocations (allocation)": twice,
+        who + "gets {x} prefill and {y} decode tokens (allocation)": (np.minimum(x, y) < 0) | (x + y == 0),
+        who + "is served before its arrival at tick {arrival} (arrival)": arrival > start,
+        who + "is served after it has finished (finish)": (p == 0) & (d == 0),
+        who + "decodes with {p} prompt tokens to go (eq:prefill-pre-decode)": (y > 0) & (p > 0),
+        who + "prefills {x} tokens, but has {p} left (eq:prefill-unprocess)": x > p,
+        who + "decodes {y} tokens, but has {d} left, one at a time (eq:decode-unprocess)": y > np.minimum(d, 1),
+    }
+    found.note(columns, rules)
+
+
+def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
+    """Check each batch against the limits, the batch-time model and its row."""
+    server, m = run.server, r.start.size
+    requests = np.bincount(r.batch, minlength=m)
+    counted = requests
+    if server.scope == "running":
+        counted = r.over(np.ones(r.request.size, np.int64), r.batch, r.until)
+    sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
+    budget, limit = _token_limits(server, sums["prefill tokens"] > 0), _most_requests(server)
+    free = np.append(0, r.end)[:m]
+    expected, error = _ticks(run, r, requests)
+    columns = {"b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free, "expected": expected}
+    columns |= {"load": r.load, "counted": counted, "budget": budget}
+    which = "batch {b} (tick {start}) "
+    over = f"has {{counted}} requests in scope {server.scope}, over the limit of {limit} (eq:batch-size-constraint)"
+    rules = {
+        which + "has {load} tokens, over the budget of {budget} (eq:batch-constraint)": r.load > budget,
+        which + over: counted > (m + r.request.size if limit is None else limit),
+        which + "starts before the one ahead ends at tick {free} (batch)": r.start < free,
+        which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": ~_takes(
+            r.end - r.start - expected, error, server, run.tick_s
+        ),
+    }
+    for column, (name, total) in enumerate((sums | {"requests": requests}).items(), start=2):
+        columns |= {f"row{column}": rows[:, column], f"sum{column}": total.astype(np.int64)}
+        differs = f"has {{row{column}}} {name} in its row, but {{sum{column}}} by its allocations (batch)"
+        rules[which + differs] = rows[:, column] != total
+    found.note(columns, rules)
+
+
+def _token_limits(server: Server, prefills: Bools) -> Ints:
+    """Return the most tokens of each batch: the budget, beyond which some engines decode, and some do anything."""
+    policy = server.policy
+    if not isinstance(policy, Engine) or policy.name not in _BEYOND_THE_BUDGET:
+        prefills = np.ones_like(prefills)
+    has_budget = not isinstance(policy, Engine) or policy.has_token_budget
+    return np.asarray(np.where(prefills & has_budget, server.token_budget, server.most_tokens), np.int64)
+
+
+def _most_requests(server: Server) -> int | None:
+    """Return the max batch size; engines that are given none run as many requests as a batch has tokens."""
+    if server.max_batch_size is None and isinstance(server.policy, Engine):
+        return server.token_budget
+    return server.max_batch_size
+
+
+def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
+    """Return the ticks that each batch takes without swaps, and by how much they may differ.
+
+    The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and added up. Of a request
+    that was preempted it is not certain where it began anew, so its batches may take any time.
+    """
+    model, most, m = run.server.batch_time, run.server.most_tokens, r.start.size
+    if not isinstance(model, Composition):
+        table = np.rint(model.table(most) / run.tick_s).astype(np.int64)
+        expected = table[np.clip(r.load, 0, most)]
+        return expected, np.zeros_like(expected)
+    before = r.prefilled + r.decoded
+    sums = (r.prefill, r.decode, r.prefill**2, r.prefill * before, r.decode * before)
+    x, y, squares, pairs, context = (np.bincount(r.batch, values, m) for values in sums)
+    x = np.clip(x, 0, most)
+    seconds = model.of_batches(x, np.clip(y, 0, most - x), requests, squares, pairs, context)
+    terms = 2 + requests + squares + y + pairs + context
+    error = np.ceil(terms * 2.0**-21).astype(np.int64)
+    error[r.batch[r.preempted[r.request]]] = np.iinfo(np.int64).max
+    return np.rint(seconds / run.tick_s).astype(np.int64), error
+
+
+def _takes(extra: Ints, error: Ints, server: Server, tick_s: float) -> Bools:
+    """Whether batches took this much longer than their tokens: not at all, or the time of whole blocks swapped."""
+    per_block = round(server.memory.swap_s / tick_s) if server.memory is not None else 0
+    blocks = np.maximum(np.rint(extra / per_block), 0) if per_block else 0
+    return np.asarray(np.abs(extra - blocks * per_block) <= error, np.bool_)
+
+
+def _check_memory(server: Server, r: Replay, found: _Findings) -> None:
+    """Check the blocks that requests hold in each batch, as far as they are certain."""
+    if server.memory is None or server.usable_blocks is None:
+        return
+    tokens = r.held
+    if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
+        tokens = np.full(tokens.size, int(server.policy.options["max_tokens"]))
+    blocks = r.over(-(-tokens // server.memory.block_size), r.batch, r.until)
+    reserved = ", reserved to completion" if holds(server) == "completion" else ""
+    sentence = f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of {server.usable_blocks} (memory)"
+    columns = {"b": np.arange(r.start.size), "start": r.start, "blocks": blocks}
+    found.note(columns, {sentence: blocks > server.usable_blocks})
+
+
+def _check_times(run: Run, rows: Rows, r: Replay, found: _Findings) -> None:
+    """Check recorded times, preemptions and totals; a batch in flight when the run stopped completed nothing."""
+    n = r.arrival.size
+    completed = r.end <= run.end
+    ends = np.append(np.where(completed, r.end, -1), -1)
+    last = ends[r.finished_in]
+    for name, was, due in (("first token", rows.first_token, ends[r.first_in]), ("finish", rows.finish, last)):
+        sentence = f"request {{i}}: {name} at tick {{was}}, by its allocations {{due}}; -1 is never (times)"
+        found.note({"i": np.arange(n), "was": was, "due": due}, {sentence: was != due})
+    times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
+    sentence = "request {i}: its allocations cannot come from the {times} preemptions that it records (preemption)"
+    found.note({"i": np.arange(n), "times": times}, {sentence: r.unexplained})
+    counts = {
+        "requests arrived": (run.arrived, n),
+        "requests finished": (run.finished, np.count_nonzero(last >= 0)),
+        "batches": (run.n_batches, r.start.size),
+        "completed tokens": (run.tokens, int(r.load[completed].sum())),
+        "started tokens": (run.started_tokens, int(r.load.sum())),
+        "preemptions": (run.preemptions, int(times.sum())),
+    }
+    if (last >= 0).all():  # else some may wait to do theirs again
+        counts["tokens computed again"] = (run.recomputed_tokens, int(r.load.sum() - r.total.sum()))
+    for name, (recorded, implied) in counts.items():
+        sentence = f"the run counts {recorded} {name}, but its allocations {implied} (totals)"
+        found.note({}, {sentence: np.array([recorded != implied])})
+
+
+def _supply(run: Run, r: Replay) -> Ints | None:
+    """Return what each batch could have carried (see `Audit`), or None if that is not defined."""
+    limit, arrived, everything = run.server.max_batch_size, r.arrived, _tokens_there(r)
+    gone = r.before(r.finished_in)
+    if limit is None or (arrived - gone <= limit).all():
+        return everything
+    if r.again.any():
+        return None
+    prompt_ends = np.append(0, np.cumsum(r.prompt))
+    if run.server.scope == "running":
+        if (np.diff(r.admitted_in) < 0).any():
+            return None
+        admitted = r.before(r.admitted_in)
+        last = np.clip(gone + limit, admitted, arrived)
+        return np.asarray(everything - (prompt_ends[arrived] - prompt_ends[last]), np.int64)
+    if not _prompts_in_order(r, prompt_ends):
+        return None
+    served = np.append(0, np.cumsum(np.bincount(r.batch, r.prefill, r.start.size).astype(np.int64)))[:-1]
+    head = np.searchsorted(prompt_ends, served, side="right") - 1  # the oldest prompt, perhaps cut
+    last = np.minimum(head + limit, arrived)
+    decoding = everything - (prompt_ends[arrived] - served)
+    return np.asarray(prompt_ends[last] - served + np.minimum(decoding, limit - (last - head)), np.int64)
+
+
+def _tokens_there(r: Replay) -> Ints:
+    """Return, for each batch, the tokens that the requests in the system could put into it."""
+    n, m = r.arrival.size, r.start.size
+    came = np.searchsorted(r.start, r.arrival)  # the first batch that starts no earlier
+    first = np.diff(r.request, prepend=-1) != 0
+    since = np.where(first, came[r.request], np.roll(r.batch, 1) + 1)
+    there = r.over(np.where(r.left > 0, r.left, 1), since, r.batch + 1)
+    last = np.searchsorted(r.request, np.arange(n), side="right") - 1  # of each request that was served
+    served = r.admitted_in < m
+    left, since = r.prompt.copy(), came
+    left[served] = np.maximum((r.left - r.prefill)[last[served]], 1)
+    since = np.where(served, np.append(r.batch + 1, 0)[last], came)
+    return there + r.over(np.where(r.finished_in < m, 0, left), since, np.full(n, m))
+
+
+def _prompts_in_order(r: Replay, prompt_ends: Ints) -> bool:
+    """Whether prompt tokens were served in order of arrival, each prompt to its end before the next."""
+    served = np.flatnonzero(r.prefill > 0)
+    served = served[np.lexsort((r.request[served], r.batch[served]))]
+    request, tokens = r.request[served], r.prefill[served]
+    until = np.cumsum(tokens)
+    return bool(((until - tokens >= prompt_ends[request]) & (until <= prompt_ends[request + 1])).all())
+
+
+def _conservation(r: Replay, supply: Ints | None, short: Callable[[Ints], Bools]) -> Conservation:
+    breaches = np.flatnonzero(short(supply)) if supply is not None else np.empty(0, np.int64)
+    if supply is None or not breaches.size:
+        return Conservation(None if supply is None else True, 0, None)
+    b = int(breaches[0])
+    return Conservation(False, breaches.size, Shortfall(b, int(r.start[b]), int(r.load[b]), int(supply[b])))
+
+
+def _idle_since(run: Run, r: Replay) -> Ints:
+    """Return the ticks since which a request waited beside a server without a batch, one per idle period."""
+    free, taken = np.append(0, r.end), np.append(r.start, run.end)
+    gone = np.searchsorted(np.sort(r.finished_in), np.arange(free.size))
+    waiting = gone < np.searchsorted(r.arrival, taken)  # someone arrived before the period ended
+    since = np.maximum(free, r.arrival[np.minimum(gone, r.arrival.size - 1)])
+    return np.asarray(since[(free < taken) & waiting], np.int64)
+
+
+def _overtake_k(r: Replay) -> int:
+    """Return the smallest K of the K-FCFS condition.
+
+    Each request passes through its batches in stretches without service; the youngest request that decoded during a
+    stretch overtook it the furthest. (Before a request arrived, nobody younger was there.)
+    """
+    n, m = r.arrival.size, r.start.size
+    last_served = np.full(n, -1, np.int64)
+    np.maximum.at(last_served, r.request, r.batch)
+    is_first = np.diff(r.request, prepend=-1) != 0
+    request = np.append(r.request, np.arange(n))  # the second part: after the last service, if it did not finish
+    since = np.append(np.where(is_first, 0, np.roll(r.batch, 1) + 1), last_served + 1)
+    until = np.append(r.batch, r.finished_in)
+    stretch = since < until
+    if not stretch.any():
+        return 0
+    youngest = np.full(m, -1, np.int64)
+    decoding = r.decode > 0
+    np.maximum.at(youngest, r.batch[decoding], r.request[decoding])
+    return max(int((_largest(youngest, since[stretch], until[stretch]) - request[stretch]).max()) + 1, 0)
+
+
+def _largest(values: Ints, since: Ints, until: Ints) -> Ints:
+    """Return the largest of ``values[since:until]`` for each pair, from maxima over powers of two."""
+    levels = [values]
+    while 2 ** len(levels) <= values.size:
+        half = 2 ** (len(levels) - 1)
+        levels.append(np.maximum(levels[-1], np.append(levels[-1][half:], np.full(half, -1))))
+    k = np.frexp((until - since).astype(np.float64))[1] - 1
+    table = np.stack(levels)
+    return np.asarray(np.maximum(table[k, since], table[k, until - (1 << k)]), np.int64)

@@ -1,0 +1,176 @@
+"""Which allocations of a request begin its prefill anew, told from the allocations alone.
+
+A request that is preempted by recompute does its prompt and the outputs it had again. After a decode iteration a
+prefill token says so by itself. In the middle of a prefill it does not: 4 tokens, then 6 of a prompt of 10 are one
+prefill, or one that was broken off and the beginning of another. What came after decides: where the prefill ended, when
+the request finished, how often it was preempted. All histories that explain that are followed, and what they have in
+common is certain.
+"""
+
+from typing import NamedTuple
+
+from penstock.simulation.run import Rows
+from penstock.system.engines import Engine
+from penstock.system.server import Server
+
+
+class Story(NamedTuple):
+    """What became of one request: its record, and how its server treats preempted ones."""
+
+    prompt: int
+    total: int  # tokens processed when it finishes
+    extra: int  # outputs that the end of a prefill yields
+    forgets: bool  # what is left of a prompt broken off becomes output (Vidur's Sarathi)
+    holds_prefill: bool  # memory for the whole prefill is held from its first token on
+    first_token: int
+    finish: int
+    preemptions: int
+
+
+class Account(NamedTuple):
+    """A history that explains the allocations of a request, and what all such histories agree on."""
+
+    again: list[bool]  # which allocations begin anew
+    held: list[int]  # tokens, at least, that it has memory for during each
+    stays: list[bool]  # whether it surely keeps that until its next allocation
+
+
+class _State(NamedTuple):
+    """After an allocation: tokens of this prefill (0: it decodes), tokens processed, times begun anew, first output."""
+
+    target: int
+    done: int
+    times: int
+    first: int  # the allocation that yielded the first output; -1: none yet
+
+
+def story(server: Server, rows: Rows, request: int) -> Story:
+    """Return what the record says of a request."""
+    extra = 1 if server.convention == "engine" else 0
+    prompt, output = int(rows.prompt_tokens[request]), int(rows.output_tokens[request])
+    return Story(
+        prompt=prompt,
+        total=prompt + output - extra,
+        extra=extra,
+        forgets=forgets(server),
+        holds_prefill=holds(server) == "prefill",
+        first_token=int(rows.first_token[request]),
+        finish=int(rows.finish[request]),
+        preemptions=int(rows.preemptions[request]) if rows.preemptions is not None else 0,
+    )
+
+
+def forgets(server: Server) -> bool:
+    """Whether a prompt that was broken off comes back as long as it got, and the rest of it as output."""
+    return isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi"
+
+
+def holds(server: Server) -> str:
+    """Return for which tokens a running request surely has memory: ``computed``, its ``prefill``, to ``completion``."""
+    memory, policy = server.memory, server.policy
+    if isinstance(policy, Engine):
+        if policy.name == "tensorrt-llm":
+            return "prefill" if policy.options["capacity"] == "max_utilization" else "completion"
+        if not policy.has_token_budget:
+            return "completion"
+        return "prefill" if policy.name == "vidur-sarathi" else "computed"
+    if memory is None or memory.admission == "optimistic":
+        return "computed"
+    return "completion" if memory.admission == "completion" else "prefill"
+
+
+def recomputes(server: Server) -> bool:
+    """Whether requests may be preempted and computed again."""
+    return server.memory is not None and server.memory.preemption == "recompute" and holds(server) != "completion"
+
+
+def explain(told: Story, prefill: list[int], decode: list[int], ends: list[int]) -> Account | None:
+    """Find the histories that explain the allocations of a request, in order; None if there is none.
+
+    Parameters
+    ----------
+    told
+        What the record says.
+    prefill, decode
+        Tokens of each allocation.
+    ends
+        Tick at which the batch of each ended; -1: it did not.
+    """
+    start = _State(told.prompt, 0, 0, -1)
+    layers: list[dict[_State, list[tuple[_State, bool]]]] = [{start: []}]
+    for j, (x, y) in enumerate(zip(prefill, decode, strict=True)):
+        layer: dict[_State, list[tuple[_State, bool]]] = {}
+        for state in layers[-1]:
+            for following, again in _steps(told, state, x, y, j):
+                if following.times > told.preemptions or (following.first == j and ends[j] != told.first_token):
+                    continue
+                layer.setdefault(following, []).append((state, again))
+        layers.append(layer)
+    possible = {state for state in layers[-1] if _explains(told, state, ends)}
+    if not possible:
+        return None
+    chosen = next(state for state in layers[-1] if state in possible)
+    anew: list[bool] = []
+    held: list[int] = []
+    stays = [True]
+    for layer in reversed(layers[1:]):
+        held.append(min(_held(told, state) for state in possible))
+        came = [(state, step) for state in possible for step in layer[state]]
+        stays.append(not any(step[1] for _, step in came))
+        chosen, again = layer[chosen][0]
+        anew.append(again)
+        possible = {step[0] for _, step in came}
+    return Account(anew[::-1], held[::-1], stays[:-1][::-1])  # before the first there is nothing to keep
+
+
+def at_once(told: Story, prefill: list[int], decode: list[int]) -> Account:
+    """Return the history for a record that makes no sense: a request begins anew where nothing else can be."""
+    target, given, done = told.prompt, 0, 0
+    again: list[bool] = []
+    held: list[int] = []
+    for x, y in zip(prefill, decode, strict=True):
+        anew = x > 0 and given >= target and done < told.total
+        if anew:
+            target, given, done = done + told.extra, 0, 0
+        again.append(anew)
+        given, done = given + x, done + x + y
+        held.append(done)
+    return Account(again, held, [not anew for anew in again[1:]] + [True])
+
+
+def _steps(told: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_State, bool]]:
+    """Return what an allocation of x prefill and y decode tokens can have led to, and whether it began anew."""
+    decodes = state.target == 0
+    if x == 0:
+        if y != 1 or not decodes or state.done >= told.total:
+            return []
+        return [(_State(0, state.done + 1, state.times, state.first if state.first >= 0 else j), False)]
+    if y or x < 0 or (decodes and state.done >= told.total):
+        return []
+    found = [] if decodes else [(_prefilled(told, state, state.target, state.done + x, state.times, j), False)]
+    if state.done > 0:
+        target = state.done if told.forgets else state.target
+        if decodes:
+            target = state.done + told.extra
+        found.append((_prefilled(told, state, target, x, state.times + 1, j), True))
+    return [(after, again) for after, again in found if after.done <= (after.target or after.done)]
+
+
+def _prefilled(told: Story, before: _State, target: int, done: int, times: int, j: int) -> _State:
+    """Return the state after prefill tokens: it decodes from here on if these were the last of them."""
+    if done != target:
+        return _State(target, done, times, before.first)
+    return _State(0, done, times, j if told.extra and before.first < 0 else before.first)
+
+
+def _explains(told: Story, state: _State, ends: list[int]) -> bool:
+    """Whether a history that ended like this is what the record says of first token, finish and preemptions."""
+    first = ends[state.first] if state.first >= 0 else -1
+    finished = state.target == 0 and state.done == told.total
+    finish = ends[-1] if finished else -1
+    times = {told.preemptions} if finished else {told.preemptions, told.preemptions - 1}  # it may wait once more
+    return (first, finish) == (told.first_token, told.finish) and state.times in times
+
+
+def _held(told: Story, state: _State) -> int:
+    return max(state.target, state.done) if told.holds_prefill else state.done

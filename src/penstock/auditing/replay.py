@@ -1,0 +1,180 @@
+"""A run again, from its allocations: what each request had been given before each batch, and whom memory held."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.auditing.preemption import Account, at_once, explain, forgets, holds, recomputes, story
+from penstock.simulation.run import Rows, Run
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """What follows from the allocations of a run; batches are numbered, and the number of batches stands for none.
+
+    A request that was preempted and is computed again makes several attempts; the last tokens of each are known, when
+    between them it had to leave is not.
+
+    Attributes
+    ----------
+    arrival, prompt, total
+        Shape (requests,): tick, tokens, and tokens processed when it finishes.
+    admitted_in, first_in, finished_in
+        Shape (requests,): batch that served it first, yielded its first output, and finished it.
+    preempted, unexplained
+        Shape (requests,): whether it was preempted and computed again, and whether no sequence of preemptions explains
+        its allocations.
+    start, end, load
+        Shape (batches,): ticks, tokens.
+    request, batch, prefill, decode
+        Shape (allocations,), by request and then by batch.
+    again
+        Shape (allocations,): whether an attempt begins here that is not the first.
+    target, prefilled, decoded
+        Shape (allocations,): tokens of the prefill of this attempt, and tokens that it had been given before.
+    held, until
+        Shape (allocations,): tokens, at least, that it has memory for from this batch on, and the batch at which that
+        may end.
+    """
+
+    arrival: Ints
+    prompt: Ints
+    total: Ints
+    admitted_in: Ints
+    first_in: Ints
+    finished_in: Ints
+    preempted: Bools
+    unexplained: Bools
+    start: Ints
+    end: Ints
+    load: Ints
+    request: Ints
+    batch: Ints
+    prefill: Ints
+    decode: Ints
+    again: Bools
+    target: Ints
+    prefilled: Ints
+    decoded: Ints
+    held: Ints
+    until: Ints
+
+    def before(self, happened_in: Ints) -> Ints:
+        """Return, for each batch, how many of these happened in an earlier one."""
+        return np.searchsorted(np.sort(happened_in), np.arange(self.start.size))
+
+    def over(self, amount: Ints, since: Ints, until: Ints) -> Ints:
+        """Return, for each batch, the sum of the amounts that last from one batch up to before another."""
+        change = np.zeros(self.start.size + 1, np.int64)
+        np.add.at(change, since, amount)
+        np.add.at(change, until, -amount)
+        return np.asarray(np.cumsum(change)[:-1], np.int64)
+
+    @property
+    def arrived(self) -> Ints:
+        """Requests that had arrived by the start of each batch."""
+        return np.searchsorted(self.arrival, self.start, side="right")
+
+    @property
+    def left(self) -> Ints:
+        """Prompt tokens left before each allocation; 0: it decodes."""
+        return np.asarray(np.maximum(self.target - self.prefilled, 0), np.int64)
+
+
+def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Replay:
+    """Work a run out from its allocations, which must name batches and requests that there are."""
+    n, m, server = rows.arrival.size, batch_rows.shape[0], run.server
+    extra = int(server.convention == "engine")
+    order = np.lexsort((allocation_rows[:, 0], allocation_rows[:, 1]))
+    batch, request, prefill, decode = allocation_rows[order].T
+    start, end = batch_rows[:, 0], batch_rows[:, 0] + batch_rows[:, 1]
+    prompt = rows.prompt_tokens.astype(np.int64)
+    total = prompt + rows.output_tokens - extra
+    accounts, unexplained = _accounts(run, rows, request, prefill, decode, np.where(end <= run.end, end, -1)[batch])
+
+    again, preempted = np.zeros(request.size, bool), np.zeros(n, bool)
+    preempted[request[list(accounts)]] = True
+    for first, account in accounts.items():
+        again[first : first + len(account.again)] = account.again
+    is_first = (np.diff(request, prepend=-1) != 0) | again
+    attempt = np.cumsum(is_first) - 1
+    begins = np.flatnonzero(is_first)
+
+    def given_before(tokens: Ints) -> Ints:
+        so_far = np.append(0, np.cumsum(tokens))
+        return np.asarray(so_far[:-1] - so_far[begins][attempt], np.int64)
+
+    def batch_of(chosen: Bools) -> Ints:
+        """Return, for each request, the batch of its first chosen allocation."""
+        where = np.full(n, m, np.int64)
+        np.minimum.at(where, request[chosen], batch[chosen])
+        return where
+
+    targets = _targets(run, prompt[request[begins]], attempt, prefill, decode, again[begins])
+    target = targets[attempt]
+    prefilled, decoded = given_before(prefill), given_before(decode)
+    whole = prefilled + prefill >= target
+    finished_in = batch_of(whole & (decoded + decode >= total[request] - target))
+    held = prefilled + prefill + decoded + decode
+    if holds(server) == "prefill":
+        held = np.maximum(held, target)
+    elif holds(server) == "completion":
+        held = total[request]
+    stays = np.append(request[1:] == request[:-1], np.zeros(min(request.size, 1), bool))
+    for first, account in accounts.items():
+        held[first : first + len(account.held)] = account.held
+        stays[first : first + len(account.stays) - 1] = account.stays[:-1]
+    until = np.where(stays, np.append(batch[1:], 0)[: batch.size], batch + 1)
+    if server.memory is not None and server.memory.preemption == "swap":
+        until = batch + 1  # it may be swapped out whenever it is not served
+    elif not recomputes(server):  # nobody leaves before the end
+        until = np.where(~stays & (finished_in[request] > batch), m, until)
+    return Replay(
+        arrival=rows.arrival, prompt=prompt, total=total,
+        admitted_in=batch_of(prefill + decode > 0), first_in=batch_of(whole if extra else decode > 0),
+        finished_in=finished_in, preempted=preempted, unexplained=unexplained,
+        start=start, end=end, load=np.bincount(batch, prefill + decode, m).astype(np.int64),
+        request=request, batch=batch, prefill=prefill, decode=decode, again=again,
+        target=target, prefilled=prefilled, decoded=decoded, held=held, until=until,
+    )  # fmt: skip
+
+
+def _accounts(
+    run: Run, rows: Rows, request: Ints, prefill: Ints, decode: Ints, ends: Ints
+) -> tuple[dict[int, Account], Bools]:
+    """Explain the allocations of the requests that were preempted, by the place of their first; say which cannot be."""
+    n = rows.arrival.size
+    times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
+    unexplained = np.zeros(n, bool)
+    if not recomputes(run.server):
+        swaps = run.server.memory is not None and run.server.memory.preemption == "swap"
+        return {}, unexplained if swaps else times != 0
+    tokens = np.bincount(request, prefill, n)
+    accounts = {}
+    for i in np.flatnonzero((tokens > rows.prompt_tokens) | (times != 0)):
+        first, last = np.searchsorted(request, [i, i + 1])
+        x, y = prefill[first:last].tolist(), decode[first:last].tolist()
+        told = story(run.server, rows, int(i))
+        account = explain(told, x, y, ends[first:last].tolist()) if first < last else None
+        unexplained[i] = account is None
+        if first < last:
+            accounts[int(first)] = account or at_once(told, x, y)
+    return accounts, unexplained
+
+
+def _targets(run: Run, prompt: Ints, attempt: Ints, prefill: Ints, decode: Ints, again: Bools) -> Ints:
+    """Return the tokens of the prefill of each attempt: the prompt, then also the outputs that were out."""
+    extra, shortens = int(run.server.convention == "engine"), forgets(run.server)
+    prefilled, decoded = (np.bincount(attempt, tokens, again.size).astype(np.int64) for tokens in (prefill, decode))
+    target = prompt.copy()
+    for a in np.flatnonzero(again):
+        before = target[a - 1]
+        if prefilled[a - 1] >= before:
+            target[a] = prefilled[a - 1] + decoded[a - 1] + extra
+        else:  # broken off
+            target[a] = prefilled[a - 1] if shortens else before
+    return target

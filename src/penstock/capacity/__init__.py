@@ -1,0 +1,1 @@
+"""How much a server can carry, and with which scheduler and limits."""

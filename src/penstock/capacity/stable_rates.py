@@ -1,0 +1,169 @@
+"""The highest stable rate of a server: by theorem where theorems leave no gap, by simulation where they do."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock import checks
+from penstock.capacity.max_rate import max_rate
+from penstock.errors import InputError
+from penstock.simulation.run import Progress
+from penstock.system.server import Server
+from penstock.theory.certificate import certify
+from penstock.workload.workload import Workload
+
+PRECISION = 0.02
+"""Relative distance that is left between the highest rate known to be stable and the lowest known not to be."""
+
+SIMULATION = "simulation"
+
+
+@dataclasses.dataclass(frozen=True)
+class StableRate:
+    """How much a server carries, and how that is known.
+
+    Attributes
+    ----------
+    rate
+        Highest rate known to be stable, requests/s; None where there is none.
+    above
+        Lowest rate above it that is not: unstable, or too close to the limit to tell.
+    known
+        The theorem, ``simulation``, or why there is no rate.
+    """
+
+    rate: float | None
+    above: float | None
+    known: str
+
+    @property
+    def by_theorem(self) -> bool:
+        """Whether no simulation was needed."""
+        return self.rate is not None and self.known != SIMULATION
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RateMap:
+    """Stable rates over token budget and max batch size.
+
+    Attributes
+    ----------
+    workload, server
+        What arrives, and the server whose two limits vary.
+    cells
+        By token budget and max batch size (None: no limit).
+    """
+
+    workload: Workload = dataclasses.field(repr=False)
+    server: Server
+    cells: Mapping[tuple[int, int | None], StableRate]
+
+    @property
+    def best(self) -> tuple[int, int | None] | None:
+        """Token budget and max batch size of the highest rate; of equal ones the smallest; None where none is known."""
+        known = {limits: found.rate for limits, found in self.cells.items() if found.rate is not None}
+        return min(known, key=lambda limits: -known[limits]) if known else None
+
+    @property
+    def simulated(self) -> int:
+        """Cells that a theorem left open."""
+        return sum(found.known == SIMULATION for found in self.cells.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "policy": self.server.policy.name,
+            "cells": [
+                {"token_budget": budget, "max_batch_size": slots} | found.as_dict()
+                for (budget, slots), found in self.cells.items()
+            ],
+        }
+
+
+def stable_rate(
+    workload: Workload, server: Server, *, precision: float = PRECISION, progress: Progress | None = None
+) -> StableRate:
+    """Return the highest stable rate of a server.
+
+    By theorem where what `certify` certifies comes within the precision of what no policy exceeds; else by `max_rate`.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives, at whatever rate, and what serves.
+    precision
+        Relative distance that may be left between ``rate`` and ``above``.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, the workload has no arrival times, or no rate is stable.
+    """
+    certificate = certify(workload, server)
+    certified, bound = certificate.certified_rate, certificate.max_rate
+    if certified is not None and certified * (1 + precision) >= bound:
+        theorem = certify(workload.with_rate(certified / 2), server).theorem
+        return StableRate(certified, bound, theorem or SIMULATION)
+    found = max_rate(workload, server, precision=precision, seed=workload.seed, progress=progress)
+    return StableRate(max(found.rate, certified or 0.0), max(found.above, certified or 0.0), SIMULATION)
+
+
+def rate_map(
+    workload: Workload,
+    server: Server,
+    token_budgets: Sequence[int],
+    max_batch_sizes: Sequence[int | None],
+    *,
+    precision: float = PRECISION,
+    progress: Progress | None = None,
+) -> RateMap:
+    """Return the stable rate at each token budget and max batch size, all else of the server as it is.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives, at whatever rate, and what serves.
+    token_budgets
+        Tokens.
+    max_batch_sizes
+        Requests; None: no limit.
+    precision
+        As in `stable_rate`.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a list is empty or a limit is no whole number above 0. A cell that cannot serve the workload says why.
+    """
+    budgets = sorted({_limit("a token budget", budget) for budget in token_budgets})
+    sizes = {None if size is None else _limit("a max batch size", size) for size in max_batch_sizes}
+    if not budgets or not sizes:
+        raise InputError("the map of stable rates has no token budget or no max batch size; give at least one of each")
+    report = progress or (lambda share: None)
+    limits = list(itertools.product(budgets, sorted(sizes, key=lambda size: (size is None, size or 0))))
+    cells = {}
+    for done, (budget, size) in enumerate(limits):
+
+        def part(share: float, done: int = done) -> None:
+            report((done + share) / len(limits))
+
+        try:
+            limited = dataclasses.replace(server, token_budget=budget, max_batch_size=size)
+            cells[budget, size] = stable_rate(workload, limited, precision=precision, progress=part)
+        except InputError as error:
+            cells[budget, size] = StableRate(None, None, str(error))
+    report(1.0)
+    return RateMap(workload, server, cells)
+
+
+def _limit(name: str, value: int) -> int:
+    return checks.whole(name, value, 1, 2**31 - 1, "", "a batch has at least one token of one request")

@@ -1,0 +1,270 @@
+"""A server under a large backlog: how it begins, and the path of its work."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel import server as kernel
+from penstock.kernel.server import NEVER
+from penstock.simulation.run import TICK_S
+from penstock.simulation.session_engine import open_session
+from penstock.simulation.session_server import Session, Window
+from penstock.system.policies import Policy
+from penstock.system.server import Server
+from penstock.workload.arrivals import BLOCK
+from penstock.workload.workload import Requests, Workload
+
+Start = Literal["prefill", "mixed", "decode"]
+PerPhase = tuple[float, float]
+"""Of prefill, and of decode."""
+
+Tokens = TypeVar("Tokens", float, npt.NDArray[np.float64])
+
+FEWEST_LOOKS = 40
+"""Looks at a path before it tells anything."""
+
+_NEVER_S = 1e9  # a later arrival comes when every backlog has left, and is a time that can still be counted
+_LOOKS = 64  # at the path, about, before it is thinned
+_WARMUP_LOOK, _FIRST_LOOK = 64, 2  # batches, or runs of equal ones, from one look to the next
+_LONGEST_LOOK = 2**20
+_STARVED = 4  # arrivals to every slot of a batch, after which decoding requests starve
+
+
+class Path(NamedTuple):
+    """The work under watch, at some ends of batches; shape (looks,) each.
+
+    Attributes
+    ----------
+    time_s
+        Seconds.
+    prefill, decode
+        Tokens of each phase that came, at their mean rate, less those that were done. The decodes of a request come
+        with it, although they wait for its prompt.
+    work
+        Both, each token at its worth: see `Backlog`.
+    arrived
+        Requests.
+    """
+
+    time_s: npt.NDArray[np.float64]
+    prefill: npt.NDArray[np.float64]
+    decode: npt.NDArray[np.float64]
+    work: npt.NDArray[np.float64]
+    arrived: npt.NDArray[np.int64]
+
+
+class Backlog:
+    """A server under a backlog, run a few batches at a time, and the path of its work.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives and what serves.
+    start, initial
+        What it begins with, and how many requests of it.
+    offered
+        Tokens/s that arrive for prefill and for decode, without those of requests that are dropped.
+    worth
+        What a token of a prompt and one of a decode count: their seconds over those of a mean token.
+    """
+
+    def __init__(
+        self, workload: Workload, server: Server, start: Start, initial: int, offered: PerPhase, worth: PerPhase
+    ) -> None:
+        self.server, self.initial, self.slots, self.offered = server, initial, slots(server), offered
+        self.worth = worth
+        self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
+        self.source = _flooded(_kept(endless(workload), self.session), self.initial)
+        self.window = Window.of_requests(next(self.source), TICK_S)
+        self.session.fit(self.window)
+        if start == "decode":
+            self.session.prefilled(self.window, self.initial)
+        elif start == "mixed":
+            self.session.prefilled(self.window, self._stagger(workload.seed))
+        here = slice(0, self.initial)
+        decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * int(self.session.options[kernel.ENGINE])
+        self.begun = self._done()
+        prompts = int(self.window.prompt[here].sum(dtype=np.int64))
+        self.work = self._work(prompts - self.begun[0], decodes - self.begun[1])
+        self.emptied = False
+        self.steps = _WARMUP_LOOK
+        self.looks = [self._point()]
+        self.before: list[tuple[float, float, float, int]] = []
+
+    def _stagger(self, seed: int) -> int:
+        """Shorten the first requests to what a random one of their tokens leaves; return how many.
+
+        They fill the slots of a batch. Requests that all began at once could go on in step for ever.
+        """
+        count = min(self.slots, self.initial)
+        rng = np.random.default_rng(np.random.SeedSequence([seed, count]))
+        left = 1 + rng.random(count) * (self.window.output[:count] - 1)
+        self.window.output[:count] = left.astype(np.int32)
+        return count
+
+    @property
+    def arrived(self) -> int:
+        """Requests, the initial ones included."""
+        return self.session.arrived
+
+    @property
+    def finished(self) -> int:
+        """Requests."""
+        return self.session.finished
+
+    def replace(self, patience: int) -> bool:
+        """Run until every request that is here now has left, so many have arrived, or nothing is left.
+
+        Return False if some are left that were on their way out: in the last half of the patience others left.
+        """
+        here, left, earlier = max(self.arrived, self.initial), 0, 0
+        while not self.emptied and left < here and self.arrived - here < patience:
+            self.look()
+            dropped = int(self.session.state[kernel.DROPPED])
+            left = max(left, dropped)
+            staying = np.flatnonzero(self.window.finish[left - dropped : max(here - dropped, 0)] < 0)
+            if not earlier or self.arrived - here < patience // 2:
+                earlier = staying.size
+            left = left + int(staying[0]) if staying.size else here
+        return self.emptied or left >= here or staying.size == earlier
+
+    def step(self, steps: int) -> None:
+        """Run so many batches; see whether nothing is left that would not fit into one."""
+        session, server = self.session, self.server
+        if session.step(self.window, steps):
+            kept = session.fold(self.window, everything=False)
+            more = Window.of_requests(next(self.source), TICK_S)
+            self.window = Window.joined([kept, more])
+            session.fit(self.window)
+        state = session.state
+        if state[kernel.BUSY] < state[kernel.NOW]:  # idle for a while: everything had left
+            self.emptied = True
+        waiting, tokens = session.waiting
+        if waiting + state[kernel.DECODING] <= self.slots:
+            cached = server.memory is not None and server.memory.prefix_caching  # what is left to compute is not known
+            self.emptied |= cached or tokens + int(state[kernel.DECODING]) <= server.token_budget
+
+    @property
+    def served(self) -> bool:
+        """Whether the server did away with half of the initial work by doing more than arrives on average."""
+        _, prefill, decode, _ = self._point()
+        return self._work(prefill, decode) < -self.work / 2
+
+    def left(self, decodes: float) -> float:
+        """Return the work that is there, where a request that waits has so many decodes on average."""
+        waiting, tokens = self.session.waiting
+        return self._work(tokens, int(self.session.state[kernel.DECODE_TOKENS]) + waiting * decodes)
+
+    def begin(self) -> None:
+        """Begin the watch: forget the path so far, unless it is all there was."""
+        if not self.emptied:
+            self.before, self.looks, self.steps = self.looks, [self._point()], _FIRST_LOOK
+        state = self.session.state
+        self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.slots)
+        self.enough_arrived = self.arrived + _STARVED * self.slots
+
+    @property
+    def seen_enough(self) -> bool:
+        """Whether the requests that were being decoded are replaced: a policy may run through cycles of that length.
+
+        Where none ever finish, because the policy lets them starve, enough arrivals do.
+        """
+        turned_over = self.finished >= self.enough_finished or self.arrived >= self.enough_arrived
+        return turned_over and len(self.looks) >= FEWEST_LOOKS
+
+    def look(self) -> None:
+        """Run some batches and note where the work is; ever more batches, so that the looks stay few."""
+        self.step(self.steps)
+        self.looks.append(self._point())
+        if len(self.looks) > 2 * _LOOKS:
+            self.looks = self.looks[::2]
+            self.steps = min(2 * self.steps, _LONGEST_LOOK)
+
+    @property
+    def moved(self) -> float:
+        """How far the work has moved, tokens."""
+        (_, prefill, decode, _), (_, earlier_prefill, earlier_decode, _) = self.looks[-1], self.looks[0]
+        return self._work(prefill - earlier_prefill, decode - earlier_decode)
+
+    @property
+    def gone_at_once(self) -> bool:
+        """Whether everything had left before the watch had seen enough to tell how fast."""
+        return self.emptied and len(self.looks) < FEWEST_LOOKS and bool(self.before)
+
+    def remember(self) -> None:
+        """Take the path from before the watch too: the rate at which all of it left is better than that of its end."""
+        self.before, self.looks = [], [*self.before, *self.looks[1:]]
+
+    def path(self) -> Path:
+        """Return the looks, with work measured from the first."""
+        time_s, prefill, decode, arrived = np.array(self.looks).T
+        prefill, decode = prefill - prefill[0], decode - decode[0]
+        return Path(time_s, prefill, decode, self._work(prefill, decode), arrived.astype(np.int64))
+
+    def _point(self) -> tuple[float, float, float, int]:
+        time_s, (prompts, decodes) = self.session.now * TICK_S, self._done()
+        prefill = self.offered[0] * time_s - (prompts - self.begun[0])
+        decode = self.offered[1] * time_s - (decodes - self.begun[1])
+        return time_s, prefill, decode, self.arrived
+
+    def _done(self) -> tuple[int, int]:
+        """Return the tokens of prompts and of decodes done so far."""
+        state = self.session.state
+        prompts = int(state[kernel.ARRIVED_TOKENS] - state[kernel.WAITING_TOKENS])
+        return prompts, self.session.useful - prompts
+
+    def _work(self, prefill: Tokens, decode: Tokens) -> Tokens:
+        """Return tokens of both phases at their worth."""
+        return self.worth[0] * prefill + self.worth[1] * decode
+
+
+def slots(server: Server) -> int:
+    """Return the most requests in a batch."""
+    return min(server.token_budget, server.max_batch_size or server.token_budget)
+
+
+def waits_as_prompts(server: Server) -> bool:
+    """Return whether decodes of a backlog that find no slot begin as prompts: see `EngineSession.prefilled`."""
+    return server.memory is not None or server.order != "fcfs" or not isinstance(server.policy, Policy)
+
+
+def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:
+    """Yield the requests that are not dropped."""
+    for block in blocks:
+        places = np.arange(block.arrival_s.size)
+        lengths = (block.prompt_tokens.astype(np.int32), block.output_tokens.astype(np.int32))
+        kept = session.keep(Window.of(places, *lengths)).arrival
+        if kept.size == places.size:
+            yield block
+        elif kept.size:
+            yield block.where(kept)
+
+
+def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:
+    """Yield requests of which the first are all there at the start; the others come after, as they would."""
+    held: list[Requests] = []
+    while sum(block.arrival_s.size for block in held) <= initial:
+        held.append(next(blocks))
+    first = Requests.joined(held)
+    origin = first.arrival_s[initial - 1]
+    yield first._replace(arrival_s=np.clip(first.arrival_s - origin, 0.0, _NEVER_S))
+    for block in blocks:
+        yield block._replace(arrival_s=np.minimum(block.arrival_s - origin, _NEVER_S))
+
+
+def endless(workload: Workload) -> Iterator[Requests]:
+    """Yield blocks of requests for ever; a recording follows itself after a gap of the mean length."""
+    if workload.rows is None:
+        yield from workload.blocks()
+        return
+    period = workload.rows / workload.rate
+    recorded = workload.requests(workload.rows)
+    times = math.ceil(BLOCK / workload.rows)
+    arrival_s = (recorded.arrival_s + period * np.arange(times)[:, None]).ravel()
+    tiled = Requests.joined([recorded] * times)
+    for again in itertools.count():
+        yield tiled._replace(arrival_s=arrival_s + again * times * period)

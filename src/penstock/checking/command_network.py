@@ -1,0 +1,137 @@
+"""The command ``penstock network``: a scenario of pools and workflows."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.errors import InputError
+from penstock.show import progress
+from penstock.show.options import (
+    EXIT_ANSWER_IS_NO,
+    Figures,
+    Json,
+    Report,
+    Resolution,
+    Seed,
+    Strict,
+    check_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
+
+if TYPE_CHECKING:
+    from penstock.checking.network_answer import NetworkAnswer
+    from penstock.scenario.network import NetworkScenario
+    from penstock.system.orders import Order
+
+
+def network(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: network, simulate.")],
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Jobs to simulate, instead of the scenario's.")] = None,
+    seed: Seed = None,
+    resolution: Resolution = 0.02,
+    orders: Annotated[
+        str | None,
+        typer.Option("--orders", help="Orders between stages, separated by commas, to put beside the scenario's own."),
+    ] = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+    strict: Strict = False,
+) -> None:
+    """Say whether workflows over pools are stable, which pool is the bottleneck, and how long their jobs take.
+
+    With --orders: the same under each order between stages, for the same jobs.
+    """
+    check_outputs(scenario, figures, report)
+    chosen = _scenario(scenario, jobs)
+    if orders is not None:
+        if figures is not None or report is not None:
+            raise InputError("--figures and --report show one order; leave --orders out, or them")
+        _compare(chosen, orders, seed, resolution, as_json, strict)
+        return
+    from penstock.checking import terminal_network
+    from penstock.checking.network_answer import check_network
+
+    with progress.bar(f"Simulating {chosen.name}") as show:
+        found = check_network(
+            chosen.network, jobs=chosen.jobs, until=chosen.until, seed=seed, resolution=resolution, progress=show
+        )
+    if figures is not None:
+        _draw(figures, found, as_json)
+    if report is not None:
+        from penstock.checking.report_network import report_network
+
+        report_network(report, chosen, found)
+        say_written("Report", [report], as_json)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        terminal_network.print_network(chosen, found)
+    if strict and found.verdict != "stable":
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _compare(
+    chosen: "NetworkScenario", orders: str, seed: int | None, resolution: float, as_json: bool, strict: bool
+) -> None:
+    """Answer for the scenario's own order and those named."""
+    from penstock.checking import terminal_network
+    from penstock.checking.orders import compare_orders, own_order
+
+    named = _orders(chosen, orders)
+    own = own_order(chosen.network)
+    each: dict[str, Order | dict[str, Order]] = {own: {}}
+    each |= {order.name: order for order in named if order.name != own}
+    with progress.bar("Simulating") as show:
+        found = compare_orders(
+            chosen.network, each, jobs=chosen.jobs, until=chosen.until, seed=seed, resolution=resolution, progress=show
+        )
+    if as_json:
+        print_json({"orders": {name: answer.as_dict() for name, answer in found.items()}})
+    else:
+        terminal_network.print_orders(chosen, found)
+    if strict and any(answer.verdict != "stable" for answer in found.values()):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _scenario(path: Path, jobs: int | None) -> "NetworkScenario":
+    """Read a scenario, put the command line's choices over it, and say so if something has to be compiled."""
+    from penstock.document import read_document
+    from penstock.scenario.network import build_network, describes_network
+
+    document = read_document(path)
+    if not describes_network(document) and isinstance(document, dict) and "server" in document:
+        raise InputError(f"{path} describes one server, not a network; ask `penstock check {path}`")
+    found = build_network(document, path.parent, path.name)
+    progress.announce_compilation()
+    return found if jobs is None else dataclasses.replace(found, jobs=jobs, until=None)
+
+
+def _orders(chosen: "NetworkScenario", orders: str) -> "list[Order]":
+    from penstock.system.orders import ORDERS, resolve_order
+
+    names = [name.strip() for name in orders.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"--orders names none; give some of {', '.join(ORDERS)}")
+    found = [resolve_order(name, folder=chosen.folder) for name in names]
+    if len({order.name for order in found}) < len(found):
+        called = ", ".join(order.name for order in found)
+        raise InputError(f"--orders: two of {called} have one name; leave one out")
+    return found
+
+
+def _draw(folder: Path, found: "NetworkAnswer", as_json: bool) -> None:
+    """Write the figures: the graph, the floods, the queues."""
+    from penstock.checking import figures_network as plotting_network
+
+    charts = {
+        "network_graph": plotting_network.network_graph(found.network, found.certificate),
+        "queue_lengths": plotting_network.queue_lengths(found.run),
+    }
+    if found.stability:
+        charts["flood_paths"] = plotting_network.flood_paths(found.stability)
+    save_figures(charts, folder, as_json)

@@ -1,0 +1,481 @@
+"""Is it stable? A sequential test of the drift from a large backlog, with the error probability asked for.
+
+A slope fitted to a queue that starts empty misleads: near the critical load a stable queue climbs for hours on its way
+to its steady state. Under a large backlog the question is simpler: does the backlog shrink? So the test starts with
+more work than it will watch come or go, lets everything leave that was put there (an unnatural start drains at an
+unnatural rate), and then watches the work V until it has moved by a barrier,
+
+    h = E[S^2] / E[S] ln(1/alpha - 1) / (2 eps),
+
+Wald's sequential probability ratio test of a drift of +eps against -eps, as a share of the work that arrives (S the
+forward tokens of a request, eps the resolution). V counts arriving work at its mean rate instead of as it came (a
+control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
+h does.
+
+V counts seconds of the batches that carry the most (the prices of `penstock.theory.region`, and with attention theorem
+1(b) in `penstock.theory.attention`), in units of the mean over the tokens of a request. Few tokens may be most of the
+work: a policy that starves decodes gets through tokens fast, and falls behind; and one that serves one phase for long,
+then the other (MaxWeight), lets tokens pile up and fall by turns, but gets through seconds at one pace. Requests of as
+many tokens take unequal times of attention: that variance is counted in full.
+
+What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at least
+until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
+segments, does not hold 0, and neither phase goes the other way: if prompts and decodes are both done faster than they
+come, the server carries them; if one is, it is the policy's turn to that one. A backlog that leaves altogether counts
+as served, unless a lull of the arrivals explains it; then the test begins anew with a larger one.
+
+It runs from three backlogs: all of it prompts; prompts beside requests at every stage of their decode in the slots of a
+batch; and all of it decodes, in step. Stable if all shrink, unstable if any grows. It needs nothing but arrivals
+with a rate, so it answers for any policy, limits and lengths. Recordings are repeated.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from penstock import checks
+from penstock.checking.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
+from penstock.errors import InputError
+from penstock.kernel.signatures import BATCH_FIELDS, FINISH_FIELDS
+from penstock.system.policies import Policy
+from penstock.system.server import Server
+from penstock.theory.attention import attention_of, beside_prefill
+from penstock.theory.kv_blocks import Served, fits, served
+from penstock.theory.load import load
+from penstock.theory.region import region
+from penstock.workload.workload import Requests, Workload
+
+Floats = npt.NDArray[np.floating[Any]]
+
+Outcome = Literal["stable", "unstable", "undecided"]
+
+MOST_INITIAL = 2**20
+"""Most requests in an initial backlog."""
+
+_CONTROLLED = 0.1  # share of h that is needed with the control variate
+_LEAST_PATIENCE = 20_000  # arrivals
+_GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
+_SLOTS = 2  # initial requests to every slot of a batch
+_SLOTS_WHERE_LONG = 32  # the same, where long queues may be normal
+_LEAST_LOAD = 0.1
+_MOST_LOAD = 20  # of what the best batches carry; more is as unstable, and takes as many more arrivals to see
+_LEAST_SHARE = 1e-3  # of requests that are not dropped
+_LARGER = 4  # times the backlog, where one was gone too soon
+_PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep a request for ever
+_BEGUN = {"prefill": " of prompts", "mixed": "", "decode": " of decodes"}
+_FAR = 10**7  # arrivals that nobody will wait for
+_SEGMENTS = 10  # of the path, for the interval of the drift
+_EQUALLY_FAST = 1.05  # times the work of the slowest
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Watch:
+    """The test from one backlog.
+
+    Attributes
+    ----------
+    start
+        What the initial backlog was: prompts, prompts beside decoding requests at every stage, or decodes.
+    outcome
+        ``stable``: the work fell by the barrier, or everything was served. ``unstable``: it rose. ``undecided``:
+        neither.
+    initial, warmup, arrivals
+        Requests: in the initial backlog, that arrived until all of it had left, and that arrived under watch.
+    drift, interval
+        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it piles up. Rough,
+        because it holds the unnatural start, where the backlog was not `measured`.
+    barrier
+        Tokens that the work had to move by; where attention takes time, mean ones.
+    needed
+        Arrivals that an undecided test would need at this drift, or None if it shows none.
+    path
+        What was seen.
+    """
+
+    start: Start
+    outcome: Outcome
+    initial: int
+    warmup: int
+    arrivals: int
+    drift: float
+    interval: tuple[float, float]
+    barrier: float
+    needed: int | None
+    path: Path = dataclasses.field(repr=False)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there was a backlog to watch; else all of it, and all that arrived, had left before."""
+        return self.arrivals > 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stability:
+    """Whether the backlog of a server shrinks.
+
+    Attributes
+    ----------
+    verdict
+        ``stable``, ``unstable`` or ``undecided``.
+    alpha, resolution
+        Probability of a wrong verdict, for loads that are at least the resolution away from the critical one.
+    watches
+        The test from each backlog: prefill, mixed, decode. Those after one that says unstable are left out, and all
+        but the first where no request decodes.
+    """
+
+    verdict: Outcome
+    alpha: float
+    resolution: float
+    watches: tuple[Watch, ...]
+
+    @property
+    def deciding(self) -> Watch:
+        """Of the watches that gave the verdict, a measured one first, that whose backlog shrank least or grew most."""
+        gave = (watch for watch in self.watches if watch.outcome == self.verdict)
+        return max(gave, key=lambda watch: (watch.measured, watch.drift))
+
+    @property
+    def arrivals(self) -> int:
+        """Requests that arrived under the deciding watch, the warm-up not counted."""
+        return self.deciding.arrivals
+
+    @property
+    def drift(self) -> float:
+        """Change of the deciding backlog, as a share of the work that arrived; below 0 it shrinks.
+
+        A rough figure where `interval` is None.
+        """
+        return self.deciding.drift
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Confidence interval of the drift, at level 1 - alpha.
+
+        Where no backlog was `measured`, that of all of them if they were gone equally fast whatever they began with,
+        else None: then they tell of their beginnings, and not of what the server does under a backlog.
+        """
+        if self.deciding.measured or self.verdict != "stable":
+            return self.deciding.interval
+        done = [1 - watch.drift for watch in self.watches]
+        if not max(done) <= _EQUALLY_FAST * min(done):
+            return None
+        return min(watch.interval[0] for watch in self.watches), max(watch.interval[1] for watch in self.watches)
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        watch = self.deciding
+        if self.interval is None:
+            return (
+                "the server worked off a large backlog, and all that arrived meanwhile, so quickly that the test was "
+                "over before its rate could be measured"
+            )
+        low, high = self.interval
+        seen = f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
+        if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
+            seen += f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
+        sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
+        match self.verdict:
+            case "stable":
+                done = f"{1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to {1 - low:,.4g})"
+                return f"under a large backlog the server does {done}, {seen}"
+            case "unstable":
+                grows = f"{watch.drift:.2%} of what arrives ({sure} {low:.2%} to {high:.2%})"
+                return f"a backlog{_BEGUN[watch.start]} grows by {grows}, {seen}"
+        more = ""
+        if watch.needed:
+            more = f"; about {watch.needed:,} would be needed" if watch.needed < _FAR else "; it is at its limit"
+        moved = f"{watch.drift:+.2%} of what arrives ({sure} {low:+.2%} to {high:+.2%})"
+        return f"a large backlog changes by {moved}, {seen}: too little to tell at this resolution{more}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        watch = self.deciding
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "alpha": self.alpha,
+            "resolution": self.resolution,
+            "arrivals": self.arrivals,
+            "drift": watch.drift if self.interval else None,
+            "interval": list(self.interval) if self.interval else None,
+            "needed": watch.needed if self.verdict == "undecided" else None,
+        }
+
+
+def verdict(
+    workload: Workload,
+    server: Server,
+    alpha: float = 0.01,
+    resolution: float = 0.01,
+    seed: int = 0,
+    *,
+    most_arrivals: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Stability:
+    """Say by simulation whether a workload on a server is stable.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives (its own seed is not used) and what serves, under any policy and any limits.
+    alpha
+        Probability of a wrong verdict that is accepted, where the load is at least ``resolution`` away from the
+        largest that is stable.
+    resolution
+        The smallest share of the load that must be told from none.
+    seed
+        For arrivals and lengths.
+    most_arrivals
+        Arrivals under watch, from each backlog, after which the answer is ``undecided``. Default: four times those
+        that the test without a control variate needs on average at the resolution.
+    progress
+        Called now and then with the share of them that was seen.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, the workload has no rate, or the policy forms an empty batch.
+    """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"verdict takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
+    alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict")
+    resolution = checks.number("resolution", resolution, 1e-4, 0.5, "", "it is a share of the load; finer takes days")
+    if most_arrivals is not None:
+        most_arrivals = checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
+    test = _Test.of(workload.with_seed(seed), server, alpha, resolution, most_arrivals)
+    starts: tuple[Start, ...] = ("prefill", "mixed", "decode") if test.decodes > 0 else ("prefill",)
+    watches: list[Watch] = []
+    for index, start in enumerate(starts):
+
+        def report(share: float, done: int = index) -> None:
+            if progress is not None:
+                progress((done + share) / len(starts))
+
+        watches.append(test.watch(start, report))
+        if watches[-1].outcome == "unstable":
+            break
+    outcomes = {watch.outcome for watch in watches}
+    found: Outcome = next((word for word in ("unstable", "undecided") if word in outcomes), "stable")
+    return Stability(found, alpha, resolution, tuple(watches))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Test:
+    """What all backlogs are tested with.
+
+    Tokens/s offered in each phase, tokens of a request in all and in decode, the barriers without and with the control
+    variate, what tokens of each phase count, and how many requests arrive while slots full of decodes serve those of
+    one.
+    """
+
+    workload: Workload
+    server: Server
+    alpha: float
+    offered: PerPhase
+    forward: float
+    decodes: float
+    plain_barrier: float
+    barrier: float
+    most_arrivals: int
+    worth: PerPhase
+    arrivals_beside: float
+
+    @classmethod
+    def of(
+        cls, workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None
+    ) -> "_Test":
+        work = served(workload, server)  # those that are dropped are no load
+        if work.share < _LEAST_SHARE:
+            raise InputError(
+                f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves too few to judge; raise "
+                "the KV memory"
+            )
+        sample = next(endless(workload))
+        sample = sample.where(np.flatnonzero(fits(sample.prompt_tokens, sample.output_tokens, server)))
+        prompt = work.lengths.mean_prompt
+        mean = server.tokens_per_request(prompt, work.lengths.mean_output)
+        asked = load(workload, server)
+        decodes = max(mean - prompt, 0.0)  # without any, rounding may leave less
+        worth, noise, decode_s = _worth_of(sample, server, work, prompt, decodes)
+        each = _weighed(sample, server, worth)
+        barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean  # tokens for a variance of 1 token^2
+        plain = (float(np.mean(each**2)) + noise) * barrier_of
+        barrier = (_CONTROLLED * float(np.mean(each**2)) + noise) * barrier_of
+        if most_arrivals is None:
+            most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
+        most_rate = _MOST_LOAD * asked.max_rate
+        if workload.rate > most_rate:
+            workload = workload.with_rate(most_rate)
+        rate = workload.rate * work.share
+        return cls(
+            workload, server, alpha, (rate * prompt, rate * decodes), mean, decodes, plain, barrier, most_arrivals,
+            worth, rate * decode_s,
+        )  # fmt: skip
+
+    def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
+        """Run from one backlog; from a larger one where it was gone before the test could tell."""
+        each: float = _SLOTS
+        if _keeps_long_queues(self.server):
+            # Each generation of the warm-up leaves a share rho of the one before.
+            rho = load(self.workload, self.server).rho
+            each = _SLOTS_WHERE_LONG / min(max(rho, _LEAST_LOAD), 1) ** _GENERATIONS
+        work = max(2 * self.plain_barrier, each * self._at_once() * self.forward)
+        while True:
+            found = self._watch(start, work, report)
+            if found.outcome != "undecided" or found.arrivals >= self.most_arrivals or found.initial >= MOST_INITIAL:
+                return found
+            work *= _LARGER
+
+    def _at_once(self) -> int:
+        """Return how many requests run at once: no more than KV memory has room for, whatever the slots."""
+        memory, most = self.server.memory, slots(self.server)
+        if memory is None or memory.prefix_caching:  # a cache shares blocks, nobody knows how many
+            return most
+        prompt = served(self.workload, self.server).lengths.mean_prompt
+        return min(most, math.ceil(memory.tokens / max(prompt, memory.block_size)))
+
+    def _initial(self, start: Start, work: float) -> int:
+        """Return how many requests a backlog of so many tokens is.
+
+        Where slots are few or decodes short, so many tokens of decodes would keep prompts out for longer than any
+        watch lasts. So decodes are no more than full slots serve in a quarter of the patience that the test has.
+        """
+        count = work / self.forward
+        if start == "decode":
+            least = slots(self.server) + (count if waits_as_prompts(self.server) else 0)
+            count = min(work / self.worth[1] / self.decodes, max(_PATIENCE / 4 * count / self.arrivals_beside, least))
+        return min(math.ceil(count), MOST_INITIAL)
+
+    def _watch(self, start: Start, work: float, report: Callable[[float], None]) -> Watch:
+        """Run from so many tokens until they have moved by the barrier.
+
+        A backlog that leaves has been served, unless so much less arrived than on average that it explains half of it.
+        """
+        initial = self._initial(start, work)
+        backlog = Backlog(self.workload, self.server, start, initial, self.offered, self.worth)
+        gone = [backlog.replace(_PATIENCE * math.ceil(work / self.forward)) for _ in range(_GENERATIONS)]
+        # While decodes that it began with still leave, they may be what keeps others out.
+        grows: Outcome = "unstable" if gone[0] or start != "decode" else "undecided"
+        warmup = backlog.arrived - initial
+        backlog.begin()
+        outcome: Outcome = "undecided"
+        while outcome == "undecided" and not backlog.emptied:
+            if backlog.arrived - initial - warmup >= self.most_arrivals and len(backlog.looks) > FEWEST_LOOKS:
+                break
+            backlog.look()
+            if backlog.seen_enough and abs(backlog.moved) > self.barrier:
+                outcome = self._outcome(backlog.path())
+                if outcome == "unstable":
+                    # What is left must be a large backlog still.
+                    outcome = grows if backlog.left(self.decodes) >= work / 2 else "undecided"
+            report((backlog.arrived - initial - warmup) / self.most_arrivals)
+        if backlog.emptied:
+            outcome = "stable" if backlog.served else "undecided"
+        if backlog.gone_at_once:
+            backlog.remember()
+            warmup = backlog.arrived - initial
+        path = backlog.path()
+        arrivals = backlog.arrived - initial - warmup
+        drift, interval = self._drift(path, path.work)
+        return Watch(
+            start, outcome, initial, warmup, arrivals, drift, interval, self.barrier,
+            self._needed(path) if outcome == "undecided" else None, path,
+        )  # fmt: skip
+
+    def _outcome(self, path: Path) -> Outcome:
+        """Return what a path tells: the work moved beyond noise, and neither phase the other way.
+
+        Work that rises as decodes are done faster than they arrive, and prompts slower, or the other way about, tells
+        of the policy's turn to one phase, not of the server: such turns may last as long as a backlog is large.
+        """
+        _, (low, high) = self._drift(path, path.work)
+        phases = [self._drift(path, work)[1] for work in (path.prefill, path.decode)]
+        if high < 0 and all(phase_low <= 0 for phase_low, _ in phases):
+            return "stable"
+        if low > 0 and all(phase_high >= 0 for _, phase_high in phases):
+            return "unstable"
+        return "undecided"
+
+    def _drift(self, path: Path, work: Floats) -> tuple[float, tuple[float, float]]:
+        """Return the slope of work along a path and its confidence interval, as shares of what arrives.
+
+        From equal segments. Where in a batch a watch ends is chance, so no interval is narrower than a full batch of
+        mean tokens either way.
+        """
+        length = path.time_s[-1] - path.time_s[0]
+        arrives = sum(self.offered) * length
+        drift = (work[-1] - work[0]) / arrives
+        edges = np.linspace(path.time_s[0], path.time_s[-1], _SEGMENTS + 1)
+        shares = np.diff(np.interp(edges, path.time_s, work)) / (arrives / _SEGMENTS)
+        noise = special.stdtrit(_SEGMENTS - 1, 1 - self.alpha / 2) * shares.std(ddof=1) / math.sqrt(_SEGMENTS)
+        half = max(noise, self.server.token_budget / arrives)
+        return float(drift), (float(drift - half), float(drift + half))
+
+    def _needed(self, path: Path) -> int | None:
+        """Return the arrivals at which this drift reaches the barrier; noise falls behind as their square root."""
+        drift, (_, high) = self._drift(path, path.work)
+        if not drift:
+            return None
+        times = max(self.barrier / abs(path.work[-1]), ((high - drift) / drift) ** 2)
+        return math.ceil(times * int(path.arrived[-1] - path.arrived[0])) if times < 1e6 else None
+
+
+def _worth_of(
+    sample: Requests, server: Server, work: Served, prompt: float, decodes: float
+) -> tuple[PerPhase, float, float]:
+    """Return what tokens count, the variance that this leaves out, and the seconds of a request's decodes alone.
+
+    A request's prompt and its decodes take the seconds of their tokens in the batches that carry the most of both, and
+    of their attention. With p and d of those to a token of either, it takes p v + d D on average, and varies about
+    that: in units of the seconds of a mean token, tokens^2. In slots full of decodes those of a request take their
+    share of the batches.
+
+    Parameters
+    ----------
+    sample, server, work
+        Requests, what serves, and what the workload asks of it.
+    prompt, decodes
+        Mean tokens of a request.
+    """
+    full = slots(server)
+    decode_s = decodes * float(server.batch_time.by_tokens(full)) / full
+    by_tokens = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
+    of_prompt, of_decode = region(by_tokens, prompt=work.lengths).prices((prompt, decodes))
+    last = int(server.convention == "engine")
+    v, out = sample.prompt_tokens, sample.output_tokens
+    seconds = of_prompt * v + of_decode * (out - last)
+    if not server.batch_time.by_load:
+        whole = np.mean(attention_of(v, out, server), axis=0)
+        alone = np.mean(attention_of(v, np.full_like(out, last), server), axis=0)
+        beside = beside_prefill(server.batch_time) / server.token_budget
+        seconds = seconds + whole + beside * v
+        of_prompt += beside + float(alone.mean() / v.mean())
+        if decodes and (out > last).any():
+            more = float((whole - alone).mean() / (out - last).mean())
+            of_decode += more
+            decode_s += decodes * more
+    unit = (of_prompt * prompt + of_decode * decodes) / (prompt + decodes)
+    worth = of_prompt / unit, of_decode / unit
+    return worth, float(np.var(seconds / unit - _weighed(sample, server, worth))), decode_s
+
+
+def _weighed(sample: Requests, server: Server, worth: PerPhase) -> Floats:
+    """Return the tokens of requests, each at its worth; shape (requests,)."""
+    decodes = sample.output_tokens - float(server.convention == "engine")
+    return worth[0] * sample.prompt_tokens + worth[1] * decodes
+
+
+def _keeps_long_queues(server: Server) -> bool:
+    """Whether long queues may be normal: a policy that looks at them may keep them, a cache is quick about them."""
+    if server.memory is not None and server.memory.prefix_caching:
+        return True
+    return isinstance(server.policy, Policy) and not server.policy.reads <= {*BATCH_FIELDS, *FINISH_FIELDS}

@@ -1,0 +1,336 @@
+"""Is a network stable? Flood each stage in turn and see whether the work drains.
+
+The test of one server watches a slope. A network needs barriers: on its way to empty, its work can rise, and then fall,
+by a multiple of what it began with, as queues move from pool to pool. So each stage in turn is flooded with jobs that
+begin there, beside those that arrive as they do, and the work that the jobs in the network still need, requests to come
+included, is watched until it has fallen to half of what it was, or has risen to a multiple. Stable if it falls from
+every flood; unstable if it rises from any: a priority order may be safe after one flood and not after another.
+
+Pools differ. So work is counted in seconds of the pool that is to do it, and the work of a large pool can drain while
+a small one fails: from each flood the work of the flooded stage's own pool has to fall to half as well, for what a pool
+that gets more than it can do still has to do never falls. The jobs that queue up behind a flood may need more of other
+pools than those in it, so the upper barrier is four times the start over the pool's share of all loads.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.checking.drift_test import Outcome
+from penstock.errors import InputError
+from penstock.kernel import network_arrays as kernel
+from penstock.kernel.server import NEVER
+from penstock.simulation.run import TICK_S, Progress
+from penstock.simulation.session_network import NetworkSession
+from penstock.system.network import Network
+from penstock.system.network_model import NetworkModel
+from penstock.workload.jobs import Jobs
+
+FALLEN = 0.5
+"""The lower barrier, in units of the work at the start."""
+
+_RISEN = 4.0  # the upper barrier times the share of all loads that the flooded pool has
+_PASSES = 8  # initial work, in what fills every batch while a request is decoded
+_NORMAL = 2.0  # of what a network holds anyway, in its batches and delays, what may be left of it
+_DELAYS = 4  # initial work, in that of the jobs which delays alone keep in the network
+_FEWEST_JOBS = 200
+_MOST_JOBS = 2**20
+_MOST_FOR_OTHERS = 20_000  # jobs, if only what other pools hold asks for so many
+_SAMPLE = 2_000  # jobs, for how their work varies
+_LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
+_MOST_REQUESTS, _LEAST_REQUESTS = 4 * 10**7, 10**6  # that arrive: half of them in the first flood, half of the rest ...
+_MOST_LOAD = 4.0
+_LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
+_LEVEL = 2.0  # initial work over the resolution that has arrived when a level that has not risen is taken for normal
+_PATIENCE = 10.0  # initial work over the resolution: what may arrive before the answer is undecided
+_STEPS = 256  # batches between two looks, at first
+_LOOKS = 256  # at the path, about, before it is thinned
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flood:
+    """The test with one stage flooded.
+
+    Attributes
+    ----------
+    stage
+        The stage.
+    outcome
+        ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``: neither.
+    initial, arrivals
+        Jobs that began there, and that arrived while it was watched.
+    ratio
+        Work at the end over that at the start.
+    highest
+        The most that the work ever was over that at the start.
+    barrier
+        What the work may not rise to, over that at the start.
+    path
+        Shape (looks, 2): seconds, and work over that at the start.
+    """
+
+    stage: str
+    outcome: Outcome
+    initial: int
+    arrivals: int
+    ratio: float
+    highest: float
+    barrier: float
+    path: npt.NDArray[np.float64] = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkStability:
+    """Whether the work of a network drains.
+
+    Attributes
+    ----------
+    verdict
+        ``stable``, ``unstable`` or ``undecided``.
+    resolution
+        Networks whose loads are at least so far from the critical ones are decided.
+    floods
+        One for each stage; those after one from which the work rises are left out.
+    """
+
+    verdict: Outcome
+    resolution: float
+    floods: tuple[Flood, ...]
+
+    @property
+    def deciding(self) -> Flood:
+        """Of the floods that gave the verdict, the one whose work rose highest."""
+        return max((flood for flood in self.floods if flood.outcome == self.verdict), key=lambda flood: flood.highest)
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        flood = self.deciding
+        begun = f"{flood.initial:,} jobs put at {flood.stage}"
+        arrived = f"while {flood.arrivals:,} more arrived"
+        match self.verdict:
+            case "stable":
+                rose = f", after rising to {flood.highest:.2f} times" if flood.highest > 1.05 else ""
+                hardest = f"hardest with {begun}{rose}, {arrived}"
+                return f"a large backlog put at any one stage was worked down to half ({hardest})"
+            case "unstable":
+                return f"with {begun}, the work left rose to {flood.ratio:.1f} times what it was {arrived}"
+        return (
+            f"with {begun}, the work left went to {flood.ratio:.2f} times what it was {arrived}: too little to tell at "
+            "this resolution"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        names = ("stage", "outcome", "initial", "arrivals", "ratio", "highest", "barrier")
+        floods = [{name: getattr(flood, name) for name in names} for flood in self.floods]
+        return {"verdict": self.verdict, "reason": self.reason, "resolution": self.resolution, "floods": floods}
+
+
+def network_verdict(
+    network: Network,
+    resolution: float = 0.02,
+    seed: int = 0,
+    *,
+    most_jobs: int | None = None,
+    progress: Progress | None = None,
+) -> NetworkStability:
+    """Say by simulation whether a network is stable.
+
+    Parameters
+    ----------
+    network
+        What arrives and what serves, under any policies, orders and routers.
+    resolution
+        The smallest distance of a load from a critical one that must be told.
+    seed
+        For everything random.
+    most_jobs
+        Jobs that may arrive during one flood before it is undecided. Default: as many as bring ten times the initial
+        work over the resolution; where the work stays level before, the flood is too small to tell, and a larger one is
+        tried. All floods together stop at some forty million requests.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or the jobs are recorded and come to an end.
+    """
+    if not isinstance(network, Network):
+        raise InputError(f"network_verdict takes a Network, not {checks.shown(network)}; for one server use verdict")
+    resolution = checks.number("resolution", resolution, 1e-3, 0.5, "", "it is a share of the load; finer takes days")
+    if most_jobs is not None:
+        most_jobs = checks.whole("most_jobs", most_jobs, 1, 10**9, "", "so many arrive at most")
+    if network.ends:
+        raise InputError("the jobs are recorded and come to an end, so nothing can grow for ever; give them a rate")
+    model = network.model()
+    if (most := float(model.rho.max())) > _MOST_LOAD:  # more is as unstable, and takes as many more arrivals to see
+        network = network.with_load(_MOST_LOAD / most)
+        model = network.model()
+    visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
+    stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])  # where it fails first
+    floods: list[Flood] = []
+    most_requests = _MOST_REQUESTS
+    for index, stage in enumerate(stages):
+
+        def report(share: float, done: int = index) -> None:
+            if progress is not None:
+                progress((done + min(share, 1.0)) / len(stages))
+
+        requests = max(most_requests // 2, _LEAST_REQUESTS) if most_jobs is None else NEVER
+        most_requests -= requests
+        for times in range(_TRIES):
+            flooded = _Flooded(network, model, stage, resolution, seed, _LARGER**times)
+            if times and flooded.requests >= requests:
+                break
+            found = flooded.watch(most_jobs, requests, report)
+            requests -= flooded.requests
+            if not flooded.level or most_jobs is not None or requests <= 0:
+                break
+        floods.append(found)
+        report(1.0)
+        if found.outcome == "unstable":
+            break
+    outcomes = {flood.outcome for flood in floods}
+    verdict: Outcome = next((word for word in ("unstable", "undecided") if word in outcomes), "stable")
+    return NetworkStability(verdict, resolution, tuple(floods))
+
+
+class _Flooded:
+    """A network of which one stage is flooded. Work is counted in seconds of its pools."""
+
+    def __init__(
+        self, network: Network, model: NetworkModel, stage: int, resolution: float, seed: int, times: int
+    ) -> None:
+        self.network, self.stage, self.pool = network, network.stages[stage], int(network.stage_pool[stage])
+        self.capacity, self.jobs_rate = model.capacity, float(model.external.sum())
+        self.initial, self.normal = _initial(network, model, self.stage, self.pool, resolution, seed, times)
+        flood = network.flooded(self.stage, self.initial, seed)
+        self.source: Iterator[Jobs] = network.blocks(seed)
+        self.session = NetworkSession(network, TICK_S, True, NEVER)
+        self.known = np.zeros((1, len(network.pools)))  # seconds that the jobs known bring to each pool, summed up
+        self.done = self.requests = 0
+        self.level = False
+        self._add(Jobs.joined([flood, next(self.source)]))
+        brought = self.known[self.initial]
+        self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
+        share = float(model.rho[self.pool] / model.rho.sum())
+        self.risen = _RISEN / share  # jobs behind the flood may need more of other pools than the flooded ones did
+        self.patience_s = _PATIENCE / resolution * max(self.work_here / model.rho[self.pool], share * self.work)
+
+    def _add(self, jobs: Jobs) -> None:
+        """Let jobs arrive, and note what they bring to each pool."""
+        self.session.add(jobs)
+        self.requests += jobs.requests
+        seconds = np.cumsum(_tokens(self.network, jobs), axis=0) / self.capacity
+        self.known = np.concatenate([self.known, self.known[-1] + seconds])
+
+    def watch(self, most_jobs: int | None, most_requests: int, report: Progress) -> Flood:
+        """Run until the work has reached a barrier."""
+        patience_s = self.patience_s if most_jobs is None else most_jobs / self.jobs_rate
+        level_s = patience_s * _LEVEL / _PATIENCE
+        path, steps = [(0.0, 1.0)], _STEPS
+        highest = 1.0
+        outcome: Outcome = "undecided"
+        while path[-1][0] < patience_s and self.requests < most_requests:
+            self._go_on(steps)
+            time_s, ratio, here, fallen = self._look()
+            path.append((time_s, ratio))
+            highest = max(highest, ratio)
+            if here <= FALLEN and fallen:
+                outcome = "stable"
+                break
+            if ratio >= self.risen:
+                outcome = "unstable"
+                break
+            self.level = (
+                time_s > level_s and max(ratio, here) < 1 + _LEVEL / 2 * time_s / level_s
+            )  # half the resolution
+            if self.level:
+                break
+            if len(path) > 2 * _LOOKS:
+                path, steps = path[::2], 2 * steps
+            report(time_s / patience_s)
+        arrivals = max(self.done + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial, 0)
+        return Flood(
+            self.stage,
+            outcome,
+            self.initial,
+            arrivals,
+            path[-1][1],
+            highest,
+            self.risen,
+            np.array(path),
+        )
+
+    def _go_on(self, steps: int) -> None:
+        if self.session.run(False, steps=steps):
+            done = self.session.fold(everything=False).jobs.count
+            self.done += done
+            self.known = self.known[done:]
+            self._add(next(self.source))
+
+    def _look(self) -> tuple[float, float, float, bool]:
+        """Return the time, the work left over that at the start, in all and for the flooded pool, and if it fell."""
+        net, time_s = self.session.net, self.session.now * TICK_S
+        servers = net.servers
+        pools = len(self.capacity)
+        processed = np.bincount(servers[:, kernel.POOL], servers[:, kernel.PROCESSED], pools) / self.capacity
+        left = self.known[net.state[kernel.NEXT_JOB]] - processed
+        if not self.network.reuse_is_certain:  # what pools were spared shows when requests arrive
+            left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
+        total = float(left.sum())
+        fallen = total <= FALLEN * self.work + self.normal
+        return time_s, total / self.work, float(left[self.pool]) / self.work_here, fallen
+
+
+def _initial(
+    network: Network, model: NetworkModel, stage: str, pool: int, resolution: float, seed: int, times: int
+) -> tuple[int, float]:
+    """Return how many jobs flood a stage, and the seconds of work that the network may hold anyway.
+
+    The flood brings its pool a multiple of what that holds in batches and delays anyway, and so much that chance moves
+    it to a barrier against a drift of the resolution with a probability of 1% at most: exp(-resolution W E[S]/E[S^2]),
+    S what an arriving job brings.
+    """
+    trial = network.flooded(stage, _FEWEST_JOBS, seed)
+    brought = _tokens(network, trial).mean(axis=0)
+    arriving = _tokens(network, network.jobs(min(_SAMPLE, model.sampled or _SAMPLE), seed))[:, pool]
+    delay_s = float(trial.delay_s.sum()) / trial.count  # of tools, while jobs wait in no batch
+    pipeline = _pipeline(network)
+    held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
+    normal = _NORMAL * float(held.sum())
+    chance = _LOG_ERROR / resolution * float((arriving**2).sum() / max(arriving.sum(), 1.0))
+    work = max(_PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance)
+    jobs = max(
+        times * work / max(float(brought[pool]), 1.0),
+        min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
+    )
+    return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
+
+
+def _tokens(network: Network, jobs: Jobs) -> npt.NDArray[np.float64]:
+    """Return the forward tokens that each job brings to each pool, without what is sure to be found of its context."""
+    engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
+    pool = network.stage_pool[jobs.stage]
+    tokens = jobs.prompt + jobs.output.astype(np.int64) - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
+    if network.reuse_is_certain:
+        tokens -= np.minimum(jobs.reuse, np.maximum(jobs.prompt - 1, 0))
+    count = len(network.pools)
+    brought = np.bincount(jobs.job * count + pool, tokens, jobs.count * count).astype(np.float64)
+    return brought.reshape(jobs.count, count)
+
+
+def _pipeline(network: Network) -> npt.NDArray[np.float64]:
+    """Return, for each pool, the tokens that its full batches process while a mean request decodes."""
+    tokens = []
+    for place, pool in enumerate(network.pools.values()):
+        decodes = float(network.decode_means[network.stage_pool == place].max())
+        tokens.append(pool.replicas * pool.server.token_budget * max(decodes, 1.0))
+    return np.array(tokens)

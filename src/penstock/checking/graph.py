@@ -1,0 +1,271 @@
+"""The graph of a network: pools, the stages that each serves, and the ways of jobs between them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from penstock.checking import graph_layout as place
+from penstock.checking.graph_layout import Layout, network_layout, pool_cycles
+from penstock.show.charts import COLOURS
+from penstock.system.network import Network
+from penstock.theory.network.certificate import NetworkCertificate
+
+LOADS = ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b")
+"""Of a pool at load 0 to 1: lighter is idler, on a grey printer too."""
+DARK = 0.71
+"""Load above which words on the colour are white; either way the contrast is at least 4.5."""
+CYCLE, PLAIN, UNKNOWN = COLOURS[1], "#444444", "#d9d9d9"
+CYCLE_DASH = (6, 3)
+
+_VIRTUAL = "stage of a virtual station"
+_ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
+
+
+def network_graph(network: Network, certificate: NetworkCertificate | None = None, about: str = "") -> alt.LayerChart:
+    """Pools as lanes, coloured by load, the stages that each serves, and the ways of jobs between them.
+
+    Forks and joins are bars, branches carry their probabilities, and pools between which jobs can go round are marked.
+
+    Parameters
+    ----------
+    network
+        Pools and workflows.
+    certificate
+        Of that network: marks the stages of a virtual station besides.
+    about
+        One line under the figure.
+    """
+    layout, cycles = network_layout(network), pool_cycles(network)
+    cyclic = frozenset().union(*cycles)
+    layers = [
+        *_lanes(network, layout, cyclic),
+        *_routes(network, layout, cycles),
+        *_stages(network, layout, certificate),
+    ]
+    chart: alt.LayerChart = (
+        alt.LayerChart(layer=layers)
+        .properties(width=layout.width, height=layout.height, usermeta={"wide": True})  # words fit their boxes
+        .resolve_scale(fill="independent", stroke="independent", strokeDash="independent")
+        .configure_view(stroke=None)
+    )
+    return with_line_under(chart, about)  # type: ignore[no-any-return]
+
+
+class _Canvas:
+    """Marks at pixels."""
+
+    def __init__(self, layout: Layout) -> None:
+        x = {"scale": alt.Scale(domain=[0, layout.width], nice=False), "axis": None}
+        y = {"scale": alt.Scale(domain=[layout.height, 0], nice=False), "axis": None}
+        self.x, self.y = alt.X("x:Q", **x), alt.Y("y:Q", **y)  # type: ignore[arg-type]
+
+    def draw(self, rows: Sequence[dict[str, Any]], mark: str, looks: dict[str, Any], **channels: Any) -> alt.Chart:
+        chart = alt.Chart(alt.InlineData(values=list(rows)))  # of any length
+        drawn: alt.Chart = getattr(chart, f"mark_{mark}")(**looks).encode(x=self.x, y=self.y, **channels)
+        return drawn
+
+    def words(self, rows: Sequence[dict[str, Any]], **looks: Any) -> alt.Chart:
+        return self.draw(rows, "text", {"fontSize": 11, "baseline": "middle", "align": "center"} | looks, text="text:N")
+
+
+def pool_loads(network: Network) -> dict[str, float | None]:
+    """Return the load of each pool; None where the arrival rate is not known."""
+    rho = network.model().rho
+    return {pool: float(load) if np.isfinite(load) else None for pool, load in zip(network.pools, rho, strict=True)}
+
+
+def load_in_words(load: float | None) -> str:
+    """Return a load as text, in as many digits as tell it from 1."""
+    if load is None:
+        return "load not known"
+    digits = 2 if abs(1 - load) >= 0.01 else 4
+    return f"load {load:.{digits}f}" + (", overloaded" if load > 1 else "")
+
+
+def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt.Chart]:
+    """Draw a band for each pool, and on its left what it is."""
+    canvas, loads = _Canvas(layout), pool_loads(network)
+    bands, heads, around, words = [], [], [], []
+    for lane in layout.lanes:
+        pool, load = network.pools[lane.pool], loads[lane.pool]
+        box: dict[str, Any] = {"x": lane.left, "x2": lane.right, "y": 0.0}
+        bands.append(box | {"y2": layout.height})
+        heads.append(box | {"y2": place.HEADER, "load": None if load is None else min(load, 1.0)})
+        if lane.pool in cyclic:
+            around.append({"x": lane.left + 2, "x2": lane.right - 2, "y": 2.0, "y2": place.HEADER - 2})
+        several = "1 replica" if pool.replicas == 1 else f"{pool.replicas:,} replicas, {pool.router.name}"
+        lines = [lane.pool, several, load_in_words(load)] + ["in a cycle of pools"] * (lane.pool in cyclic)
+        ink = "white" if load is not None and load > DARK else "black"
+        for i, text in enumerate(lines):
+            y = place.HEADER / 2 + (i - (len(lines) - 1) / 2) * 16
+            words.append({"x": (lane.left + lane.right) / 2, "y": y, "text": text, "ink": ink, "bold": i == 0})
+    narrowest = min(lane.right - lane.left for lane in layout.lanes)
+    corners = {"x2": "x2:Q", "y2": "y2:Q"}
+    look = {"fill": "#f6f6f6", "stroke": "#bbbbbb", "strokeWidth": 0.8}
+    fill = alt.Fill(
+        "load:Q",
+        scale=alt.Scale(domain=[0, 1], range=list(LOADS), clamp=True),
+        legend=alt.Legend(
+            title="Load of a pool",
+            orient="bottom",
+            direction="horizontal",
+            gradientLength=180,
+            values=[0, 0.5, 1],
+            format=".1f",
+        ),
+    )
+    known = [row for row in heads if row["load"] is not None]
+    unknown = [row for row in heads if row["load"] is None]
+    layers = [canvas.draw(bands, "rect", look, **corners)]
+    if known:
+        layers.append(canvas.draw(known, "rect", {"stroke": "#333333", "strokeWidth": 0.8}, fill=fill, **corners))
+    if unknown:
+        layers.append(canvas.draw(unknown, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners))
+    if around:
+        frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
+        layers.append(canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners))  # seen on any blue
+        dashed = frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}
+        layers.append(canvas.draw(around, "rect", dashed, **corners))
+    limit = {"limit": narrowest - 14}
+    for ink in ("white", "black"):
+        for bold, size in ((True, 13), (False, 11)):
+            rows = [row for row in words if row["ink"] == ink and row["bold"] is bold]
+            weight = "bold" if bold else "normal"
+            if rows:
+                layers.append(canvas.words(rows, color=ink, fontSize=size, fontWeight=weight, **limit))
+    return layers
+
+
+def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) -> list[alt.Chart]:
+    """Draw the ways of jobs, with arrows, probabilities, and the bars of forks and joins."""
+    canvas = _Canvas(layout)
+    names = list(network.pools)
+    served = {stage: names[k] for stage, k in zip(network.stages, network.stage_pool, strict=True)}
+    points, arrows, rings, words = [], [], [], []
+    for number, route in enumerate(layout.routes):
+        ends = {served[stage] for stage in (route.source, route.target) if stage is not None}
+        kind = "route in a cycle of pools" if len(ends) == 2 and any(ends <= of for of in cycles) else "route"
+        points += [{"x": x, "y": y, "route": number, "order": i, "kind": kind} for i, (x, y) in enumerate(route.path)]
+        x, y = route.path[-1]
+        if route.kind == "end":
+            rings.append({"x": x, "y": y + 4})
+            words.append({"x": x, "y": y + 17, "text": _chance(route.chance) + "end"})
+        else:
+            arrows.append({"x": x, "y": y - 4, "kind": kind})
+            if route.chance < 1 - 1e-9:
+                at_x, at_y = _early(route.path)
+                words.append({"x": at_x, "y": at_y, "text": _chance(route.chance).strip()})
+    kinds = [kind for kind in ("route", "route in a cycle of pools") if any(p["kind"] == kind for p in points)]
+    looks = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
+    legend = alt.Legend(title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240)
+    legend = legend if len(kinds) > 1 else None  # type: ignore[assignment]
+    colours = alt.Scale(domain=kinds, range=[looks[kind][0] for kind in kinds])
+    dashes = alt.Scale(domain=kinds, range=[looks[kind][1] for kind in kinds])
+    layers = [
+        canvas.draw(
+            points,
+            "line",
+            {"strokeWidth": 1.6},
+            detail="route:N",
+            order="order:Q",
+            stroke=alt.Stroke("kind:N", scale=colours, legend=legend),
+            strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=legend),
+        )
+    ]
+    for kind in kinds:
+        heads = [row for row in arrows if row["kind"] == kind]
+        if heads:
+            look = {"shape": "triangle-down", "size": 70, "filled": True, "color": looks[kind][0], "opacity": 1}
+            layers.append(canvas.draw(heads, "point", look))
+    if rings:
+        look = {"shape": "circle", "size": 60, "filled": True, "color": "white", "stroke": PLAIN, "strokeWidth": 2}
+        layers.append(canvas.draw(rings, "point", look | {"opacity": 1}))
+    bars = []
+    for stages, side in ((layout.forks, 1), (layout.joins, -1)):
+        for stage in sorted(stages):
+            x, y = layout.stages[stage]
+            half, y = layout.stage_width / 2, y + side * (place.HEIGHT / 2 + place.BAR - 2)
+            bars.append({"x": x - half, "x2": x + half, "y": y, "y2": y})
+    if bars:
+        layers.append(canvas.draw(bars, "rule", {"strokeWidth": 5, "color": "black"}, x2="x2:Q", y2="y2:Q"))
+    if words:
+        layers.append(canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9))
+        layers.append(canvas.words(words, color="black"))
+    return layers
+
+
+def _chance(chance: float) -> str:
+    return "" if chance >= 1 - 1e-9 else f"{chance:.3g} "
+
+
+def _early(path: Any) -> tuple[float, float]:
+    """Return a point a little way along a path."""
+    length = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
+    at = min(0.3 * length[-1], 0.36 * place.GAP)
+    return float(np.interp(at, length, path[:, 0])), float(np.interp(at, length, path[:, 1]))
+
+
+def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | None) -> list[alt.Chart]:
+    """Draw the stages with what is asked of them, and where jobs come from."""
+    canvas, model = _Canvas(layout), network.model()
+    several = len(network.workflows) > 1
+    virtual = certificate.virtual_station if certificate is not None else None
+    in_virtual = {name for of in (virtual.classes if virtual is not None else ()) for name in of}
+    tokens = model.prefill + model.decode
+    boxes, names, figures = [], [], []
+    for k, stage in enumerate(network.stages):
+        x, y = layout.stages[stage]
+        half = layout.stage_width / 2
+        marked = any(name.startswith(stage) for name in in_virtual)
+        corners: dict[str, Any] = {"x": x - half, "x2": x + half, "y": y - place.HEIGHT / 2, "y2": y + place.HEIGHT / 2}
+        boxes.append(corners | {"marked": marked})
+        lines = [f"{_short(model.visits[k])}/s, {_short(tokens[k])} tokens"]
+        shape = ["join"] * (stage in layout.joins) + ["fork"] * (stage in layout.forks)
+        if said := [*shape, *_rank(network, k)]:
+            lines.append(", ".join(said))
+        name = stage if several else stage.split(".", 1)[-1]
+        first = y - 7 * len(lines)
+        names.append({"x": x, "y": first, "text": name})
+        figures += [{"x": x, "y": first + 14 * (i + 1), "text": line} for i, line in enumerate(lines)]
+    layers: list[alt.Chart] = []
+    plain: dict[str, Any] = {"fill": "white", "cornerRadius": 5, "strokeWidth": 1.0, "stroke": "#333333"}
+    if rows := [row for row in boxes if not row["marked"]]:
+        layers.append(canvas.draw(rows, "rect", plain, x2="x2:Q", y2="y2:Q"))
+    if rows := [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]:
+        look = plain | {"strokeWidth": 2.4, "strokeDash": [3, 2]}
+        legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolDash=[3, 2], labelLimit=240)
+        stroke = alt.Stroke("marked:N", scale=alt.Scale(domain=[_VIRTUAL], range=[CYCLE]), legend=legend)
+        layers.append(canvas.draw(rows, "rect", look, x2="x2:Q", y2="y2:Q", stroke=stroke))
+    layers.append(canvas.words(names, fontSize=12, fontWeight="bold", limit=layout.stage_width - 8))
+    layers.append(canvas.words(figures, color="#333333", fontSize=10.5, limit=layout.stage_width - 6))
+    arrivals = [route for route in layout.routes if route.kind == "arrival"]
+    words = []
+    for workflow, route in zip(network.workflows, arrivals, strict=True):
+        x, y = route.path[0]
+        rate = f"{_short(workflow.rate)} jobs/s" if np.isfinite(workflow.rate) else "recorded jobs"
+        words += [(x, y - 21, workflow.name, "bold"), (x, y - 7, rate, "normal")]
+    for weight in ("bold", "normal"):
+        rows = [{"x": x, "y": y, "text": text} for x, y, text, how in words if how == weight]
+        layers.append(canvas.words(rows, fontWeight=weight, limit=layout.stage_width))
+    return layers
+
+
+def _rank(network: Network, stage: int) -> list[str]:
+    """Return the place of a stage in its pool's priority order, in words; nothing under other orders."""
+    ranking = network.priorities[network.stage_pool[stage]]
+    if ranking is None or len(ranking) < 2:
+        return []
+    rank = ranking.index(stage) + 1
+    return [f"served {_ORDINALS.get(rank, f'{rank}th')}"]
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def with_line_under(chart: Any, about: str) -> Any:
+    """Put one line under a figure."""
+    title = alt.TitleParams(about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12)
+    return chart.properties(title=title) if about else chart

@@ -1,0 +1,102 @@
+"""The same jobs under several orders between stages."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from penstock import checks
+from penstock.checking.network_answer import NetworkAnswer, check_network
+from penstock.errors import InputError, nearest
+from penstock.simulation.run import Progress
+from penstock.system.network import Network
+from penstock.system.orders import Order, OrderFunction, resolve_order
+
+OrderChoice = str | Order | OrderFunction
+
+
+def compare_orders(
+    network: Network,
+    orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]],
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    resolution: float = 0.02,
+    progress: Progress | None = None,
+) -> dict[str, NetworkAnswer]:
+    """Answer for the same jobs under several orders between stages.
+
+    Parameters
+    ----------
+    network, jobs, until, seed, resolution, progress
+        As in `check_network`.
+    orders
+        Orders that all pools have, as in `Pool`; or by any names, orders of all pools or a mapping from pools to
+        theirs, where pools left out keep their own.
+
+    Returns
+    -------
+    dict
+        Answers by the names of the orders.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used.
+    """
+    networks = _reordered(network, orders)
+    report = progress or (lambda share: None)
+    found = {}
+    for index, (name, each) in enumerate(networks.items()):
+
+        def part(share: float, done: int = index) -> None:
+            report((done + share) / len(networks))
+
+        found[name] = check_network(each, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part)
+    return found
+
+
+def own_order(network: Network) -> str:
+    """Name the orders that the pools of a network have."""
+    return ", ".join(dict.fromkeys(pool.order.name for pool in network.pools.values()))
+
+
+def with_order(network: Network, order: OrderChoice | Mapping[str, OrderChoice]) -> Network:
+    """Return a network with another order at all pools, or at those that a mapping names.
+
+    Raises
+    ------
+    InputError
+        If a pool or an order is unknown.
+    """
+    if isinstance(order, Mapping):
+        for name in order:
+            if name not in network.pools:
+                raise InputError(
+                    f"an order is given for pool {checks.shown(name)}, which there is not"
+                    f"{nearest(str(name), network.pools)}"
+                )
+        chosen = {name: resolve_order(each) for name, each in order.items()}
+    else:
+        chosen = dict.fromkeys(network.pools, resolve_order(order))
+    pools = {
+        name: dataclasses.replace(pool, order=chosen.get(name, pool.order)) for name, pool in network.pools.items()
+    }
+    return dataclasses.replace(network, pools=pools)
+
+
+def _reordered(
+    network: Network, orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]]
+) -> dict[str, Network]:
+    if not isinstance(network, Network):
+        raise InputError(f"compare_orders takes a Network, not {checks.shown(network)}; for one server use check")
+    if isinstance(orders, str) or not isinstance(orders, Sequence | Mapping) or not orders:
+        raise InputError(f"orders are {checks.shown(orders)}; give a list of at least one, such as ['fcfs', 'hlpps']")
+    if isinstance(orders, Mapping):
+        return {name: with_order(network, order) for name, order in orders.items()}
+    found: dict[str, Network] = {}
+    for choice in orders:
+        order = resolve_order(choice)
+        if order.name in found:
+            raise InputError(f"two orders are called {order.name}, so which is meant is unclear; leave one out")
+        found[order.name] = with_order(network, order)
+    return found

@@ -1,0 +1,110 @@
+"""What each pool of a network is asked for, what sets its limit, and what it did in a run."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.simulation.network_run import NetworkRun
+from penstock.system.network import Network
+from penstock.system.network_model import NetworkModel
+from penstock.theory.hypotheses import CRITICAL_BAND
+from penstock.theory.network.certificate import NetworkCertificate
+
+_LOSS_WORTH_A_WARNING = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolAnswer:
+    """What is asked of a pool, and what it did.
+
+    Attributes
+    ----------
+    name, replicas, router, policy, order
+        What serves.
+    rho
+        Tokens that arrive over the most that batches of any size process.
+    margin
+        What is left before the load above which no policy is stable under token budget and max batch size, as a share
+        of it (`penstock.theory.region`); negative where none is stable. 1 - rho where no max batch size binds. Both
+        count prompts in full where what is reused depends on the run.
+    binding
+        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where neither does.
+    drain_s
+        As in `penstock.theory.network.certificate.PoolLoad`.
+    busy
+        Share of the simulated time in batches, over all replicas.
+    tokens_per_s
+        Simulated, all replicas together.
+    tokens_per_batch
+        Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load: with small batches.
+    """
+
+    name: str
+    replicas: int
+    router: str
+    policy: str
+    order: str
+    rho: float
+    margin: float
+    binding: tuple[str, ...]
+    drain_s: float | None
+    busy: float
+    tokens_per_s: float
+    tokens_per_batch: float
+
+
+def pool_answers(network: Network, certificate: NetworkCertificate, run: NetworkRun) -> tuple[PoolAnswer, ...]:
+    """Return what each pool is asked for, and what it did."""
+    busy, tokens, batches = (
+        np.bincount(run.replica_pool, of, len(network.pools)) for of in (run.busy, run.tokens, run.batches)
+    )
+    ticks = max(run.end, 1)
+    found = []
+    for place, (loaded, pool) in enumerate(zip(certificate.pools, network.pools.values(), strict=True)):
+        found.append(
+            PoolAnswer(
+                name=loaded.name,
+                replicas=pool.replicas,
+                router=pool.router.name + (" with affinity" if pool.affinity else ""),
+                policy=pool.policy.name,
+                order=pool.order.name,
+                rho=loaded.rho,
+                margin=loaded.margin,
+                binding=loaded.binding,
+                drain_s=loaded.drain_s,
+                busy=float(busy[place]) / ticks / pool.replicas,
+                tokens_per_s=float(tokens[place]) / (ticks * run.tick_s),
+                tokens_per_batch=float(tokens[place]) / max(float(batches[place]), 1.0),
+            )
+        )
+    return tuple(found)
+
+
+def pool_warnings(network: Network, model: NetworkModel, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:
+    """Say what limits waste, where they hold a pool back although tokens would fit, and what loads leave out."""
+    warnings = []
+    if not network.reuse_is_certain and run.rows is not None:
+        prompts = max(int(run.rows.jobs.prompt.sum(dtype=np.int64)), 1)
+        share = int(run.rows.cached.sum(dtype=np.int64)) / prompts
+        warnings.append(
+            f"loads count every prompt in full, but in this run replicas had {share:.1%} of the prompt tokens already"
+        )
+    for place, (found, pool) in enumerate(zip(pools, network.pools.values(), strict=True)):
+        server = pool.server
+        if model.full_batch[place] < model.capacity[place] * (1 - _LOSS_WORTH_A_WARNING):
+            sizes = np.arange(1, server.token_budget + 1)
+            best = int(sizes[np.argmax(sizes / server.batch_time(sizes))])
+            warnings.append(
+                f"batches of pool {found.name} filled to the token budget of {server.token_budget:,} carry "
+                f"{model.full_batch[place]:,.0f} tokens/s, but batches of {best:,} carry {model.capacity[place]:,.0f}: "
+                f"set the budget to {best:,}"
+            )
+        if server.scope_warning:
+            warnings.append(f"pool {found.name}: {server.scope_warning}")
+        if found.margin < -CRITICAL_BAND and found.rho < 1 and network.reuse_is_certain:
+            warnings.append(
+                f"no policy is stable at pool {found.name}: its load is {found.rho:.3f}, but its max batch size of "
+                f"{server.max_batch_size:,} lets it carry {1 / (1 - found.margin):.3f} times what arrives; raise it"
+            )
+    return warnings

@@ -1,0 +1,1 @@
+"""From real servers to batch times: fits, calibrations, profiles, twins."""

@@ -1,0 +1,118 @@
+"""The command ``penstock calibrate``: from end-to-end benchmark results to a server whose predictions are judged."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.show import progress
+from penstock.show.options import (
+    EXIT_ANSWER_IS_NO,
+    Description,
+    Figures,
+    Json,
+    MaxGib,
+    Output,
+    Report,
+    check_fit_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
+
+
+def calibrate(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULTS...",
+            help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, "
+            "CSV; -: standard input.",
+        ),
+    ],
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."),
+    ] = None,
+    token_budget: Annotated[
+        int | None,
+        typer.Option(
+            "--token-budget",
+            help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
+            show_default=False,
+        ),
+    ] = None,
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--max-batch-size", help="Of the server (max_num_seqs); default: 1024 is assumed.", show_default=False
+        ),
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")] = "vllm",
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option("--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."),
+    ] = None,
+    fit_rows: Annotated[
+        str, typer.Option("--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all.")
+    ] = "spread:3",
+    parameters: Annotated[
+        str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")
+    ] = None,
+    per_run: Annotated[
+        str, typer.Option("--per-run", help="What to adjust to each file's own rows: nothing, overhead or all.")
+    ] = "all",
+    seed: Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")] = 0,
+    output: Output = None,
+    description: Description = "",
+    max_gib: MaxGib = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")
+    ] = False,
+) -> None:
+    """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off that is."""
+    check_fit_outputs(results, output, figures, report)
+    from penstock.measuring.calibration.benchmarks import read_benchmarks
+    from penstock.measuring.calibration.calibrate import calibrate as calibrate_on
+
+    benchmarks = read_benchmarks(results, format, max_gib=max_gib)
+    progress.announce_compilation()
+    with progress.bar(f"Simulating {benchmarks.height:,} loads") as show:
+        found = calibrate_on(
+            benchmarks,
+            fit_rows=fit_rows,
+            parameters=None if parameters is None else [name.strip() for name in parameters.split(",")],
+            token_budget=token_budget,
+            max_batch_size=max_batch_size,
+            policy=policy,
+            kv_tokens=kv_tokens,
+            per_run=per_run,
+            seed=seed,
+            progress=show,
+        )
+    names = ", ".join(path.name for path in results[:3]) + (f" and {len(results) - 3} more" if len(results) > 3 else "")
+    if output is not None:
+        from penstock.system.batch_time_file import write_batch_time
+
+        write_batch_time(output, found.batch_time_file(description or f"Calibrated on {names}", names))
+        say_written("Batch-time file", [output], as_json)
+    if figures is not None:
+        from penstock.measuring.calibration import figures as plotting_calibrate
+
+        save_figures(plotting_calibrate.figures(found), figures, as_json)
+    if report is not None:
+        from penstock.measuring.calibration.report import report_calibration
+
+        report_calibration(report, found, names)
+        say_written("Report", [report], as_json)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        from penstock.measuring.calibration.terminal import print_calibration
+
+        print_calibration(found, names)
+    if strict and found.missed:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -1,0 +1,251 @@
+"""What a benchmark would have measured on a server: its load pattern, simulated, and seen from the client."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from penstock.measuring.calibration.equations import MEASURES, spread_of
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate, simulate_closed
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_MOST_AT_ONCE = 1_000_000  # requests of one row: a benchmark sends fewer
+_ERRORS = 3  # standard errors that a mean may be off
+_IN_QUEUE = 8_000  # requests that wait at first when it is asked what a server carries: several times those that run
+
+
+@dataclasses.dataclass(frozen=True)
+class Overhead:
+    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, and the streams of all the others.
+
+    Parameters
+    ----------
+    fixed
+        Seconds of every request, up to its first token.
+    per_stream
+        Seconds for each request that streams tokens at that moment: front ends and clients handle them in turn.
+    idle
+        Seconds more of a request that nobody else is beside when it comes: what sleeps must wake up.
+    """
+
+    fixed: float = 0.0
+    per_stream: float = 0.0
+    idle: float = 0.0
+
+
+NOTHING = Overhead()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Requests:
+    """The requests of one row of a benchmark.
+
+    Attributes
+    ----------
+    arrival_s
+        Shape (requests,), seconds since the first; all 0 where the loop is closed.
+    prompt_tokens, output_tokens
+        Shape (requests,).
+    in_flight
+        Requests that a closed loop keeps under way; None: arrivals do not wait for departures.
+    until_s
+        Seconds at which the benchmark stopped; what had not finished by then was left out. None: it waited for all.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    in_flight: int | None
+    until_s: float | None
+
+
+def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None) -> Requests:
+    """Return requests as the benchmark drew them.
+
+    Lengths and arrivals are those that the row records. Where it does not, lengths are spread
+    evenly over their distribution, in random order, and then scaled so that those of the requests that finish on
+    ``server`` have the means that the row states, but by no more than those of so few requests stray.
+
+    Parameters
+    ----------
+    row
+        A row of `read_benchmarks`.
+    server
+        Anything near the server in question.
+    seed
+        For arrivals and the order of lengths.
+    most
+        Requests after which the benchmark is taken to stop; None: as it did.
+    """
+    rng = np.random.default_rng([seed, int(row["row"])])
+    until = row["duration_s"] if row["incomplete"] is None or row["incomplete"] > 0 else None
+    if most is not None and row["completed"] > most:
+        until = row["duration_s"] * most / row["completed"]
+    arrival = _arrivals(row, until, rng)
+    closed = row["in_flight"] if arrival is None else None
+    count = _count(row, until) if arrival is None else arrival.size
+    if row.get("prompt_lengths"):
+        prompt, output = (np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output"))
+        return Requests(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
+    quantiles = {name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")}
+    scale = {"prompt": 1.0, "output": 1.0}
+
+    def drawn() -> Requests:
+        prompt, output = (_lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output"))
+        return Requests(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
+
+    found = drawn()
+    finished = _rows_of(simulated(found, server))
+    if finished.size > 1:
+        for name, tokens in (("prompt", found.prompt_tokens), ("output", found.output_tokens)):
+            stray = _ERRORS * np.sqrt(spread_of(row, name) / row["completed"])
+            scale[name] = float(np.clip(row[f"{name}_tokens"] / tokens[finished].mean(), 1 - stray, 1 + stray))
+        found = drawn()
+    return found
+
+
+def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> Run:
+    """Run the requests through a server.
+
+    In a closed loop the server gets a client's next request as long after the end of the last as the overhead is.
+    """
+    if sent.in_flight is not None:
+        lengths = sent.prompt_tokens, sent.output_tokens
+        pause = overhead.fixed + (overhead.idle if sent.in_flight == 1 else 0.0)
+        return simulate_closed(*lengths, server, clients=sent.in_flight, pause_s=pause, until=sent.until_s)
+    workload = Workload.from_arrays(sent.arrival_s, sent.prompt_tokens, sent.output_tokens)
+    if sent.until_s is None:
+        return simulate(workload, server)
+    return simulate(workload, server, until=sent.until_s)
+
+
+def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, float]:
+    """Return what the client measures, by the columns of `MEASURES`.
+
+    ``itl_mean_s`` and ``itl_p50_s`` are over all gaps between tokens, ``tpot_mean_s`` over requests. Everything is NaN
+    where no request finished in time.
+    """
+    run = simulated(sent, server, overhead)
+    assert run.rows is not None
+    chosen = _rows_of(run)
+    if not chosen.size:
+        return {name: float("nan") for names in MEASURES.values() for name in names}
+    first, finish = (
+        np.multiply(ticks, run.tick_s, dtype=np.float64) for ticks in (run.rows.first_token, run.rows.finish)
+    )
+    arrival = run.rows.arrival * run.tick_s
+    gaps = run.rows.output_tokens.astype(np.float64) - 1
+    begun, ended = np.sort(first[first >= 0]), np.sort(finish[finish >= 0])
+    streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(ended, first[chosen], "right")
+    gone = np.searchsorted(ended, arrival[chosen], "right")
+    alone = np.searchsorted(np.sort(arrival), arrival[chosen], "left") == gone
+    ttft = first[chosen] - arrival[chosen] + overhead.fixed + overhead.per_stream * streams + overhead.idle * alone
+    decode, gaps = (finish - first)[chosen], gaps[chosen]
+    several = gaps > 0
+    per_request = float((decode[several] / gaps[several]).mean()) if several.any() else float("nan")
+    pooled = float(decode.sum() / gaps.sum()) if several.any() else float("nan")
+    e2e = ttft + decode
+    seconds = sent.until_s or float(finish.max())
+    return {
+        "ttft_mean_s": float(ttft.mean()),
+        "ttft_p50_s": float(np.median(ttft)),
+        "ttft_p99_s": float(np.quantile(ttft, 0.99)),
+        "itl_mean_s": pooled,
+        "tpot_mean_s": per_request,
+        "itl_p50_s": run.gaps.quantile(0.5) * run.tick_s if run.gaps.size else float("nan"),
+        "e2e_mean_s": float(e2e.mean()),
+        "e2e_p50_s": float(np.median(e2e)),
+        "e2e_p99_s": float(np.quantile(e2e, 0.99)),
+        "requests_per_s": chosen.size / seconds,
+    }
+
+
+def sustained_rate(sent: Requests, server: Server) -> float:
+    """Return the requests per second that a server carries of such lengths: those that leave while many more wait."""
+    many = np.resize(np.arange(sent.prompt_tokens.size), _IN_QUEUE)
+    workload = Workload.from_arrays(np.zeros(many.size), sent.prompt_tokens[many], sent.output_tokens[many])
+    run = simulate(workload, server, record="requests")
+    assert run.rows is not None
+    left = np.sort(run.rows.finish) * run.tick_s
+    low, high = many.size // 4, 3 * many.size // 4
+    return float((high - low) / max(left[high] - left[low], run.tick_s))
+
+
+def _rows_of(run: Run) -> Ints:
+    """Return the places of the requests that finished."""
+    assert run.rows is not None
+    return np.flatnonzero(run.rows.finish >= 0)
+
+
+def _count(row: Mapping[str, Any], until: float | None) -> int:
+    """Return how many requests a closed loop may need: more than were sent, in case the prediction is faster."""
+    sent = row["completed"] + (row["incomplete"] or 0)
+    return int(sent if until is None else min(2 * sent + row["in_flight"], _MOST_AT_ONCE))
+
+
+def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Generator) -> Floats | None:
+    """Return arrival times, or None where arrivals follow departures.
+
+    Those that the row records are repeated. A short run of random arrivals strays from its nominal
+    rate: how many came, and within which time, are the row's own.
+    """
+    if row["pattern"] == "closed":
+        return None
+    if row.get("arrival_s"):
+        times = np.array(row["arrival_s"], np.float64)
+        return times if until is None else times[times <= until]
+    rate, burst = row["rate"], int(row["burst"] or 0)
+    sent = row["completed"] + (row["incomplete"] or 0)
+    if row["pattern"] != "poisson":
+        count = sent if until is None else int(until * rate) + 1
+        times = np.concatenate([np.zeros(burst), (np.arange(max(count - burst, 1)) + (burst > 0)) / rate])
+        return times if until is None else times[times <= until]
+    if until is not None:
+        told = row["incomplete"] is not None  # else what had not finished was not counted
+        sent = round(sent * until / row["duration_s"]) if told else round(until * rate)
+    count = max(int(sent) - burst, 1)
+    shape = row["burstiness"] or 1.0
+    gaps = rng.gamma(shape, 1 / (shape * rate), count + 1)
+    times = np.cumsum(gaps) - (0 if burst else gaps[0])
+    if until is None:
+        times *= _sending_s(row, count) / (times[count - 1] or 1.0)
+    else:
+        times *= until / times[count]
+    return np.concatenate([np.zeros(burst), times[:count]])
+
+
+def _sending_s(row: Mapping[str, Any], count: int) -> float:
+    """Return how long requests were sent, for a run that waited for all: about that much less than it took."""
+    latency = row["e2e_mean_s"]
+    if latency is None and row["itl_mean_s"] is not None and row["ttft_p50_s"] is not None:
+        latency = row["ttft_p50_s"] + row["itl_mean_s"] * row["output_tokens"]
+    nominal = float(count / row["rate"])
+    if latency is None or math.isclose(row["duration_s"], row["completed"] / row["rate"]):  # that is worked out, too
+        return nominal
+    slowest = max(row["e2e_p99_s"] or 0.0, 2 * latency)
+    return float(np.clip(nominal, row["duration_s"] - slowest, max(row["duration_s"] - latency / 2, nominal / 2)))
+
+
+def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
+    """Return lengths at these quantiles: uniform between limits, else gamma with the spread, else all equal."""
+    mean = row[f"{name}_tokens"]
+    low, high, deviation = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_std"]
+    if deviation:
+        shape = (mean / deviation) ** 2
+        tokens = stats.gamma.ppf(quantiles, shape, scale=mean / shape)
+        tokens = tokens if low is None else np.clip(tokens, low, high)
+    elif low is not None and high > low:
+        tokens = low + quantiles * (high - low)
+    else:
+        tokens = np.full(quantiles.size, float(mean))
+    whole: Ints = np.maximum(np.rint(tokens * scale), 1).astype(np.int64)
+    return whole

@@ -1,0 +1,40 @@
+"""The command ``penstock hardware``: batch times that have been measured."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from penstock.show.options import Json, print_json
+
+
+def hardware(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show this one in full, or list those that match.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the hardware whose batch times are known, or show one: its model, its source, how well it fits."""
+    from penstock.measuring import view as terminal_hardware
+    from penstock.system import presets
+
+    names = list(presets.HARDWARE)
+    if name is not None and name not in names:
+        names = presets.matching(name)
+    elif name is not None:
+        names = [name]
+    shown = [presets.hardware(each) for each in names] or [presets.hardware(str(name))]  # which says that there is none
+    if as_json:
+        print_json({"hardware": [_as_dict(entry) for entry in shown]})
+    elif name is None or len(shown) > 1:
+        terminal_hardware.print_catalogue(shown)
+    else:
+        terminal_hardware.print_hardware(shown[0])
+
+
+def _as_dict(entry: Any) -> dict[str, Any]:
+    from penstock.system.batch_time_file import section_of
+
+    said = {"name": entry.name} | vars(entry) | {"batch_time": section_of(entry.batch_time)}
+    document: dict[str, Any] = json.loads(json.dumps(said, default=str))  # a fit may hold what YAML knows and JSON not
+    return document

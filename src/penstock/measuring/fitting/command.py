@@ -1,0 +1,101 @@
+"""The command ``penstock fit``: from measured batches to a batch-time model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.show.options import (
+    Description,
+    Figures,
+    Json,
+    MaxGib,
+    Output,
+    Report,
+    check_fit_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
+
+
+def fit(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Measured batches: a table, an engine's log or metrics, a layer profile; -: standard input.",
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Option("--model", help="auto, affine, hinge, steps, table, composition, or composition-affine ..."),
+    ] = "auto",
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="table, vllm, sglang, tensorrt-llm, blis, splitwise, vidur, llmservingsim."),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="COLUMN=VALUE", help="Keep these rows of a table; may be repeated."),
+    ] = None,
+    layers: Annotated[int | None, typer.Option("--layers", help="Layers of the model, for layer profiles.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Leave larger batches out.")] = None,
+    b0: Annotated[int | None, typer.Option("--b0", help="Step width or bend, instead of the one found.")] = None,
+    confidence: Annotated[float, typer.Option("--confidence", help="Of the intervals.")] = 0.95,
+    seed: Annotated[int, typer.Option("--seed", help="Of the bootstrap.")] = 0,
+    output: Output = None,
+    description: Description = "",
+    max_gib: MaxGib = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+) -> None:
+    """Fit a batch-time model to measured batches: parameters with intervals, errors, which model predicts best."""
+    from penstock.measuring.fitting.batches import joined
+    from penstock.measuring.fitting.fit import fit as fit_batches
+    from penstock.measuring.fitting.readers import read_batches
+    from penstock.show import progress
+
+    check_fit_outputs(files, output, figures, report)
+    chosen = dict(_pair(text) for text in where or ())
+    batches = joined(
+        [read_batches(file, format, where=chosen or None, layers=layers, max_gib=max_gib) for file in files]
+    )
+    if max_tokens is not None:
+        batches = batches.up_to(max_tokens)
+    with progress.bar(f"Fitting {len(batches):,} batches"):
+        found = fit_batches(batches, model, b0=b0, confidence=confidence, seed=seed)
+    if output is not None:
+        from penstock.system.batch_time_file import write_batch_time
+
+        write_batch_time(output, found.as_file(description))
+        say_written("Batch-time file", [output], as_json)
+    if figures is not None:
+        from penstock.measuring.fitting import figures as plotting_fit
+
+        charts = {
+            "batch_time_fit": plotting_fit.fitted_line(found),
+            "batch_time_errors": plotting_fit.relative_errors(found),
+        }
+        save_figures(charts, figures, as_json)
+    if report is not None:
+        from penstock.measuring.fitting.report import report_fit
+
+        report_fit(report, found)
+        say_written("Report", [report], as_json)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        from penstock.measuring.fitting.terminal import print_fit
+
+        print_fit(found)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name.strip() and equals):
+        raise InputError(f"--where {checks.shown(text)} names no column and value; give --where model=llama-2-70b")
+    return name.strip(), value.strip()

@@ -1,0 +1,126 @@
+"""Figures of a fit: measured batches with the model, and its relative errors."""
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+from penstock.measuring.fitting.families import COMPOSED
+from penstock.measuring.fitting.fit import Fit
+from penstock.show.charts import COLOURS, GRID, SHORT
+
+_MOST = 3_000
+"""Batches drawn; more are thinned evenly."""
+_CROSS = "M-1,-1L1,1M-1,1L1,-1"
+_SHAPES = {"fitted": "circle", "left out": _CROSS}
+_COLOURS = {"fitted": COLOURS[0], "left out": COLOURS[1]}
+_LINE = "#000000"
+_EACH, _OF_ALL = "for each batch", "the line"
+
+
+def fitted_line(fit: Fit) -> alt.LayerChart:
+    """Measured batch times over token load, with the model's line; of a composition, what it predicts for each."""
+    points = _points(fit)
+    measured = (
+        alt.Chart(points)
+        .mark_point(size=22, opacity=0.55, filled=False, strokeWidth=1.2)
+        .encode(x=_loads(fit), y=alt.Y("measured_ms:Q", title="Batch time (ms)", axis=_AXIS), **_kinds(points))
+    )
+    chart: alt.LayerChart = alt.LayerChart(layer=[measured, _model(fit, points)]).properties(
+        width=520, height=320, title=f"Batch time by token load: {fit.name}"
+    )
+    coloured: alt.LayerChart = chart.configure_axis(gridColor=GRID)
+    return coloured
+
+
+def relative_errors(fit: Fit) -> alt.LayerChart:
+    """Predicted / measured - 1 of each batch over its token load; the whole height is 1.2 times the 98% between."""
+    points = _points(fit)
+    limit = max(1.2 * max(abs(fit.quantiles[0.01]), abs(fit.quantiles[0.99])), 1e-3)
+    shown = points.with_columns(pl.col("error").clip(-limit, limit))
+    errors = (
+        alt.Chart(shown)
+        .mark_point(size=22, opacity=0.55, filled=False, strokeWidth=1.2)
+        .encode(
+            x=_loads(fit),
+            y=alt.Y(
+                "error:Q",
+                title="Predicted / measured - 1",
+                scale=alt.Scale(domain=[-limit, limit]),
+                axis=alt.Axis(format="+%", tickCount=6),
+            ),
+            **_kinds(points),
+        )
+    )
+    zero = alt.Chart(pl.DataFrame({"y": [0.0]})).mark_rule(color=_LINE, strokeWidth=1.5).encode(y="y:Q")
+    chart: alt.LayerChart = alt.LayerChart(layer=[errors, zero]).properties(
+        width=520, height=220, title="Relative error of each batch; those beyond stand at the edge"
+    )
+    coloured: alt.LayerChart = chart.configure_axis(gridColor=GRID)
+    return coloured
+
+
+_AXIS = alt.Axis(format=",.4~r", tickCount=6)
+
+
+def _points(fit: Fit) -> pl.DataFrame:
+    frame = pl.DataFrame(
+        {
+            "tokens": fit.batches.tokens,
+            "measured_ms": fit.batches.seconds * 1e3,
+            "predicted_ms": fit.predicted * 1e3,
+            "error": fit.errors,
+            "batch": np.where(fit.outliers, "left out", "fitted"),
+        }
+    )
+    kept, out = frame.filter(pl.col("batch") == "fitted"), frame.filter(pl.col("batch") == "left out")
+    return pl.concat([part.gather_every(-(-part.height // _MOST) or 1) for part in (kept, out)])
+
+
+def _loads(fit: Fit) -> alt.X:
+    """Return the axis of token loads; logarithmic where most batches are small."""
+    tokens = fit.batches.tokens
+    log = float(tokens.max()) > 20 * float(np.median(tokens))
+    scale = alt.Scale(type="log", nice=False, padding=8) if log else alt.Scale(zero=True)
+    title = "Token load (tokens in the batch" + (", log scale)" if log else ")")
+    return alt.X("tokens:Q", title=title, scale=scale, axis=alt.Axis(labelExpr=SHORT, tickCount=7))
+
+
+def _kinds(points: pl.DataFrame) -> dict[str, Any]:
+    """Colour and shape of fitted batches and of those left out; no legend where there is but one kind."""
+    kinds = [kind for kind in _SHAPES if (points["batch"] == kind).any()]
+    legend = alt.Legend(title="Measured", symbolSize=80) if len(kinds) > 1 else None
+    colours, shapes = [_COLOURS[kind] for kind in kinds], [_SHAPES[kind] for kind in kinds]
+    return {
+        "color": alt.Color("batch:N", scale=alt.Scale(domain=kinds, range=colours), legend=legend),
+        "shape": alt.Shape("batch:N", scale=alt.Scale(domain=kinds, range=shapes), legend=legend),
+    }
+
+
+def _model(fit: Fit, points: pl.DataFrame) -> alt.Chart:
+    """Draw the model: a line by token load, or a bar for each batch where the load alone does not decide."""
+    chart: alt.Chart
+    y = alt.Y("predicted_ms:Q")
+    if fit.name.startswith(COMPOSED):
+        told = points.with_columns(model=pl.lit(_EACH))
+        bars = alt.Chart(told).mark_point(shape="stroke", size=60, strokeWidth=1.5, opacity=0.7)
+        chart = bars.encode(x=_loads(fit), y=y, stroke=_legend(_EACH))
+        return chart
+    low, high = float(fit.batches.tokens.min()), float(fit.batches.tokens.max())
+    loads = np.unique(np.concatenate((np.linspace(low, high, 1_000).round(), np.geomspace(low, high, 200).round())))
+    loads = loads[(loads >= low) & (loads <= high)]
+    line = pl.DataFrame({"tokens": loads, "predicted_ms": fit.model(loads) * 1e3, "model": _OF_ALL})
+    drawn = alt.Chart(line).mark_line(strokeWidth=2, interpolate="step-before" if _steps(fit) else "linear")
+    chart = drawn.encode(x=_loads(fit), y=y, stroke=_legend(_OF_ALL))
+    return chart
+
+
+def _legend(name: str) -> alt.Stroke:
+    """Name what is black."""
+    legend = alt.Legend(title="Model", symbolType="stroke", symbolStrokeWidth=2, symbolSize=120)
+    return alt.Stroke("model:N", scale=alt.Scale(domain=[name], range=[_LINE]), legend=legend)
+
+
+def _steps(fit: Fit) -> bool:
+    return fit.name == "steps"

@@ -1,0 +1,62 @@
+"""A batch-time model held against batches: its relative errors."""
+
+import numpy as np
+
+from penstock.measuring.fitting.batches import Array, MeasuredBatches
+from penstock.system.batch_time import BatchTime, Composition
+
+QUANTILES = (0.01, 0.05, 0.5, 0.95, 0.99)
+
+
+class Judged:
+    """What a model says of batches (``predicted``, in seconds), and what they took."""
+
+    batches: MeasuredBatches
+    predicted: Array
+
+    @property
+    def errors(self) -> Array:
+        """Relative errors, predicted / measured - 1; shape (n,)."""
+        return self.predicted / self.batches.seconds - 1
+
+    @property
+    def mean_absolute_error(self) -> float:
+        """Mean of |predicted / measured - 1|, outliers included."""
+        return float(np.mean(np.abs(self.errors)))
+
+    @property
+    def quantiles(self) -> dict[float, float]:
+        """Quantiles of the relative error, outliers included."""
+        return dict(zip(QUANTILES, np.quantile(self.errors, QUANTILES).tolist(), strict=True))
+
+    @property
+    def r2(self) -> float:
+        """Share of the variance of the seconds that the model explains, outliers included."""
+        return r2(self.batches.seconds, self.predicted)
+
+    @property
+    def bias(self) -> float:
+        """Seconds predicted over seconds measured, of all batches together, less 1."""
+        return float(self.predicted.sum() / self.batches.seconds.sum() - 1)
+
+
+def r2(measured: Array, predicted: Array) -> float:
+    """Return the share of the variance of what was measured that is explained."""
+    total = float(((measured - measured.mean()) ** 2).sum())
+    return 1 - float(((measured - predicted) ** 2).sum()) / total if total else 0.0
+
+
+def seconds_of(model: BatchTime, batches: MeasuredBatches) -> Array:
+    """Return what a model says of batches, shape (n,); what is not known of them counts as none.
+
+    Raises
+    ------
+    InputError
+        If the model is a table and a batch is beyond it.
+    """
+    if not isinstance(model, Composition):
+        return model(batches.tokens)
+    none = np.zeros(len(batches))
+    prefill = none if batches.prefill_tokens is None else batches.prefill_tokens
+    known = (batches.requests, batches.squares, batches.pairs, batches.context)
+    return model.of_batches(prefill, batches.tokens - prefill, *(none if v is None else v for v in known))

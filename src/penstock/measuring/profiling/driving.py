@@ -1,0 +1,227 @@
+"""Drive a real engine: in real time, or as fast as it goes through a plan of requests; keep what happened.
+
+The time of a batch is a period: from the end of the batch before it, or from when there was something to do, to when
+its tokens were read. So it holds what the engine's loop costs besides the forward pass, as batch times must.
+"""
+
+import dataclasses
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.measuring.profiling.batching import Batch
+from penstock.measuring.profiling.clock import Clock
+from penstock.simulation.run import Progress
+from penstock.system.policies import Policy
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class RealEngine(Protocol):
+    """An engine that runs here."""
+
+    clock: Clock
+
+    description: str
+    facts: dict[str, str | int]
+    max_running: int | None
+    longest: int
+    """Most tokens of a request, prompt and output together."""
+
+    @property
+    def policy(self) -> Policy:
+        """What forms the batches."""
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens in a batch."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+
+    def submit(self, request: int, prompt: int, output: int) -> None:
+        """Put a request of so many prompt and output tokens at the end of the queue."""
+
+    def step(self) -> Batch:
+        """Run one batch to its end, and read its tokens."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batches:
+    """Batches that ran.
+
+    Attributes
+    ----------
+    begin_s, end_s
+        Shape (batches,), seconds since the start.
+    sums
+        Shape (batches, 6): prefill tokens, decode tokens, requests, squares, pairs, context (`Batch.sums`).
+    """
+
+    begin_s: Floats
+    end_s: Floats
+    sums: Ints
+
+    @classmethod
+    def of(cls, times: Sequence[tuple[float, float]], batches: Sequence[Batch]) -> "Batches":
+        """Put batches in columns."""
+        begin, end = np.array(times, np.float64).reshape(-1, 2).T
+        return cls(begin, end, np.array([batch.sums for batch in batches], np.int64).reshape(-1, 6))
+
+    @property
+    def seconds(self) -> Floats:
+        """Shape (batches,): how long each took."""
+        return self.end_s - self.begin_s
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Timeline:
+    """What happened to requests that arrived in real time.
+
+    Attributes
+    ----------
+    arrival_s, first_token_s, finish_s
+        Shape (requests,), seconds since the start; arrivals as planned.
+    submitted_s
+        Shape (requests,): when the engine got them. Between batches it gets none.
+    gaps_s
+        Seconds between successive tokens of a request, pooled.
+    batches
+        The batches.
+    """
+
+    arrival_s: Floats
+    submitted_s: Floats
+    first_token_s: Floats
+    finish_s: Floats
+    gaps_s: Floats
+    batches: Batches
+
+
+def drive(
+    engine: RealEngine,
+    arrival_s: Floats,
+    prompt_tokens: Ints,
+    output_tokens: Ints,
+    *,
+    most_seconds: float = float("inf"),
+    progress: Progress | None = None,
+) -> Timeline:
+    """Submit requests when their time has come, and step the engine until all have left.
+
+    Parameters
+    ----------
+    engine
+        An idle engine.
+    arrival_s, prompt_tokens, output_tokens
+        Shape (requests,): seconds since the start, not falling; tokens.
+    most_seconds
+        Give up after so long.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If it takes longer than that.
+    """
+    count, clock = arrival_s.size, engine.clock
+    arrivals, prompts, outputs = arrival_s.tolist(), prompt_tokens.tolist(), output_tokens.tolist()
+    submitted, first, last = [0.0] * count, [-1.0] * count, [0.0] * count
+    gaps: list[float] = []
+    times: list[tuple[float, float]] = []
+    batches: list[Batch] = []
+    came = 0
+    clock.between_batches()
+    with without_garbage_collection():
+        start = clock()
+        now = 0.0
+        while came < count or engine.busy:
+            if not engine.busy:
+                now = _wait(clock, start, arrivals[came])
+            while came < count and arrivals[came] <= now:
+                engine.submit(came, prompts[came], outputs[came])
+                submitted[came] = now
+                came += 1
+            batch = engine.step()
+            begin, now = now, clock() - start
+            times.append((begin, now))
+            batches.append(batch)
+            for request in batch.puts_out:
+                if first[request] < 0:
+                    first[request] = now
+                else:
+                    gaps.append(now - last[request])
+                last[request] = now
+            clock.between_batches()
+            if now > most_seconds:
+                raise InputError(
+                    f"the engine is not done after {now:,.0f} s, with {count - came:,} requests still to come; the "
+                    "machine is much slower than when it was measured: lower the load, or let nothing else run on it"
+                )
+            if progress is not None and len(batches) % 32 == 0:
+                progress(min(came / count, 0.999))
+    when = [np.array(column, np.float64) for column in (submitted, first, last, gaps)]
+    return Timeline(arrival_s, when[0], when[1], when[2], when[3], Batches.of(times, batches))
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """Requests to be submitted before given steps of an idle engine: (step, prompt tokens, output tokens), in order."""
+
+    requests: tuple[tuple[int, int, int], ...]
+
+
+def run_episode(engine: RealEngine, episode: Episode) -> Batches:
+    """Run an episode to its end as fast as the engine goes."""
+    times: list[tuple[float, float]] = []
+    batches: list[Batch] = []
+    came, step = 0, 0
+    requests, clock = episode.requests, engine.clock
+    clock.between_batches()
+    start = clock()
+    now = 0.0
+    while came < len(requests) or engine.busy:
+        if not engine.busy:
+            step = max(step, requests[came][0])
+        while came < len(requests) and requests[came][0] <= step:
+            engine.submit(came, *requests[came][1:])
+            came += 1
+        batch = engine.step()
+        begin, now = now, clock() - start
+        times.append((begin, now))
+        batches.append(batch)
+        clock.between_batches()
+        step += 1
+    return Batches.of(times, batches)
+
+
+def joined(parts: Sequence[Batches]) -> Batches:
+    """Put measurements after one another; each part counts its own seconds."""
+    columns = zip(*((part.begin_s, part.end_s, part.sums) for part in parts), strict=True)
+    return Batches(*(np.concatenate(column) for column in columns))
+
+
+def _wait(clock: Clock, start: float, until: float) -> float:
+    """Wait until so many seconds after the start; return the seconds that have passed."""
+    while (left := until - (now := clock() - start)) > 0:
+        clock.wait(left)
+    return now
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Keep Python from pausing for its garbage while the clock runs."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

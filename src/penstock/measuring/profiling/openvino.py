@@ -1,0 +1,201 @@
+"""OpenVINO GenAI's continuous batching on a CPU, with a random Llama made here: no download, no weights of others.
+
+The engine forms its own batches (``dynamic_split_fuse``: decodes first, then the oldest prompts, cut to fit), which is
+the policy ``sarathi``. It says how many requests were in a batch but not how many tokens; a mirror of its scheduler
+knows, and each batch is held against it: requests in the batch, and a token of each request that must put one out.
+"""
+
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.measuring.profiling.batching import Batch, Batching
+from penstock.measuring.profiling.clock import Clock
+from penstock.measuring.profiling.driving import Episode, run_episode
+from penstock.measuring.profiling.llama import LONGEST_CONTEXT, LlamaShape
+from penstock.measuring.profiling.machine import machine
+from penstock.system.policies import Policy
+
+_INSTALL = "install it with: pip install 'penstock-llm[openvino]'"
+_PACKAGES = ("openvino", "openvino-genai")
+_BLOCK = 32
+"""Tokens in a block of the KV cache on a CPU."""
+_SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+
+
+class OpenVinoEngine:
+    """OpenVINO GenAI's `ContinuousBatchingPipeline`, driven step by step.
+
+    Parameters
+    ----------
+    shape
+        The Llama. It is made and exported once, into a cache folder.
+    token_budget
+        Most tokens in a batch (``max_num_batched_tokens``).
+    threads
+        Threads of a forward pass.
+    cache_tokens
+        KV cache, tokens. All of it is used once at the start: memory costs time when it is first touched.
+    folder
+        Where models are kept; None: the user's cache folder.
+
+    Raises
+    ------
+    InputError
+        If OpenVINO GenAI is missing.
+    """
+
+    max_running: int | None = None  # max_num_seqs has no effect under dynamic split fuse
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        token_budget: int,
+        threads: int = 1,
+        cache_tokens: int = 32_768,
+        folder: Path | None = None,
+    ) -> None:
+        genai, openvino = _import()
+        self._batching = Batching("sarathi", token_budget)
+        threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
+        cache_tokens = checks.whole(
+            "cache_tokens", cache_tokens, 1_024, 2**30, "tokens", "requests lie in the KV cache"
+        )
+        model = exported(shape, folder)
+        config = genai.SchedulerConfig()
+        config.max_num_batched_tokens = token_budget
+        config.dynamic_split_fuse = True
+        config.enable_prefix_caching = False
+        config.num_kv_blocks = -(-cache_tokens // _BLOCK)
+        self._pipeline = genai.ContinuousBatchingPipeline(
+            str(model), config, "CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
+        )
+        self._tensor, self._generation = openvino.Tensor, genai.GenerationConfig
+        self._ids = np.random.default_rng(0).integers(len(_SPECIAL), shape.vocab, (1, LONGEST_CONTEXT), np.int64)
+        self._handles: dict[int, Any] = {}  # without its handle a request never runs
+        self._left: dict[int, int] = {}
+        self.longest = LONGEST_CONTEXT
+        self.clock = Clock()
+        self.description = f"{shape.describe()}, OpenVINO GenAI on {threads} thread{'s' * (threads > 1)}"
+        self.facts = machine(_PACKAGES, threads)
+        prompts = ((0, _BLOCK * 8, 1),) * (cache_tokens // (_BLOCK * 8) + 1)
+        run_episode(self, Episode(prompts))  # blocks are taken in turn
+
+    @property
+    def policy(self) -> Policy:
+        """What the engine's own scheduler does."""
+        return self._batching.policy
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens in a batch."""
+        return self._batching.token_budget
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return self._batching.busy
+
+    def submit(self, request: int, prompt: int, output: int) -> None:
+        """Put a request of random tokens at the end of the queue."""
+        wanted = self._generation()
+        wanted.max_new_tokens = wanted.min_new_tokens = output
+        wanted.ignore_eos = True
+        tokens = self._tensor(np.ascontiguousarray(self._ids[:, :prompt]))
+        self._handles[request] = self._pipeline.add_request(request, tokens, wanted)
+        self._left[request] = output
+        self._batching.add(request, prompt, output)
+
+    def step(self) -> Batch:
+        """Run one batch to its end, read its tokens, and hold it against the mirror.
+
+        Raises
+        ------
+        RuntimeError
+            If the engine did otherwise: its scheduler is not the one that is known here.
+        """
+        self._pipeline.step()
+        batch = self._batching.next_batch()
+        scheduled = self._pipeline.get_metrics().scheduled_requests
+        silent = [request for request in batch.puts_out if not self._read(request)]
+        if scheduled != batch.requests or silent:
+            raise RuntimeError(
+                f"OpenVINO GenAI had {scheduled} requests in a batch, and {len(silent)} of them put out no token, but "
+                f"{batch.requests} and none were expected; its scheduler has changed, or the KV cache is too small"
+            )
+        return batch
+
+    def _read(self, request: int) -> bool:
+        """Take the one token that a request has put out; return whether there was one."""
+        handle = self._handles[request]
+        if not handle.can_read():
+            return False
+        (output,) = handle.read().values()
+        self._left[request] -= 1
+        if not self._left[request]:
+            del self._handles[request], self._left[request]
+        return len(output.generated_ids) == 1
+
+
+def exported(shape: LlamaShape, folder: Path | None = None) -> Path:
+    """Return the folder of a random Llama for OpenVINO, made first if it is not there."""
+    folder = Path(platformdirs.user_cache_dir("penstock")) / "models" if folder is None else folder
+    place = folder / f"openvino-{shape.key}"
+    if (place / "openvino_model.xml").exists():
+        return place
+    main_export = _import_export()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made, out = Path(scratch) / "llama", Path(scratch) / "openvino"
+            _make(shape, made)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                main_export(str(made), str(out), task="text-generation-with-past", library_name="transformers")
+            shutil.move(out, place)
+    except OSError as error:
+        raise InputError(f"cannot keep the model in {folder}: {error}; give another folder") from None
+    return place
+
+
+def _make(shape: LlamaShape, folder: Path) -> None:
+    """Write a Llama with random weights, and a tokenizer that knows no words."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**shape.config())).save_pretrained(folder)
+    words = {word: index for index, word in enumerate(_SPECIAL)}
+    words |= {f"t{index}": index for index in range(len(_SPECIAL), shape.vocab)}
+    pad, begin, end, unknown = _SPECIAL
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token=unknown)),
+        bos_token=begin, eos_token=end, pad_token=pad, unk_token=unknown,
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def _import() -> tuple[Any, Any]:
+    try:
+        import openvino
+        import openvino_genai
+    except ImportError as error:
+        raise InputError(f"the engine openvino needs OpenVINO GenAI ({error}); {_INSTALL}") from None
+    return openvino_genai, openvino
+
+
+def _import_export() -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is made here
+    try:
+        from optimum.exporters.openvino import main_export
+    except ImportError as error:
+        raise InputError(f"making a model for OpenVINO needs optimum-intel ({error}); {_INSTALL}") from None
+    return main_export

@@ -1,0 +1,1 @@
+"""Twins: a real engine and its simulation, under the same requests."""

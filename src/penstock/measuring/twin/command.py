@@ -1,0 +1,227 @@
+"""The commands ``penstock profile`` and ``penstock twin``: a real engine on this machine."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.show import progress
+from penstock.show.options import (
+    EXIT_ANSWER_IS_NO,
+    Figures,
+    Json,
+    Report,
+    Strict,
+    print_json,
+    save_figures,
+    say_written,
+)
+
+if TYPE_CHECKING:
+    from penstock.measuring.profiling.driving import RealEngine
+    from penstock.system.batch_time import BatchTime
+    from penstock.workload.pairs import Lengths
+
+EngineName = Annotated[str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")]
+Model = Annotated[
+    str, typer.Option("--model", help="Random Llama: tiny, small, medium, llama-8b; or sizes: small,layers=8.")
+]
+Budget = Annotated[int, typer.Option("--token-budget", help="Most tokens in a batch.")]
+Threads = Annotated[int, typer.Option("--threads", help="Threads of a forward pass on a CPU.")]
+PolicyOf = Annotated[str, typer.Option("--policy", help="What forms the batches of the engine torch.")]
+MaxRunning = Annotated[int, typer.Option("--max-running", help="Most requests at once, of the engine torch.")]
+Longest = Annotated[int, typer.Option("--longest", help="Most tokens of a request, of the engine torch.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu, of the engine torch.")]
+ClockName = Annotated[
+    str,
+    typer.Option("--clock", help="wall, or paced: by units of like work, where neighbours slow a machine."),
+]
+
+
+def profile(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="The batch-time file to write (YAML).")],
+    engine: EngineName = "openvino",
+    model: Model = "small",
+    token_budget: Budget = 128,
+    seconds: Annotated[float, typer.Option("--seconds", help="For how long batches are measured.")] = 60.0,
+    decodes: Annotated[int, typer.Option("--decodes", help="Most requests that decode side by side.")] = 64,
+    prompt: Annotated[int, typer.Option("--prompt", help="Longest prompt, tokens.")] = 512,
+    context: Annotated[int, typer.Option("--context", help="Most tokens before a decode.")] = 1024,
+    threads: Threads = 1,
+    policy: PolicyOf = "sarathi",
+    max_running: MaxRunning = 64,
+    longest: Longest = 2048,
+    device: Device = "auto",
+    clock: ClockName = "wall",
+    fit_model: Annotated[str, typer.Option("--fit", help="The model to fit, as of penstock fit.")] = "auto",
+    measurements: Annotated[
+        Path | None, typer.Option("--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the batches to measure.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Measure the batch times of a real engine on this machine, and write them as a batch-time file.
+
+    A scenario uses it as `server: {batch_time: {file: FILE}}`.
+    """
+    checks.writable("the batch-time file", out)
+    if measurements is not None:
+        checks.writable("--measurements", measurements)
+    from penstock.measuring.fitting.fit import fit
+    from penstock.measuring.profiling import measurements as files
+    from penstock.measuring.profiling.sweep import Sweep, measure
+    from penstock.measuring.twin import terminal as terminal_twin
+    from penstock.system.batch_time_file import write_batch_time
+
+    sweep = Sweep(token_budget, min(decodes, token_budget, max_running), prompt, context, seed)
+    running = _open(engine, model, token_budget, threads, policy, max_running, longest, device, clock)
+    with progress.bar(f"Measuring {running.description}") as show:
+        batches = measure(running, sweep, seconds, progress=show)
+    if measurements is not None:
+        files.write_measurements(measurements, batches)
+    source = f"measured by penstock profile: {running.description}, {running.facts['processor']}"
+    found = fit(files.measured(batches, source), fit_model)
+    content = found.as_file(f"{running.description}, token budget {token_budget:,}")
+    made_on = {"machine": running.facts, "clock": clock}
+    write_batch_time(out, dataclasses.replace(content, fit={**content.fit, **made_on}))
+    say_written("Batch times", [out, *([measurements] if measurements else [])], as_json)
+    if as_json:
+        print_json({"engine": running.description, "machine": running.facts, "fit": found.as_dict()})
+    else:
+        terminal_twin.print_profile(running.description, running.facts, found)
+
+
+def twin(
+    rho: Annotated[str, typer.Option("--rho", help="Loads, separated by commas.")] = ".5,.8,.9,1.1",
+    seeds: Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")] = 3,
+    seconds: Annotated[float, typer.Option("--seconds", help="For how long requests arrive in each run.")] = 60.0,
+    backlog: Annotated[
+        float, typer.Option("--backlog", help="Seconds of work that wait at the start, at loads of .85 and more.")
+    ] = 10.0,
+    calibrate: Annotated[
+        float, typer.Option("--calibrate", help="Seconds for which batches are measured before each round.")
+    ] = 40.0,
+    batch_time: Annotated[
+        Path | None, typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring.")
+    ] = None,
+    prompt: Annotated[
+        str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")
+    ] = "{lognormal: {mean: 100, cv: 0.8, max: 400}}",
+    output: Annotated[
+        str, typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios.")
+    ] = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
+    engine: EngineName = "openvino",
+    model: Model = "small",
+    token_budget: Budget = 128,
+    threads: Threads = 1,
+    policy: PolicyOf = "sarathi",
+    max_running: MaxRunning = 64,
+    longest: Longest = 2048,
+    device: Device = "auto",
+    clock: ClockName = "wall",
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+    strict: Strict = False,
+) -> None:
+    """Run a real engine on this machine beside its simulation, under the same requests in real time.
+
+    Batch times are measured first; then it is said at each load whether a backlog drains or grows, and after each run
+    how latencies and drift compare. Takes about (calibrate + loads x (20 s + seconds + backlog)) x seeds.
+    """
+    if figures is not None:
+        checks.writable("--figures", figures, folder=True)
+    if report is not None:
+        checks.writable("--report", report)
+    from penstock.measuring.twin import experiment
+    from penstock.measuring.twin import terminal as terminal_twin
+
+    settings = experiment.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
+    model_given = _batch_time(batch_time)
+    running = _open(engine, model, token_budget, threads, policy, max_running, longest, device, clock)
+    progress.announce_compilation()
+    with progress.bar(f"Running {running.description}") as show:
+        found = experiment.twin(
+            running, settings, batch_time=model_given, say=_silent if as_json else terminal_twin.say, progress=show
+        )
+    if figures is not None or report is not None:
+        _draw(found, figures, report, as_json)
+    if as_json:
+        print_json(experiment.as_dict(found))
+    elif markdown:
+        print(terminal_twin.as_markdown(found))
+    else:
+        terminal_twin.print_twin(found)
+    if strict and any(trial.drift and trial.drift.direction != trial.prediction.direction for trial in found.trials):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def _draw(found: Any, figures: Path | None, report: Path | None, as_json: bool) -> None:
+    from penstock.measuring.twin import figures as plotting_twin
+    from penstock.measuring.twin import report as report_twin
+
+    if figures is not None:
+        save_figures(plotting_twin.charts(found), figures, as_json)
+    if report is not None:
+        report_twin.report_twin(report, found)
+        say_written("Report", [report], as_json)
+
+
+def _open(
+    name: str,
+    model: str,
+    token_budget: int,
+    threads: int,
+    policy: str,
+    max_running: int,
+    longest: int,
+    device: str,
+    clock: str,
+) -> "RealEngine":
+    from penstock.measuring.profiling import open_engine
+    from penstock.measuring.profiling.llama import llama
+
+    with progress.bar(f"Starting {name}"):
+        return open_engine(
+            name, llama(model), token_budget, threads=threads, clock=clock, policy=policy, max_running=max_running,
+            longest=longest, device=device,
+        )  # fmt: skip
+
+
+def _lengths(prompt: str, output: str) -> "Lengths":
+    import yaml
+
+    from penstock.scenario.scenario import length
+    from penstock.workload.pairs import Independent
+
+    found = []
+    for name, text in (("--prompt", prompt), ("--output", output)):
+        try:
+            found.append(length(yaml.safe_load(text)))
+        except (yaml.YAMLError, ValueError) as error:
+            raise InputError(f"{name} {checks.shown(text)}: {' '.join(str(error).split())}") from None
+    return Independent(found[0], found[1])
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise InputError(f"--rho {checks.shown(text)}: give numbers separated by commas, such as .5,.8,1.1") from None
+
+
+def _batch_time(path: Path | None) -> "BatchTime | None":
+    if path is None:
+        return None
+    from penstock.system.batch_time_file import read_batch_time
+
+    return read_batch_time(path).batch_time
+
+
+def _silent(_: str) -> None:
+    pass

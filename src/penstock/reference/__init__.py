@@ -1,0 +1,1 @@
+"""The specification of the simulator, transcribed literally and slowly."""

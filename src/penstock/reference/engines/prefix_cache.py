@@ -1,0 +1,215 @@
+"""Prefix caching, as vLLM V1 does it: full blocks keep their contents until they are needed for others."""
+
+from collections import deque
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from penstock.errors import InputError
+from penstock.reference.engines.seam import DECODE_FIRST, Policy, SeamServer
+from penstock.reference.engines.server import Allocation, Limits, Request, Server, token_load
+from penstock.reference.engines.vllm import VllmV1
+
+
+@dataclass(eq=False)
+class Block:
+    """A KV block: who uses it, and what it holds, by a name that stands for the whole prefix up to its end."""
+
+    users: int = 0
+    name: Hashable | None = None
+
+
+class BlockPool:
+    """``BlockPool`` of vLLM: a queue of the blocks that nobody uses, some of which still hold a named prefix."""
+
+    def __init__(self, blocks: int) -> None:
+        self.unused = deque(Block() for _ in range(blocks))
+        self.named: dict[Hashable, list[Block]] = {}  # oldest first
+
+    def take(self) -> Block:
+        """Take the first of the queue; what it held is forgotten."""
+        block = self.unused.popleft()
+        if block.name is not None:
+            self.named[block.name].remove(block)
+            if not self.named[block.name]:
+                del self.named[block.name]
+            block.name = None
+        block.users = 1
+        return block
+
+    def share(self, block: Block) -> None:
+        """Use a block that holds what is wanted."""
+        if block.users == 0:
+            self.unused.remove(block)
+        block.users += 1
+
+    def release(self, blocks: list[Block]) -> None:
+        """Give blocks back, the last first: those without a name to the front of the queue, the others to its end."""
+        for block in reversed(blocks):
+            block.users -= 1
+            if block.users == 0 and block.name is None:
+                self.unused.appendleft(block)
+            elif block.users == 0:
+                self.unused.append(block)
+
+    def give_name(self, block: Block, name: Hashable) -> None:
+        """Say what a block holds."""
+        block.name = name
+        self.named.setdefault(name, []).append(block)
+
+
+class PrefixCache(Server):
+    """A server on which the blocks at the start of an admitted request may be there already.
+
+    A block is named in the step that fills it: by the request's hash id, if it is one of the prompt, else as the
+    request's own.
+    """
+
+    pool: BlockPool
+    held: dict[Request, list[Block]]
+
+    def open_cache(self) -> None:
+        """Begin with blocks that hold nothing."""
+        if self.limits.kv_blocks == float("inf"):
+            raise InputError("hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; give it")
+        self.pool = BlockPool(int(self.usable))
+        self.held = {}
+        self.reused = 0  # tokens that were there already
+
+    @property
+    def free(self) -> float:
+        """KV blocks that nobody uses."""
+        return len(self.pool.unused)
+
+    def names(self, request: Request, tokens: int) -> list[Hashable]:
+        """Name the full blocks of the first tokens of a request."""
+        blocks = range(tokens // self.block_size)
+        ids = request.hash_ids[: request.prompt // self.block_size]  # traces may name a last block that is not full
+        return [ids[i] if i < len(ids) else ("own", request.index, i) for i in blocks]
+
+    def cached(self, request: Request) -> list[Block]:
+        """Blocks that hold its prefix; its last token is always computed."""
+        found: list[Block] = []
+        for name in self.names(request, request.target - 1):
+            if name not in self.pool.named:
+                break
+            found.append(self.pool.named[name][0])
+        return found
+
+    def cached_blocks(self, request: Request) -> tuple[int, int]:
+        """KV blocks that hold its prefix, and how many of them nobody uses."""
+        found = self.cached(request)
+        return len(found), sum(block.users == 0 for block in found)
+
+    def admit(self, request: Request, blocks: int) -> None:
+        """Move it to the running list, with the blocks that hold its prefix."""
+        self.held[request] = self.cached(request)
+        for block in self.held[request]:
+            self.pool.share(block)
+        request.computed = len(self.held[request]) * self.block_size
+        self.reused += request.computed
+        super().admit(request, blocks)
+        self.hold(request, blocks)
+
+    def hold(self, request: Request, blocks: int) -> None:
+        """Let it have so many KV blocks in all."""
+        held = self.held[request]
+        held += [self.pool.take() for _ in range(blocks - len(held))]
+        request.blocks = len(held)
+
+    def grow(self, request: Request, tokens: int = 1) -> None:
+        """Give it the KV blocks that it lacks, and name those that are full when this step is over."""
+        self.hold(request, request.blocks + self.growth(request, tokens))
+        for block, name in zip(self.held[request], self.names(request, request.computed + tokens), strict=False):
+            if block.name is None:
+                self.pool.give_name(block, name)
+
+    def evict(self, request: Request) -> None:
+        """Give its blocks back, and strike it from the running list."""
+        self.pool.release(self.held.pop(request))
+        super().evict(request)
+
+    def complete(self, batch: Allocation, tick: int) -> None:
+        """End a batch for one request after another, as they run: so they give their blocks back."""
+        super().complete({request: batch[request] for request in self.running if request in batch}, tick)
+
+    def leave(self, request: Request) -> None:
+        """Give the blocks of a finished request back."""
+        self.pool.release(self.held.pop(request))
+        super().leave(request)
+
+    def assert_feasible(self, batch: Allocation) -> None:
+        """Assert that every block is unused or used as often as it is held."""
+        super().assert_feasible(batch)
+        used = [block for blocks in self.held.values() for block in blocks]
+        assert len(set(used)) + len(self.pool.unused) == self.usable, "KV blocks are lost"
+        assert sum(block.users for block in set(used)) == len(used), "a KV block is used by others than hold it"
+        assert all(block.users == 0 for block in self.pool.unused), "a KV block in use is in the queue"
+
+
+class PrefixCachingVllmV1(PrefixCache, VllmV1):
+    """vLLM V1 with prefix caching."""
+
+    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
+        super().__init__(name, limits, options)
+        self.open_cache()
+
+
+class PrefixCachingSeamServer(PrefixCache, SeamServer):
+    """A seam policy with prefix caching.
+
+    What is cached counts neither as tokens to be served nor as blocks to be taken. The policy sees it as it stands
+    when it is asked; who is admitted finds what is there then, since those before may have pushed some of it out.
+    Prompts take their blocks before decodes do.
+    """
+
+    def __init__(self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy) -> None:
+        super().__init__(name, limits, options, policy)
+        if self.admission != "input" or self.swaps:
+            raise InputError(
+                f"hash_ids are given, but admission is {self.admission!r} and preemption {limits.preemption!r}; "
+                "prefixes are cached under 'input' and 'recompute' only"
+            )
+        self.open_cache()
+
+    def blocks_at_admission(self, request: Request) -> int:
+        """KV blocks that it takes from those nobody uses."""
+        cached, unused = self.cached_blocks(request)
+        return self.blocks(request.target) - cached + unused
+
+    def visible_prompts(self) -> dict[Request, int]:
+        """Prompts that may be in this batch, without what is cached."""
+        visible = super().visible_prompts()
+        for request in visible:
+            if request in self.waiting:
+                visible[request] -= len(self.cached(request)) * self.block_size
+        return visible
+
+    def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
+        """Serve prompts, then decodes; the phase named first has its tokens and slots before the other."""
+        budget, slots = self.policy_limits()
+        y = min(y, slots, budget, len(self.decoding))
+        x = min(x, sum(visible.values()), budget)
+        beside = 0  # decodes that have their slots before prompts
+        if first == DECODE_FIRST:
+            x, beside = min(x, budget - y), y
+        most = len(visible) if self.limits.scope == "running" else slots - beside
+        spare = self.spare
+        chosen: Allocation = {}
+        for request in list(visible)[: max(most, 0)]:
+            left = x - token_load(chosen)
+            if left <= 0:
+                break
+            if request in self.waiting:
+                needed = self.blocks_at_admission(request)
+                if needed > spare - self.watermark:
+                    break
+                spare -= needed
+                self.admit(request, self.blocks(request.target))
+            chosen[request] = min(request.target - request.computed, left)
+            self.grow(request, chosen[request])
+        if first != DECODE_FIRST:
+            y = min(y, budget - token_load(chosen), slots - self.counted(chosen))
+        decodes = self.decodes(y)
+        for request in decodes:
+            self.grow(request)
+        return chosen | decodes

@@ -1,0 +1,168 @@
+"""The schedulers of the Vidur simulator (commit 7d47513), which differ from the systems that they are named after."""
+
+from collections.abc import Mapping
+
+from penstock.reference.engines.server import Allocation, Limits, Request, Server, count, token_load
+
+
+class _Reserving(Server):
+    """What Vidur's Orca and FasterTransformer share: blocks for ``max_tokens`` from admission on, no token budget."""
+
+    options = ("max_tokens",)
+    budgeted = False
+
+    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
+        super().__init__(name, limits, options)
+        self.max_tokens = count(options, "max_tokens", 4096)
+        self.reservation = self.blocks(self.max_tokens)
+
+    def cannot_fit(self, request: Request) -> str | None:
+        """Say that a request is longer than ``max_tokens``, or that not one reservation fits."""
+        if request.prompt + request.output > self.max_tokens:
+            return f"has {request.prompt + request.output} tokens, but max_tokens is {self.max_tokens}"
+        return self.lacks_blocks(self.reservation)
+
+    def admit_whole(self, batch: Allocation) -> None:
+        """Put whole prompts into the batch, in order, while a reservation and a place are free."""
+        while self.waiting and len(self.running) < self.k_max and self.reservation <= self.free:
+            request = self.waiting[0]
+            self.admit(request, self.reservation)
+            batch[request] = request.target
+
+
+class VidurOrca(_Reserving):
+    """Running decodes first, then whole new prompts, in one batch."""
+
+    def step(self) -> Allocation:
+        """Form the next batch."""
+        batch: Allocation = dict.fromkeys(self.running, 1)
+        self.admit_whole(batch)
+        return batch
+
+
+class VidurFasterTransformer(_Reserving):
+    """A static batch: all prompts in one iteration, then decodes in lockstep; nobody is admitted until all have left.
+
+    So it makes no difference whether memory comes back with each member or with the last, as Vidur means to do it.
+    """
+
+    def step(self) -> Allocation:
+        """Form the next batch."""
+        batch: Allocation = dict.fromkeys(self.running, 1)
+        if not batch:
+            self.admit_whole(batch)
+        return batch
+
+
+class VidurVllm(Server):
+    """Whole prompts alone, padded to the longest of them; else decodes in order of arrival."""
+
+    has_watermark = True
+    default_watermark = 0.01
+    budgeted = False  # the padded load has the budget
+
+    def step(self) -> Allocation:
+        """Form the next batch."""
+        return self.prefill() or self.decode()
+
+    def prefill(self) -> Allocation:
+        """Admit whole prompts while memory, padded budget and max batch size let the next one in."""
+        batch: Allocation = {}
+        while self.waiting and len(self.running) < self.k_max:
+            request = self.waiting[0]
+            if self.free - self.blocks(request.target) < self.watermark:
+                break
+            if (len(batch) + 1) * max([request.target, *batch.values()]) > self.b_max:
+                break
+            self.admit(request, self.blocks(request.target))
+            batch[request] = request.target
+        return batch
+
+    def decode(self) -> Allocation:
+        """Serve all, oldest first; the youngest are preempted for want of a free block."""
+        self.running.sort(key=lambda request: request.index)
+        batch: Allocation = {}
+        for request in list(self.running):
+            if request in self.running and self.preempt_until(request, 1):
+                self.grow(request)
+                batch[request] = 1
+        return batch
+
+    def cannot_fit(self, request: Request) -> str | None:
+        """Say that memory or the budget is too small, prefills being whole."""
+        return super().cannot_fit(request) or self.too_long(request)
+
+    def assert_feasible(self, batch: Allocation) -> None:
+        """Assert the padded budget too."""
+        super().assert_feasible(batch)
+        prefills = [tokens for request, tokens in batch.items() if not request.decoding]
+        assert len(prefills) * max(prefills, default=0) <= self.b_max, f"{prefills} padded exceed {self.b_max}"
+
+
+class VidurSarathi(Server):
+    """Decodes in list order, then chunks of partial prefills, then of new prompts.
+
+    A prompt's blocks are all taken with its first chunk. Decodes are not bounded by the token budget.
+    """
+
+    has_watermark = True
+    default_watermark = 0.01
+    budgeted = False  # decodes may exceed it
+
+    def step(self) -> Allocation:
+        """Form the next batch, and put those left out, in order of arrival, before those in it."""
+        batch: Allocation = {}
+        self.serve_decodes(batch)
+        self.serve_partial(batch)
+        self.serve_waiting(batch)
+        left_out = sorted((r for r in self.running if r not in batch), key=lambda r: r.index)
+        self.running = left_out + list(batch)
+        return batch
+
+    def serve_decodes(self, batch: Allocation) -> None:
+        """Serve all in list order; the last that are not gone through are preempted for want of a free block."""
+        ahead = list(self.running)
+        while ahead:
+            request = ahead.pop(0)
+            if not request.decoding:
+                continue  # set aside: no victim any more
+            while self.free < 1:
+                victim = ahead.pop() if ahead else request
+                self.preempt(victim)
+                if victim is request:
+                    break
+            if request in self.running:
+                self.grow(request)
+                batch[request] = 1
+
+    def serve_partial(self, batch: Allocation) -> None:
+        """Go on with the prompts begun before, cut to what the budget leaves."""
+        for request in self.running:
+            tokens = min(request.target - request.computed, self.b_max - token_load(batch))
+            if not request.decoding and tokens > 0:
+                batch[request] = int(tokens)
+
+    def serve_waiting(self, batch: Allocation) -> None:
+        """Begin new prompts, cut to what the budget leaves, if all of their blocks can be had."""
+        while self.waiting and len(self.running) < self.k_max:
+            request = self.waiting[0]
+            tokens = min(request.target, self.b_max - token_load(batch))
+            if self.free - self.blocks(request.target) < self.watermark or tokens <= 0:
+                break
+            self.admit(request, self.blocks(request.target))
+            batch[request] = int(tokens)
+
+    def preempt(self, request: Request) -> None:
+        """Put it back; Vidur takes a prompt that was cut short for its processed part, and decodes the rest."""
+        if not request.decoding:
+            unprocessed = request.target - request.computed
+            request.prompt -= unprocessed
+            request.output += unprocessed
+        super().preempt(request)
+
+    def assert_feasible(self, batch: Allocation) -> None:
+        """Assert the budget of what is no decode."""
+        super().assert_feasible(batch)
+        decodes = sum(request.decoding for request in batch)
+        prefill_tokens = token_load(batch) - decodes
+        assert prefill_tokens == 0 or token_load(batch) <= self.b_max, f"{prefill_tokens} tokens beside {decodes}"

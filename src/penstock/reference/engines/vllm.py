@@ -1,0 +1,126 @@
+"""vLLM: the scheduler of V1 (0.33), which mixes prefill and decode, and that of V0 (up to 0.9), which does not."""
+
+from collections.abc import Mapping
+
+from penstock.reference.engines.server import Allocation, Limits, Request, Server, count, flag, token_load
+
+
+class VllmV1(Server):
+    """``Scheduler.schedule`` of vLLM V1: running requests in list order, then waiting ones.
+
+    Options: ``chunked_prefill``; ``long_prefill_threshold``, the most tokens of one prefill in a batch while there is
+    more than one request (0: no such limit). One KV block is the engine's own. The watermark binds only while
+    somebody runs.
+    """
+
+    options = ("chunked_prefill", "long_prefill_threshold")
+    orders = ("fcfs", "priority")
+    reserved = 1
+    has_watermark = True
+
+    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
+        super().__init__(name, limits, options)
+        self.chunked_prefill = flag(options, "chunked_prefill", True)
+        self.threshold = count(options, "long_prefill_threshold", 0, least=0)
+
+    def victim(self) -> Request:
+        """Return the last, or, by priority, the least urgent and youngest; of equal ones the first in the list."""
+        if self.limits.order == "priority":
+            return max(self.running, key=lambda request: (request.priority, request.arrival))
+        return self.running[-1]
+
+    def step(self) -> Allocation:
+        """Form the next batch; nobody is admitted in a step that preempts."""
+        batch: Allocation = {}
+        alone = len(self.running) + len(self.waiting) == 1
+        threshold = self.b_max if alone or self.threshold == 0 else self.threshold
+        self.serve_running(batch, threshold)
+        if not self.preempted:
+            self.serve_waiting(batch, threshold)
+        return batch
+
+    def serve_running(self, batch: Allocation, threshold: float) -> None:
+        """Serve running requests in list order, decodes and prefills alike, each with memory for its tokens."""
+        position = 0
+        while position < len(self.running) and token_load(batch) < self.b_max:
+            request = self.running[position]
+            wanted = 1 if request.decoding else request.target - request.computed
+            tokens = int(min(wanted, threshold, self.b_max - token_load(batch)))
+            while self.growth(request, tokens) > self.free:
+                victim = self.victim()
+                if self.running.index(victim) < position:
+                    position -= 1
+                batch.pop(victim, None)  # one served before gives its tokens back; who was cut meanwhile stays cut
+                self.preempt(victim)
+                if victim is request:
+                    break
+            if request in self.running:
+                self.grow(request, tokens)
+                batch[request] = tokens
+                position += 1
+            elif self.limits.order == "fcfs":
+                break  # by priority those behind it may fit now
+
+    def serve_waiting(self, batch: Allocation, threshold: float) -> None:
+        """Admit waiting requests in order; the first that does not fit blocks those behind it."""
+        while self.waiting and token_load(batch) < self.b_max and len(self.running) < self.k_max:
+            request = self.waiting[0]
+            cached, unused = self.cached_blocks(request)
+            tokens = min(request.target - cached * self.block_size, threshold)
+            budget = self.b_max - token_load(batch)
+            if tokens > budget and not self.chunked_prefill:
+                break
+            tokens = int(min(tokens, budget))
+            watermark = self.watermark if self.running else 0
+            if self.blocks(request.target) - cached + unused + watermark > self.free:  # all of it must fit ...
+                break
+            self.admit(request, cached)
+            self.grow(request, tokens)  # ... and a part is taken
+            batch[request] = tokens
+
+    def cached_blocks(self, request: Request) -> tuple[int, int]:
+        """KV blocks that hold its prefix already, and how many of them nobody uses: none without a prefix cache."""
+        return 0, 0
+
+    def cannot_fit(self, request: Request) -> str | None:
+        """Say that memory, or for whole prompts the budget, is too small."""
+        lacking = self.lacks_blocks(self.blocks(self.peak(request)))
+        return lacking or (None if self.chunked_prefill else self.too_long(request))
+
+
+class VllmV0(Server):
+    """``Scheduler._schedule_default`` of vLLM V0: whole prompts alone if any can be admitted, else decodes alone."""
+
+    has_watermark = True
+    default_watermark = 0.01
+
+    def step(self) -> Allocation:
+        """Form the next batch."""
+        return self.prefill() or self.decode()
+
+    def prefill(self) -> Allocation:
+        """Admit whole prompts while budget, max batch size and memory let the next one in."""
+        batch: Allocation = {}
+        while self.waiting and len(self.running) < self.k_max:
+            request = self.waiting[0]
+            if token_load(batch) + request.target > self.b_max:
+                break
+            if self.free - self.blocks(request.target) < self.watermark:
+                break
+            self.admit(request, self.blocks(request.target))
+            batch[request] = request.target
+        return batch
+
+    def decode(self) -> Allocation:
+        """Serve all in running order; the last are preempted for want of a free block."""
+        batch: Allocation = {}
+        for request in list(self.running):
+            if request in self.running and token_load(batch) < self.b_max and self.preempt_until(request, 1):
+                # a free block is asked for even where none is needed
+                self.grow(request)
+                batch[request] = 1
+        return batch
+
+    def cannot_fit(self, request: Request) -> str | None:
+        """Say that memory or the budget is too small, prompts being whole."""
+        return super().cannot_fit(request) or self.too_long(request)

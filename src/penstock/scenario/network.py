@@ -1,0 +1,423 @@
+"""A scenario of a network: one YAML file with pools of replicas and the workflows that visit them.
+
+network:
+  pools:
+    small: {hardware: codellama-34b-a100-tp1, token_budget: 512, replicas: 2}
+    large: {hardware: codellama-34b-a100-tp4, token_budget: 512, order: hlpps}
+  workflows:
+    research:
+      arrivals: {poisson: 0.5}
+      stages:
+        plan: {pool: large, prompt: 400, output: 200, then: [search, read]}
+        search: {pool: small, prompt: 300, output: {geometric: 100}, then: answer}
+        read: {pool: small, prompt: {uniform: [100, 900]}, output: 100, then: answer}
+        answer: {pool: large, join: true, prompt: 800, output: 300}
+simulate: {jobs: 20000, seed: 0}
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+
+from penstock import checks
+from penstock.document import Section, Whole, parsed, read_document, short
+from penstock.errors import InputError
+from penstock.scenario.scenario import ENGINE_NAMES, ServerSection, WorkloadSection, length
+from penstock.system.batch_time_file import BatchTimeFile
+from penstock.system.network import Network, Pool
+from penstock.system.orders import Order, resolve_order
+from penstock.system.routing import Router, resolve_router
+from penstock.workload.sessions import Sessions, read_sessions
+from penstock.workload.stage import Stage, check_stage, released
+from penstock.workload.workflow import Workflow
+from penstock.workload.workload import Workload
+
+DEFAULT_JOBS = 20_000
+
+
+@contextmanager
+def within(where: str, section: str = "") -> Iterator[None]:
+    """Say where in the file a mistake is: in place of the name of the section, if the message begins with that."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        if said.startswith(where):  # a part of it has said where
+            raise
+        named = bool(section) and said.startswith((f"{section}.", f"{section}:"))
+        raise InputError(where + said[len(section) :] if named else f"{where}: {said}") from error
+
+
+def _stage_length(value: Any) -> Any:
+    """Turn a length of a stage into what `Stage` takes: a number, ``job``, ``rest`` or a distribution."""
+    if value in ("job", "rest") or type(value) in (int, float):
+        return value
+    if isinstance(value, str):
+        raise InputError(
+            f"a length is {checks.shown(value)}, but must be a number of tokens, a distribution such as "
+            "{geometric: 112}, `job`, or for an output `rest`"
+        )
+    return length(value)
+
+
+def _delay(value: Any) -> Any:
+    """Turn a delay into what `Stage` takes: a number of milliseconds or a distribution."""
+    return length(value) if isinstance(value, Mapping) else value
+
+
+def _process(value: Any) -> Any:
+    """Ask for the process where arrivals are a rate alone."""
+    if isinstance(value, Mapping | ArrivalsSection) or value is None:
+        return value
+    rate = checks.shown(value) if type(value) in (int, float) else 3
+    raise InputError(f"arrivals are {checks.shown(value)}, but need a process; give {{poisson: {rate}}}, in jobs/s")
+
+
+def _rate(value: Any) -> Any:
+    """Ask for the number alone where a rate is a mapping, as it is in a workload."""
+    if isinstance(value, Mapping):
+        raise InputError(
+            f"the rate is {checks.shown(value)}, but must be a bare number of jobs/s, such as "
+            f"{checks.shown(value.get('rate', 3))}; lengths are those of the stages"
+        )
+    return value
+
+
+StageLength = Annotated[Any, BeforeValidator(_stage_length)]
+Delay = Annotated[Any, BeforeValidator(_delay)]
+Rate = Annotated[float | None, BeforeValidator(_rate)]
+
+
+class _Weights(Section):
+    prefill: float
+    decode: float
+
+
+class _Measure(Section):
+    measure: _Weights
+
+
+def _router(value: Any) -> Router:
+    """Turn ``jsq`` or ``{measure: {prefill: 1, decode: 2}}`` into a router."""
+    if not isinstance(value, Mapping):
+        return resolve_router(value)
+    weights = _Measure.model_validate(value).measure
+    return Router.measure(prefill=weights.prefill, decode=weights.decode)
+
+
+def _order(value: Any) -> str | Order:
+    """Turn ``{priority: [stages]}`` into an order; what a name stands for may lie beside the file."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and list(value) == ["priority"]:
+        return Order.priority(value["priority"])
+    raise InputError(
+        f"an order is {checks.shown(value)}, but must be a name such as hlpps, or {{priority: [stages]}}, most urgent "
+        "first"
+    )
+
+
+class PoolSection(ServerSection):
+    """A pool: the keys of a server, and how many of them there are behind which router."""
+
+    replicas: Whole = 1
+    router: Annotated[Any, BeforeValidator(_router)] = "jsq"
+    order: Annotated[Any, BeforeValidator(_order)] = "fcfs"  # between stages; that of a server is between requests
+    affinity: bool = False
+
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say where a key belongs that a pool does not have."""
+        if key.replace("-", "_") in ENGINE_NAMES["order"]:
+            return f"{section}.{short(key)} ranks requests, but a pool ranks stages; give `order: {{priority: [...]}}`"
+        return super().unknown(section, key)
+
+    def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
+        """Return token budget and max batch size, which no engine chooses here."""
+        if self.gpu is not None:
+            raise InputError(
+                "server.gpu is for vllm and sglang, which choose their limits by it, but no pool has an engine's "
+                "scheduler; leave it out, and give token_budget"
+            )
+        if self.token_budget is None:
+            raise InputError("server.token_budget is missing; add it, in tokens (vLLM's max_num_batched_tokens)")
+        return self.token_budget, self.max_batch_size
+
+    def build_pool(self, where: str, folder: Path) -> Pool:
+        """Return the pool that stands there in the file; paths are looked for in ``folder``."""
+        with within(where, "server"):
+            server = self.model_copy(update={"order": "fcfs"}).build(folder)
+            with within(f"{where}.order"):
+                order = resolve_order(self.order, folder=folder)
+            return Pool(server, self.replicas, self.router, order, self.affinity)
+
+
+class _GammaRate(Section):
+    rate: float
+    cv: float
+
+
+class ArrivalsSection(Section):
+    """When jobs arrive, where each stage has lengths of its own."""
+
+    poisson: Rate = None
+    deterministic: Rate = None
+    gamma: _GammaRate | None = None
+
+    def build(self, seed: int) -> Workload:
+        """Return such arrivals, with lengths that no stage takes."""
+        given = [kind for kind in ("poisson", "deterministic", "gamma") if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise InputError(
+                f"arrivals: give one of poisson, deterministic, gamma, not {' and '.join(given) or 'none'}"
+            )
+        if self.gamma is not None:
+            return Workload.gamma(self.gamma.rate, self.gamma.cv, 1, 1, seed=seed)
+        if self.poisson is not None:
+            return Workload.poisson(self.poisson, 1, 1, seed=seed)
+        assert self.deterministic is not None
+        return Workload.deterministic(self.deterministic, 1, 1, seed=seed)
+
+
+class StageSection(Section):
+    """A stage of a workflow, see `Stage`."""
+
+    pool: str
+    prompt: StageLength
+    output: StageLength
+    then: Any = None
+    join: bool = False
+    delay_ms: Delay = 0
+    transfer_ms_per_token: float = 0.0
+    most_visits: Whole | None = None
+
+    def build(self) -> Stage:
+        """Return the stage."""
+        return Stage(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class SessionsSection(Section):
+    """Recorded sessions of an agent, see `read_sessions`."""
+
+    trace: str
+    rate: float | None = None
+    arrivals: Literal["poisson", "deterministic"] = "poisson"
+    most_requests: Whole | None = None
+
+
+class DisaggregatedSection(Section):
+    """Prefill in one pool and decode in another, see `Workflow.disaggregated`."""
+
+    workload: WorkloadSection
+    prefill: str
+    decode: str
+    transfer_ms: Delay = 0.0
+    transfer_ms_per_token: float = 0.0
+
+
+class WorkflowSection(Section):
+    """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, or requests that all go to one ``pool``."""
+
+    arrivals: Annotated[ArrivalsSection | None, BeforeValidator(_process)] = None
+    workload: WorkloadSection | None = None
+    context: Literal["new", "grow", "reuse"] | None = None
+    first: str | None = None
+    stages: dict[str, StageSection] | None = None
+    sessions: SessionsSection | None = None
+    disaggregated: DisaggregatedSection | None = None
+    pool: str | None = None
+
+    def build(self, name: str, folder: Path, seed: int) -> Workflow | Sessions:
+        """Return the workflow of that name; relative paths are looked for in ``folder``."""
+        where = f"network.workflows.{short(name)}"
+        with within(where):
+            return self._build(name, where, folder, seed)
+
+    def _build(self, name: str, where: str, folder: Path, seed: int) -> Workflow | Sessions:
+        kinds = {
+            "stages": self.stages,
+            "sessions": self.sessions,
+            "disaggregated": self.disaggregated,
+            "pool": self.pool if self.sessions is None else None,
+        }
+        given = [kind for kind, value in kinds.items() if value is not None]
+        if len(given) != 1:
+            raise InputError(f"give one of {', '.join(kinds)}, not {' and '.join(given) or 'none'}")
+        self._refuse_idle_keys(given[0])
+        if self.sessions is not None:
+            with within(f"{where}.sessions", "sessions"):
+                return self._sessions(name, folder, seed)
+        if self.disaggregated is not None:
+            pair = self.disaggregated
+            with within(f"{where}.disaggregated.workload", "workload"):
+                workload = pair.workload.build(folder, seed)
+            return Workflow.disaggregated(
+                workload, prefill=pair.prefill, decode=pair.decode, transfer_ms=pair.transfer_ms,
+                transfer_ms_per_token=pair.transfer_ms_per_token, name=name,
+            )  # fmt: skip
+        if self.stages is None:
+            return Workflow.single(self._arrivals(where, folder, seed), str(self.pool), name=name)
+        stages = {each: stage.build() for each, stage in self.stages.items()}
+        arrivals = self._arrivals(where, folder, seed)
+        for each, stage in stages.items():
+            check_stage(name, each, stage, stages)
+        beginnings = _beginnings(stages) if self.first is None else [self.first]
+        first = beginnings[0] if beginnings else None  # None: some are never reached, which a workflow refuses
+        workflow = Workflow(name, arrivals, stages, first=first, context=self.context or "new")
+        if len(beginnings) > 1:
+            raise InputError(
+                f"its jobs may begin at {' or '.join(beginnings)}, for all other stages are reached from each of them; "
+                f"say at which, such as `first: {first}`"
+            )
+        return workflow
+
+    def _refuse_idle_keys(self, kind: str) -> None:
+        """Refuse keys that a workflow of this kind makes no use of."""
+        used = {
+            "stages": ("arrivals", "workload", "context", "first"),
+            "sessions": ("pool",),
+            "disaggregated": (),
+            "pool": ("workload",),
+        }[kind]
+        for key in ("arrivals", "workload", "context", "first"):
+            if getattr(self, key) is not None and key not in used:
+                raise InputError(f"`{key}` says nothing beside `{kind}`; leave it out")
+        if kind == "pool" and self.workload is None:
+            raise InputError("a `pool` needs the `workload` that it serves; add it, or give `stages`")
+
+    def _arrivals(self, where: str, folder: Path, seed: int) -> Workload:
+        if (self.arrivals is None) == (self.workload is None):
+            raise InputError(
+                "give either `arrivals`, where each stage has lengths of its own, or `workload`, and not both"
+            )
+        if self.workload is not None:
+            with within(f"{where}.workload", "workload"):
+                return self.workload.build(folder, seed)
+        assert self.arrivals is not None
+        for stage_name, stage in (self.stages or {}).items():
+            if "job" in (stage.prompt, stage.output) or stage.output == "rest":
+                raise InputError(
+                    f"stage {stage_name!r} takes lengths of the job, but `arrivals` bring none; give a `workload`, or "
+                    "give the stage lengths of its own"
+                )
+        with within(f"{where}.arrivals", "arrivals"):
+            return self.arrivals.build(seed)
+
+    def _sessions(self, name: str, folder: Path, seed: int) -> Sessions:
+        given = self.sessions
+        assert given is not None
+        if self.pool is None:
+            raise InputError("sessions: their requests need a `pool`; add it beside them")
+        path = folder / checks.path("sessions.trace", given.trace)
+        made = read_sessions(
+            path, self.pool, rate=given.rate, arrivals=given.arrivals, most_requests=given.most_requests, seed=seed
+        )
+        return dataclasses.replace(made, name=name)
+
+
+def _beginnings(stages: Mapping[str, Stage]) -> list[str]:
+    """Return the stages from which all others are reached.
+
+    The order of the stages does not count: a program that writes YAML may sort them.
+    """
+    import networkx  # half a second, which scenarios of one server need not wait for
+
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(stages)
+    for name, stage in stages.items():
+        graph.add_edges_from((name, target) for target, chance in released(stage) if chance)
+    return [name for name in stages if len(networkx.descendants(graph, name)) == len(stages) - 1]
+
+
+class NetworkSection(Section):
+    """Pools, workflows, and how long replicas keep what they computed for reused contexts."""
+
+    pools: dict[str, PoolSection]
+    workflows: dict[str, WorkflowSection]
+    retention_s: float | None = None
+
+    def build(self, folder: Path, seed: int) -> Network:
+        """Return the network; relative paths are looked for in ``folder``."""
+        pools = {name: pool.build_pool(f"network.pools.{short(name)}", folder) for name, pool in self.pools.items()}
+        workflows = [workflow.build(name, folder, seed) for name, workflow in self.workflows.items()]
+        with within("network"):
+            return Network(pools, workflows, self.retention_s)
+
+
+class SimulateSection(Section):
+    """How much to simulate: so many ``jobs``, or ``until`` so many simulated seconds."""
+
+    jobs: Whole | None = None
+    until: float | None = None
+    seed: Whole = 0
+
+    def check(self) -> None:
+        """Raise an `InputError` unless this says how much to simulate."""
+        if self.jobs is not None and self.until is not None:
+            raise InputError("simulate: `jobs` and `until` both say when to stop; give one of them")
+        if self.jobs is not None:
+            checks.whole("simulate.jobs", self.jobs, 1, 10**12, "", "it is the number of jobs that arrive")
+        if self.until is not None:
+            checks.number("simulate.until", self.until, 1e-9, 1e9, "s", "it is the simulated time at which to stop")
+        checks.whole("simulate.seed", self.seed, 0, 2**128, "", "take any")
+
+
+class _Document(Section):
+    network: NetworkSection
+    simulate: SimulateSection = SimulateSection()
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkScenario:
+    """What a scenario file of a network describes, ready to use.
+
+    Attributes
+    ----------
+    name
+        The file's name.
+    network
+        What serves, and what visits it.
+    jobs, until
+        How much to simulate: jobs, or seconds since the first; one of them is None, both for whole recordings.
+    folder
+        Where the file's own paths are looked for.
+    """
+
+    name: str
+    network: Network
+    jobs: int | None
+    until: float | None
+    folder: Path
+
+
+def read_network(path: str | Path) -> NetworkScenario:
+    """Read a scenario file of a network.
+
+    Raises
+    ------
+    InputError
+        In one line, if the file is missing, no YAML, of the wrong shape, or names something unknown.
+    """
+    path = checks.path("the name of a scenario", path)
+    return build_network(read_document(path), path.parent, path.name)
+
+
+def build_network(document: Any, folder: Path, name: str = "scenario") -> NetworkScenario:
+    """Return the scenario of a network that a parsed YAML document describes."""
+    given = parsed(document, _Document, name, "`network`")
+    simulate = given.simulate
+    simulate.check()
+    network = given.network.build(folder, simulate.seed)
+    jobs = simulate.jobs
+    if jobs is None and simulate.until is None and not network.ends:
+        jobs = DEFAULT_JOBS
+    return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder)
+
+
+def describes_network(document: Any) -> bool:
+    """Return whether a parsed YAML document is a scenario of a network, and not of a server."""
+    return isinstance(document, Mapping) and "network" in document

@@ -1,0 +1,504 @@
+"""A scenario: one YAML file that says what arrives, what serves, and how long to look."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field
+
+from penstock import checks
+from penstock.document import Section, Whole, parsed, read_document, short
+from penstock.errors import InputError, nearest
+from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
+from penstock.system.engine_flags import EXPLAINED
+from penstock.system.engines import ENGINES, Engine, engine_defaults
+from penstock.system.gpu import GPU_MEMORY_GIB, Gpu, has_known_share
+from penstock.system.memory import Memory
+from penstock.system.policies import Policy, resolve
+from penstock.system.presets import hardware
+from penstock.system.server import Server, usual_block_size
+from penstock.traces import catalogue
+from penstock.workload.lengths import Constant, Gamma, Geometric, Length, LogNormal, Mixture, Uniform
+from penstock.workload.workload import Workload, read_trace
+
+DEFAULT_REQUESTS = 20_000
+
+_ROUNDED = 0.05  # by which the memory that a GPU is sold with may differ from what its driver reports
+
+
+class _Mean(Section):
+    mean: float
+    max: Whole | None = None
+
+
+class _Spread(_Mean):
+    cv: float
+
+
+class _Part(Section):
+    weight: float
+    length: Any
+
+
+def _one_key(value: Mapping[str, Any], known: Mapping[str, Any], what: str) -> str:
+    """Return the single key of a mapping that chooses a kind."""
+    chosen = [key for key in value if key in known]
+    if len(value) != 1 or not chosen:
+        odd = next((str(key) for key in value if key not in known), "")
+        hint = nearest(odd, known) if odd else f"; choose one of {', '.join(known)}"
+        raise InputError(f"{what}: unexpected {checks.shown(list(value)) if value else 'nothing'}{hint}")
+    return chosen[0]
+
+
+def length(value: Any) -> Length:
+    """Turn ``112``, ``{geometric: 112}``, ``{lognormal: {mean: 200, cv: 1.5, max: 4096}}`` ... into a distribution."""
+    if isinstance(value, Length):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Constant(value)  # type: ignore[arg-type]
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"a length is {checks.shown(value)}, but must be a number of tokens or a distribution such as "
+            "{geometric: 112}"
+        )
+    kind = _one_key(
+        value, dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")), "length"
+    )
+    given = value[kind]
+    if kind == "constant":
+        return Constant(given)
+    if kind == "geometric":
+        mean = _Mean.model_validate(given if isinstance(given, Mapping) else {"mean": given})
+        return Geometric(mean.mean, mean.max)
+    if kind == "uniform":
+        if not (isinstance(given, list) and len(given) == 2):
+            raise InputError(f"a uniform length is {checks.shown(given)}, but must be a list of two, [low, high]")
+        return Uniform(*given)
+    if kind == "mixture":
+        if not isinstance(given, list):
+            raise InputError(
+                f"a mixture is {checks.shown(given)}, but must be a list of parts {{weight: 1, length: 9}}"
+            )
+        parts = [_Part.model_validate(part) for part in given]
+        return Mixture([length(part.length) for part in parts], [part.weight for part in parts])
+    spread = _Spread.model_validate(given)
+    return (LogNormal if kind == "lognormal" else Gamma)(spread.mean, spread.cv, spread.max)
+
+
+Lengthy = Annotated[Length, BeforeValidator(length)]
+
+
+_CV = "gamma arrivals need `cv`, the standard deviation of a gap over its mean, and no others take it"
+
+
+class _Generated(Section):
+    rate: float
+    prompt: Lengthy
+    output: Lengthy
+    cv: float | None = None
+
+
+class WorkloadSection(Section):
+    """What arrives: a ``trace``, a ``preset`` look-alike, or a generated process; one of them.
+
+    ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``, ``deterministic``
+    and ``gamma`` (with ``cv``) draw its requests at random under such a process. ``max_gib`` is what a trace may hold,
+    unpacked.
+    """
+
+    trace: str | None = None
+    format: str | None = None
+    columns: dict[str, str] | None = None
+    max_gib: float | None = None
+    preset: str | None = None
+    poisson: _Generated | None = None
+    deterministic: _Generated | None = None
+    gamma: _Generated | None = None
+    rate: float | None = None
+    arrivals: Literal["scaled", "poisson", "deterministic", "gamma"] | None = None
+    cv: float | None = None
+
+    def build(self, folder: Path, seed: int) -> Workload:
+        """Return the workload; relative paths are looked for in ``folder``."""
+        kinds = ("trace", "preset", "poisson", "deterministic", "gamma")
+        chosen = [kind for kind in kinds if getattr(self, kind) is not None]
+        if len(chosen) != 1:
+            raise InputError(f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}")
+        kind = chosen[0]
+        if kind != "trace" and (self.format or self.columns or self.max_gib):
+            raise InputError(
+                f"workload: `format`, `columns` and `max_gib` describe a trace, not {kind!r}; leave them out"
+            )
+        if kind in ("trace", "preset"):
+            return self._with_rate(self._recorded(folder, seed) if kind == "trace" else self._look_alike(seed))
+        if self.rate is not None or self.arrivals is not None or self.cv is not None:
+            raise InputError(
+                f"workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them inside {kind!r}"
+            )
+        return self._generated(kind, seed)
+
+    def _recorded(self, folder: Path, seed: int) -> Workload:
+        assert self.trace is not None
+        if self.trace == "-":
+            raise InputError("workload.trace is '-', standard input, which a scenario cannot name; save it as a file")
+        path = folder / checks.path("workload.trace", self.trace)
+        if self.trace in {entry.name for entry in catalogue.CATALOGUE} and not path.exists():
+            path = catalogue.path_of(self.trace) or path
+            if not path.exists():
+                raise InputError(
+                    f"trace {self.trace!r} is not on this machine; run `penstock traces get {self.trace}` first"
+                )
+        return read_trace(path, format=self.format, columns=self.columns, seed=seed, max_gib=self.max_gib)
+
+    def _look_alike(self, seed: int) -> Workload:
+        assert self.preset is not None
+        return Workload.preset(self.preset, seed=seed)
+
+    def _with_rate(self, workload: Workload) -> Workload:
+        if self.rate is None:
+            if self.arrivals in (None, "scaled") and self.cv is None:
+                return workload
+            return workload.with_rate(workload.rate, self.arrivals or "scaled", cv=self.cv)
+        return workload.with_rate(self.rate, self.arrivals or "scaled", cv=self.cv)
+
+    def _generated(self, kind: str, seed: int) -> Workload:
+        given: _Generated = getattr(self, kind)
+        if (given.cv is not None) != (kind == "gamma"):
+            raise InputError(f"workload.{kind}: {_CV}")
+        if kind == "gamma":
+            assert given.cv is not None
+            return Workload.gamma(given.rate, given.cv, given.prompt, given.output, seed=seed)
+        make = Workload.poisson if kind == "poisson" else Workload.deterministic
+        return make(given.rate, given.prompt, given.output, seed=seed)
+
+
+ENGINE_NAMES = {
+    "token_budget": ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
+    "max_batch_size": ("max_batch_size", "max_num_seqs", "max_running_requests"),
+    "order": ("order", "scheduling_policy"),
+    "kv_blocks": ("kv_blocks", "num_gpu_blocks", "num_gpu_blocks_override"),
+    "kv_tokens": ("kv_tokens", "max_total_tokens"),
+    "block_size": ("block_size", "page_size"),
+}
+"""What vLLM, SGLang and TensorRT-LLM call the limits."""
+
+
+def _alias(*names: str) -> AliasChoices:
+    """Accept an engine's own name for a limit, with dashes or underscores."""
+    return AliasChoices(*names, *(name.replace("_", "-") for name in names))
+
+
+class MemorySection(Section):
+    """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``, and the rules of its use; see `Memory`."""
+
+    blocks: Whole | None = None
+    tokens: Whole | None = None
+    block_size: Whole | None = None
+    watermark: float | None = None
+    admission: Literal["input", "completion", "optimistic"] | None = None
+    preemption: Literal["recompute", "swap"] = "recompute"
+    swap_ms_per_block: float = 0.0
+    too_long: Literal["error", "drop"] = "error"
+    prefix_caching: bool = False
+
+
+class GpuSection(Section):
+    """The GPU from whose memory engines choose their limits, and from which with the model the KV memory follows.
+
+    A hardware preset says all but ``gpu_memory_utilization`` and ``offline`` itself.
+    """
+
+    memory_gib: float | None = None
+    a100: bool | None = None
+    offline: bool = False
+    model: str | None = None
+    tensor_parallel: Whole | None = Field(None, validation_alias=_alias("tensor_parallel", "tensor_parallel_size"))
+    gpu_memory_utilization: float | None = Field(
+        None, validation_alias=_alias("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
+    )
+
+
+class ServerSection(Section):
+    """What serves; engine names are accepted for the limits."""
+
+    hardware: str | None = None
+    batch_time: BatchTimeSection | None = None
+    token_budget: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
+    max_batch_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"]))
+    gpu: GpuSection | None = None
+    policy: str = "sarathi"
+    policy_params: Any = ()
+    scope: Literal["batch", "running"] = "running"
+    convention: Literal["paper", "engine"] = "engine"
+    order: Literal["fcfs", "priority"] = Field("fcfs", validation_alias=_alias(*ENGINE_NAMES["order"]))
+    kv_blocks: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_blocks"]))
+    kv_tokens: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_tokens"]))
+    block_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["block_size"]))
+    memory: MemorySection | Literal["unlimited"] | None = None
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Return its keys, engine names among them."""
+        engines = (name for names in ENGINE_NAMES.values() for name in names)
+        return list(dict.fromkeys([*super().known_keys(), *engines]))
+
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say where a key belongs that a server does not have."""
+        where, name = f"{section}.{short(key)}", key.replace("-", "_")
+        if any(name in names for names in ENGINE_NAMES.values()):
+            return f"{where} says again what another key of {section} says; give one of them"
+        hint = _belongs(name)
+        return f"{where} is not a key of a server; {hint}" if hint else super().unknown(section, key)
+
+    def build(self, folder: Path) -> Server:
+        """Return the server; files are looked for in ``folder``."""
+        if (self.hardware is None) == (self.batch_time is None):
+            raise InputError("server: give either `hardware` (a preset) or `batch_time`, and not both")
+        measured = self.measured(folder)
+        batch_time = self.batch_time.build(folder) if self.batch_time else hardware(str(self.hardware)).batch_time
+        token_budget, max_batch_size = self._limits(measured)
+        policy = resolve(self.policy, folder=folder)
+        if self.gpu is not None and not (isinstance(policy, Engine) and has_known_share(policy)):
+            engines = ", ".join(name for name, engine in ENGINES.items() if has_known_share(engine))
+            raise InputError(
+                f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; leave it out, and "
+                "give token_budget and max_total_tokens"
+            )
+        gpu = self._gpu(measured)
+        memory = self._memory(policy, gpu)
+        if memory is None and self.block_size is not None and self.kv_blocks is None and self.kv_tokens is None:
+            raise InputError(
+                f"server: block_size is {self.block_size}, but KV memory has no limit; give kv_blocks or kv_tokens"
+            )
+        return Server(
+            batch_time,
+            token_budget,
+            max_batch_size,
+            policy,
+            self.scope,
+            self.convention,
+            self.policy_params,
+            memory,
+            self.order,
+            gpu=gpu,
+            kv_blocks=self.kv_blocks,
+            kv_tokens=self.kv_tokens,
+            block_size=self.block_size if memory is None else None,
+        )
+
+    def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
+        """Return what is known of the batch times, and should be told."""
+        known = self.measured(folder)
+        said = () if known is None else known.notes(server.token_budget, memory=server.memory is not None)
+        return (*said, *self._slots_note(known, server))
+
+    def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
+        """Say that vLLM always has a max batch size, where none is given."""
+        if server.max_batch_size is not None or server.policy.name != "vllm":
+            return []
+        memory_gib = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        usual = "256, or 1,024 on GPUs from 70 GiB that are no A100"
+        if memory_gib is not None:
+            a100 = "a100" in (self.hardware or "")
+            usual = f"{engine_defaults('vllm', memory_gib, a100=a100).max_batch_size:,} on this GPU"
+        return [
+            f"no max batch size is given, so none limits this server; vLLM always has one, by default {usual}: give "
+            "yours as max_num_seqs"
+        ]
+
+    def measured(self, folder: Path) -> BatchTimeFile | None:
+        """Return the preset or the file whose batch times these are, None where they stand in the scenario."""
+        if self.batch_time is None:
+            return hardware(str(self.hardware))
+        return None if self.batch_time.file is None else self.batch_time.read_file(folder)
+
+    def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
+        """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
+        budget, slots = self.token_budget, self.max_batch_size
+        engine = self.policy.lower()
+        if self.gpu is not None and engine in ("vllm", "sglang"):
+            a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
+            chosen = engine_defaults(engine, self._memory_gib(measured), a100=a100, offline=self.gpu.offline)
+            budget = chosen.token_budget if budget is None else budget
+            slots = chosen.max_batch_size if slots is None else slots
+        if budget is None:
+            raise InputError(
+                "server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for vllm and sglang "
+                "`gpu: {memory_gib: 80}`, from which they choose it"
+            )
+        return budget, slots
+
+    def _gpu(self, measured: BatchTimeFile | None) -> Gpu | None:
+        """Return the model on its GPUs; None where one of them is not known, or KV memory has a size or no limit."""
+        given, asked = self.memory, self.gpu
+        sized = self.kv_blocks is not None or self.kv_tokens is not None
+        if isinstance(given, MemorySection):
+            sized = sized or given.blocks is not None or given.tokens is not None
+        if sized or given == "unlimited":
+            return None
+        known = measured.gpu if measured else None
+        if asked is None:
+            return known
+        memory_gib = self._memory_gib(measured)
+        model = asked.model or (known.model if known else None)
+        if model is None:
+            idle = asked.model_fields_set & {"tensor_parallel", "gpu_memory_utilization"}
+            if idle:
+                raise InputError(
+                    f"server.gpu: {min(idle)} says how much KV memory is left only with the model; add `model`, or "
+                    "give kv_tokens"
+                )
+            return None
+        parallel = asked.tensor_parallel or (known.tensor_parallel if known else 1)
+        if known is not None and parallel != known.tensor_parallel:
+            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
+            raise InputError(
+                f"server.gpu.tensor_parallel is {parallel}, but the batch times of {name} are those of a tensor "
+                f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was measured with "
+                f"{parallel}"
+            )
+        return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization)
+
+    def _memory_gib(self, measured: BatchTimeFile | None) -> float:
+        """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is known."""
+        assert self.gpu is not None
+        given = self.gpu.memory_gib
+        known = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        if known is None:
+            if given is None:
+                raise InputError("server.gpu.memory_gib is missing; add it, such as gpu: {memory_gib: 80}")
+            return given
+        if given is not None and abs(given - known) > _ROUNDED * known:
+            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
+            raise InputError(
+                f"server.gpu.memory_gib is {given:g}, but the batch times of {name} are those of a GPU with "
+                f"{known:g} GiB; leave it out, or give batch times of your own"
+            )
+        return known
+
+    def _memory(self, policy: Policy | Engine, gpu: Gpu | None) -> Memory | None:
+        """Return the KV memory that ``memory`` describes."""
+        given = self.memory
+        follows = gpu is not None and isinstance(policy, Engine) and has_known_share(policy)
+        if given is None:
+            return Memory(1, self.block_size, estimated=True) if follows and self.block_size is not None else None
+        beside = self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None
+        if given == "unlimited":
+            if beside:
+                raise InputError(
+                    "server: memory is unlimited, but kv_blocks, kv_tokens or block_size (num_gpu_blocks, "
+                    "max_total_tokens, page_size) say how large it is; give one of them"
+                )
+            return None
+        if beside:
+            raise InputError(
+                "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, max_total_tokens, "
+                "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
+            )
+        block_size = usual_block_size(policy) if given.block_size is None else given.block_size
+        if given.blocks is None and given.tokens is None and follows:
+            whole = Memory(1, block_size, estimated=True)
+        elif (given.blocks is None) == (given.tokens is None):
+            raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
+        elif given.tokens is not None:
+            whole = Memory.of_tokens(given.tokens, block_size)
+        else:
+            whole = Memory(given.blocks, block_size)  # type: ignore[arg-type]
+        return dataclasses.replace(
+            whole,
+            watermark=given.watermark,
+            admission=given.admission,
+            preemption=given.preemption,
+            swap_s=checks.seconds("server: swap_ms_per_block", given.swap_ms_per_block),
+            too_long=given.too_long,
+            prefix_caching=given.prefix_caching,
+        )
+
+
+def _belongs(key: str) -> str | None:
+    """Say where a setting of an engine, or of its memory, is given."""
+    settings = {n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n}
+    if key in settings:
+        return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
+    if key in MemorySection.model_fields:
+        return f"it is given in `memory: {{{key}: ...}}`"
+    return EXPLAINED.get(key)
+
+
+class SimulateSection(Section):
+    """How much to simulate: so many ``requests``, or ``until`` so many simulated seconds."""
+
+    requests: Whole | None = None
+    until: float | None = None
+    seed: Whole = 0
+
+
+class _Document(Section):
+    workload: WorkloadSection
+    server: ServerSection
+    simulate: SimulateSection = SimulateSection()
+    plan: Any = None  # what `penstock plan` looks for, and
+    sweep: Any = None  # what `penstock sweep` varies, and
+    reproduce: Any = None  # what `penstock reproduce` measures: each reads its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What a scenario file describes, ready to use.
+
+    Attributes
+    ----------
+    name
+        The file's name.
+    workload, server
+        What arrives and what serves.
+    requests, until
+        How much to simulate: arrivals, or seconds since the first; one of them is None.
+    folder
+        Where the file's own paths are looked for.
+    file
+        Path of the file, for commands that name it.
+    measured
+        The preset or the file whose batch times these are, None where they stand in the scenario.
+    """
+
+    name: str
+    workload: Workload
+    server: Server
+    requests: int | None
+    until: float | None
+    folder: Path
+    file: str = "scenario.yaml"
+    measured: BatchTimeFile | None = None
+
+
+def read_scenario(path: str | Path) -> Scenario:
+    """Read a scenario file.
+
+    Raises
+    ------
+    InputError
+        In one line, if the file is missing, no YAML, of the wrong shape, or names something unknown.
+    """
+    path = checks.path("the name of a scenario", path)
+    return build(read_document(path), path.parent, path.name)
+
+
+def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
+    """Return the scenario that a parsed YAML document describes."""
+    given = parsed(document, _Document, name, "`workload` and `server`")
+    simulate = given.simulate
+    workload = given.workload.build(folder, simulate.seed)
+    server = given.server.build(folder)
+    if server.order == "priority" and workload.priority is None:
+        said = "no request has a priority (a trace has them with `columns: {priority: NAME}`): first come, first served"
+        workload = dataclasses.replace(workload, notices=(*workload.notices, said))
+    if notes := given.server.notes(folder, server):
+        workload = dataclasses.replace(workload, notices=(*workload.notices, *notes))
+    requests = simulate.requests
+    if requests is None and simulate.until is None:
+        requests = workload.rows or DEFAULT_REQUESTS
+    measured = given.server.measured(folder)
+    return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder, str(folder / name), measured)

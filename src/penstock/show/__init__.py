@@ -1,0 +1,1 @@
+"""How answers are shown: charts, pages, the terminal, progress."""

@@ -1,0 +1,97 @@
+"""Heat maps: a figure over two quantities, its cells coloured and labelled; the stable rate over both limits."""
+
+import altair as alt
+import polars as pl
+
+from penstock.capacity.stable_rates import RateMap
+from penstock.show.charts import SHORT
+
+NO_LIMIT = "none"
+"""What an axis says of a limit that is not set."""
+
+_WIDE, _NARROW, _HIGH, _LOW = 62, 26, 44, 22  # px of a cell with text, and without
+_MOST_WITH_TEXT = 12  # columns
+_INK = 0.68  # of the way from the lightest to the darkest colour white letters become easier to read
+
+
+def rate_cells(rates: RateMap) -> pl.DataFrame:
+    """Return a row per cell: token_budget, max_batch_size (text), rate, above (requests/s), text, note, best, known."""
+    rows = []
+    for limits, found in rates.cells.items():
+        budget, size = limits
+        note = "theorem" if found.by_theorem else "simulated"
+        if found.rate is None:
+            note = "not served"
+        row = {"token_budget": f"{budget:,}", "max_batch_size": NO_LIMIT if size is None else f"{size:,}"}
+        rows.append(
+            row
+            | {"rate": found.rate, "above": found.above, "text": significant(found.rate), "note": note}
+            | {"best": limits == rates.best, "known": found.known}
+        )
+    return pl.DataFrame(rows, schema_overrides={"rate": pl.Float64, "above": pl.Float64})
+
+
+def rate_heat_map(rates: RateMap) -> alt.LayerChart:
+    """Stable rate at each token budget and max batch size, and whether a theorem or simulation says so."""
+    rows = rate_cells(rates)
+    budgets = list(dict.fromkeys(rows["token_budget"]))
+    sizes = list(dict.fromkeys(rows["max_batch_size"]))[::-1]
+    return heat_map(
+        rows,
+        x=alt.X("token_budget:N", sort=budgets, title="Token budget (tokens)", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("max_batch_size:N", sort=sizes, title="Max batch size (requests)"),
+        value="rate",
+        title="Requests/s",
+        name=f"Highest stable rate of a replica: {rates.server.policy.name}",
+        cells=(len(budgets), len(sizes)),
+    )
+
+
+def heat_map(
+    rows: pl.DataFrame, *, x: alt.X, y: alt.Y, value: str, title: str, name: str, cells: tuple[int, int]
+) -> alt.LayerChart:
+    """Draw coloured cells with their figures: light is low, dark is high; the best is framed.
+
+    Parameters
+    ----------
+    rows
+        A row per cell: ``value``, ``text`` and ``note`` (two lines in the cell), ``best``.
+    x, y
+        The axes.
+    value
+        Column that is coloured; null leaves the cell white.
+    title, name
+        Of the colours, and of the chart.
+    cells
+        Columns and rows; text is left out where there are too many.
+    """
+    across, down = cells
+    known = rows[value].drop_nulls().to_list()
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    high = high if high > low else low + abs(low) + 1e-9
+    scale = alt.Scale(scheme="blues", domain=[low, high], nice=False)
+    legend = alt.Legend(
+        title=title, labelExpr=SHORT, gradientLength=200, direction="horizontal", orient="bottom", tickCount=4
+    )
+    base = alt.Chart(rows).encode(x=x, y=y)
+    frame = base.transform_filter("datum.best").mark_rect(fillOpacity=0, stroke="black", strokeWidth=2.5)
+    colour = alt.Color(f"{value}:Q", scale=scale, legend=legend)
+    drawn = base.transform_filter(f"datum.{value} !== null")
+    layers = [drawn.mark_rect(stroke="#ffffff", strokeWidth=1).encode(color=colour), frame]
+    roomy = across <= _MOST_WITH_TEXT
+    if roomy:
+        dark = f"datum.{value} !== null && datum.{value} > {low + _INK * (high - low)}"
+        ink = alt.condition(dark, alt.value("white"), alt.value("black"))
+        layers.append(base.mark_text(fontSize=13, dy=-7).encode(text="text:N", color=ink))
+        layers.append(base.mark_text(fontSize=10, dy=9).encode(text="note:N", color=ink))
+    width, height = (_WIDE, _HIGH) if roomy else (_NARROW, _LOW)
+    size = {"width": max(width * across, 220), "height": max(height * down, 180)}
+    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(**size, title=name)
+    return chart
+
+
+def significant(value: float | None) -> str:
+    """Return three figures, or a dash."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")

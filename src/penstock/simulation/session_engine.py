@@ -1,0 +1,374 @@
+"""A session on a server whose requests hold memory, come by priority, or are scheduled as an engine does it."""
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.kernel import blocks, running
+from penstock.kernel import engines as loop
+from penstock.kernel import server as kernel
+from penstock.simulation.run import Record, Rows, Run
+from penstock.simulation.session_server import Session, Window
+from penstock.system.engines import Engine
+from penstock.system.policies import POLICIES, Policy
+from penstock.system.server import Server
+from penstock.workload.prefixes import Prefixes
+
+_ADMISSIONS = {"input": running.INPUT, "completion": running.COMPLETION, "optimistic": running.OPTIMISTIC}
+_CAPACITIES = {
+    "guaranteed_no_evict": running.COMPLETION,
+    "max_utilization": running.INPUT,
+    "static_batch": running.STATIC,
+}
+_REMEDY = "raise the limit or shorten the requests"
+_OR_DROP = ", or drop them with `memory: {too_long: drop}`"
+_FIRST_SLOTS = 256  # where nothing bounds how many requests run
+
+MOST_CACHED_BLOCKS = 2**24
+"""Blocks that are told apart: 56 bytes each."""
+
+Ints = npt.NDArray[np.int64]
+
+
+def open_session(
+    server: Server, record: Record, tick_s: float, compress: bool, stop: int, prefixes: Prefixes | None = None
+) -> Session:
+    """Return the session that a server needs."""
+    if server.memory is None and server.order == "fcfs" and isinstance(server.policy, Policy):
+        return Session(server, record, tick_s, compress, stop)
+    return EngineSession(server, record, tick_s, compress, stop, prefixes)
+
+
+class EngineSession(Session):
+    """The arrays of `penstock.kernel.engines`; parameters as in `Session`, and
+
+    Parameters
+    ----------
+    prefixes
+        What recorded prompts have in common, for a server that caches prefixes.
+    """
+
+    sizes = (running.N_OPTIONS, running.N_STATE, running.N_SLOT_ROWS)
+
+    def __init__(
+        self,
+        server: Server,
+        record: Record,
+        tick_s: float,
+        compress: bool,
+        stop: int,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        super().__init__(server, record, tick_s, compress, stop)
+        self.resume = np.empty((0, running.N_RESUME), np.int64)
+        self.left_out: list[tuple[Ints, Window]] = []
+        self.offered = 0
+        engine = server.policy if isinstance(server.policy, Engine) else None
+        settings = engine.options if engine else {}
+        memory, options = server.memory, self.options
+        if engine and server.max_batch_size is None:
+            options[kernel.BATCH_SIZE] = server.token_budget
+        self.block_size = memory.block_size if memory else 1
+        options[running.CELL_COLUMNS] = self.cell_columns
+        options[running.RULE] = engine.rule if engine else running.SEAM
+        options[running.BLOCK_SIZE] = self.block_size
+        options[running.WATERMARK] = server.watermark_blocks
+        options[running.BY_PRIORITY] = server.order == "priority"
+        options[running.CHUNKED] = engine.cuts_prompts if engine else True
+        options[running.LONG_PREFILL] = settings.get("long_prefill_threshold", 0)
+        options[running.MIXED] = settings.get("mixed_chunk", False)
+        options[running.MOST_PREFILL] = settings.get("max_prefill_tokens", 0)
+        options[running.CLIP] = settings.get("clip_new_tokens", 0)
+        options[running.RETRACT_STEPS] = settings.get("retract_steps", 0)
+        options[running.RESERVED] = -(-settings.get("max_tokens", 0) // self.block_size) if memory else 0
+        admission = _CAPACITIES[settings["capacity"]] if "capacity" in settings else running.INPUT
+        if memory and memory.admission:
+            admission = _ADMISSIONS[memory.admission]
+        options[running.ADMISSION] = admission
+        swaps = memory is not None and memory.preemption == "swap"
+        options[running.SWAP_TICKS] = round(memory.swap_s / tick_s) if memory and swaps else -1
+        reserves = admission in (running.COMPLETION, running.STATIC) or options[running.RESERVED] > 0
+        options[running.GROWS] = memory is not None and not reserves
+        usable = server.usable_blocks
+        self.state[running.FREE] = running.PLENTY if usable is None else usable
+        self.rows, self.recorded = np.empty(0, np.int64), prefixes.rows if prefixes else 0
+        self.cache: blocks.Cache | None = None
+        if memory and memory.prefix_caching and usable is not None:
+            self.cache = self._open_cache(usable, prefixes)
+        self.growth = np.zeros(self.block_size, np.int64)
+        self.ring = np.zeros((3, 1 << (4 * self.slots.shape[1]).bit_length()), np.int64)
+        self.ratio = np.zeros(1)
+        if "new_token_ratio" in settings:
+            high, low = settings["new_token_ratio"], settings["min_new_token_ratio"]
+            self.params = np.array([high, low, (high - low) / settings["decay_steps"]])
+            self.ratio[0] = high
+        elif engine:
+            self.params = np.zeros(1)
+
+    def _open_cache(self, usable: int, prefixes: Prefixes | None) -> blocks.Cache:
+        """Return a cache of blocks that hold nothing."""
+        nothing = np.empty(0, np.int64)
+        ids, bounds = (prefixes.ids, prefixes.bounds) if prefixes else (nothing, nothing)
+        if prefixes and prefixes.block_size != self.block_size:
+            raise InputError(
+                f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is {self.block_size:,}, so no "
+                f"block of one is a block of the other; set block_size to {prefixes.block_size:,}"
+            )
+        if usable > MOST_CACHED_BLOCKS:
+            raise InputError(
+                f"kv_blocks is {usable:,}, but with prefix caching each is kept account of, and "
+                f"{MOST_CACHED_BLOCKS:,} fit here; lower it, or leave prefix_caching out"
+            )
+        return blocks.new_cache(usable, self.slots.shape[1], ids, bounds)
+
+    def slots_at_first(self) -> int:
+        """Return for how many running requests there is room; more is made where nothing bounds them."""
+        server = self.server
+        if isinstance(server.policy, Engine):
+            return server.max_batch_size or server.token_budget
+        if server.scope == "running" and server.max_batch_size is not None:
+            return server.max_batch_size
+        return max(_FIRST_SLOTS, 2 * super().slots_at_first())
+
+    def keep(self, window: Window) -> Window:
+        """Return the requests that can ever be served; name the first that cannot, or leave them out if told so."""
+        found = self._too_long(window)
+        fits = ~np.any([mask for mask, _ in found], axis=0) if found else np.ones(window.arrival.size, bool)
+        places = np.flatnonzero(~fits)
+        if places.size:
+            i = int(places[0])
+            if self.server.memory is None or self.server.memory.too_long == "error":
+                lengths = f"{window.prompt[i]:,} prompt and {window.output[i]:,} output tokens"
+                why = next(why for mask, why in found if mask[i])
+                drop = _OR_DROP if self.server.memory is not None else ""
+                raise InputError(f"request {self.offered + i} has {lengths}: {why}; {_REMEDY}{drop}")
+            self.left_out.append((self.offered + places, window.where(~fits)))
+        if self.recorded:
+            self.rows = np.concatenate([self.rows, (self.offered + np.flatnonzero(fits)) % self.recorded])
+        self.offered += window.arrival.size
+        return window.where(fits) if places.size else window
+
+    def _too_long(self, window: Window) -> list[tuple[npt.NDArray[np.bool_], str]]:
+        """Return which requests can never be served, for each reason."""
+        server, policy = self.server, self.server.policy
+        engine = policy if isinstance(policy, Engine) else None
+        whole = window.prompt.astype(np.int64) + window.output
+        peak = whole - self.options[kernel.ENGINE]
+        found = []
+        if engine and not engine.has_token_budget:
+            most = int(engine.options["max_tokens"])
+            found.append((whole > most, f"more than the {most:,} (max_tokens) that {engine.name} reserves"))
+        usable = server.usable_blocks
+        if usable is not None:
+            needed = np.maximum(-(-peak // self.block_size), self.options[running.RESERVED])
+            spare = 0 if engine and engine.name == "vllm" else server.watermark_blocks
+            over = needed + spare > usable
+            beside = f" beside a watermark of {spare:,}" if spare else ""
+            worst = int(needed[over][0]) if over.any() else 0
+            why = (
+                f"it needs {worst:,} blocks of {self.block_size:,}{beside}, but the KV memory has {usable:,}, so it "
+                "never fits and blocks the server"
+            )
+            found.append((over, why))
+        if engine and engine.has_token_budget and not engine.cuts_prompts:
+            again = server.memory is not None and self.options[running.GROWS] > 0  # what is preempted comes back longer
+            lost = ", with outputs that it lost" if again else ""
+            why = (
+                f"{engine.name} takes a prompt whole{lost}, but a batch holds "
+                f"{server.token_budget:,} tokens, so it never fits and blocks the server"
+            )
+            found.append(((peak if again else window.prompt) > server.token_budget, why))
+        return found
+
+    def fit(self, window: Window) -> None:
+        """Make the ring of due epochs larger than the longest output, and room for what preempted requests leave."""
+        self.check_costs(window)
+        known = self.resume.shape[0]
+        if known < window.arrival.size:
+            more = np.zeros((window.arrival.size - known, running.N_RESUME), np.int64)
+            more[:, running.RESUME_LAST] = running.NONE_YET
+            more[:, running.RESUME_PRIORITY] = window.priority[known:]
+            more[:, running.RESUME_ARRIVAL] = window.arrival[known:]
+            more[:, running.RESUME_ROW] = self.rows[: more.shape[0]] if self.recorded else -1
+            self.rows = self.rows[more.shape[0] :]
+            self.resume = np.concatenate([self.resume, more])
+        if self.cache:
+            longest = int((window.prompt.astype(np.int64) + window.output).max(initial=1))
+            self._widen_table(self.slots.shape[1], -(-longest // self.block_size))
+        size = max(64, 1 << int(window.output.max(initial=1)).bit_length())
+        if self.options[running.RULE] == running.VIDUR_SARATHI:  # a prompt cut short becomes output
+            size = max(size, 1 << int((window.output + window.prompt).max(initial=1)).bit_length())
+        if size <= self.heads.size:
+            return
+        self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+        slot = int(self.state[kernel.FIRST_SLOT])
+        while slot >= 0:
+            if self.slots[running.SLOT_LEFT, slot] == 0:
+                kernel.chain(self.slots, self.heads, self.bits, slot)
+            slot = int(self.slots[kernel.SLOT_NEXT, slot])
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests in prefill, and their unprocessed tokens."""
+        state = self.state
+        return int(running.waiting(state) + state[running.PREFILLING]), int(state[kernel.WAITING_TOKENS])
+
+    @property
+    def useful(self) -> int:
+        """Tokens in batches that ended, without those that had to be done again, and with those found computed."""
+        return int(self.state[kernel.COMPLETED] - self.state[running.LOST] + self.state[running.REUSED])
+
+    def prefilled(self, window: Window, count: int) -> None:
+        """Begin with the first requests of a window decoding, up to ``count`` and to what slots and memory hold.
+
+        The others up to ``count`` wait as prompts.
+        """
+        state, options, engine = self.state, self.options, int(self.options[kernel.ENGINE])
+        most = min(int(options[kernel.BATCH_SIZE]), self.slots.shape[1], count)
+        if isinstance(self.server.policy, Engine):
+            most = min(most, self.server.most_tokens)  # no run of an engine leads to more decodes than fill a batch
+        while state[running.RUNNING] < most and state[kernel.HEAD] < count:
+            request = int(state[kernel.HEAD])
+            prompt, output = int(window.prompt[request]), int(window.output[request])
+            reserved = max(int(options[running.RESERVED]), 0)
+            tokens = prompt + output - engine if options[running.GROWS] == 0 else prompt + 1
+            needed = reserved or -(-tokens // self.block_size)
+            if needed + options[running.WATERMARK] > state[running.FREE]:
+                break
+            state[kernel.HEAD] = request + 1
+            state[[kernel.STARTED, kernel.COMPLETED]] += prompt
+            state[kernel.ARRIVED_TOKENS] += prompt
+            if engine:
+                window.first_token[request] = 0
+            if output == engine:
+                window.finish[request] = 0
+                state[kernel.FINISHED] += 1
+                continue
+            held = -(-prompt // self.block_size) if options[running.GROWS] else needed
+            slot = running.admit(
+                state, options, self.slots, self.resume, window.prompt, window.output, request, held, self.cache
+            )
+            if self.cache:
+                row = int(self.resume[request, running.RESUME_ROW])
+                blocks.name_prompt(self.cache, request, row, slot, 0, prompt // self.block_size)
+            state[running.PREFILLING] -= 1
+            if engine:
+                self.slots[running.SLOT_LAST, slot] = running.IN_STEP
+            else:
+                state[running.OWN] += 1
+            running.begin_decode(state, options, self.slots, self.heads, self.bits, self.growth, slot, output - engine)
+        state[[kernel.ARRIVED, running.QUEUED]] = state[kernel.HEAD]
+
+    def _advance(self, window: Window) -> int:
+        """Call the kernel once."""
+        policy = self.server.policy
+        compiled = policy.compiled if isinstance(policy, Policy) else POLICIES["sarathi"].compiled
+        return loop.compiled_advance(self.cache is not None, self.terms is not None)(
+            compiled, self.params, self.options, self.duration, self.terms,
+            window.arrival, window.prompt, window.output, window.first_token, window.finish, self.resume,
+            self.state, self.slots, self.heads, self.bits, self.growth, self.segments[0], self.ring, self.ratio,
+            self.cache,
+            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
+        )  # fmt: skip
+
+    def fold(self, window: Window, everything: bool) -> Window:
+        """Add the finished requests at the front of the window to the summary and drop them."""
+        before = window.arrival.size
+        kept = super().fold(window, everything)
+        count = before - kept.arrival.size
+        self.resume = self.resume[count:].copy()
+        self.state[running.QUEUED] -= count
+        self.ring -= count
+        return kept
+
+    def finish(self, window: Window | None) -> Run:
+        """Put the arrays into a `Run`."""
+        run = super().finish(window)
+        times = self.resume[:, running.RESUME_TIMES].copy()
+        rows = dataclasses.replace(run.rows, preemptions=times) if run.rows else None
+        if rows and self.left_out:
+            rows = self._with_left_out(rows)
+            if run.allocation_rows is not None and rows.dropped is not None:
+                run.allocation_rows[:, 1] = np.flatnonzero(~rows.dropped)[run.allocation_rows[:, 1]]
+        return dataclasses.replace(
+            run,
+            rows=rows,
+            preemptions=int(self.state[running.PREEMPTIONS]),
+            recomputed_tokens=int(self.state[running.LOST]),
+            reused_tokens=int(self.state[running.REUSED]),
+            dropped=sum(part.arrival.size for _, part in self.left_out),
+        )
+
+    def _with_left_out(self, rows: Rows) -> Rows:
+        """Put requests that were left out back at their places, without times."""
+        places = np.concatenate([found for found, _ in self.left_out])
+        part = Window.joined([left for _, left in self.left_out])
+        never = np.full(places.size, -1, np.int64)
+        times = np.zeros(places.size, np.int64)
+        filling = Rows(part.arrival, part.prompt, part.output, never, never, times, np.ones(places.size, bool))
+        rows = dataclasses.replace(rows, dropped=np.zeros(rows.finish.size, bool))
+        before = places - np.arange(places.size)  # np.insert counts in what is there
+        return Rows(
+            *(
+                np.insert(getattr(rows, field.name), before, getattr(filling, field.name))
+                for field in dataclasses.fields(Rows)
+            )
+        )
+
+    def _make_room(self) -> None:
+        super()._make_room()
+        needed = int(self.state[running.RUNNING] + self.options[kernel.BATCH_SIZE])
+        room = self.slots.shape[1]
+        bounded = self.options[kernel.RUNNING_SCOPE] and self.options[kernel.BATCH_SIZE] <= room
+        if not bounded and min(needed, int(self.state[running.RUNNING]) + self.server.token_budget) > room:
+            self._more_slots()
+        waiting = int(self.state[running.RING_SIZE] + self.state[running.HEAP_SIZE])
+        wanted = waiting + int(self.state[kernel.ARRIVED] - self.state[running.QUEUED]) + self.slots.shape[1]
+        if not self.options[running.BY_PRIORITY]:
+            wanted = waiting + self.slots.shape[1]
+        if wanted > self.ring.shape[1]:
+            self._larger_ring(wanted)
+
+    def _more_slots(self) -> None:
+        """Double the room for running requests."""
+        rows, room = self.slots.shape
+        more = np.full((rows, room), -1, np.int64)
+        more[kernel.SLOT_CHAIN] = np.arange(room + 1, 2 * room + 1)
+        more[kernel.SLOT_CHAIN, -1] = self.state[kernel.FREE_SLOT]
+        self.slots = np.concatenate([self.slots, more], axis=1)
+        self.state[kernel.FREE_SLOT] = room
+        self.segments = np.zeros((2, 2 * room + 1), np.int64)
+        if self.cache:
+            self._widen_table(2 * room, 0)
+
+    def _widen_table(self, slots: int, blocks_each: int) -> None:
+        """Give the table of the cache room for so many slots, and for so many blocks of each."""
+        assert self.cache
+        before, columns = self.cache.table.shape
+        if slots > before or blocks_each > columns:
+            table = np.empty((slots, max(blocks_each, columns)), np.int32)
+            table[:before, :columns] = self.cache.table
+            self.cache = self.cache._replace(table=table)
+
+    def _larger_ring(self, wanted: int) -> None:
+        """Give the waiting queue room for so many, in the same order."""
+        size = 1 << (2 * wanted).bit_length()
+        larger = np.zeros((3, size), np.int64)
+        if self.options[running.BY_PRIORITY]:
+            larger[:, : self.ring.shape[1]] = self.ring
+        else:
+            count, start = int(self.state[running.RING_SIZE]), int(self.state[running.RING_START])
+            places = (start + np.arange(count)) % self.ring.shape[1]
+            larger[:, :count] = self.ring[:, places]
+            self.state[running.RING_START] = 0
+        self.ring = larger
+
+    def _refuse(self, status: int) -> None:
+        if status != loop.STUCK:
+            super()._refuse(status)
+        raise InputError(
+            f"{self.server.policy.name} can serve nobody at {self.now * self.tick_s:g} s, although "
+            f"{self.waiting[0]:,} requests wait; raise the KV memory or the token budget"
+        )

@@ -1,0 +1,467 @@
+"""A session: the kernel's arrays for one server, run until something is known, looked at, and gone on with."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.kernel import composition, counting
+from penstock.kernel import server as kernel
+from penstock.kernel.server import NEVER
+from penstock.simulation.run import Distribution, Record, Rows, Run, exact_sum
+from penstock.system.batch_time import Composition
+from penstock.system.policies import Policy
+from penstock.system.server import Server
+from penstock.workload.workload import Requests
+
+RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
+STEPS = 500_000
+"""Policy decisions between two looks at a session: a blink."""
+
+MOST_BATCHES = 1_000
+"""Batches that a run can surely count in ticks, however long one takes."""
+
+_LEADING_BITS = 11  # of a time in a summary: within 0.05%
+_NO_LIMIT = 2**40  # a max batch size that never binds
+_ROUNDING = 1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
+_PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass
+class Window:
+    """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what is not known yet."""
+
+    arrival: Ints
+    prompt: npt.NDArray[np.int32]
+    output: npt.NDArray[np.int32]
+    priority: npt.NDArray[np.int32]
+    first_token: Ints
+    finish: Ints
+
+    @classmethod
+    def of(
+        cls,
+        arrival: Ints,
+        prompt: npt.NDArray[np.int32],
+        output: npt.NDArray[np.int32],
+        priority: npt.NDArray[Any] | None = None,
+    ) -> "Window":
+        """Take requests of which nothing has happened yet."""
+        unknown = np.full(arrival.size, -1, np.int64)
+        urgent = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
+        return cls(arrival, prompt, output, urgent, unknown, unknown.copy())
+
+    @classmethod
+    def of_requests(cls, requests: Requests, tick_s: float) -> "Window":
+        """Round arrival times to the nearest tick, once."""
+        latest = float(requests.arrival_s.max(initial=0.0))
+        if latest / tick_s >= NEVER / 4:
+            raise InputError(
+                f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can be counted; "
+                "ask for fewer requests, a higher rate, or a larger tick_s"
+            )
+        columns = (requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32))
+        return cls.of(np.rint(requests.arrival_s / tick_s).astype(np.int64), *columns, requests.priority)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Window]") -> "Window":
+        """Put windows after one another."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(np.concatenate(columns) for columns in zip(*(part.columns for part in parts), strict=True)))
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """All arrays."""
+        return self.arrival, self.prompt, self.output, self.priority, self.first_token, self.finish
+
+    def where(self, mask: npt.NDArray[np.bool_]) -> "Window":
+        """Return some of the requests."""
+        return Window(*(column[mask] for column in self.columns))
+
+    def split(self, count: int) -> tuple["Window", "Window"]:
+        """Return the first ``count`` requests, and the others."""
+        gone = Window(*(column[:count] for column in self.columns))
+        return gone, Window(*(column[count:].copy() for column in self.columns))
+
+
+def ticks_of_batches(server: Server, tick_s: float) -> Ints:
+    """Return the ticks of a batch by its tokens, each rounded once.
+
+    Raises
+    ------
+    InputError
+        If one takes less than half a tick, or too many to be counted.
+    """
+    seconds = server.batch_time.table(server.most_tokens)
+    if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
+        load = int(np.argmax(seconds))
+        raise InputError(
+            f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than can be counted; "
+            "raise tick_s"
+        )
+    duration: Ints = np.rint(seconds / tick_s).astype(np.int64)
+    if duration[1:].min() < 1:
+        load = int(np.argmin(duration[1:])) + 1
+        raise InputError(
+            f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; lower tick_s"
+        )
+    return duration
+
+
+def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
+    """Return what batches cost, each term rounded once, or None where their token load alone decides.
+
+    Raises
+    ------
+    InputError
+        If a batch could take less than half a tick, or one of the costs is too large to be counted.
+    """
+    model = server.batch_time
+    if not isinstance(model, Composition):
+        return None
+    seconds = _term_seconds(model)
+    linear = model.linear.table(server.most_tokens)
+    unit = tick_s / 2.0**composition.BITS
+    dearest = max(*seconds, float(linear.max()))
+    if dearest / unit >= composition.MOST_COST:
+        raise InputError(
+            f"the batch time has a term of {dearest:g} s, more ticks of {tick_s:g} s than can be counted; raise tick_s"
+        )
+    linear_costs, per = (np.rint(np.array(values) / unit).astype(np.int64) for values in (linear, seconds))
+    return composition.Terms(linear_costs, per)
+
+
+def _term_seconds(model: Composition) -> tuple[float, ...]:
+    """Return the seconds of each term, in the order in which the kernel has their costs."""
+    return (model.per_request, model.self_attention, model.cross_attention, *model.of_decodes, model.with_prefill)
+
+
+class Session:
+    """The kernel's arrays, and the calls that run it.
+
+    Parameters
+    ----------
+    server
+        What serves.
+    record, tick_s, compress
+        As in `penstock.simulation.simulate`.
+    stop
+        Tick at which to stop, or NEVER.
+    """
+
+    sizes: tuple[int, int, int] = (kernel.N_OPTIONS, kernel.N_STATE, kernel.N_SLOT_ROWS)
+
+    def __init__(self, server: Server, record: Record, tick_s: float, compress: bool, stop: int) -> None:
+        self.server, self.tick_s, self.stop = server, tick_s, stop
+        n_options, n_state, n_slot_rows = self.sizes
+        self.params = np.array(server.params, np.float64)
+        self.duration = ticks_of_batches(server, tick_s)
+        self.terms = terms_of(server, tick_s)
+        self.options = np.zeros(n_options, np.int64)
+        self.options[kernel.TOKEN_BUDGET] = server.token_budget
+        self.options[kernel.BATCH_SIZE] = server.max_batch_size or _NO_LIMIT
+        self.options[kernel.RUNNING_SCOPE] = server.scope == "running"
+        self.options[kernel.ENGINE] = server.convention == "engine"
+        self.options[kernel.COMPRESS] = compress
+        self.options[kernel.SEES] = server.policy.sees
+        self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
+        self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" or self.terms else 0
+        self.options[kernel.UNTIL] = stop
+
+        self.state = np.zeros(n_state, np.int64)
+        self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
+        self.state[kernel.NEXT_DUE] = NEVER
+        self.state[kernel.SERIES_STEP] = 1
+        room = self.slots_at_first()
+        self.slots = np.full((n_slot_rows, room), -1, np.int64)
+        self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
+        self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
+        self.segments = np.zeros((2, room + 1), np.int64)
+        self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
+        self.cell_columns = room + 1
+        self.cells = np.zeros(min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64)
+        self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
+        if self.terms:
+            self.cells = np.zeros(2 * self.cells.size, np.int64)
+            self.stalls = counting.new_multiset(_PLACES)
+        self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
+        level = self.options[kernel.RECORD]
+        self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
+        self.allocation_rows = np.empty((max(4 * server.most_tokens, 65_536) if level > 1 else 0, 4), np.int64)
+        self.kept_batches: list[Ints] = []
+        self.kept_allocations: list[Ints] = []
+        self.ttft, self.e2e = _Fold(), _Fold()
+        self.last_arrival = 0
+        self.reported = time.monotonic()
+
+    def slots_at_first(self) -> int:
+        """Return for how many requests in service there is room: the most that a batch serves."""
+        return min(self.server.token_budget, self.server.max_batch_size or self.server.token_budget)
+
+    @property
+    def now(self) -> int:
+        """Tick."""
+        return int(self.state[kernel.NOW])
+
+    @property
+    def arrived(self) -> int:
+        """Requests that have arrived."""
+        return int(self.state[kernel.ARRIVED] + self.state[kernel.DROPPED])
+
+    @property
+    def finished(self) -> int:
+        """Requests that have finished."""
+        return int(self.state[kernel.FINISHED])
+
+    def fit(self, window: Window) -> None:
+        """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
+        self.check_costs(window)
+        longest = int(window.output.max(initial=1))
+        size = max(64, 1 << longest.bit_length())
+        if size <= self.heads.size:
+            return
+        self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+        slot = int(self.state[kernel.FIRST_SLOT])
+        for _ in range(int(self.state[kernel.LINKED])):
+            kernel.chain(self.slots, self.heads, self.bits, slot)
+            slot = int(self.slots[kernel.SLOT_NEXT, slot])
+
+    def check_costs(self, window: Window) -> None:
+        """Refuse requests so long that a batch costs more than can be counted, and ticks too long for the terms."""
+        model = self.server.batch_time
+        if self.terms is None or not isinstance(model, Composition):
+            return
+        server, per, unit = self.server, self.terms.per.tolist(), self.tick_s / 2**composition.BITS
+        budget, longest = server.most_tokens, int((window.prompt.astype(np.int64) + window.output).max(initial=1))
+        requests = min(budget, server.max_batch_size or budget)
+
+        counts = (requests, budget**2, *[budget * longest] * 3, 1)  # of each term in a batch, at most
+        costs = [cost * count for cost, count in zip(per, counts, strict=True)]
+        linear = self.terms.linear
+        most = int(linear.max()) + sum(costs)
+        if most >= composition.MOST_COST:
+            raise InputError(
+                f"a batch of {budget:,} tokens, each after {longest:,} of its request, could take "
+                f"{most * unit:,.0f} s, more ticks of {self.tick_s:g} s than are counted "
+                "for a batch; raise tick_s, or drop the longest requests"
+            )
+        for seconds, cost, count in zip(_term_seconds(model), per, counts, strict=True):
+            lost = abs(seconds / unit - cost) * count / (int(linear[1:].min()) + cost * count)
+            if lost > _ROUNDING:
+                raise InputError(
+                    f"rounded to 2^-{composition.BITS} ticks of {self.tick_s:g} s, a term of {seconds:g} s changes the "
+                    f"time of batches by up to {lost:.1%}; lower tick_s"
+                )
+
+    def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
+        """Call the kernel until the window is used up; a final one is run to its end, or to its last arrival."""
+        last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival  # all may be dropped
+        self.last_arrival = last if self.stop == NEVER else self.stop
+        stops_at_last = final and not drain and self.stop == NEVER
+        self.options[kernel.FINAL] = final
+        self.options[kernel.UNTIL] = last if stops_at_last else self.stop
+        while True:
+            done = self.step(window, STEPS)
+            if time.monotonic() - self.reported > 0.1:  # across windows: each may be done in a blink
+                self.reported = time.monotonic()
+                report()
+            if done:
+                return
+
+    def keep(self, window: Window) -> Window:
+        """Return the requests that can be served at all: all of them."""
+        return window
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests in prefill, and their unprocessed tokens."""
+        state = self.state
+        return int(state[kernel.ARRIVED] - state[kernel.HEAD]), int(state[kernel.WAITING_TOKENS])
+
+    @property
+    def useful(self) -> int:
+        """Tokens in batches that ended, without those that had to be done again."""
+        return int(self.state[kernel.COMPLETED])
+
+    def prefilled(self, window: Window, count: int) -> None:
+        """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to decode."""
+        alone = window.output[:count] == self.options[kernel.ENGINE]  # their only token comes with the end of prefill
+        if self.options[kernel.ENGINE]:
+            window.first_token[:count] = 0
+        window.finish[:count][alone] = 0
+        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE]] = count
+        self.state[[kernel.STARTED, kernel.COMPLETED]] = window.prompt[:count].sum(dtype=np.int64)
+        self.state[kernel.FINISHED] = alone.sum()
+        self.state[kernel.DECODING] = count - alone.sum()
+        self.state[kernel.ARRIVED_TOKENS] = self.state[kernel.STARTED]
+        decodes = window.output[:count].sum(dtype=np.int64) - count * self.options[kernel.ENGINE]
+        self.state[kernel.DECODE_TOKENS] = decodes
+
+    def step(self, window: Window, steps: int) -> bool:
+        """Call the kernel for so many policy decisions, making room as it asks; return whether the window is used up.
+
+        Unless the options say otherwise the window is not the last, and the kernel stops when it knows no further
+        arrival.
+        """
+        status = kernel.FULL
+        while status == kernel.FULL:
+            self.options[kernel.STEPS] = steps
+            try:
+                status = self._advance(window)
+            except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
+                raise InputError(
+                    f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; it must answer for "
+                    f"every queue, with the {self.params.size} policy_params it was given"
+                ) from error
+            if status == kernel.FULL:
+                self._make_room()
+        if status not in (kernel.DONE, kernel.MORE, kernel.PAUSED):
+            self._refuse(status)
+        return status in (kernel.DONE, kernel.MORE)
+
+    def _advance(self, window: Window) -> int:
+        """Call the kernel once."""
+        assert isinstance(self.server.policy, Policy)
+        return kernel.compiled_advance(self.terms is not None)(
+            self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
+            window.arrival, window.prompt, window.output, window.first_token, window.finish,
+            self.state, self.slots, self.heads, self.bits, self.segments,
+            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
+        )  # fmt: skip
+
+    def fold(self, window: Window, everything: bool) -> Window:
+        """Add the finished requests at the front of the window to the summary and drop them."""
+        open_requests = np.flatnonzero(window.finish < 0)
+        count = int(open_requests[0]) if open_requests.size and not everything else window.finish.size
+        gone, kept = window.split(count)
+        started, finished = gone.first_token >= 0, gone.finish >= 0
+        self.ttft.add(gone.first_token[started] - gone.arrival[started])
+        self.e2e.add(gone.finish[finished] - gone.arrival[finished])
+        # What left has arrived before any instant of the series that is still to come.
+        unseen = slice(int(self.state[kernel.SEEN]), count)
+        forward = gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options[kernel.ENGINE]
+        self.state[kernel.SEEN_TOKENS] += forward.sum()
+        self.state[kernel.SEEN] = max(self.state[kernel.SEEN], count)
+        self.state[kernel.FRESH] = max(self.state[kernel.FRESH], count)
+        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE, kernel.FRESH, kernel.SEEN]] -= count
+        self.state[kernel.DROPPED] += count
+        self.slots[kernel.SLOT_REQUEST] -= count
+        return kept
+
+    def finish(self, window: Window | None) -> Run:
+        """Put the arrays into a `Run`."""
+        self._keep_rows()
+        mixes, mix_ticks = self._mixes()
+        rows = None
+        if window is not None:
+            rows = Rows(window.arrival, window.prompt, window.output, window.first_token, window.finish)
+        state = self.state
+        level = self.options[kernel.RECORD]
+        return Run(
+            server=self.server,
+            tick_s=self.tick_s,
+            arrived=self.arrived,
+            finished=self.finished,
+            n_batches=int(state[kernel.BATCHES]),
+            end=self.now,
+            last_arrival=self.last_arrival,
+            busy=int(state[kernel.BUSY]),
+            tokens=int(state[kernel.COMPLETED]),
+            started_tokens=int(state[kernel.STARTED]),
+            gaps=self.gaps(),
+            folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
+            mixes=mixes,
+            mix_ticks=mix_ticks,
+            series_rows=self.series[: state[kernel.SERIES_ROWS]],
+            rows=rows,
+            batch_rows=np.concatenate(self.kept_batches) if level >= kernel.RECORD_BATCHES else None,
+            allocation_rows=np.concatenate(self.kept_allocations) if level >= kernel.RECORD_ALLOCATIONS else None,
+        )
+
+    def gaps(self) -> Distribution:
+        """Put the times between tokens together: those of one batch, and stalls."""
+        tally = self.tallies[kernel.TALLY_GAPS]
+        stalls, counts = counting.contents(self.stalls)
+        total = sum(int(t) * int(d) for t, d in zip(tally, self.duration, strict=True))
+        total += int(self.state[kernel.STALL_SUM]) + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
+        used = np.flatnonzero(tally)
+        return _collected(np.concatenate([self.duration[used], stalls]), np.concatenate([tally[used], counts]), total)
+
+    def _mixes(self) -> tuple[tuple[Ints, Ints], Ints]:
+        """Put the batch compositions together: prefill << 32 | decode, how many batches had it, and their ticks."""
+        budget = self.server.token_budget
+        cells = self.cells.reshape(2 if self.terms else 1, -1)
+        used, full = np.flatnonzero(cells[0]), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
+        prefill, decode = np.divmod(used, self.cell_columns)
+        others, counts = counting.contents(self.mixes)
+        apart = int(np.searchsorted(others, kernel.MIX_TICKS))  # from there on ticks, in the same order
+        mixes, counts, ticks = others[:apart], counts[:apart], counts[apart:]
+        keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
+        counts = np.concatenate([cells[0, used], self.tallies[kernel.TALLY_FULL, full], counts])
+        every = _collected(keys, counts, 0)
+        total = every.counts * self.duration[(every.values >> 32) + (every.values & 0xFFFFFFFF)]
+        if self.terms:
+            total = np.zeros_like(total)
+            np.add.at(total, np.searchsorted(every.values, keys), np.concatenate([cells[1, used], ticks]))
+        return (every.values, every.counts), total
+
+    def _make_room(self) -> None:
+        while 4 * (self.state[kernel.STALLS_USED] + self.slots.shape[1]) > self.stalls.size:
+            self.stalls = counting.doubled(self.stalls)
+        while 4 * (self.state[kernel.MIXES_USED] + 2) > self.mixes.size:
+            self.mixes = counting.doubled(self.mixes)
+        self._keep_rows()
+
+    def _keep_rows(self) -> None:
+        """Move recorded rows out of the kernel's buffers."""
+        self.kept_batches.append(self.batch_rows[: self.state[kernel.BATCH_ROWS]].copy())
+        self.kept_allocations.append(self.allocation_rows[: self.state[kernel.ALLOCATION_ROWS]].copy())
+        self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
+
+    def _refuse(self, status: int) -> None:
+        name, when = self.server.policy.name, self.now * self.tick_s
+        prompts, tokens = self.waiting
+        state = f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding requests"
+        if status == kernel.IDLE_POLICY:
+            raise InputError(
+                f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "
+                "a policy must serve something while anything can be served, or the server would idle for ever"
+            )
+        raise InputError(f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} waiting")
+
+
+def _collected(values: Ints, counts: Ints, total: int) -> Distribution:
+    """Add up the counts of equal values."""
+    distinct, places = np.unique(values, return_inverse=True)
+    return Distribution(distinct, np.bincount(places, counts, distinct.size).astype(np.int64), total)
+
+
+class _Fold:
+    """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._counts = np.zeros((64 - _LEADING_BITS) << _LEADING_BITS, np.int64)  # by shift, then by leading digits
+
+    def add(self, samples: Ints) -> None:
+        """Add samples, each kept to its leading binary digits."""
+        if not samples.size:
+            return
+        self._total += exact_sum(samples)
+        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - _LEADING_BITS, 0).astype(np.int64)
+        self._counts += np.bincount((shift << _LEADING_BITS) + (samples >> shift), minlength=self._counts.size)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What was added, each value in the middle of those that share its leading digits."""
+        (places,) = np.nonzero(self._counts)
+        shift, leading = places >> _LEADING_BITS, places & ((1 << _LEADING_BITS) - 1)
+        values = (leading << shift) + np.where(shift > 0, 1 << np.maximum(shift - 1, 0), 0)
+        return Distribution(values, self._counts[places], self._total)

@@ -1,0 +1,202 @@
+"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.kernel.server import CLIENTS, NEVER, PAUSE
+from penstock.simulation.run import TICK_S, Progress, Record, Run
+from penstock.simulation.session_engine import open_session
+from penstock.simulation.session_server import RECORDS, Session, Window
+from penstock.system.batch_time import Composition
+from penstock.system.server import Server
+from penstock.workload.pairs import Independent
+from penstock.workload.workload import Requests, Workload
+
+_Report = Callable[[], None]
+
+
+def simulate(
+    workload: Workload,
+    server: Server,
+    *,
+    requests: int | None = None,
+    until: float | None = None,
+    record: Record = "requests",
+    drain: bool | None = None,
+    tick_s: float = TICK_S,
+    compress: bool = True,
+    progress: Progress | None = None,
+) -> Run:
+    """Run a workload through a server.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives and what serves.
+    requests
+        Number of arrivals; all of them leave before the run ends (see ``drain``). Default: the whole recording.
+    until
+        Simulated seconds since the first arrival at which to stop instead.
+    record
+        What to keep: ``summary`` (memory for unfinished requests only), ``requests`` (a row each), ``batches`` (also a
+        row per batch), ``allocations`` (also a row per request and batch, for audits).
+    drain
+        Whether to go on after the last arrival until everything has left. Default: yes, unless an endless
+        workload surely offers more than the server's capacity, whose backlog says nothing more by draining. (Where
+        attention takes time, that is judged by mean lengths, which is the least that it may come to.)
+    tick_s
+        Seconds per tick. Arrivals and batch times are rounded to the nearest tick once.
+    compress
+        Take equal batches in one step. The result is the same to the bit.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or the policy forms an empty batch while a non-empty one is possible.
+    """
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"simulate takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
+    if record not in RECORDS:
+        raise InputError(f"unknown record {record!r}{nearest(str(record), RECORDS)}")
+    tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+    requests = length_of_run(workload, requests, until, tick_s)
+    if drain is None:
+        drain = workload.rows is not None or not _overloads(workload, server)
+    stop = NEVER if until is None else round(until / tick_s)
+    session = open_session(server, record, tick_s, compress, stop, workload.prefixes)
+    blocks = (session.keep(block) for block in windows(workload, requests, stop, tick_s))
+
+    def report() -> None:
+        if progress is not None:
+            left = session.finished if drain else session.arrived
+            share = session.now / stop if requests is None else (session.arrived + left) / (2 * requests)
+            progress(min(share, 1.0))
+
+    if record == "summary":
+        _stream(session, blocks, drain, report)
+        return session.finish(None)
+    return session.finish(_whole(session, blocks, drain, report))
+
+
+def simulate_closed(
+    prompt_tokens: npt.NDArray[np.int64],
+    output_tokens: npt.NDArray[np.int64],
+    server: Server,
+    *,
+    clients: int,
+    pause_s: float = 0.0,
+    until: float | None = None,
+) -> Run:
+    """Run a closed loop: each client sends its next request, the first that is left, when its own one has ended.
+
+    Parameters
+    ----------
+    prompt_tokens, output_tokens
+        Shape (requests,), in the order in which they are sent.
+    server
+        What serves.
+    clients
+        Requests under way at a time; so many come at the start.
+    pause_s
+        Seconds between an answer and the next request; at least a tick, so that the batch which starts at the answer
+        has gone.
+    until
+        Simulated seconds at which to stop; None: when all have finished. Requests that were never sent are left out.
+    """
+    stop = NEVER if until is None else round(until / TICK_S)
+    session = open_session(server, "requests", TICK_S, True, stop)
+    session.options[CLIENTS] = clients
+    session.options[PAUSE] = max(round(pause_s / TICK_S), 1)
+    arrival = np.where(np.arange(prompt_tokens.size) < clients, 0, NEVER)
+    window = Window.of(arrival, prompt_tokens.astype(np.int32), output_tokens.astype(np.int32))
+    run = session.finish(_whole(session, iter([session.keep(window)]), True, lambda: None))
+    assert run.rows is not None
+    return dataclasses.replace(run, rows=run.rows.where(run.rows.arrival < NEVER))
+
+
+def _overloads(workload: Workload, server: Server) -> bool:
+    """Return whether more is offered than the server carries: tokens in the best batches, and attention beside.
+
+    Beside `Composition.table` a prompt of v tokens takes at least min(self, cross / 2) (v^2 - v), and D decodes
+    d (D v + D (D - 1) / 2): least at the means where lengths are independent (Jensen). Where memory is short, other
+    work may stand in for some of it, so there it counts none.
+    """
+    prompt, model, lengths = workload.mean_prompt, server.batch_time, workload.lengths
+    tokens = server.tokens_per_request(prompt, workload.mean_output)
+    offered, capacity = workload.rate * tokens, model.capacity(server.token_budget)
+    if not isinstance(model, Composition) or server.memory is not None or not isinstance(lengths, Independent):
+        return offered > capacity
+    decodes = tokens - prompt
+    before = decodes * (decodes - 1) / 2 + (decodes * prompt if lengths.correlation >= 0 else 0.0)
+    attention = min(model.self_attention, model.cross_attention / 2) * prompt * (prompt - 1)
+    attention += min(model.of_decodes) * max(before, 0.0)
+    return offered / capacity + workload.rate * attention > 1
+
+
+def length_of_run(workload: Workload, requests: int | None, until: float | None, tick_s: float) -> int | None:
+    """Check what was asked for; return the number of arrivals, or None if `until` bounds the run."""
+    if requests is not None and until is not None:
+        raise InputError(f"requests={requests} and until={until}: give one of them")
+    if until is not None:
+        checks.number("until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop")
+        return None
+    if requests is None:
+        if workload.rows is None:
+            raise InputError(f"{workload.name} never ends; say how much of it to simulate with `requests` or `until`")
+        return workload.rows
+    requests = checks.whole("requests", requests, 1, 10**12, "", "it is the number of arrivals")
+    if workload.rows is not None and requests > workload.rows:
+        raise InputError(
+            f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed once; "
+            "ask for fewer, or resample it with arrivals 'poisson'"
+        )
+    return requests
+
+
+def windows(workload: Workload, requests: int | None, stop: int, tick_s: float) -> Iterator[Window]:
+    """Yield the workload in integer ticks, up to so many requests or up to the tick ``stop``."""
+    left = requests if requests is not None else NEVER
+    for block in workload.blocks():
+        part: Requests = block.first(min(left, block.arrival_s.size))
+        left -= part.arrival_s.size
+        ticks = np.rint(part.arrival_s / tick_s)
+        within = int(np.searchsorted(ticks, stop, side="right"))
+        if not within:
+            return
+        yield Window.of_requests(part.first(within), tick_s)
+        if left == 0 or within < ticks.size:
+            return
+
+
+def _whole(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> Window:
+    """Run with every request in memory."""
+    window = Window.joined(list(blocks))
+    session.fit(window)
+    session.run(window, final=True, drain=drain, report=progress)
+    return window
+
+
+def _stream(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
+    """Run in constant memory: fold what has finished into the summary, keep what has not."""
+    kept: list[Window] = []
+    held: list[Window] = []  # the last two blocks go in as one: a batch could outlast a short last one
+    for block in blocks:
+        if len(held) == 2:
+            window = Window.joined([*kept, held.pop(0)])
+            session.fit(window)
+            session.run(window, final=False, drain=drain, report=progress)
+            kept = [session.fold(window, everything=False)]
+        held.append(block)
+    window = Window.joined([*kept, *held])
+    session.fit(window)
+    session.run(window, final=True, drain=drain, report=progress)
+    session.fold(window, everything=True)

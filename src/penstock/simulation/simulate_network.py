@@ -1,0 +1,214 @@
+"""Simulate a network: validate, unfold jobs, turn into integer ticks, run the kernel, hand back a `NetworkRun`."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.kernel import network_arrays as kernel
+from penstock.kernel.server import NEVER
+from penstock.simulation.network_run import NetworkRun, RequestRows
+from penstock.simulation.run import TICK_S, Progress
+from penstock.simulation.session_network import NetworkSession, Passed
+from penstock.system.network import Network
+from penstock.workload.jobs import Ints, Jobs
+
+NetworkRecord = Literal["jobs", "requests"]
+_RECORDS: tuple[NetworkRecord, ...] = ("jobs", "requests")
+_STEPS = 500_000  # batches between two reports of progress: a blink
+_WINDOW = 2**18  # requests that go into the kernel at a time
+
+
+def simulate_network(
+    network: Network,
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    record: NetworkRecord = "requests",
+    drain: bool | None = None,
+    tick_s: float = TICK_S,
+    compress: bool = True,
+    progress: Progress | None = None,
+) -> NetworkRun:
+    """Run the workflows of a network through its pools.
+
+    Parameters
+    ----------
+    network
+        What arrives and what serves.
+    jobs
+        Number of jobs that arrive; all of them end before the run does (see ``drain``). Default: whole recordings.
+    until
+        Simulated seconds since the first arrival at which to stop instead.
+    seed
+        For everything random; None: the seeds of the workflows' workloads.
+    record
+        What to keep: ``jobs`` (arrival and end of each; memory for unfinished requests only) or ``requests``.
+    drain
+        Whether to go on after the last arrival until everything has left. Default: yes, unless some pool is offered
+        more than its capacity.
+    tick_s
+        Seconds per tick. Arrivals, delays and batch times are rounded to the nearest tick once.
+    compress
+        Take equal batches in one step. The result is the same to the bit.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, or a policy forms an empty batch while a non-empty one is possible.
+    """
+    if not isinstance(network, Network):
+        raise InputError(f"simulate_network takes a Network, not {checks.shown(network)}; for one server use simulate")
+    if record not in _RECORDS:
+        raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), _RECORDS)}")
+    tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+    if jobs is not None and until is not None:
+        raise InputError(f"jobs={jobs} and until={until}: give one of them")
+    if until is not None:
+        checks.number("until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop")
+    if jobs is not None:
+        jobs = checks.whole("jobs", jobs, 1, 10**12, "", "it is the number of jobs that arrive")
+    if jobs is None and until is None and not network.ends:
+        raise InputError("the workflows never end; say how much to simulate with `jobs` or `until`")
+    if drain is None:
+        # with prompts found in caches the load is at most what the model says
+        drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
+    stop = NEVER if until is None else round(until / tick_s)
+    blocks = _blocks(network.blocks(seed), jobs, stop, tick_s)
+    run = _Running(NetworkSession(network, tick_s, compress, stop), record, drain, jobs, progress)
+    return run.through(blocks)
+
+
+def simulate_jobs(
+    network: Network, jobs: Jobs, *, tick_s: float = TICK_S, until: int | None = None, compress: bool = True
+) -> NetworkRun:
+    """Run given jobs through a network, up to a tick if one is given."""
+    session = NetworkSession(network, tick_s, compress, NEVER if until is None else until)
+    return _Running(session, "requests", True, None, None).through(iter([jobs]))
+
+
+def _blocks(blocks: Iterator[Jobs], jobs: int | None, stop: int, tick_s: float) -> Iterator[Jobs]:
+    """Yield jobs up to so many, or up to a tick."""
+    left = NEVER if jobs is None else jobs
+    for block in blocks:
+        part = block.first(min(left, block.count))
+        left -= part.count
+        within = int(np.searchsorted(np.rint(part.arrival_s / tick_s), stop, side="right"))
+        yield part.first(within)
+        if left == 0 or within < part.count:
+            return
+    if jobs is not None and left > 0:
+        raise InputError(
+            f"jobs is {jobs:,}, but the recording has {jobs - left:,} and is replayed once; ask for fewer, or give it "
+            "a rate"
+        )
+
+
+class _Running:
+    """A run on its way: what has been kept of it so far."""
+
+    def __init__(
+        self, session: NetworkSession, record: NetworkRecord, drain: bool, jobs: int | None, progress: Progress | None
+    ) -> None:
+        self.session, self.record, self.drain, self.jobs, self.progress = session, record, drain, jobs, progress
+        self.passed: list[Passed] = []
+        self.last_arrival = 0
+        self.arrived = 0
+
+    def through(self, blocks: Iterator[Jobs]) -> NetworkRun:
+        """Run block after block; the last two go in together, for a batch may outlast a short last one."""
+        held: list[Jobs] = []
+        for block in blocks:
+            if held and (self.record == "requests" or sum(part.requests for part in held) < _WINDOW):
+                held.append(block)
+                continue
+            if held:
+                self._serve(held, final=False)
+            held = [block]
+        self._serve(held, final=True)
+        return self._finished()
+
+    def _serve(self, blocks: list[Jobs], final: bool) -> None:
+        session = self.session
+        if blocks:
+            jobs = Jobs.joined(blocks)
+            session.add(jobs)
+            self.arrived += jobs.count
+            if jobs.count:
+                self.last_arrival = int(session.net.job_arrival[-1])
+        stops = final and not self.drain and session.stop == NEVER
+        while not session.run(final, self.last_arrival if stops else None, _STEPS):
+            self._report()
+        self._report()
+        passed = session.fold(everything=final)
+        self.passed.append(passed if self.record == "requests" else _ends_only(passed))
+
+    def _report(self) -> None:
+        if self.progress is None:
+            return
+        session = self.session
+        if session.stop < NEVER:
+            self.progress(min(session.now / session.stop, 1.0))
+        elif self.jobs:
+            waiting = session.jobs.count - int(session.net.state[kernel.NEXT_JOB])
+            self.progress(min((self.arrived - waiting) / self.jobs, 1.0))
+
+    def _finished(self) -> NetworkRun:
+        session, passed = self.session, self.passed
+        net, network = session.net, session.network
+        known = int(net.state[kernel.NEXT_JOB]) + sum(part.jobs.count for part in passed[:-1])
+        workflow = np.concatenate([part.jobs.workflow for part in passed])[:known]
+        arrival = np.concatenate([part.arrival for part in passed])[:known]
+        finish = np.concatenate([_job_finish(part) for part in passed])[:known]
+        rows = None
+        if self.record == "requests":
+            jobs = Jobs.joined([part.jobs for part in passed]).first(known)
+            here = slice(0, jobs.requests)
+            server = np.concatenate([part.server for part in passed])[here]
+            first = np.cumsum(network.replicas) - network.replicas
+            rows = RequestRows(
+                jobs,
+                server - first[network.stage_pool[jobs.stage]],
+                *(np.concatenate([getattr(p, name) for p in passed])[here] for name in _COLUMNS),
+            )
+        return NetworkRun(
+            network=network,
+            tick_s=session.tick_s,
+            end=session.now,
+            last_arrival=self.last_arrival if session.stop == NEVER else session.stop,
+            workflow=workflow,
+            arrival=arrival,
+            finish=finish,
+            replica_pool=net.servers[:, kernel.POOL].copy(),
+            batches=net.servers[:, kernel.BATCHES].copy(),
+            busy=session.busy(),
+            tokens=net.servers[:, kernel.PROCESSED].copy(),
+            series_rows=net.series[: net.state[kernel.SERIES_ROWS]].copy(),
+            rows=rows,
+        )
+
+
+_COLUMNS = ("ready", "first_token", "finish", "cached")
+
+
+def _job_finish(passed: Passed) -> Ints:
+    """Return when the last request of each job finished, -1 while one has not."""
+    if not passed.jobs.count:
+        return np.zeros(0, np.int64)
+    if passed.finish.size == passed.jobs.count:  # one left of each: see `_ends_only`, or one request per job
+        return passed.finish
+    first = passed.jobs.first_request[:-1]
+    last = np.maximum.reduceat(passed.finish, first)
+    return np.where(np.minimum.reduceat(passed.finish, first) < 0, -1, last)
+
+
+def _ends_only(passed: Passed) -> Passed:
+    """Keep of each job its arrival and its end."""
+    jobs = passed.jobs.without_requests()
+    unknown = passed.ready[:0]
+    return Passed(jobs, passed.arrival, passed.server[:0], unknown, unknown, _job_finish(passed), passed.cached[:0])

@@ -1,0 +1,143 @@
+"""The command ``penstock sweep``: many scenarios from one, into a table that can be resumed."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock import checks
+from penstock.errors import InputError
+from penstock.show.options import (
+    Figures,
+    Json,
+    Report,
+    ScenarioPath,
+    Seed,
+    check_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from penstock.sweeping.sweep import Sweep
+
+
+def sweep(
+    scenario: ScenarioPath,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="FIELD=VALUES",
+            help="A field and what it takes: server.token_budget=128,512, workload.rate=1:10:0.5, or with --sample "
+            "1:10 or 1:10:log; may be repeated. Default: the section `sweep` of the scenario.",
+        ),
+    ] = None,
+    sample: Annotated[int | None, typer.Option("--sample", help="Random points, instead of the whole grid.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The table, .parquet or .csv; the same call resumes it."),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", help="Workers; -1: one to each core, all of a cluster.")] = -1,
+    backend: Annotated[
+        str, typer.Option("--backend", help="loky (this machine), ray, dask, ray://host:port or dask://host:port.")
+    ] = "loky",
+    seed: Seed = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Runs of each point, with seeds one after another.")
+    ] = None,
+    independent: Annotated[
+        bool, typer.Option("--independent", help="A seed of its own for each point, not common random numbers.")
+    ] = False,
+    test: Annotated[
+        bool, typer.Option("--test/--no-test", help="Test whether a point is stable where no theorem says so.")
+    ] = True,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever --out holds.")] = False,
+    sort: Annotated[
+        str | None,
+        typer.Option("--sort", metavar="COLUMN", help="Order of the rows shown; of many by e2e_p50_s."),
+    ] = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+) -> None:
+    """Run a scenario with every combination of some of its fields, or a random sample, and tabulate what happens.
+
+    Killed at any moment, the same call goes on where it stopped: finished points are kept beside the table.
+    """
+    from penstock.sweeping import terminal as terminal_sweep
+    from penstock.sweeping.store import journal_of
+    from penstock.sweeping.sweep import set_up
+    from penstock.sweeping.sweep import sweep as run_sweep
+
+    check_outputs(scenario, figures, report)
+    out = None if out is None else _checked_out(out, scenario, report)
+    terminal_sweep.checked_sort(sort)
+    asked = set_up(
+        scenario, None if vary is None else fields(vary), sample=sample, seed=seed, seeds=seeds,
+        independent=independent or None, test=test,
+    )  # fmt: skip
+    with terminal_sweep.bar("Sweeping") as show:
+        found = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
+    if not found["error"].null_count():
+        if out is not None:  # results that are none would stand in the way of the corrected sweep
+            out.unlink(missing_ok=True)
+            journal_of(out).unlink(missing_ok=True)
+        raise InputError(f"every point of the sweep is bad, so there is no table; the first: {found['error'][0]}")
+    if out is not None:
+        say_written("Table", [out], as_json)
+    if as_json:
+        print_json({"points": found.to_dicts()})
+    else:
+        terminal_sweep.print_sweep(scenario.stem, found, sort)
+    if figures is not None or report is not None:
+        _draw(asked, found, figures, report, as_json)
+
+
+def _checked_out(out: Path, scenario: Path, report: Path | None) -> Path:
+    """Return where the table goes, if nothing is lost there."""
+    from penstock.sweeping.store import checked_output
+
+    found = checked_output(out)
+    if found.exists() and os.path.exists(scenario) and found.samefile(scenario):
+        raise InputError(f"--out {found} is the scenario itself, which would be lost; give another file")
+    if report is not None and found.resolve() == report.resolve():
+        raise InputError(f"--out and --report are both {found}, so one would be lost; give two files")
+    return found
+
+
+def _draw(asked: "Sweep", found: "pl.DataFrame", figures: Path | None, report: Path | None, as_json: bool) -> None:
+    """Write figures and page, with the highest stable rates as limits."""
+    from penstock.show import progress
+    from penstock.sweeping import figures as plotting_sweep
+    from penstock.sweeping import report as report_sweep
+    from penstock.sweeping.limits import with_stable_rates
+
+    with progress.bar("Finding the stable rates") as show:
+        drawn = with_stable_rates(asked, found, progress=show)
+    names = list(asked.fields)
+    if figures is not None:
+        save_figures(plotting_sweep.figures(drawn, names), figures, as_json)
+    if report is not None:
+        report_sweep.report_sweep(report, drawn, names, asked.name)
+        say_written("Report", [report], as_json)
+
+
+def fields(given: list[str]) -> dict[str, str]:
+    """Return ``FIELD=VALUES`` as pairs."""
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        name = name.strip()
+        if not (name and equals and values.strip()):
+            raise InputError(
+                f"--vary {checks.shown(text)} names no field and values; give --vary server.token_budget=128,512"
+            )
+        if name in pairs:
+            raise InputError(f"--vary {name} stands twice; give all its values at once")
+        pairs[name] = values.strip()
+    return pairs

@@ -1,0 +1,405 @@
+"""Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses hold."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import InputError
+from penstock.system.network import Network
+from penstock.system.network_model import NetworkModel
+from penstock.theory.certificate import Certificate, Verdict, certify
+from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.network.cycles import GlobalStability, global_stability, priority_stability
+from penstock.theory.network.fluid import network_path
+from penstock.theory.network.fluid_classes import components, fluid_classes
+from penstock.theory.network.hypotheses import (
+    BOUNDED,
+    CARRIED,
+    ROUTED,
+    SHORTEST,
+    STANDARD_ERRORS,
+    PoolRules,
+    pool_hypotheses,
+    pool_rules,
+    workflow_hypotheses,
+)
+from penstock.theory.network.loads import JoinBound, PoolLoad, join_bounds, pool_loads, within_batch_size
+from penstock.theory.network.virtual_stations import VirtualStation, priority_limit
+from penstock.workload.sessions import Sessions
+
+Floats = npt.NDArray[np.float64]
+
+# As readers are told of the paper's thm:multi-class, thm:dag, thm:fork-join, pro:parallel and rem:jsq+.
+MULTICLASS, DAG, FORK_JOIN = "multi-class theorem", "DAG theorem", "fork-join theorem"
+PARALLEL, REMARK = "parallel-server proposition", "its remark on routers"
+CYCLE = "linear program (Dai and Vande Vate 2000)"
+SPIRAL = "fluid path of a static priority"
+VIRTUAL = "virtual station (Rybko and Stolyar 1992; Dai and Vande Vate 2000)"
+OVERLOAD = "Theorem 1(a)"
+SLOTS = "Section 6 (stability region under a max batch size)"
+
+CERTIFIED = "cycles of pools are certified"
+_KNOWN_ELSEWHERE = {
+    "hlpps": "single-token fluid models under HLPPS are stable below load 1 (Bramson 1996)",
+    "back-pressure": "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides 1992)",
+    "back-pressure-phase": "back-pressure is throughput-optimal in networks without batches "
+    "(Tassiulas and Ephremides 1992)",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkCertificate:
+    """What a theorem says of a network.
+
+    Attributes
+    ----------
+    verdict, theorem, reason, hypotheses
+        As in `penstock.theory.certificate.Certificate`.
+    pools
+        Load of each pool.
+    certified_load
+        Factor on all rates up to which a theorem says stable under these policies; None where none does at any.
+    any_policy
+        What is certified for every work-conserving policy that treats phases as these do; None where nothing arrives
+        in a cycle of pools.
+    virtual_station
+        Where a static priority order fails first; None if it has no virtual station, or if nothing is said of it.
+    order
+        Sets of pools in topological order; jobs can go round within a set of several.
+    joins
+        Bounds on what waits at joins.
+    """
+
+    verdict: Verdict
+    theorem: str | None
+    reason: str
+    hypotheses: tuple[Hypothesis, ...]
+    pools: tuple[PoolLoad, ...]
+    certified_load: float | None
+    any_policy: GlobalStability | None
+    virtual_station: VirtualStation | None
+    order: tuple[tuple[str, ...], ...]
+    joins: tuple[JoinBound, ...]
+
+    @property
+    def bottleneck(self) -> PoolLoad:
+        """The pool with the least margin."""
+        return min(self.pools, key=lambda pool: pool.margin)
+
+    @property
+    def rho(self) -> float:
+        """Load of the bottleneck."""
+        return self.bottleneck.rho
+
+    @property
+    def margin(self) -> float:
+        """Of the bottleneck; 1 - its load where no max batch size binds."""
+        return self.bottleneck.margin
+
+    @property
+    def max_load(self) -> float:
+        """Factor on all rates beyond which no policy is stable, at the bottleneck."""
+        return self.bottleneck.max_load
+
+
+def certify_network(network: Network) -> NetworkCertificate:
+    """Say by theorem whether a network is stable, where a theorem can; see `network_certificate`.
+
+    Raises
+    ------
+    InputError
+        If it is no network, or a workflow has no arrival rate.
+    """
+    if not isinstance(network, Network):
+        raise InputError(
+            f"certify_network takes a Network, not a {type(network).__name__}; for one server use certify, or "
+            "Network.single(workload, server)"
+        )
+    network.check_rates()
+    given = workflow_hypotheses(network)
+    model, at_most = network.model(), not network.reuse_is_certain
+    found = network_certificate(model, pool_rules(network), given, at_most=at_most)
+    pools = tuple(within_batch_size(pool, network, model) for pool in found.pools)
+    found = dataclasses.replace(found, pools=pools)
+    tightest = found.bottleneck
+    error = STANDARD_ERRORS * tightest.standard_error / tightest.offered_tokens_per_s
+    if found.verdict == "unknown" and (alone := _one_server(network)) is not None and alone.verdict == "stable":
+        certified = None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
+        return dataclasses.replace(
+            found,
+            verdict="stable",
+            theorem=alone.theorem,
+            reason=alone.reason,
+            hypotheses=alone.hypotheses,
+            certified_load=certified,
+        )
+    if found.verdict == "unstable" or at_most or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND:
+        return found
+    slots = network.pools[tightest.name].server.max_batch_size
+    reason = (
+        f"under any policy the max batch size of {slots:,} lets pool {tightest.name} carry at most "
+        f"{tightest.max_load:.3f} times what arrives, so its backlog grows for ever"
+    )
+    return dataclasses.replace(found, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None)
+
+
+def _one_server(network: Network) -> Certificate | None:
+    """Return what is certified of a server alone, if the network is one that serves the requests of a workload."""
+    (pool, *pools), (workflow, *workflows) = network.pools.values(), network.workflows
+    if pools or workflows or pool.replicas > 1 or isinstance(workflow, Sessions) or len(workflow.stages) > 1:
+        return None
+    (stage,) = workflow.stages.values()
+    plain = (stage.prompt, stage.output, stage.then) == ("job", "job", None) and not stage.transfer_ms_per_token
+    return certify(workflow.arrivals, pool.server) if plain and stage.delay_ms == 0 else None
+
+
+def network_certificate(
+    model: NetworkModel, rules: Sequence[PoolRules], given: Sequence[Hypothesis] = (), *, at_most: bool = False
+) -> NetworkCertificate:
+    """Say by theorem whether a network is stable, where a theorem can.
+
+    *Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a
+    load above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
+    deviations that become ever less likely; so it returns to nothing with a probability below 1. Replicas are as one
+    server there if their router is random, since all get the same shares; behind others some may run dry before the
+    rest, and then nothing is said.
+
+    *Stable*, below load 1 at every pool with full batches, for work-conserving policies:
+
+    * thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The paper asks for
+      K-FCFS, but any order between stages will do: the work of a pool depends on none, once the pools before it have
+      drained, and what waits at a join has a sibling unfinished in some branch (`JoinBound`).
+    * the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage to be served
+      in order of arrival, and jobs at a stage that are alike whichever way they came. A static order is looked at as
+      such if all pools of cycles have one and serve the decodes of a stage before its prompts.
+    * pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly its share of the
+      only stage of a pool, but nothing is known of shares of several. Power of two choices: of what arrives, at most
+      m (m - 1) / (R (R - 1)) <= m / R reaches the m replicas of R that hold fluid, so they drain as under random
+      assignment. If requests come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
+
+    Parameters
+    ----------
+    model
+        The network's means.
+    rules
+        Shape (pools,).
+    given
+        Hypotheses that the caller has looked at: arrivals, lengths.
+    at_most
+        Whether loads may be lower than in the model, since it counts what replicas might reuse.
+
+    Raises
+    ------
+    InputError
+        If there is not one rule per pool, nothing arrives, or a ranking is not one of its pool's stages.
+    """
+    if len(rules) != len(model.pools):
+        raise InputError(f"{len(rules)} rules for {len(model.pools)} pools; give one per pool")
+    stages = fluid_classes(model, False)
+    sets = components(stages)
+    phases = [rule.phases for rule in rules]
+    anyone = fixed = virtual = spiral = None
+    tried = [*given, *pool_hypotheses(model, stages, sets, rules)]
+    theorem = _theorem(model, sets, rules)
+    if cyclic := [s for stations in sets for s in stations if len(stations) > 1]:
+        balanced = [rule.router in SHORTEST and not rule.affinity for rule in rules]
+        anyone = global_stability(model, phases, balanced)
+        if static := _ranking(model, rules, cyclic):
+            fixed = priority_stability(model, static, phases)
+            virtual = priority_limit(model, static, phases)
+            if fixed.max_load < 1 and (virtual is None or virtual.max_load >= 1 - CRITICAL_BAND):
+                spiral = _spiral(model, static, phases)
+        tried += _cycle_hypotheses(model, rules, cyclic, anyone, fixed)
+    failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
+    if not failed <= {BOUNDED, ROUTED} or at_most:  # the fluid model is not known to hold
+        virtual = spiral = None
+    if virtual is not None and not _alike(model, rules, virtual):
+        virtual = None
+    fails = _why_the_order_fails(virtual, spiral)
+    verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
+    if verdict == "unstable":
+        by_order = VIRTUAL if spiral is None else SPIRAL
+        theorem = by_order if reason == fails else OVERLOAD
+    limits = [found.max_load for found in (anyone, fixed) if found is not None]
+    most_offered, busy = model.offered + STANDARD_ERRORS * model.standard_error, model.offered > 0
+    carried = float((model.full_batch[busy] / most_offered[busy]).min())
+    return NetworkCertificate(
+        verdict=verdict,
+        theorem=theorem if verdict in ("stable", "unstable") else None,
+        reason=reason,
+        hypotheses=tuple(tried),
+        pools=pool_loads(model, stages, sets),
+        certified_load=min(carried, max(limits, default=carried)) or None if not failed else None,
+        any_policy=anyone,
+        virtual_station=virtual,
+        order=tuple(tuple(model.pools[s] for s in stations) for stations in sets),
+        joins=join_bounds(model, rules),
+    )
+
+
+def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[PoolRules]) -> str:
+    """Name what is used; every part of it is needed."""
+    if any(len(stations) > 1 for stations in sets):
+        name = CYCLE
+    elif model.joins[model.visits > 0].any():
+        name = FORK_JOIN
+    else:
+        name = MULTICLASS if len(sets) == 1 else DAG
+    several = [rule.router for rule, replicas in zip(rules, model.replicas, strict=True) if replicas > 1]
+    if not several:
+        return name
+    stretched = any(router not in ("jsq", "random") for router in several)
+    return f"{name}, {PARALLEL}" + (f" with {REMARK}" if stretched else "")
+
+
+def _ranking(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str] | None:
+    """Return a ranking of all stages if every pool that is part of a cycle has a static one, of whole stages."""
+    ranking: list[str] = []
+    for s, rule in enumerate(rules):
+        here = [name for name, pool in zip(model.stages, model.pool, strict=True) if pool == s]
+        own = rule.ranking if rule.order == "priority" else None
+        if own is not None and sorted(own) != sorted(here):
+            raise InputError(
+                f"the ranking of pool {model.pools[s]!r} has the stages {', '.join(own)}, but it serves "
+                f"{', '.join(here)}; rank these"
+            )
+        if s in cyclic and (rule.phases or (own is None and rule.order != "decode-first")):
+            return None
+        if own is None:  # decode-first: stages without prompts before all others
+            prefill = dict(zip(model.stages, model.prefill.tolist(), strict=True))
+            here.sort(key=lambda name: prefill[name] > 0)
+        ranking += here if own is None else own
+    return ranking
+
+
+def _spiral(model: NetworkModel, ranking: list[str], phases: list[bool]) -> tuple[str, float] | None:
+    """Return the stage whose flood grows the most in a cycle of the fluid path, and the factor; None if none grows."""
+    if (model.replicas > 1).any() or model.joins.any():
+        return None
+    grown = {}
+    for stage in fluid_classes(model, phases).names:
+        try:
+            path = network_path(model, ranking, stage, phases=phases)
+        except InputError:  # none was found from there
+            continue
+        if path.grows and path.growth is not None:
+            grown[stage] = path.growth
+    return max(grown.items(), key=lambda pair: pair[1], default=None)
+
+
+def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: VirtualStation) -> bool:
+    """Whether replicas have the same shares of the two pools' fluid; those that do not can serve both at one time."""
+    both = [model.pools.index(name) for name in virtual.pools]
+    return all(model.replicas[s] == 1 or rules[s].router == "random" for s in both)
+
+
+def _why_the_order_fails(virtual: VirtualStation | None, spiral: tuple[str, float] | None) -> str | None:
+    if spiral is not None:
+        return f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid model of this order"
+    if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
+        return None
+    first, second = virtual.pools
+    classes = " and ".join(", ".join(of) for of in virtual.classes)
+    return (
+        f"the order never serves {classes} at the same time, although they are at two pools ({first}, {second}), and "
+        f"together they need more than all the time: it fails above {virtual.max_load:.4f} times this load"
+    )
+
+
+def _cycle_hypotheses(
+    model: NetworkModel,
+    rules: Sequence[PoolRules],
+    cyclic: list[int],
+    anyone: GlobalStability,
+    fixed: GlobalStability | None,
+) -> tuple[Hypothesis, ...]:
+    remembered = _remembered(model, rules, cyclic)
+    if model.sampled is not None:
+        why = "caps on visits or growing contexts make later visits unlike earlier ones, and only their mean is known"
+    elif remembered:
+        why = f"{', '.join(remembered)}: lengths come with the job, so its later requests are like its earlier ones"
+    else:
+        why = "lengths and routes are drawn anew at each stage"
+    forgets = model.sampled is None and not remembered
+    best = max((found for found in (fixed, anyone) if found is not None), key=lambda found: found.max_load)
+    pools = "; ".join(" - ".join(cycle.pools) for cycle in best.cycles)
+    whose = "every work-conserving policy"
+    if not any(rules[s].phases for s in cyclic):
+        whose = "this priority order" if best is fixed else "every work-conserving order of the stages"
+    held = best.max_load > 1 or best.stable
+    if best.max_load == 0:
+        limit = "nothing is known of such a cycle with these routers"
+    else:
+        limit = f"the linear program certifies {whose} up to {best.max_load:.4g} times this load"
+    by_age = [model.pools[s] for s in cyclic if rules[s].order == "global-age"]
+    aged = (
+        f"{', '.join(by_age)}: older jobs overtake; take fcfs" if by_age else "each has a line of its own, or shares it"
+    )
+    return (
+        Hypothesis("stages forget the way to them", forgets, why),
+        Hypothesis("stages are served in order of arrival", not by_age, aged),
+        Hypothesis(CERTIFIED, held, f"jobs go round between {pools}; {limit}"),
+    )
+
+
+def _remembered(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str]:
+    """Return the stages in cycles with lengths of the job if more than one request of a job may have them."""
+    found = [name for s in cyclic for name in rules[s].of_job]
+    workflows = [name.split(".")[0] for name in found]
+    visits = np.linalg.inv(np.eye(len(model.stages)) - model.onward).diagonal()
+    again = dict(zip(model.stages, visits > 1 + 1e-9, strict=True))
+    return [name for name, own in zip(found, workflows, strict=True) if again[name] or workflows.count(own) > 1]
+
+
+def _verdict(
+    model: NetworkModel,
+    rules: Sequence[PoolRules],
+    tried: tuple[Hypothesis, ...],
+    fails: str | None,
+    at_most: bool,
+) -> tuple[Verdict, str]:
+    rho, error = model.rho, STANDARD_ERRORS * model.standard_error / model.capacity
+    worst = int(np.argmax(rho - error))
+    name = model.pools[worst]
+    if at_most and rho.max() >= 1 - CRITICAL_BAND:
+        return "unknown", (
+            f"if replicas reuse nothing, the load of pool {model.pools[int(np.argmax(rho))]} is {rho.max():.3f}; how "
+            "much they reuse depends on the run, so no theorem says anything"
+        )
+    if rho[worst] - error[worst] > 1 + CRITICAL_BAND:
+        return "unstable", (
+            f"tokens arrive at pool {name} {rho[worst]:.3f} times as fast as any policy can process them, so its "
+            "backlog grows for ever"
+        )
+    worst = int(np.argmax(rho + error))
+    name = model.pools[worst]
+    if rho[worst] + error[worst] >= 1 - CRITICAL_BAND:
+        if error[worst] > 0:
+            return "unknown", (
+                f"the load of pool {name} is {rho[worst]:.4f} +- {error[worst]:.4f} by {model.sampled:,} sampled jobs, "
+                "too near 1 to tell"
+            )
+        return "critical", (
+            f"the load of pool {name} is exactly 1, where no theorem says anything: any randomness lets its queues "
+            "wander without bound"
+        )
+    if fails is not None:
+        return "unstable", fails
+    worst = int(np.argmax(rho))
+    name = model.pools[worst]
+    if all(h.held for h in tried):
+        trusted = [h.name for h in tried if not h.checked]
+        trust = f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
+        round_trips = "".join(f"; {h.why}" for h in tried if h.name == CERTIFIED)
+        return "stable", (
+            f"every pool has a load below 1, {name} the highest with {rho[worst]:.3f}{round_trips}; so the queues stay "
+            f"finite and have a steady state{trust}"
+        )
+    failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
+    known = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
+    return "unknown", (
+        f"no pool has a load above 1, {name} the highest with {rho[worst]:.3f}, but no theorem says stable, because "
+        f"these hypotheses fail: {failed}" + "".join(f"; {what}, which is not shown here" for what in sorted(known))
+    )

@@ -1,0 +1,252 @@
+"""Fluid paths of a network under static priorities: what a large backlog does when randomness averages out.
+
+Each pool is one station that gives all its time to its highest class that holds fluid, less what the empty ones above
+it need to pass on what reaches them (eq:mf1 to eq:mf5 with a static order). Between two events, a class that runs dry
+or one that starts to grow, all rates are constant and solve one linear system; so a path is exact and in straight
+lines. Where the order is unstable its turning points spiral out, each cycle the same but larger and longer; where it is
+stable they spiral in, infinitely many before all is drained, and a path ends when next to nothing is left.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.system.network_model import NetworkModel
+from penstock.theory.network.fluid_classes import FluidClasses, fluid_classes
+from penstock.theory.network.virtual_stations import ranks
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_DRAINED = 1e-9
+"""Of the largest level so far: with less than that a path is drained."""
+_DRY = 1e-12
+"""Of the largest level at this time: a class with less than that is empty."""
+_EVEN = 1e-12
+"""Flows that differ by less, relatively, are equal."""
+_MOST_CHOICES = 5_000
+_SAME = 1e-6
+"""States whose shares of the total differ by less are the same but for size."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NetworkPath:
+    """A path of the fluid model, in straight lines between breakpoints.
+
+    Attributes
+    ----------
+    classes
+        Names, as in `fluid_classes`.
+    pool
+        Shape (classes,), the pool of each.
+    time_s
+        Shape (n,), seconds, the first 0.
+    requests
+        Shape (n, classes), fluid of each class at each breakpoint.
+    slope
+        Shape (n, classes), requests/s from each breakpoint on.
+    work_s
+        Shape (n,), seconds that all pools together would need for what is left, later stages included.
+    drained
+        Whether all is drained at the last breakpoint; then the last slopes are 0.
+    growth
+        Factor by which one cycle multiplies all levels: above 1 the path spirals out for ever, below 1 it spirals in;
+        inf where levels rise without end and without a cycle; None where no cycle was completed.
+    """
+
+    classes: tuple[str, ...]
+    pool: Ints
+    time_s: Floats
+    requests: Floats
+    slope: Floats
+    work_s: Floats
+    drained: bool
+    growth: float | None
+
+    @property
+    def grows(self) -> bool:
+        """Whether the backlog grows for ever."""
+        return self.growth is not None and self.growth > 1 + _SAME
+
+    def at(self, time_s: npt.ArrayLike) -> Floats:
+        """Return the requests of each class at some times, the shape of ``time_s`` and then (classes,)."""
+        time = checks.array("a time on the fluid path", time_s).astype(np.float64)
+        if not (time >= 0).all():
+            raise InputError("a time on the fluid path is before its start at 0 s; give a later one")
+        stretch = np.searchsorted(self.time_s, time, side="right") - 1
+        since = (time - self.time_s[stretch])[..., None]
+        return np.maximum(self.requests[stretch] + self.slope[stretch] * since, 0.0)
+
+
+def network_path(
+    model: NetworkModel,
+    ranking: Sequence[str],
+    start: str | Mapping[str, float],
+    *,
+    phases: bool | Sequence[bool] = False,
+    most_events: int = 200,
+) -> NetworkPath:
+    """Return the fluid path of a network under a static priority order.
+
+    Parameters
+    ----------
+    model
+        The network; a pool of several replicas counts as one server of their rate.
+    ranking
+        As in `priority_limit`.
+    start
+        Requests of each class at time 0 (others: 0), or the name of one class that starts with one request: paths scale
+        with their start. A stage whose phases are two classes starts in its first.
+    phases
+        As in `fluid_classes`.
+    most_events
+        Breakpoints after which the path is cut off.
+
+    Raises
+    ------
+    InputError
+        As `priority_limit`; if a stage waits at a join; if a class that starts is unknown, or nothing starts.
+    """
+    classes = fluid_classes(model, phases)
+    if classes.joins.any():
+        name = classes.names[int(np.argmax(classes.joins))]
+        raise InputError(f"{name} waits at a join, of which fluid paths know nothing; leave the join out, or simulate")
+    rank = ranks(classes, ranking)
+    level = _start(classes, {start: 1.0} if isinstance(start, str) else start)
+    return _walk(classes, rank, level, checks.whole("most_events", most_events, 1, 10**6, "events", "a path has some"))
+
+
+def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
+    level = np.zeros(classes.seconds.size)
+    for name, amount in start.items():
+        full = name if name in classes.names else f"{name} prefill"
+        if full not in classes.names and f"{name} decode" in classes.names:
+            full = f"{name} decode"
+        if full not in classes.names:
+            raise InputError(
+                f"the fluid starts in {name!r}, which is no class of this network{nearest(str(name), classes.names)}"
+            )
+        amount = checks.number(f"the fluid in {name}", amount, 0, 1e15, "requests", "levels are not negative")
+        level[classes.names.index(full)] += amount
+    if not level.any():
+        raise InputError("the fluid starts with nothing, so nothing moves; give one class some requests")
+    return level
+
+
+def _walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int) -> NetworkPath:
+    ahead = np.linalg.solve(np.eye(level.size) - classes.onward, classes.seconds)
+    order = [np.flatnonzero(classes.station == s) for s in range(len(classes.pools))]
+    order = [members[np.argsort(rank[members])] for members in order]
+    time, times, levels, slopes = 0.0, [0.0], [level], []
+    drained, growth = False, None
+    while True:
+        slope = _slopes(classes, order, level)
+        slopes.append(slope)
+        if len(times) > most_events:
+            break
+        falling = np.flatnonzero((slope < 0) & (level > 0))
+        if not falling.size:
+            growth = float("inf") if (slope > 0).any() else growth
+            break
+        step = float((level[falling] / -slope[falling]).min())
+        level = np.maximum(level + step * slope, 0.0)
+        level[level <= _DRY * level.max()] = 0.0
+        time += step
+        times.append(time)
+        levels.append(level)
+        if level.sum() <= _DRAINED * max(of.sum() for of in levels):
+            level = np.zeros(level.size)
+            levels[-1] = level
+            drained = True
+            slopes.append(np.zeros(level.size))
+            break
+    requests = np.array(levels)
+    if growth is None:
+        growth = _growth(requests)
+    return NetworkPath(
+        classes=classes.names,
+        pool=classes.station,
+        time_s=np.array(times),
+        requests=requests,
+        slope=np.array(slopes),
+        work_s=requests @ ahead,
+        drained=drained,
+        growth=growth,
+    )
+
+
+def _growth(requests: Floats) -> float | None:
+    """Return the factor between the last two breakpoints that are the same but for size."""
+    total = requests.sum(axis=1)
+    kept = np.flatnonzero(total > 0)
+    shape = requests[kept] / total[kept, None]
+    for last in range(kept.size - 1, 0, -1):
+        same = np.flatnonzero((np.abs(shape[:last] - shape[last]) < _SAME).all(axis=1))
+        if same.size:
+            return float(total[kept[last]] / total[kept[same[-1]]])
+    return None
+
+
+def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> Floats:
+    """Return the rates of change: at each station one class at most takes what those above it leave.
+
+    That class is the first that holds fluid, or an empty one above it that gets more than is left. What it gets depends
+    on the other stations, and on itself if requests come back, so choices are tried until all fit: first those where
+    the classes above need more than all the time move up, then all there are, passing on as much as possible first.
+    """
+    first = [next((i for i, k in enumerate(members) if level[k] > 0), len(members)) for members in order]
+    taker = tuple(first)
+    for _ in range(level.size):
+        inflow, out = _rates(classes, order, taker)
+        if _fits(classes, order, first, taker, inflow, out):
+            break
+        over = [
+            np.cumsum(inflow[of] * classes.seconds[of])[:top] > 1 + _EVEN for of, top in zip(order, first, strict=True)
+        ]
+        taker = tuple(int(np.argmax(more)) if more.any() else top for more, top in zip(over, first, strict=True))
+    else:
+        for taker in itertools.islice(itertools.product(*(range(top, -1, -1) for top in first)), _MOST_CHOICES):
+            inflow, out = _rates(classes, order, taker)
+            if _fits(classes, order, first, taker, inflow, out):
+                break
+        else:
+            raise InputError(
+                "this order has no fluid path that could be found from here; start elsewhere, or simulate it instead"
+            )
+    slope = inflow - out
+    slope[np.abs(slope) <= _EVEN * (inflow + out)] = 0.0
+    return np.asarray(np.where(level > 0, slope, np.maximum(slope, 0.0)))
+
+
+def _fits(
+    classes: FluidClasses, order: list[Ints], first: list[int], taker: tuple[int, ...], inflow: Floats, out: Floats
+) -> bool:
+    """Whether classes above those that take the rest leave some time, and an empty one that takes it does grow."""
+    for members, top, place in zip(order, first, taker, strict=True):
+        above = members[:place]
+        if (inflow[above] * classes.seconds[above]).sum() > 1 + _EVEN:
+            return False
+        if place < top and inflow[members[place]] < out[members[place]] * (1 - _EVEN):
+            return False
+    return bool((inflow > -_EVEN).all())
+
+
+def _rates(classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Return what flows into and out of each class, requests/s, given the class of each station that takes the rest."""
+    size = classes.seconds.size
+    keep = np.zeros((size, size))  # out = keep @ inflow + rest
+    rest = np.zeros(size)
+    for members, place in zip(order, taker, strict=True):
+        above = members[:place]
+        keep[above, above] = 1.0
+        if place < len(members):
+            k = members[place]
+            rest[k] = 1 / classes.seconds[k]
+            keep[k, above] = -classes.seconds[above] / classes.seconds[k]
+    inflow = np.linalg.solve(np.eye(size) - classes.onward.T @ keep, classes.external + classes.onward.T @ rest)
+    return np.asarray(inflow, np.float64), keep @ inflow + rest

@@ -1,0 +1,230 @@
+"""Hypotheses of the theorems on networks: how each pool chooses, and what was looked at."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.system.network import Network
+from penstock.system.network_model import NetworkModel
+from penstock.system.orders import ORDERS
+from penstock.system.policies import POLICIES
+from penstock.theory import hypotheses as conditions
+from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.network.fluid_classes import FluidClasses
+from penstock.workload.lengths import Length
+from penstock.workload.sessions import Sessions
+from penstock.workload.stage import Stage
+
+STANDARD_ERRORS = 4.0
+"""So many above a sampled load is where the load may be."""
+BOUNDED = "bounded lengths"
+CARRIED = "full batches carry the load of every pool"
+ROUTED = "replicas drain as one server would"
+SHORTEST = ("jsq", "tokens", "work", "measure")
+"""Routers to the least of a measure that vanishes only at an empty replica (rem:jsq+)."""
+_BY_PHASE = ("global-age", "back-pressure-phase")
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolRules:
+    """How a pool chooses: its policy, the order between its stages, and its router.
+
+    Attributes
+    ----------
+    policy
+        Name of the policy inside a line.
+    work_conserving
+        Whether policy and order fill the token budget whenever what waits allows it; None: not known.
+    decode_first
+        Whether the decodes of a stage go before its prompts, so that a whole stage is one class of fluid.
+    slots_bind
+        Whether a max batch size below the token budget may keep batches from filling.
+    order
+        Between stages: a name of `penstock.system.orders`; any other is taken for an unknown order.
+    ranking
+        Names of the pool's stages, the highest first, for a static order; else None.
+    router, affinity
+        Which replica gets a request: a name of `penstock.system.routing`, and whether a job stays with its replica.
+    of_job
+        Names of the pool's stages with lengths that come with the job: its later requests are like its earlier ones.
+    delays_vary
+        Whether requests may overtake one another on their way to the pool, since not all are delayed alike.
+    checked
+        Whether ``work_conserving`` is known; False: the user's word.
+    """
+
+    policy: str = "sarathi"
+    work_conserving: bool | None = True
+    decode_first: bool = True
+    slots_bind: bool = False
+    order: str = "fcfs"
+    ranking: tuple[str, ...] | None = None
+    router: str = "jsq"
+    affinity: bool = False
+    of_job: tuple[str, ...] = ()
+    delays_vary: bool = False
+    checked: bool = True
+
+    @property
+    def phases(self) -> bool:
+        """Whether the two phases of a stage are two classes of fluid."""
+        if self.order in _BY_PHASE:
+            return True
+        known = ("fcfs", "priority", "back-pressure", "hlpps", "round-robin")
+        return self.order != "decode-first" and not (self.decode_first and self.order in known)
+
+    @property
+    def k_fcfs(self) -> bool:
+        """Whether requests leave about in the order in which they were released to the pool, if all have a prompt.
+
+        Under other policies a request without decodes may leave before any number of older ones that decode.
+        """
+        return self.order == "fcfs" and self.decode_first and not self.delays_vary
+
+
+def pool_rules(network: Network) -> tuple[PoolRules, ...]:
+    """Return how each pool of a network chooses."""
+    found = []
+    for (name, pool), priorities in zip(network.pools.items(), network.priorities, strict=True):
+        limit = pool.server.max_batch_size
+        stages = [(f"{w.name}.{n}", s) for w in network.workflows for n, s in w.stages.items() if s.pool == name]
+        known = ORDERS.get(pool.order.name)
+        named = known is not None and known.function is pool.order.function
+        found.append(
+            PoolRules(
+                policy=pool.policy.name,
+                work_conserving=pool.work_conserving,
+                decode_first=pool.policy.function is POLICIES["sarathi"].function,
+                slots_bind=limit is not None and limit < pool.server.token_budget,
+                order=pool.order.name if named else f"order {name}",
+                ranking=None if priorities is None else tuple(network.stages[stage] for stage in priorities),
+                router=pool.router.name,
+                affinity=pool.affinity,
+                of_job=tuple(full for full, stage in stages if _of_job(stage)),
+                delays_vary=any(isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages),
+                checked=pool.order.fills or conditions.work_conserving(pool.server).checked,
+            )
+        )
+    return tuple(found)
+
+
+def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
+    """Return what every theorem asks of the workflows, each hypothesis for all of them."""
+    renewals, drawn, bounded = [], [], []
+    for workflow in network.workflows:
+        process = workflow.arrivals if isinstance(workflow, Sessions) else workflow.arrivals.arrivals
+        if process is None or not process.iid:
+            renewals.append(f"those of {workflow.name} are not i.i.d.; try arrivals 'poisson'")
+        uses = any(_of_job(stage) for stage in workflow.stages.values())
+        if uses and not isinstance(workflow, Sessions) and not workflow.arrivals.lengths.iid:
+            drawn.append(f"those of {workflow.name} are recorded in order; resample them with arrivals 'poisson'")
+        if not workflow.means().bounded:
+            bounded.append(f"those of {workflow.name} have no upper limit; give their distributions a `max`")
+    return (
+        _of_all("i.i.d. arrivals", renewals, "those of all workflows are renewals"),
+        _of_all("i.i.d. jobs", drawn, "lengths and paths are drawn anew for each job"),
+        _of_all(BOUNDED, bounded, "all prompts and outputs have upper limits"),
+    )
+
+
+def _of_job(stage: Stage) -> bool:
+    """Whether its lengths come with the job."""
+    return stage.prompt == "job" or stage.output in ("job", "rest")
+
+
+def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
+    return Hypothesis(name, not failed, "; ".join(failed) or held)
+
+
+def pool_hypotheses(
+    model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]], rules: Sequence[PoolRules]
+) -> tuple[Hypothesis, ...]:
+    """Return what every theorem asks of the pools, each hypothesis for all of them.
+
+    Parameters
+    ----------
+    model
+        The network's means.
+    stages
+        Its stages as classes of fluid.
+    sets
+        Its pools, cut at strongly connected components.
+    rules
+        Shape (pools,).
+    """
+    cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
+    visited = np.bincount(model.pool[model.visits > 0], minlength=len(model.pools))  # those without a token, too
+    most_offered = model.offered + STANDARD_ERRORS * model.standard_error
+    back = {int(stages.station[i]) for i, j in np.argwhere(stages.onward > 0) if stages.station[i] == stages.station[j]}
+
+    def fills(s: int) -> str | None:
+        if rules[s].work_conserving:
+            return None
+        if rules[s].work_conserving is None:
+            return f"nothing is known of {rules[s].policy}; if it is, say so with @policy(work_conserving=True)"
+        return f"{rules[s].policy} leaves room in batches while requests wait"
+
+    def slots(s: int) -> str | None:
+        return "it is below the token budget, so it can keep batches from filling" if rules[s].slots_bind else None
+
+    def carried(s: int) -> str | None:
+        if most_offered[s] < model.full_batch[s] * (1 - CRITICAL_BAND):
+            return None
+        better = "" if model.capacity[s] <= model.full_batch[s] * (1 + CRITICAL_BAND) else "; smaller ones carry more"
+        return f"{model.offered[s]:,.0f} tokens/s arrive, full batches carry {model.full_batch[s]:,.0f}{better}"
+
+    def routed(s: int) -> str | None:
+        if model.replicas[s] == 1:
+            return None
+        return _not_routed(rules[s], int(visited[s]), s in back, s in cyclic, model.sampled is not None)
+
+    trusted = any(rule.work_conserving and not rule.checked for rule in rules)
+    found = [
+        _everywhere(
+            model, "work-conserving policy at every pool", fills, "batches are filled whenever what waits allows"
+        ),
+        _everywhere(model, "max batch size never binds", slots, "there is none below the token budget"),
+        _everywhere(model, CARRIED, carried, "each has less than its full batches can process"),
+    ]
+    if trusted:
+        found[0] = dataclasses.replace(found[0], checked=False, why=found[0].why + ", as the author of one claims")
+    if (model.replicas > 1).any():
+        found.append(
+            _everywhere(model, ROUTED, routed, "their routers keep requests from busy ones, or share them out")
+        )
+    return tuple(found)
+
+
+def _everywhere(model: NetworkModel, name: str, fails: Callable[[int], str | None], held: str) -> Hypothesis:
+    """Put the pools at which a hypothesis fails into one."""
+    failed = {pool: why for s, pool in enumerate(model.pools) if (why := fails(s))}
+    return _of_all(name, [f"{pool}: {why}" for pool, why in failed.items()], held)
+
+
+def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, sampled: bool) -> str | None:
+    """Return why several replicas are not known to drain as one server would, or None if they are.
+
+    Requests that come back to random replicas do no harm if all are alike: a generalised Jackson network.
+    """
+    if rules.router in SHORTEST:
+        return (
+            "affinity sends requests back to busy replicas in a cycle of pools" if cyclic and rules.affinity else None
+        )
+    if cyclic:
+        return f"{rules.router} may send requests to busy replicas, in a cycle of pools; take jsq"
+    if rules.router == "random":
+        if comes_back and not rules.affinity and (stages > 1 or sampled or rules.of_job):
+            return "random sends requests that come back to other replicas, which makes a cycle of them; take jsq"
+        return None
+    if rules.router == "round-robin":
+        if stages > 1 or comes_back:
+            return "round-robin need not give each replica its share of every stage; take jsq or random"
+        if sampled or rules.of_job:
+            return "round-robin may give one replica all the long requests, since their lengths depend; take jsq"
+        return None
+    if rules.router == "power-of-two":
+        if comes_back or rules.affinity:
+            return "power-of-two may send requests that come back to busy replicas; take jsq"
+        return None
+    return f"nothing is known of the router {rules.router}; take jsq"

@@ -1,0 +1,1 @@
+"""The public traces worth knowing, and how to fetch them."""

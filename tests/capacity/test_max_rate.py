@@ -1,0 +1,68 @@
+"""The highest stable rate agrees with theory where theory knows it, and with the notes where simulation found it."""
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.capacity.max_rate import max_rate
+from penstock.theory.capacity import policy_capacity, work_conserving_capacity
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+FIGURE_1 = ps.Workload.poisson(14.0, 129, 112)
+
+
+@pytest.mark.parametrize("policy", ps.POLICIES)
+@pytest.mark.parametrize("budget", [512, *(pytest.param(b, marks=pytest.mark.slow) for b in (1024, 2048)), 4096])
+def test_the_capacities_of_figure_1_come_out_of_simulation(budget: int, policy: str) -> None:
+    server = ps.Server(TP1, budget, policy=policy, convention="paper")
+    found = max_rate(FIGURE_1, server)
+    # MaxWeight lets prompts wait, so no theorem gives its capacity; it reaches that of a work-conserving policy
+    capacity = work_conserving_capacity if policy.startswith("maxweight") else policy_capacity
+    assert found.rate == pytest.approx(capacity(server, prompt=129, output=112), rel=0.02)
+    assert found.rate < found.above <= found.rate * 1.0101
+    assert found.rate <= found.bound
+
+
+def test_every_rate_is_judged_and_the_two_around_the_limit_are_told_apart() -> None:
+    found = max_rate(FIGURE_1, ps.Server(TP1, 1024, policy="vllm-vanilla"), precision=0.05)
+    outcomes = {trial.rate: trial.stability.verdict for trial in found.trials}
+    assert outcomes[found.rate] == "stable"
+    assert outcomes[found.above] != "stable"
+    assert found.as_dict()["share"] == pytest.approx(found.rate / found.bound)
+
+
+# Stable share of the boundary of the region at b_max 1024, k_max 100, of Sarathi at a budget of 128, 256, 1024.
+POINTS = {
+    (144, 990): (0.999, 0.921, 0.909),  # middle of CD
+    (290, 990): (0.971, 0.871, 0.849),  # C
+    (740, 990): (0.936, 0.929, 0.881),  # a quarter of CB
+    (1516, 990): (0.881, 0.984, 0.919),  # middle of CB
+    (9250, 990): (0.789, 0.896, 0.996),  # B
+}
+
+
+def stable_share(prompt: int, output: int, budget: int, precision: float) -> float:
+    whole = ps.Server(TP1, 1024, 100, convention="paper", scope="batch")
+    bound = ps.region(whole, prompt=prompt, output=output).max_rate
+    workload = ps.Workload.poisson(bound, ps.Geometric(prompt), ps.Geometric(output))
+    server = ps.Server(TP1, budget, 100, convention="paper", scope="batch")
+    found = max_rate(workload, server, precision=precision)
+    return float(np.sqrt(found.rate * found.above)) / bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [128, 256, 1024])
+@pytest.mark.parametrize("point", POINTS)
+def test_sarathi_at_a_fixed_budget_carries_its_share_of_the_boundary(point: tuple[int, int], budget: int) -> None:
+    noted = POINTS[point][(128, 256, 1024).index(budget)]
+    assert stable_share(*point, budget, 0.004) == pytest.approx(noted, abs=0.01)
+
+
+def test_at_vertex_c_a_larger_budget_carries_less() -> None:
+    small, large = (stable_share(290, 990, budget, 0.01) for budget in (128, 1024))
+    assert large < small - 0.1
+
+
+def test_a_precision_that_cannot_be_had_is_refused() -> None:
+    with pytest.raises(ps.InputError, match="the precision"):
+        max_rate(FIGURE_1, ps.Server(TP1, 1024), precision=0)

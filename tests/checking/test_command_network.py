@@ -1,0 +1,147 @@
+"""`penstock network` answers in words or JSON, and says in one line what is wrong and where to ask instead."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import Said
+
+from penstock.checking.network_answer import check_network
+from penstock.scenario.network import read_network
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RYBKO_STOLYAR, RESEARCH = EXAMPLES / "rybko_stolyar.yaml", EXAMPLES / "research_fork_join.yaml"
+SERVER = EXAMPLES / "azure_code.yaml"
+
+
+def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line() -> None:
+    options = ["--jobs", "700", "--seed", "3", "--resolution", "0.1", "--json"]
+    command = [sys.executable, "-c", "from penstock.cli import main; main()", "network", str(RESEARCH), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = check_network(read_network(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
+    assert json.loads(done.stdout) == json.loads(json.dumps(expected.as_dict()))
+    assert expected.run.arrived == 700
+
+
+def test_the_keys_of_the_json_are_as_agreed(penstock: Callable[..., Said]) -> None:
+    status, out, _ = penstock("network", RYBKO_STOLYAR, "--jobs", 300, "--json")
+    assert status == 0
+    found: dict[str, Any] = json.loads(out)
+    assert list(found) == [
+        "verdict", "load", "certificate", "stability", "stability_skipped", "simulation", "pools", "workflows",
+        "stages", "steady_state", "latency_refused", "disagreement", "warnings",
+    ]  # fmt: skip
+    assert found["verdict"] == found["certificate"]["verdict"] == found["stability"]["verdict"] == "unstable"
+    assert found["certificate"]["virtual_station"]["stages"] == [["complaint.look_into"], ["search.reply"]]
+    assert [pool["name"] for pool in found["pools"]] == ["retrieval", "communication"]
+    assert all(stage["latency"] is None for stage in found["stages"])
+    assert isinstance(found["latency_refused"], str)
+
+
+def test_words_begin_with_the_verdict_and_name_the_stages_that_starve_each_other(penstock: Callable[..., Said]) -> None:
+    status, out, _ = penstock("network", RYBKO_STOLYAR, "--jobs", 300)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    after_heading = out.split("\n\n")[1]
+    assert after_heading.startswith("UNSTABLE by virtual station")
+    for words in ("complaint.look_into", "search.reply", "0.6209 x", "retrieval - communication", "No latency"):
+        assert words in out
+
+
+def test_orders_stand_side_by_side_with_the_scenarios_own_first(penstock: Callable[..., Said]) -> None:
+    arguments = ("network", RYBKO_STOLYAR, "--jobs", 2000, "--orders", "fcfs, hlpps")
+    status, out, _ = penstock(*arguments)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    rows = [line.split()[:3] for line in out.splitlines() if line.split()[1:2] in (["unstable"], ["unknown"])]
+    assert rows == [["priority", "unstable", "unstable"], ["fcfs", "unknown", "stable"], ["hlpps", "unknown", "stable"]]
+    found = json.loads(penstock(*arguments, "--json")[1])["orders"]
+    assert list(found) == ["priority", "fcfs", "hlpps"]
+    mean = found["fcfs"]["workflows"][0]["e2e_s"]["mean"]
+    assert f"{mean:,.1f} (" in out
+    assert found["priority"]["workflows"][0]["e2e_s"] is None
+
+
+def test_the_scenarios_own_order_is_shown_once(penstock: Callable[..., Said]) -> None:
+    status, out, _ = penstock("network", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--orders", "fcfs", "--json")
+    assert status == 0
+    assert list(json.loads(out)["orders"]) == ["fcfs"]
+
+
+def test_strict_makes_what_is_not_stable_an_exit_status(penstock: Callable[..., Said]) -> None:
+    assert penstock("network", RYBKO_STOLYAR, "--jobs", 100, "--strict")[0] == 1
+    assert penstock("network", RESEARCH, "--jobs", 300, "--resolution", 0.1, "--strict")[0] == 0
+    assert penstock("network", RYBKO_STOLYAR, "--jobs", 100, "--orders", "fcfs", "--strict")[0] == 1
+
+
+def test_figures_and_a_report_are_written_where_asked(penstock: Callable[..., Said], tmp_path: Path) -> None:
+    page, folder = tmp_path / "folder" / "report.html", tmp_path / "f"
+    status, _, err = penstock("network", RYBKO_STOLYAR, "--jobs", 300, "--figures", folder, "--report", page)
+    assert status == 0
+    charts = ("network_graph", "flood_paths", "queue_lengths")
+    assert {path.name for path in folder.iterdir()} == {f"{c}.{kind}" for c in charts for kind in ("svg", "png")}
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "search.reply" in text
+    assert str(page) in err
+
+
+@pytest.mark.parametrize("command", ["check", "compare", "region", "max-rate", "recommend", "simulate"])
+def test_commands_for_servers_say_which_one_is_for_networks(command: str, penstock: Callable[..., Said]) -> None:
+    status, out, err = penstock(command, RYBKO_STOLYAR)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"penstock: {RYBKO_STOLYAR} describes a network, not a server; ask `penstock network {RYBKO_STOLYAR}`\n"
+    )
+
+
+def test_the_command_for_networks_says_which_one_is_for_servers(penstock: Callable[..., Said]) -> None:
+    status, out, err = penstock("network", SERVER)
+    assert (status, out) == (2, "")
+    assert err == f"penstock: {SERVER} describes one server, not a network; ask `penstock check {SERVER}`\n"
+
+
+BAD = {
+    "no file": (("network", "none.yaml"), "none.yaml"),
+    "no jobs": (("network", RESEARCH, "--jobs", "0"), "jobs is 0"),
+    "unknown order": (("network", RESEARCH, "--orders", "fcsf"), "did you mean 'fcfs'"),
+    "order twice": (("network", RESEARCH, "--orders", "hlpps,hlpps"), "one name"),
+    "no order": (("network", RESEARCH, "--orders", ","), "--orders names none"),
+    "priority of what": (("network", RESEARCH, "--orders", "priority"), "priority without stages"),
+    "orders and figures": (("network", RESEARCH, "--orders", "fcfs", "--figures", "f"), "leave --orders out"),
+    "resolution": (("network", RESEARCH, "--resolution", "0"), "resolution is 0"),
+    "report over the scenario": (("network", RESEARCH, "--report", RESEARCH), "the scenario itself"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_clear_line_and_status_2(
+    name: str, penstock: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, said = BAD[name]
+    monkeypatch.chdir(tmp_path)
+    status, out, err = penstock(*arguments)
+    assert (status, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("penstock: ")
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_order_of_ones_own_is_looked_for_beside_the_scenario(penstock: Callable[..., Said], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from penstock.kernel.signatures import BY_LINE\nfrom penstock.system.orders import order\n\n\n"
+        "@order(name='last-[b]stage')\ndef last(lines, params, weights):\n"
+        "    for line in range(lines.shape[0]):\n        weights[line, 0] = line\n    return BY_LINE\n"
+    )
+    scenario = tmp_path / "[b]two.yaml"
+    scenario.write_text(RYBKO_STOLYAR.read_text())
+    status, out, _ = penstock("network", scenario, "--jobs", 300, "--orders", "mine:last")
+    assert status == 0
+    assert "last-[b]stage" in out
+    assert "[b]two" in out

@@ -1,0 +1,338 @@
+"""A report is one page that says the verdict first and needs nothing but itself."""
+
+import dataclasses
+import html
+import html.parser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.checking import answer, report
+from penstock.checking.targets import Target
+from penstock.scenario.scenario import Scenario
+from penstock.show.page import Fact, Hypothesis, Section, Verdict, render, write
+from penstock.theory.operating_point import operating_point
+from penstock.theory.region import sarathi_region
+
+HOSTILE = '<script>alert("x")</script>&\'_a_policy_with_a_name_that_no_line_of_a_phone_can_hold'
+SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 1024, 128)
+WORKLOAD = ps.Workload.poisson(12.0, prompt=129, output=112)
+REGION = ps.region(SERVER, prompt=129, output=112)
+POINT = (12.0 * 129, 12.0 * 111)
+VOID = {"meta", "br", "img", "link", "input", "hr", "path", "circle", "line", "rect"}
+
+
+class Page(html.parser.HTMLParser):
+    """What is on a page: tags with attributes, the text of the body, and whether every tag is closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.body: list[str] = []
+        self.cells: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "body" in self.open and data.strip():
+            self.body.append(data.strip())
+            if self.open[-1] in ("td", "span") and "tbody" in self.open:
+                self.cells.append(data.strip())
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, ps.Run]:
+    servers = {name: SERVER.with_policy(name) for name in ("fastertransformer", "vllm-vanilla", "sarathi")}
+    found = {name: ps.simulate(WORKLOAD, server, requests=300) for name, server in servers.items()}
+    return found | {HOSTILE: ps.simulate(WORKLOAD, SERVER.with_policy("orca"), requests=300)}
+
+
+@pytest.fixture(scope="module")
+def first_batches() -> ps.Run:
+    return ps.simulate(WORKLOAD, SERVER, requests=100, record="allocations")
+
+
+@pytest.fixture(scope="module")
+def page(runs: dict[str, ps.Run], first_batches: ps.Run) -> str:
+    latency = report.latency_figure(runs, refused=["fastertransformer"])
+    assert latency is not None
+    hypotheses = [
+        Hypothesis("i.i.d. arrivals", "held", "Poisson"),
+        Hypothesis("max batch size never binds", "fails", HOSTILE),
+        Hypothesis("work-conserving policy", "not checked", "its author claims it"),
+    ]
+    return render(
+        title=HOSTILE,
+        heading=HOSTILE,
+        verdicts=[
+            Verdict("unstable", "the backlog grows", "simulation", "fastertransformer"),
+            Verdict("unknown", HOSTILE, HOSTILE, HOSTILE),
+            Verdict("met", "0.2 s, asked: 0.3 s"),
+        ],
+        sections=[
+            Section("Load", [HOSTILE], [Fact("Load rho", "0.830", HOSTILE)], hypotheses),
+            Section("Tokens in the system", figures=[report.token_figure(runs)]),
+            Section("Latency", tables=report.latency_tables(runs), figures=[latency], notes=[HOSTILE]),
+            Section(
+                "Region",
+                figures=[
+                    report.region_figure(REGION, runs, point=POINT, own={"sarathi": sarathi_region(SERVER)}),
+                    report.region_figure(REGION, point=POINT),
+                ],
+            ),
+            Section(HOSTILE, figures=[report.gantt_figure(first_batches, HOSTILE)]),
+        ],
+    )
+
+
+def test_the_page_is_well_formed_and_the_verdict_is_the_first_word_of_its_body(page: str) -> None:
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.body[0] == "unstable"
+    assert page.startswith("<!DOCTYPE html>")
+    assert re.search(r"<title>.*</title>", page)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(page: str) -> None:
+    parsed = Page(page)
+    assert not parsed.of("script")
+    assert not parsed.of("link")
+    assert not parsed.of("iframe")
+    references = [v for _, a in parsed.tags for k, v in a.items() if k in ("src", "href", "xlink:href", "data")]
+    assert references == []
+    assert all(not key.startswith("on") for _, attributes in parsed.tags for key in attributes)
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+
+
+def test_names_that_hold_html_are_shown_and_not_obeyed(page: str) -> None:
+    assert "<script>" not in page
+    assert page.count(html.escape("<script>alert(")) > 10
+
+
+def test_every_chart_has_a_text_alternative_and_a_table_of_its_figures(page: str, runs: dict[str, ps.Run]) -> None:
+    parsed = Page(page)
+    charts = [svg for svg in parsed.of("svg") if "aria-hidden" not in svg]
+    assert len(charts) == 2 + 3 + (4 + 1) + 1
+    assert all(svg["role"] == "img" and len(svg["aria-label"] or "") > 40 for svg in charts)
+    assert len({svg["aria-label"] for svg in charts}) == len(charts)
+    assert all("width" not in svg and "height" not in svg and svg["viewbox"] for svg in charts)
+    assert page.count("<details>") == page.count("<figure>") == 5
+    assert f"{runs['sarathi'].ttft.quantile(0.5) * 1e-9:.3f}" in parsed.cells
+
+
+def test_identifiers_of_charts_do_not_collide_and_every_reference_has_its_target(page: str) -> None:
+    identifiers = re.findall(r'\bid="([^"]+)"', page)
+    assert len(identifiers) == len(set(identifiers))
+    assert set(re.findall(r"url\(#([^)]+)\)", page)) <= set(identifiers)
+
+
+def test_good_bad_and_open_verdicts_differ_in_shape_and_not_in_colour_alone(page: str) -> None:
+    shapes = dict(re.findall(r'<span class="badge (\w+)"><svg class="icon"[^>]*>(.*?)</svg>', page))
+    assert set(shapes) == {"bad", "open", "good"}
+    assert len(set(shapes.values())) == 3
+
+
+def test_every_hypothesis_is_told_in_words(page: str) -> None:
+    text = Page(page).body
+    assert all(word in text for word in ("held", "fails", "not checked"))
+
+
+def test_a_policy_keeps_its_colour_where_another_has_no_latency(runs: dict[str, ps.Run]) -> None:
+    figure = report.latency_figure(runs, refused=["fastertransformer"])
+    assert figure is not None
+    for chart in figure.charts.values():
+        scale = chart.to_dict()["encoding"]["color"]["scale"]
+        assert scale["domain"] == list(runs)
+    assert "fastertransformer" in figure.caption
+    assert all("fastertransformer" not in table.columns for table in figure.tables)
+    assert report.latency_figure(runs, refused=list(runs)) is None
+
+
+def test_the_table_of_tokens_has_the_values_of_the_series(runs: dict[str, ps.Run]) -> None:
+    (table,) = report.token_figure({"sarathi": runs["sarathi"]}).tables
+    series = runs["sarathi"].series
+    for time, tokens in table.rows[1:-1]:
+        before = series.filter(series["time_s"] <= float(time.replace(",", "")) * (1 + 5e-4))["uncompleted_tokens"]
+        assert tokens in [f"{value:,}" for value in before[-3:]]
+
+
+def test_the_compositions_of_the_table_add_up_to_the_busy_time(runs: dict[str, ps.Run]) -> None:
+    tables = report.region_figure(REGION, runs, point=POINT).tables
+    assert [table.caption for table in tables] == list(runs)
+    for table in tables:
+        assert sum(float(row[-1].rstrip("%")) for row in table.rows) == pytest.approx(100, abs=0.05 * len(table.rows))
+
+
+def test_a_run_without_gaps_has_a_report() -> None:
+    run = ps.simulate(ps.Workload.poisson(1.0, 10, 1), SERVER, requests=50)
+    figure = report.latency_figure({"sarathi": run})
+    assert figure is not None
+    page = render(
+        title="t",
+        heading="h",
+        verdicts=[Verdict("stable", "yes")],
+        sections=[Section("Latency", tables=report.latency_tables({"sarathi": run}), figures=[figure])],
+    )
+    assert "no samples" in page
+
+
+def scenario(limit: int | None, rate: float = 12.0) -> Scenario:
+    workload = ps.Workload.poisson(rate, prompt=129, output=112)
+    return Scenario("cluster.yaml", workload, dataclasses.replace(SERVER, max_batch_size=limit), 500, None, Path())
+
+
+def asked(given: Scenario, policies: list[str], *targets: str) -> dict[str, answer.Answer]:
+    return {
+        name: answer.check(
+            given.workload,
+            given.server.with_policy(name),
+            requests=given.requests,
+            targets=[Target.parse(target) for target in targets],
+            resolution=0.05,
+        )
+        for name in policies
+    }
+
+
+def text_of(path: Path) -> str:
+    return " ".join(" ".join(Page(path.read_text()).body).split())
+
+
+def test_the_report_of_one_policy_says_what_theorem_and_test_say_and_judges_the_targets(tmp_path: Path) -> None:
+    given = scenario(None, rate=10.0)
+    found = asked(given, ["sarathi"], "ttft_p90<100s", "e2e_p50<1ms")
+    report.report_answers(tmp_path / "report.html", given, found)
+    text = text_of(tmp_path / "report.html")
+    assert text.startswith("stable ")
+    order = ["(Theorem 1(b))", "(simulation)", "met ttft_p90<100s", "missed e2e_p50<0.001s", "cluster.yaml", "Load rho"]
+    order += [
+        "Hypotheses",
+        "Simulated",
+        "Tokens in the system",
+        "Latency",
+        "Batches in the region",
+        "The first batches",
+    ]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    estimate = found["sarathi"].targets[0].estimate
+    assert estimate is not None
+    assert f"{estimate.value:.3f}" in text
+
+
+def test_the_report_of_several_policies_has_a_verdict_for_each_and_no_latency_where_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    given = scenario(128)
+    found = asked(given, ["fastertransformer", "sarathi"], "ttft_p99<100s")
+    assert found["fastertransformer"].latency_refused
+    report.report_answers(tmp_path / "report.html", given, found)
+    text = text_of(tmp_path / "report.html")
+    assert text.startswith("unstable fastertransformer")
+    assert "stable sarathi" in text
+    assert "fastertransformer: none. A backlog" in text
+    assert "sarathi missed" not in text
+    assert "fastertransformer missed no steady state" in text
+
+
+def test_hypotheses_that_all_policies_share_are_told_once(tmp_path: Path) -> None:
+    given = scenario(128)
+    report.report_answers(tmp_path / "report.html", given, asked(given, ["fastertransformer", "orca", "sarathi"]))
+    text = text_of(tmp_path / "report.html")
+    assert text.count("i.i.d. arrivals") == 1
+    assert text.count("work-conserving policy") == 3
+
+
+def test_the_report_of_a_run_has_no_verdict(tmp_path: Path, runs: dict[str, ps.Run]) -> None:
+    given = scenario(128)
+    report.report_run(
+        tmp_path / "run.html", given, ps.certify(given.workload, given.server), runs["sarathi"], [HOSTILE]
+    )
+    text = text_of(tmp_path / "run.html")
+    assert text.startswith("no verdict")
+    assert "Latency in this run" in text
+    assert HOSTILE in text
+
+
+@pytest.mark.parametrize(("rate", "side"), [(12.0, "inside"), (20.0, "outside")])
+def test_the_report_of_a_region_says_on_which_side_the_load_lies_and_what_binds(
+    rate: float, side: str, tmp_path: Path
+) -> None:
+    given = scenario(128, rate)
+    found = operating_point(given.workload, given.server)
+    report.report_region(tmp_path / "region.html", given, found)
+    text = text_of(tmp_path / "region.html")
+    assert text.startswith(side)
+    assert f"above {found.max_rate:.4g}" in text
+    assert "Bound by max batch size" in text
+    assert all(f"{x:,.1f} {y:,.1f}" in text for x, y in found.region.vertices)
+
+
+def write_short(path: Path) -> None:
+    write(path, title="t", heading="h", verdicts=[Verdict("stable", "yes")], sections=[])
+
+
+def test_a_report_is_written_into_a_new_folder_and_replaces_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "report.html"
+    write_short(path)
+    path.write_text("old")
+    write_short(path)
+    assert Page(path.read_text()).body[0] == "stable"
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize("name", [".", "file/report.html"])
+def test_a_path_that_cannot_be_written_is_said_in_one_line_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ps.InputError) as error:
+        write_short(tmp_path / name)
+    assert "\n" not in str(error.value)
+    assert "--report" in str(error.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def browser() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser() is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [360, 800, 1280])
+def test_nothing_overflows_sideways_in_a_browser(width: int, page: str, tmp_path: Path) -> None:
+    opened = page.replace("<details>", "<details open>")
+    frame = f'<iframe width="{width}" height="800" srcdoc="{html.escape(opened)}"></iframe>'
+    measure = (
+        "document.querySelector('iframe').onload = event => { const page = event.target.contentDocument;"
+        "document.title = page.scrollingElement.scrollWidth + ' of ' + page.documentElement.clientWidth; }"
+    )
+    (tmp_path / "frame.html").write_text(f"<!DOCTYPE html><body>{frame}<script>{measure}</script>")
+    command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    dumped = subprocess.run(
+        [*command, "--virtual-time-budget=10000", "--dump-dom", (tmp_path / "frame.html").as_uri()],  # type: ignore[list-item]
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    measured = re.search(r"<title>(\d+) of (\d+)</title>", dumped)
+    assert measured is not None, dumped[:300]
+    assert int(measured[1]) <= int(measured[2])

@@ -1,0 +1,77 @@
+"""Compiled code is kept in a private temporary folder where Numba has no place, and nowhere where that is unsafe."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = f"penstock-{os.getuid()}"
+COMPILE = """
+from numba.core import caching
+caching.CacheImpl._locator_classes = caching.CacheImpl._locator_classes[:1]  # a read-only package and home
+from penstock.kernel import counting
+print(counting.add(counting.new_multiset(), 5, 1))
+"""
+
+
+def run(code: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env=environment | {"TMPDIR": str(temporary)},
+    )  # fmt: skip
+
+
+def test_where_package_and_home_are_read_only_a_private_folder_keeps_compiled_code(tmp_path: Path) -> None:
+    done = run(COMPILE, tmp_path)
+    assert done.stdout == "1\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert f"goes to {tmp_path / FOLDER}" in done.stderr
+    assert stat.S_IMODE((tmp_path / FOLDER).stat().st_mode) == 0o700
+    assert list((tmp_path / FOLDER).rglob("*.nbi"))
+
+
+def open_to_others(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+def no_folder(folder: Path) -> None:
+    folder.write_text("")
+
+
+@pytest.mark.parametrize("trap", [open_to_others, link, no_folder])
+def test_a_folder_that_others_may_have_made_is_not_used(trap, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    trap(tmp_path / FOLDER)
+    done = run(COMPILE, tmp_path)
+    assert done.stdout == "1\n"
+    assert len(done.stderr.splitlines()) == 1
+    assert "is not kept" in done.stderr
+    assert not list(tmp_path.rglob("*.nbi"))
+
+
+def test_a_folder_of_another_owner_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.kernel import compiled_code
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert compiled_code.private_folder() == tmp_path / FOLDER
+    stranger = os.getuid() + 1
+    (tmp_path / FOLDER).rename(tmp_path / f"penstock-{stranger}")
+    monkeypatch.setattr(os, "getuid", lambda: stranger)
+    assert compiled_code.private_folder() is None
+
+
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_version_and_help_load_no_compiler(option: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.argv = ['penstock', {option!r}]\nfrom penstock.cli import main\ntry: main()\n"
+    done = run(code + "finally: print('numba' in sys.modules)", tmp_path)
+    assert done.stdout.splitlines()[-1] == "False"
+    assert done.stderr == ""

@@ -1,0 +1,117 @@
+"""A limit is inferred only where rows identify it: no queue of prompts is taken for a full memory."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import penstock as ps
+from penstock.measuring.calibration import limits
+from penstock.measuring.calibration.benchmarks import COLUMNS
+from penstock.measuring.calibration.calibrate import Calibration, calibrate
+from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of
+from penstock.measuring.calibration.refine import Fit, misfits
+
+BATCH_TIME = ps.Composition(ps.Affine(0.008, 3e-5), decode_attention=6e-8, per_request=4e-5)
+HEAVY, EVEN, LONG = (1500, 30), (200, 100), (900, 250)
+LOOPS = (1, 16, 64, 160)
+
+
+def benchmarked(server: ps.Server, shapes: tuple[tuple[int, int], ...]) -> pl.DataFrame:
+    """Benchmark a server by closed loops."""
+    rows: list[dict[str, Any]] = []
+    for prompt, output in shapes:
+        for clients in LOOPS:
+            rng = np.random.default_rng([prompt, clients])
+            count = max(4 * clients, 50)
+            lengths = [rng.integers(mean // 2, 3 * mean // 2, count) for mean in (prompt, output)]
+            seen = predict(Requests(np.zeros(count), *lengths, clients, None), server, Overhead(0.006))
+            known = {name: seen[name] for name in ("ttft_mean_s", "itl_mean_s", "e2e_mean_s", "requests_per_s")}
+            limits = {"prompt_low": prompt // 2, "prompt_high": 3 * prompt // 2 - 1}
+            limits |= {"output_low": output // 2, "output_high": 3 * output // 2 - 1}
+            rows.append(
+                {"row": len(rows), "run": "a", "shape": f"{prompt}+{output}", "load": f"closed@{clients}"}
+                | {"pattern": "closed", "in_flight": clients, "completed": count, "incomplete": 0}
+                | {"duration_s": count / seen["requests_per_s"]}
+                | {name: float(limit) for name, limit in limits.items()}
+                | {"prompt_tokens": lengths[0].mean(), "output_tokens": lengths[1].mean()}
+                | known
+            )
+    return pl.DataFrame([{name: row.get(name) for name in COLUMNS} for row in rows], schema=COLUMNS)
+
+
+def calibrated(shapes: tuple[tuple[int, int], ...], fit_rows: str = "spread:3", **limits: Any) -> Calibration:
+    """Calibrate on benchmarks of a server, whose max batch size is said to be 256."""
+    places = limits.pop("places", 256)
+    server = ps.Server(BATCH_TIME, limits.pop("budget", 2048), places, policy="vllm", **limits)
+    table = benchmarked(server, shapes)
+    return calibrate(table, fit_rows=fit_rows, token_budget=server.token_budget, max_batch_size=256)
+
+
+@pytest.mark.parametrize("budget", [512, 2048])
+def test_a_closed_loop_whose_prompts_wait_for_the_token_budget_says_nothing_of_memory(budget: int) -> None:
+    found = calibrated((HEAVY,), budget=budget)
+    assert set(found.values) & {"kv_tokens", "max_batch_size"} == set()
+    assert found.held["kv_tokens"].startswith("no limit seen: at least ")
+    assert found.server.memory is None
+    assert found.missed == []
+
+
+def test_a_memory_that_holds_two_shapes_back_is_found() -> None:
+    found = calibrated((EVEN, LONG), kv_tokens=20_000)
+    assert found.values["kv_tokens"] == pytest.approx(20_000, rel=0.1)
+    assert found.missed == []
+
+
+def test_one_shape_that_cannot_tell_memory_from_a_limit_on_requests_says_so() -> None:
+    """Forty of the 256 requests that may run do run: memory for as many of this one shape looks much the same."""
+    found = calibrated((LONG,), places=40)
+    assert "kv_tokens" not in found.values
+    assert found.values["max_batch_size"] == pytest.approx(40, rel=0.05)
+    assert " explains the rows as well; no limit seen: at least " in found.held["kv_tokens"]
+    assert any("or as if KV memory held" in words for words in found.warnings)
+    assert found.missed == []
+
+
+def test_fewer_requests_than_stated_are_not_taken_for_a_full_memory() -> None:
+    found = calibrated((EVEN, LONG), places=40)
+    assert "kv_tokens" not in found.values
+    assert found.values["max_batch_size"] == pytest.approx(40, rel=0.05)
+    assert any("fewer than was stated" in words for words in found.warnings)
+
+
+def test_what_shapes_carry_is_said_to_hinge_on_memory_that_no_row_has_seen() -> None:
+    """Twenty requests at a time hold little of the memory that hundreds would need."""
+    server = ps.Server(BATCH_TIME, 2048, 256, policy="vllm", kv_tokens=15_000)
+    table = benchmarked(server, (LONG,)).filter(pl.col("in_flight") <= 16)
+    found = calibrate(table, fit_rows="all", token_budget=2048, max_batch_size=256)
+    row = found.rows.row(0, named=True)
+    assert row["limit_at_least_per_s"] < 0.8 * row["limit_per_s"]
+    assert any("takes more KV memory than" in words for words in found.warnings)
+    assert found.batch_time_file("a server", "a.csv").fit["kv_tokens_at_least"] < 15_000
+
+
+def test_a_limit_that_the_costs_fitted_beside_it_do_as_well_without_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Costs that were fitted anew may be better; a memory of a million tokens holds none of these requests back."""
+    table = benchmarked(ps.Server(BATCH_TIME, 512, 256, policy="vllm"), (HEAVY,))
+    truth = {"step": 0.008, "per_token": 3e-5}
+
+    def build(values: dict[str, float]) -> tuple[ps.Server, Overhead]:
+        times = ps.Composition(ps.Affine(values["step"], values["per_token"]), decode_attention=6e-8, per_request=4e-5)
+        kv_tokens = round(values["kv_tokens"]) if "kv_tokens" in values else None
+        places = round(values.get("max_batch_size", 256))
+        return ps.Server(times, 512, places, policy="vllm", kv_tokens=kv_tokens), Overhead(0.006)
+
+    rows = [(row, requests_of(row, build(truth)[0])) for row in table.iter_rows(named=True)]
+    wrong = {"step": 0.008, "per_token": 2e-5}
+    free = Fit(wrong, dict.fromkeys(wrong, 0.1), 1.0, misfits(rows, *build(wrong)))
+
+    def refined(rows: Any, build: Any, values: dict[str, float], priors: Any) -> Fit:
+        limit = {name: 1e6 if name == "kv_tokens" else 256.0 for name in values.keys() - truth.keys()}
+        return Fit(truth | limit, {}, 1.0, misfits(rows, *build(truth | limit)))
+
+    monkeypatch.setattr(limits, "refine", refined)
+    assert limits.limit_of(free, rows, [], build, {}, 256).fit is free

@@ -1,0 +1,155 @@
+"""What real load generators wrote of a real vLLM server is read as the file itself, and its README, say."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import InputError
+from penstock.measuring.calibration.benchmarks import read_benchmarks
+from penstock.measuring.fitting.fit import fit
+from penstock.measuring.fitting.readers import read_batches
+
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
+
+
+def real(name: str) -> Path:
+    path = SHARED / "real_vllm_cpu" / name
+    if not path.exists():
+        pytest.skip(f"no {name} in shared/data/real_vllm_cpu beside the repository")
+    return path
+
+
+def row_of(path: Path) -> dict[str, Any]:
+    table = read_benchmarks(path)
+    assert table.height == 1
+    return table.row(0, named=True)
+
+
+VLLM = [
+    ("vb_100_r1", "poisson", 1.0, (100, 40), 20),
+    ("vb_100_r2.5", "poisson", 2.5, (100, 40), 50),
+    ("vb_100_r4", "poisson", 4.0, (100, 40), 80),
+    ("vb_100_r5", "poisson", 5.0, (100, 40), 100),
+    ("vb_100_c10", "closed", 10, (100, 40), 50),
+    ("vb_250_r1", "poisson", 1.0, (250, 20), 20),
+    ("vb_250_r2.5", "poisson", 2.5, (250, 20), 45),
+]
+
+
+@pytest.mark.parametrize(("name", "pattern", "load", "lengths", "completed"), VLLM)
+def test_vllm_bench(name: str, pattern: str, load: float, lengths: tuple[int, int], completed: int) -> None:
+    path = real(f"vllm_bench/{name}.json")
+    row, stated = row_of(path), json.loads(path.read_text())
+    assert (row["pattern"], row["in_flight" if pattern == "closed" else "rate"]) == (pattern, load)
+    assert (row["completed"], row["incomplete"], row["note"]) == (completed, 0, None)
+    assert (row["prompt_tokens"], row["output_tokens"]) == pytest.approx(lengths, rel=0.005)
+    for metric, key in (("ttft", "ttft"), ("itl", "itl"), ("tpot", "tpot"), ("e2e", "e2el")):
+        for column, name_there in (("mean", "mean"), ("p50", "median"), ("p90", "p90"), ("p99", "p99")):
+            assert row[f"{metric}_{column}_s"] * 1e3 == pytest.approx(stated[f"{name_there}_{key}_ms"])
+    per_token = (row["e2e_mean_s"] - row["ttft_mean_s"]) / (row["output_tokens"] - 1)
+    assert row["itl_mean_s"] == pytest.approx(per_token, rel=0.01), "a few tokens come in one chunk"
+    starts = stated.get("start_times")
+    assert row["arrival_s"] == (None if starts is None else sorted(one - min(starts) for one in starts))
+    assert row["prompt_lengths"] == stated.get("input_lens")
+    assert row["output_lengths"] == stated.get("output_lens")
+
+
+def test_inference_perf_is_read_without_its_inter_token_latency_and_client_counts() -> None:
+    for stage, rate in enumerate((1.0, 2.5, 4.0)):
+        path = real(f"inference_perf/stage_{stage}_lifecycle_metrics.json")
+        row, good = row_of(path), json.loads(path.read_text())["successes"]
+        assert (row["pattern"], row["rate"], row["completed"]) == ("poisson", rate, good["count"])
+        assert row["prompt_tokens"] == good["prompt_tokens"]["mean"] == pytest.approx(100, rel=0.02)
+        assert row["output_tokens"] == good["output_tokens"]["mean"] == pytest.approx(40, rel=0.08)
+        assert row["ttft_mean_s"] == good["latency"]["time_to_first_token"]["mean"]
+        assert row["e2e_p99_s"] == good["latency"]["request_latency"]["p99"]
+        decode = row["e2e_mean_s"] - row["ttft_mean_s"]
+        assert row["itl_mean_s"] == pytest.approx(decode / (row["output_tokens"] - 1))
+        assert row["itl_mean_s"] > 0.0405, "a batch of one decode takes 40.5 ms"
+        assert row["itl_mean_s"] > 3 * good["latency"]["inter_token_latency"]["mean"]
+        assert row["tpot_mean_s"] is None
+
+
+def test_the_summary_of_all_stages_is_refused_for_what_it_is() -> None:
+    with pytest.raises(InputError, match=r"of several loads together\. Give the stage_N"):
+        read_benchmarks(real("inference_perf/summary_lifecycle_metrics.json"))
+
+
+def test_aiperf_has_its_load_in_phases() -> None:
+    path = real("aiperf/profile_export_aiperf.json")
+    row, stated = row_of(path), json.loads(path.read_text())
+    assert (row["pattern"], row["rate"], row["in_flight"]) == ("poisson", 2.0, None)
+    assert (row["prompt_tokens"], row["output_tokens"], row["completed"]) == (100, 40, 30)
+    for column, name in (("ttft", "time_to_first_token"), ("tpot", "inter_token_latency"), ("e2e", "request_latency")):
+        for statistic, key in (("mean", "avg"), ("p50", "p50"), ("p90", "p90"), ("p99", "p99")):
+            assert row[f"{column}_{statistic}_s"] * 1e3 == pytest.approx(stated[name][key])
+    assert row["itl_mean_s"] * 1e3 == pytest.approx(stated["inter_token_latency"]["avg"])
+    assert row["duration_s"] == stated["benchmark_duration"]["avg"]
+
+
+def test_guidellm_is_read_as_its_requests_say() -> None:
+    path = real("guidellm/poisson.json")
+    table, stated = read_benchmarks(path), json.loads(path.read_text())["benchmarks"]
+    assert table["rate"].to_list() == [1.0, 4.0]
+    assert table["pattern"].unique().to_list() == ["poisson"]
+    assert table["completed"].to_list() == [24, 63]
+    assert table["incomplete"].to_list() == [0, 17]
+    assert table["shape"].unique().to_list() == ["100+40"]
+    for row, benchmark in zip(table.iter_rows(named=True), stated, strict=True):
+        requests = benchmark["requests"]["successful"]
+        for column, key, unit in (
+            ("ttft", "time_to_first_token_ms", 1e3),
+            ("itl", "inter_token_latency_ms", 1e3),
+            ("e2e", "request_latency", 1.0),
+        ):
+            values = [request[key] for request in requests]
+            assert row[f"{column}_mean_s"] * unit == pytest.approx(statistics.mean(values), rel=1e-6)
+        assert row["tpot_mean_s"] is None, "GuideLLM's includes the first token"
+        assert (row["prompt_tokens"], row["output_tokens"]) == (100, 40)
+    assert table["output_lengths"].to_list() == [[40] * 24, None], "known where none was cut off"
+    for arrivals, benchmark in zip(table["arrival_s"], stated, strict=True):
+        sent = [*benchmark["requests"]["successful"], *benchmark["requests"]["incomplete"]]
+        starts = sorted(request["request_start_time"] for request in sent)
+        assert arrivals.to_list() == pytest.approx([start - starts[0] for start in starts])
+
+
+def test_the_log_of_iterations_is_read_in_full() -> None:
+    batches = read_batches(real("log/vllm_0.32.0_iterations.log.gz"))
+    assert batches.left_out == 0
+    assert batches.tokens.max() <= 128
+    assert len(batches) == 2_017
+    assert batches.context is not None
+    assert batches.requests is not None
+    assert batches.decode_tokens is not None
+    truth = 0.040 + 0.5e-3 * batches.tokens + 10e-6 * batches.context
+    prompts_alone = batches.decode_tokens == 0
+    assert 0 < np.median((batches.seconds - truth)[prompts_alone]) < 2e-3, "scheduling is timed, too"
+    # lengths of 100 to 140 tokens do not fill half of a block of 128 on average, but less than one
+    full = truth + 10e-6 * 64 * batches.requests
+    assert np.median(batches.seconds - full) < 1e-3 < np.median(batches.seconds - truth)
+
+
+@pytest.mark.parametrize("path", sorted((SHARED / "bad_inputs").glob("*")), ids=lambda path: path.name)
+def test_an_odd_file_is_one_line_that_names_it_or_is_read(path: Path) -> None:
+    read = read_batches if "fit" in path.name else read_benchmarks
+    if path.name.startswith("01"):
+        assert read(path).row(0, named=True)["pattern"] == "closed"  # type: ignore[union-attr]
+        return
+    with pytest.raises(InputError) as refused:
+        read(path)
+    assert str(refused.value).startswith(path.name)
+    assert "\n" not in str(refused.value)
+
+
+def test_intervals_of_a_log_whose_blocks_blur_the_context_hold_the_truth() -> None:
+    batches = read_batches(real("log/vllm_0.32.0_iterations.log.gz"))
+    assert batches.context_block == pytest.approx(128, rel=0.01)
+    parameters = fit(batches, "composition-affine").parameters
+    truths = {"a": 0.5e-3, "decode_attention": 10e-6, "mixed_attention": 10e-6, "per_request": 0.0}
+    for name, truth in truths.items():
+        _, low, high = parameters[name]
+        assert low <= truth <= high, name

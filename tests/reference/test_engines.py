@@ -1,0 +1,333 @@
+"""The slow witness of KV memory and engine schedulers: recorded schedules, laws of every engine, bad input."""
+
+import csv
+import doctest
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import InputError
+from penstock.reference import markov_chain
+from penstock.reference.engines import ENGINES, simulate, simulation
+from penstock.reference.engines.seam import POLICIES
+
+GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
+RECORDED = Path(__file__).parent / "agreement" / "schedules"
+
+needs_golden = pytest.mark.skipif(not GOLDEN.exists(), reason="the golden schedules are not beside the repository")
+
+
+def piecewise(load):
+    """The batch time under which the schedules were recorded, in nanoseconds."""
+    return 11_280_000 + 35_470_000 * math.ceil(load / 128)
+
+
+def one_tick(load):
+    return 1
+
+
+def schedule(history):
+    return [(batch.allocation, batch.preempted) for batch in history.batches]
+
+
+def columns(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+# ---------------------------------------------------------------- what engines really did
+
+
+def replay_vllm(configuration, rows):
+    """Run the requests of a recording of vLLM's scheduler; return the history, and what it should be."""
+    table = {name: [int(value) for value in values] for name, values in rows.items() if name != "hash_ids"}
+    hash_ids = [[int(name) for name in ids.split()] for ids in rows.get("hash_ids", [])]
+    history = simulate(
+        table["arrival_ns"],
+        table["prompt_tokens"],
+        table["output_tokens"],
+        priority=table["priority"],
+        batch_time=piecewise,
+        engine="vllm",
+        token_budget=configuration["budget"],
+        max_batch_size=configuration["max_seqs"],
+        kv_blocks=configuration["num_blocks"],
+        block_size=configuration.get("block_size", 16),
+        order=configuration.get("policy", "fcfs"),
+        hash_ids=hash_ids if configuration.get("prefix_caching") else None,
+        options={
+            "chunked_prefill": configuration.get("chunked_prefill", True),
+            "long_prefill_threshold": configuration.get("long_prefill_token_threshold", 0),
+        },
+    )
+    return history, list(zip(table["first_token_ns"], table["finish_ns"], table["preemptions"], strict=True))
+
+
+def outcomes(history):
+    return [(request.first_token, request.finish, request.preemptions) for request in history.requests]
+
+
+@needs_golden
+@pytest.mark.parametrize("name", ["conv_ample", "code_16_seqs", "conv_kv_limited", "conv_priority"])
+def test_vllm_forms_every_batch_as_the_real_scheduler_did(name):
+    """Start, tokens of each request, and who was preempted, step by step; times and preemptions of each request."""
+    folder = GOLDEN / "vllm-0.33.0"
+    configuration = json.loads((folder / f"{name}.json").read_text())
+    history, theirs = replay_vllm(configuration, columns(folder / f"{name}.requests.csv"))
+    assert outcomes(history) == theirs
+    with gzip.open(folder / f"{name}.steps.jsonl.gz", "rt") as file:
+        steps = [json.loads(line) for line in file]
+    assert len(history.batches) == len(steps) == configuration["steps"]
+    for batch, step in zip(history.batches, steps, strict=True):
+        assert batch.start == step["start_ns"]
+        assert batch.allocation == {int(request): tokens for request, tokens in step["scheduled"].items()}
+        assert batch.preempted == [int(request) for request in step["preempted"]]
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("vllm_*.json")), ids=lambda path: path.stem)
+def test_vllm_serves_every_recorded_request_as_the_real_scheduler_did(path):
+    configuration = json.loads(path.read_text())
+    history, theirs = replay_vllm(configuration, columns(path.with_suffix(".csv")))
+    assert outcomes(history) == theirs
+    assert len(history.batches) == configuration["steps"]
+
+
+VIDUR = [
+    f"{tag}_{scheduler}"
+    for tag in ("conv200", "code200", "burst200", "burst200-mem", "burst200-blk800")
+    for scheduler in ("sarathi", "vllm", "orca", "faster_transformer")
+    if tag != "burst200-blk800" or scheduler in ("sarathi", "vllm")
+]
+
+
+@needs_golden
+@pytest.mark.parametrize("name", VIDUR)
+def test_vidurs_schedulers_serve_every_request_at_the_same_time_with_the_same_restarts(name):
+    tag, scheduler = name.split("_", 1)
+    theirs = columns(GOLDEN / "vidur" / f"{name}.csv")
+    reserving = scheduler in ("orca", "faster_transformer")  # these are bounded by slots of the longest request
+    history = simulate(
+        [round(float(second) * 1e9) for second in theirs["arrived_at"]],
+        [int(tokens) for tokens in theirs["prefill"]],
+        [int(tokens) for tokens in theirs["decode"]],
+        batch_time=piecewise,
+        engine=f"vidur-{scheduler.replace('_', '')}",
+        token_budget={"sarathi": 512, "vllm": 4096}.get(scheduler),
+        max_batch_size=13 if reserving and tag.endswith("mem") else 128,
+        kv_blocks={"burst200-mem": 3328, "burst200-blk800": 800}.get(tag),
+    )
+    for ours, seconds in (("first_token", "first_token_at"), ("finish", "completed_at")):
+        found = [getattr(request, ours) / 1e9 for request in history.requests]
+        assert found == pytest.approx([float(second) for second in theirs[seconds]], rel=0, abs=1e-6)
+    assert [request.preemptions for request in history.requests] == [int(n) for n in theirs["num_restarts"]]
+
+
+# ---------------------------------------------------------------- random systems
+
+
+@st.composite
+def requests(draw, most=10):
+    n = draw(st.integers(1, most))
+    arrival = sorted(draw(st.lists(st.integers(0, 30), min_size=n, max_size=n)))
+    prompt = draw(st.lists(st.integers(1, 20), min_size=n, max_size=n))
+    output = draw(st.lists(st.integers(1, 12), min_size=n, max_size=n))
+    return arrival, prompt, output
+
+
+@given(
+    requests(),
+    st.sampled_from(sorted(POLICIES)),
+    st.integers(1, 24),
+    st.none() | st.integers(1, 6),
+    st.sampled_from(markov_chain.SCOPES),
+    st.sampled_from(markov_chain.CONVENTIONS),
+    st.none() | st.integers(0, 60),
+    st.sampled_from(
+        [{}, {"kv_blocks": 10_000}, {"kv_blocks": 10_000, "admission": "completion", "preemption": "swap"}]
+    ),
+)
+def test_seam_policies_with_ample_memory_are_the_papers_markov_chain_event_for_event(
+    system, policy, token_budget, max_batch_size, scope, convention, until, memory
+):
+    """The same batches, their requests in the same order, and every output token at the same tick."""
+    limits = {"token_budget": token_budget, "max_batch_size": max_batch_size, "scope": scope, "convention": convention}
+    known = {"batch_time": lambda load: 1 + load // 4, "until": until} | limits
+    theirs = markov_chain.simulate(*system, policy=policy, **known)
+    ours = simulate(*system, engine=policy, **known, **memory)
+    assert [(b.start, b.duration, list(b.allocation.items())) for b in ours.batches] == [
+        (b.start, b.duration, [(i, sum(deltas)) for i, deltas in b.allocation.items()]) for b in theirs.batches
+    ]
+    assert [r.token_times for r in ours.requests] == [r.token_times for r in theirs.requests]
+    assert [r.finish for r in ours.requests] == [r.finish for r in theirs.requests]
+    assert ours.end == theirs.end
+
+
+ENGINE_OPTIONS = {
+    "vllm": {"chunked_prefill": st.booleans(), "long_prefill_threshold": st.sampled_from([0, 2, 5])},
+    "sglang": {
+        "mixed_chunk": st.booleans(),
+        "max_prefill_tokens": st.integers(1, 30),
+        "decay_steps": st.just(5),
+        "clip_new_tokens": st.sampled_from([2, 4096]),
+        "retract_steps": st.sampled_from([1, 5, 20]),
+    },
+    "tensorrt-llm": {
+        "capacity": st.sampled_from(["guaranteed_no_evict", "max_utilization", "static_batch"]),
+        "chunked_context": st.booleans(),
+    },
+    "vidur-orca": {"max_tokens": st.just(32)},
+    "vidur-fastertransformer": {"max_tokens": st.just(32)},
+}
+FAMILY = [*sorted(ENGINES), *sorted(POLICIES)]
+
+
+@st.composite
+def servers(draw, engine, prompt, output):
+    """Limits under which memory is tight: a few blocks more than the longest request needs."""
+    seam = engine in POLICIES
+    block_size = draw(st.integers(1, 4))
+    longest = 32 if engine.startswith("vidur-") else max(p + o for p, o in zip(prompt, output, strict=True))
+    chosen = {
+        "engine": engine,
+        "token_budget": draw(st.integers(32, 40) if draw(st.booleans()) else st.integers(1, 24)),
+        "max_batch_size": draw(st.none() | st.integers(1, 6)),
+        "block_size": block_size,
+        "kv_blocks": draw(st.none() | st.integers(0, 6).map(lambda spare: 1 + spare + -(-longest // block_size))),
+        "options": draw(st.fixed_dictionaries(ENGINE_OPTIONS.get(engine, {}))),
+    }
+    if seam or engine == "vllm":
+        chosen["order"] = draw(st.sampled_from(["fcfs", "priority"]))
+        chosen["priority"] = draw(st.lists(st.integers(0, 2), min_size=len(prompt), max_size=len(prompt)))
+        chosen["watermark"] = draw(st.none() | st.just(0.1))
+    if seam:
+        chosen["admission"] = draw(st.sampled_from(["input", "completion", "optimistic"]))
+        chosen["preemption"] = draw(st.sampled_from(["recompute", "swap"]))
+        chosen["scope"] = draw(st.sampled_from(["running", "batch"]))
+        chosen["convention"] = draw(st.sampled_from(["engine", "paper"]))
+        chosen["swap_ticks"] = draw(st.integers(0, 2))
+    return chosen
+
+
+@pytest.mark.parametrize("engine", FAMILY)
+@given(data=st.data())
+@settings(max_examples=120)
+def test_every_engine_serves_every_token_of_every_request_within_memory(engine, data):
+    """Everything finishes; no output is lost; tokens served are those asked for and those computed again."""
+    system = data.draw(requests())
+    server = data.draw(servers(engine, *system[1:]))
+    try:
+        history = simulate(*system, batch_time=lambda load: 1 + load // 4, **server)
+    except InputError:  # somebody can never fit: told before anything runs
+        return
+    yields_with_prefill = server.get("convention", "engine") == "engine"
+    lengths = {r.index: system[1][r.index] + system[2][r.index] - yields_with_prefill for r in history.requests}
+    computed, in_memory = dict.fromkeys(lengths, 0), dict.fromkeys(lengths, 0)
+    swaps = server.get("preemption") == "swap"
+    served, again, preempted, free_at = 0, 0, 0, 0
+    for batch in history.batches:
+        assert batch.start == free_at or (batch.start > free_at and batch.start in system[0])
+        free_at = batch.end
+        for i in batch.preempted:
+            in_memory[i] = 0
+            if not swaps:
+                again, computed[i] = again + computed[i], 0
+        for i, tokens in batch.allocation.items():
+            assert system[0][i] <= batch.start
+            computed[i] += tokens
+            in_memory[i] = computed[i]
+        if server["kv_blocks"] is not None:
+            held = sum(-(-tokens // server["block_size"]) for tokens in in_memory.values())
+            assert held <= server["kv_blocks"] - (engine == "vllm")
+        for i in batch.allocation:
+            if computed[i] == lengths[i]:
+                in_memory[i] = 0  # it finishes
+        served += batch.token_load
+        preempted += len(batch.preempted)
+    assert computed == lengths
+    assert served == sum(lengths.values()) + again
+    assert preempted == sum(request.preemptions for request in history.requests)
+    for request in history.requests:
+        assert len(request.token_times) == request.output
+        if engine != "vidur-sarathi":  # which takes a prompt that it cut short for outputs
+            assert request.output == system[2][request.index]
+        assert request.token_times == sorted(set(request.token_times))
+        assert (request.first_token, request.finish) == (request.token_times[0], request.token_times[-1])
+
+
+@given(requests(), st.integers(1, 24), st.none() | st.integers(1, 6), st.integers(1, 4))
+def test_prompts_that_share_nothing_are_served_as_without_a_prefix_cache(system, token_budget, slots, block_size):
+    known = {"batch_time": one_tick, "engine": "vllm", "token_budget": token_budget, "max_batch_size": slots}
+    known |= {"kv_blocks": 500, "block_size": block_size}
+    own = [[100 * i + j for j in range(tokens // block_size)] for i, tokens in enumerate(system[1])]
+    assert schedule(simulate(*system, **known, hash_ids=own)) == schedule(simulate(*system, **known))
+
+
+@given(requests(), st.integers(1, 24), st.integers(0, 6), st.integers(1, 4), st.sampled_from(["fcfs", "priority"]))
+def test_a_tight_prefix_cache_loses_no_output_and_no_block(system, token_budget, spare, block_size, order):
+    """All prompts begin alike; that every block is used as often as it is held is asserted in each step."""
+    arrival, prompt, output = system
+    longest = max(p + o for p, o in zip(prompt, output, strict=True))
+    history = simulate(
+        *system,
+        batch_time=one_tick,
+        engine="vllm",
+        token_budget=token_budget,
+        kv_blocks=2 + spare + longest // block_size,
+        block_size=block_size,
+        order=order,
+        priority=[i % 2 for i in range(len(arrival))],
+        hash_ids=[range(tokens // block_size) for tokens in prompt],
+    )
+    assert [len(request.token_times) for request in history.requests] == output
+    again = sum(request.preemptions for request in history.requests)
+    if not again:
+        assert sum(batch.token_load for batch in history.batches) <= sum(prompt) + sum(output) - len(output)
+
+
+# ---------------------------------------------------------------- what cannot be used
+
+
+TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_tick, "block_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"engine": "sglan"}, "no engine 'sglan'; did you mean 'sglang'"),
+        ({"engine": "vllm", "options": {"chunked": True}}, "'vllm' has no option 'chunked'"),
+        ({"engine": "vllm", "options": {"chunked_prefill": 1}}, "option chunked_prefill is 1, but is on or off"),
+        ({"engine": "tensorrt-llm", "options": {"capacity": "static"}}, "no capacity 'static'"),
+        ({"engine": "sglang", "order": "priority"}, "order 'priority' is not one that 'sglang' has"),
+        ({"engine": "vllm", "preemption": "swap"}, "preemption 'swap' is not one that 'vllm' has"),
+        ({"engine": "vllm", "admission": "input"}, "'vllm' has its own rule"),
+        ({"engine": "tensorrt-llm", "watermark": 0.1}, "watermark 0.1 has no effect"),
+        ({"admission": "inputs"}, "no admission 'inputs'"),
+        ({"engine": "sglang", "hash_ids": [[], []]}, "'sglang' caches no prefixes here"),
+        ({"engine": "vllm", "hash_ids": [[], []]}, "kv_blocks is not, so nothing says what the cache holds"),
+        ({"token_budget": 0}, "token_budget is 0"),
+        ({"priority": [0]}, "1 priorities and 2 rows of hash_ids do not pair"),
+        ({"arrival": [1, 0]}, "arrival\\[1\\] = 0 is before"),
+        ({"kv_blocks": 2}, "request 0 of 4 prompt and 3 output tokens needs 3 KV blocks, but 2 can be used"),
+        ({"kv_blocks": 3, "watermark": 0.4}, "needs 3 KV blocks beside 1 kept free, but 3 can be used"),
+        ({"engine": "vllm", "kv_blocks": 3}, "needs 3 KV blocks, but 2 can be used"),
+        ({"engine": "vllm-v0", "token_budget": 3}, "a prefill of 4 tokens at once, but the token budget is 3"),
+        ({"engine": "vllm-v0", "token_budget": 5, "kv_blocks": 9}, "a prefill of 6 tokens at once"),
+        ({"engine": "tensorrt-llm", "token_budget": 3}, "has a prompt of 4 tokens, not to be cut"),
+        ({"engine": "vidur-orca", "options": {"max_tokens": 6}}, "has 7 tokens, but max_tokens is 6"),
+        ({"engine": "sglang", "token_budget": 1}, "a chunk of 1 tokens is less than a page of 2"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line(given, said):
+    with pytest.raises(InputError, match=said) as caught:
+        simulate(**TWO | {"token_budget": 8} | given)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_examples_in_the_documentation_are_true():
+    assert doctest.testmod(simulation).failed == 0

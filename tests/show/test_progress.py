@@ -1,0 +1,100 @@
+"""What a terminal shows while work goes on: what, how far, and how long still, whatever the words."""
+
+import collections
+import io
+
+import numba
+import pytest
+from rich.console import Console
+
+from penstock.show import progress
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal of 80 columns, without patience."""
+    written = io.StringIO()
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=written, force_terminal=True, width=80))
+    return written
+
+
+def wait_until_shown() -> None:
+    progress._open[-1]._timer.join()
+
+
+def last_line() -> str:
+    """The line as it is now."""
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(progress._open[-1].progress.get_renderable())
+    (line,) = captured.get().splitlines()
+    return line
+
+
+def test_long_words_squeeze_neither_bar_nor_times(shown: io.StringIO) -> None:
+    with progress.bar("Planning") as show:
+        wait_until_shown()
+        task = progress._open[-1].progress.tasks[0]
+        task.get_time = iter(range(1000)).__next__  # a second between any two looks
+        for share in (0.1, 0.2, 0.5):
+            show(share, "8 x codellama-34b-a100-tp4, token budget 512, max batch size 128, " * 3)
+        line = last_line()
+    assert len(line) <= 80
+    assert "Planning: 8 x codellama" in line
+    assert "━" * (progress.BAR_WIDTH // 2) in line
+    assert " 50% " in line
+    assert line.rstrip().endswith(" left")
+
+
+def test_work_that_reports_nothing_is_shown_with_the_time_it_has_taken(shown: io.StringIO) -> None:
+    with progress.bar("Fitting"):
+        wait_until_shown()
+        assert "Fitting" in last_line()
+        assert "0:00:0" in last_line()
+    assert "Fitting" in shown.getvalue()
+    assert progress._open == []
+
+
+def test_work_done_in_a_moment_is_not_shown(shown: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE_S", 3600.0)
+    with progress.bar("Fitting"):
+        pass
+    assert shown.getvalue() == ""
+
+
+def test_where_there_is_no_terminal_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.bar("Fitting") as show:
+        show(0.5, "all of it")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_is_compiled_is_said_in_the_line_of_the_work_or_in_one_of_its_own(
+    shown: io.StringIO, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numba.core.event, "_registered", collections.defaultdict(list))  # none of an earlier test
+    progress.announce_compilation.__wrapped__()
+    lines: list[str] = []
+
+    def look(x):  # type: ignore[no-untyped-def]
+        return x + 1
+
+    @numba.extending.overload(look)
+    def _(x):  # type: ignore[no-untyped-def]
+        lines.append(last_line())  # runs while the caller is compiled
+        return lambda x: x + 1
+
+    def first(x):  # type: ignore[no-untyped-def]
+        return look(x)
+
+    def second(x):  # type: ignore[no-untyped-def]
+        return look(x)
+
+    numba.njit(first)(1)
+    with progress.bar("Simulating"):
+        numba.njit(second)(1.0)
+        assert "Simulating" in last_line()
+    assert ["first" in line or "second" in line for line in lines] == [True] * len(lines)
+    assert "Compiling, once: " in lines[0]
+    assert progress._open == []
+    assert capsys.readouterr().err.startswith("Compiling, once for the simulator")

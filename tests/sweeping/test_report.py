@@ -1,0 +1,47 @@
+"""The page of a sweep says what was done, and its legends tell the lines apart."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.sweeping.report import report_sweep
+from penstock.sweeping.sweep import sweep
+
+DOCUMENT = {
+    "workload": {"poisson": {"rate": 1.0, "prompt": 400, "output": 60}},
+    "server": {"hardware": "codellama-34b-a100-tp1", "token_budget": 512},
+    "simulate": {"requests": 400},
+}
+RATE, BUDGET, SIZE = "workload.poisson.rate", "server.token_budget", "server.max_batch_size"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    vary = {BUDGET: [128, 1024], SIZE: [None, 64], RATE: [1, 2, 3]}
+    path = tmp_path_factory.mktemp("sweep") / "page.html"
+    report_sweep(path, sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster")
+    return path.read_text()
+
+
+def test_the_badge_judges_nothing_and_has_no_icon(page: str) -> None:
+    assert '<span class="badge plain">swept</span>' in page
+
+
+def test_every_name_in_a_legend_is_whole_and_differs(page: str) -> None:
+    shown = re.findall(r">([^<>]*)</text>", page)
+    assert not [text for text in shown if "…" in text]
+    for name in ("128, none", "128, 64", "1,024, none", "1,024, 64"):
+        assert name in shown
+
+
+def test_a_rate_has_its_unit_in_every_table(page: str) -> None:
+    heads = re.findall(r"<thead>(.*?)</thead>", page)
+    assert heads
+    assert all("<span>rate (requests/s)</span>" in head for head in heads)
+
+
+def test_one_run_of_one_point_is_singular(tmp_path: Path) -> None:
+    vary = {RATE: [1]}
+    report_sweep(tmp_path / "page.html", sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster")
+    assert "1 run of 1 point, over" in (tmp_path / "page.html").read_text()

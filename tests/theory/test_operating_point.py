@@ -1,0 +1,62 @@
+"""Where a load lies in the region agrees with the bounds of the certificate, also where memory or a cache matters."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.theory.operating_point import operating_point
+
+TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
+CHAT = ps.Workload.poisson(2, ps.Geometric(200, max=2000), ps.Geometric(50, max=500))
+ALIKE = ps.Workload.from_arrays(
+    np.arange(2_000) / 4, [2058] * 2_000, [20] * 2_000, hash_ids=[[0, 1, 2, 3]] * 2_000, hash_block=512
+)
+
+
+@pytest.mark.parametrize(
+    ("workload", "server"),
+    [
+        (CHAT, ps.Server(TP1, 512)),
+        (CHAT, ps.Server(TP1, 512, 64)),
+        (CHAT, ps.Server(TP1, 512, 64, kv_blocks=400)),
+        (CHAT, ps.Server(TP1, 512, memory=ps.Memory(60, too_long="drop"))),
+        (ALIKE, ps.Server(TP1, 1024, 64, "vllm", memory=ps.Memory(1000, 512, prefix_caching=True))),
+    ],
+)
+def test_no_other_rate_is_said_than_by_the_certificate(workload: ps.Workload, server: ps.Server) -> None:
+    found, certificate = operating_point(workload, server), ps.certify(workload, server)
+    assert found.max_rate == pytest.approx(certificate.max_rate)
+    assert found.margin == pytest.approx(certificate.margin)
+    assert found.inside == (certificate.verdict != "unstable")
+
+
+def test_memory_that_only_the_estimate_counts_is_named_with_what_it_carries() -> None:
+    """The region knows no KV memory, and its corners are no reason to ask for faster hardware."""
+    server = ps.Server(ps.hardware("llama-2-70b-a100-tp2").batch_time, 8_192, 256, "vllm", kv_tokens=34_000)
+    long = ps.Workload.poisson(0.5, ps.Geometric(1_000, max=8_000), ps.Geometric(250, max=2_000))
+    found = operating_point(long, server)
+    assert found.binding == ("KV memory",)
+    assert found.without_estimate != found.binding
+    assert found.full is not None
+    assert found.as_dict()["kv_memory_rate"] == found.full.rate < found.max_rate
+    assert any("KV memory is not counted in the region" in note for note in found.notes)
+    ample = operating_point(long, dataclasses.replace(server, memory=ps.Memory(10**6)))
+    assert (ample.full, ample.binding) == (None, ample.without_estimate)
+
+
+def test_memory_is_named_where_it_binds() -> None:
+    found = operating_point(CHAT, ps.Server(TP1, 512, memory=ps.Memory(60, too_long="drop")))
+    assert found.binding == ("KV memory",)
+    assert "dropped" in found.notes[0]
+    prompt, decode = found.point
+    assert 0.9 < prompt / (0.989 * 2 * 200) < 1
+    assert 0.9 < decode / (0.989 * 2 * 49) < 1.01
+
+
+def test_a_cached_prompt_counts_as_one_token() -> None:
+    server = ps.Server(TP1, 1024, 64, "vllm", memory=ps.Memory(1000, 512, prefix_caching=True))
+    found = operating_point(ALIKE, server)
+    assert found.point[0] == pytest.approx(ALIKE.rate)
+    assert "one prefill token" in found.notes[0]
