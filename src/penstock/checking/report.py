@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from penstock.checking import figures
 from penstock.checking.answer import Answer
 from penstock.checking.latency import SteadyState
 from penstock.checking.targets import Estimate, Target
 from penstock.scenario.scenario import Scenario
-from penstock.show import charts, page
+from penstock.show import page
 from penstock.show.page import Fact, Figure, Section, Table, Verdict
 from penstock.simulation.run import Distribution, Run
 from penstock.simulation.simulate import simulate
@@ -291,9 +292,9 @@ def with_interval(estimate: Estimate, gap: str = " ") -> str:
 
 def token_figure(runs: Mapping[str, Run]) -> Figure:
     """Draw the tokens in the system over time, a line per policy."""
-    ends = charts.series_while_arriving(runs)
+    ends = figures.series_while_arriving(runs)
     said = "; ".join(f"{name} ends with {series['uncompleted_tokens'][-1]:,}" for name, series in ends.items())
-    to_scale, log = charts.token_panels(runs)
+    to_scale, log = figures.token_panels(runs)
     return Figure(
         "Tokens in the system",
         {
@@ -323,7 +324,7 @@ def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figu
     kept = {name: run for name, run in runs.items() if name not in left_out}
     if not kept:
         return None
-    panels = charts.latency_panels(kept, runs)
+    panels = figures.latency_panels(kept, runs)
     texts, tables = [], []
     for name, pick in zip(METRICS.values(), ("ttft", "gaps", "e2e"), strict=True):
         samples = {policy: getattr(run, pick) for policy, run in kept.items()}
@@ -367,11 +368,11 @@ def region_figure(
     own = dict(own or {})
     if not runs:
         shown = next(iter(own.items()), ("", None))
-        chart = charts.region_chart(region, point, shown[1])
+        chart = figures.region_chart(region, point, shown[1])
         return Figure("Stability region", {said: chart}, [_vertices(region, own)], "No policy is stable outside.")
     drawings = {}
     for name, run in runs.items():
-        chart = charts.region_chart(region, point, own.get(name), run.compositions).properties(title=name)
+        chart = figures.region_chart(region, point, own.get(name), run.compositions).properties(title=name)
         drawings[f"{name}: {_most_used(run)}. {said}"] = chart
     caption = (
         "Each batch stands at the tokens/s that it carries; its area is its share of the busy time. "
@@ -384,7 +385,7 @@ def region_figure(
 
 def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
     """Draw the first batches of a run, simulated with ``record="allocations"``, coloured by phase."""
-    window = charts.first_batches(run, batches)
+    window = figures.first_batches(run, batches)
     text = (
         f"Gantt chart of {window.height} batches from {_figure(window['start_s'][0])} s: a row per request, a bar per "
         f"batch that it is in; {window['prefill_tokens'].sum():,} prefill and {window['decode_tokens'].sum():,} decode "
@@ -392,15 +393,15 @@ def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
     )
     caption = "Prefill is dark and tall, decode light and low; a thin line is a request that waits between batches."
     there = run.allocations.filter(pl.col("batch").is_in(window["batch"].implode()))["request"].n_unique()
-    if there > charts.MOST_REQUESTS:
-        caption += f" The first {charts.MOST_REQUESTS} of {there:,} requests are drawn."
+    if there > figures.MOST_REQUESTS:
+        caption += f" The first {figures.MOST_REQUESTS} of {there:,} requests are drawn."
     rows = [
         (f"{b:,}", f"{start:.3f}", f"{(end - start) * 1e3:.2f}", f"{x:,}", f"{y:,}", f"{n:,}")
         for b, start, end, x, y, n in window.iter_rows()
     ]
     columns = ("Batch", "Start (s)", "Duration (ms)", "Prefill tokens", "Decode tokens", "Requests")
     title = f"{name}: " if name else ""
-    chart = {f"{title}{text}": charts.gantt(run, batches)}
+    chart = {f"{title}{text}": figures.gantt(run, batches)}
     return Figure(f"{title}{window.height} batches", chart, [Table(columns, rows)], caption, wide=True)
 
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 
+from penstock.capacity.figures import rate_heat_map
 from penstock.capacity.stable_rates import RateMap
 from penstock.show.charts import COLOURS, GRID
-from penstock.show.heat_map import rate_heat_map
 
 if TYPE_CHECKING:
     from penstock.checking.targets import Target

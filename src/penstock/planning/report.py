@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.capacity.figures import rate_cells, rate_heat_map
 from penstock.capacity.stable_rates import RateMap
 from penstock.planning import figures as plotting_plan
 from penstock.planning.plan import told
 from penstock.planning.terminal import cost
 from penstock.show import page
-from penstock.show.heat_map import rate_cells, rate_heat_map, significant
+from penstock.show.heat_map import significant
 from penstock.show.page import Fact, Figure, Section, Table, Verdict
 from penstock.words import amount, counted, span
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import altair as alt
 import polars as pl
 
+from penstock.capacity.figures import NO_LIMIT
 from penstock.checking.graph import with_line_under
 from penstock.show.charts import COLOURS, DASHES, GRID
-from penstock.show.heat_map import NO_LIMIT, heat_map, significant
+from penstock.show.heat_map import heat_map, significant
 from penstock.sweeping.grid import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
 from penstock.words import METRICS

@@ -6,8 +6,9 @@ from typing import Any
 
 import polars as pl
 
+from penstock.capacity.figures import NO_LIMIT
 from penstock.show import page
-from penstock.show.heat_map import NO_LIMIT, significant
+from penstock.show.heat_map import significant
 from penstock.show.page import Fact, Figure, Section, Table, Verdict
 from penstock.sweeping import figures as plotting_sweep
 from penstock.sweeping.figures import LIMITS, SHOWN

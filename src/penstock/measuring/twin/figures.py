@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import altair as alt
 import polars as pl
 
-from penstock.show.charts import COLOURS, DASHES, GRID, SHORT, latency_cdfs
+from penstock.checking.figures import latency_cdfs
+from penstock.show.charts import COLOURS, DASHES, GRID, SHORT
 from penstock.simulation.run import Run
 
 if TYPE_CHECKING:

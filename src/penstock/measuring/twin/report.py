@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.checking import figures
 from penstock.measuring.twin import figures as plotting_twin
 from penstock.measuring.twin import terminal as terminal_twin
-from penstock.show import charts, page
+from penstock.show import page
 from penstock.show.page import Figure, Section, Table, Verdict
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _tokens(found: "Twin") -> Figure:
         for trial in found.at(rho):
             cells = []
             for side, run in plotting_twin.runs_of(trial).items():
-                series = charts.series_while_arriving({side: run})[side]["uncompleted_tokens"]
+                series = figures.series_while_arriving({side: run})[side]["uncompleted_tokens"]
                 cells += [f"{series[0]:,}", f"{series[-1]:,}"]
                 ends.append(f"{side} ends with {series[-1]:,}")
             rows.append((f"{rho:g}", f"{trial.seed}", *cells))
@@ -70,11 +71,11 @@ def _tokens(found: "Twin") -> Figure:
 
 
 def _latencies(found: "Twin") -> list[Figure]:
-    figures = []
+    drawn: list[Figure] = []
     for rho in dict.fromkeys(found.settings.loads):
         trial = found.at(rho)[0]
         runs = plotting_twin.runs_of(trial)
-        panels = charts.latency_panels(runs, legend=None)
+        panels = figures.latency_panels(runs, legend=None)
         rows = []
         for metric in ("ttft_s", "tbt_s", "e2e_s"):
             for statistic in ("mean", "p50", "p99"):
@@ -85,5 +86,5 @@ def _latencies(found: "Twin") -> list[Figure]:
             for name in ("TTFT", "TBT", "E2E")
         ]
         table = Table(("Seconds", "Measured", "Simulated"), rows)
-        figures.append(Figure(f"rho {rho:g}, seed {trial.seed}", dict(zip(texts, panels, strict=True)), [table]))
-    return figures
+        drawn.append(Figure(f"rho {rho:g}, seed {trial.seed}", dict(zip(texts, panels, strict=True)), [table]))
+    return drawn

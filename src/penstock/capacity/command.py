@@ -1,0 +1,139 @@
+"""The commands ``penstock region``, ``max-rate`` and ``recommend``."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.capacity import terminal
+from penstock.checking.choices import (
+    Alpha,
+    PolicyName,
+    Requests,
+    Targets,
+    _kv_notes,
+    about,
+    chosen_policies,
+    chosen_scenario,
+    chosen_servers,
+    part_of,
+)
+from penstock.show import progress
+from penstock.show.options import (
+    EXIT_ANSWER_IS_NO,
+    Figures,
+    Json,
+    Report,
+    ScenarioPath,
+    Seed,
+    Strict,
+    check_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
+from penstock.words import gathered
+
+if TYPE_CHECKING:
+    from penstock.capacity.max_rate import MaxRate
+
+
+def region(
+    scenario: ScenarioPath,
+    policy: PolicyName = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+) -> None:
+    """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
+    check_outputs(scenario, figures, report)
+    chosen = chosen_scenario(scenario, policy, None, None)
+    from penstock.theory.operating_point import operating_point
+
+    found = operating_point(chosen.workload, chosen.server)
+    if figures is not None:
+        from penstock.checking.figures import region_chart
+
+        chart = region_chart(found.region, found.point, found.own, about=about(chosen))
+        save_figures({"region": chart}, figures, as_json)
+    if report is not None:
+        from penstock.checking import report as page
+
+        page.report_region(report, chosen, found)
+        say_written("Report", [report], as_json)
+    if as_json:
+        print_json(found.as_dict() | {"warnings": _kv_notes(chosen.server)})
+    else:
+        terminal.print_region(chosen, found)
+
+
+def max_rate(
+    scenario: ScenarioPath,
+    policies: Annotated[
+        str | None, typer.Option("--policies", help="Policies, separated by commas; default: the scenario's.")
+    ] = None,
+    precision: Annotated[float, typer.Option("--precision", help="Relative distance that may be left.")] = 0.01,
+    alpha: Alpha = 0.01,
+    seed: Seed = None,
+    as_json: Json = False,
+) -> None:
+    """Find the highest rate at which each policy is stable, beside the rate above which none is."""
+    chosen = chosen_scenario(scenario, None, None, seed)
+    from penstock.capacity import max_rate as search
+
+    servers = chosen_servers(chosen, policies, [chosen.server.policy])
+    found: dict[str, MaxRate] = {}
+    with progress.bar("Searching") as show:
+        for index, (name, server) in enumerate(servers.items()):
+            found[name] = search.max_rate(
+                chosen.workload, server, precision=precision, alpha=alpha, seed=chosen.workload.seed,
+                progress=part_of(show, index, len(servers)),
+            )  # fmt: skip
+    notes = gathered({name: _kv_notes(server) for name, server in servers.items()})
+    if as_json:
+        print_json(
+            {
+                "policies": {name: each.as_dict() for name, each in found.items()},
+                "warnings": [*notes, *chosen.workload.notices],
+            }
+        )
+    else:
+        terminal.print_max_rate(chosen, found, notes)
+
+
+def recommend(
+    scenario: ScenarioPath,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            help="stable-rate, ttft, tbt or e2e; default: e2e where the load is carried safely, else stable-rate.",
+        ),
+    ] = None,
+    policies: Annotated[
+        str | None, typer.Option("--policies", help="Policies to try, separated by commas, from simple to subtle.")
+    ] = None,
+    requests: Requests = None,
+    targets: Targets = None,
+    precision: Annotated[float, typer.Option("--precision", help="Of the highest stable rates.")] = 0.02,
+    alpha: Alpha = 0.01,
+    seed: Seed = None,
+    as_json: Json = False,
+    strict: Strict = False,
+) -> None:
+    """Say which token budget to use, which policy unless the scenario names an engine, why, and what that gains."""
+    chosen = chosen_scenario(scenario, None, requests, seed)
+    from penstock.capacity import recommend as study
+
+    whole_trace = requests is None and chosen.workload.rows is not None  # more than a comparison needs
+    with progress.bar("Comparing") as show:
+        found = study.recommend(
+            chosen.workload, chosen.server, objective=objective,  # type: ignore[arg-type]
+            policies=None if policies is None else chosen_policies(chosen, policies, ()), targets=targets or (),
+            requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha, progress=show,
+        )  # fmt: skip
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        terminal.print_recommend(chosen, found)
+    if strict and (found.recommended.answer.verdict != "stable" or found.recommended.missed):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -1,0 +1,111 @@
+"""What a command asks about: a scenario with the choices of the command line over it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.errors import InputError
+from penstock.show import progress
+
+if TYPE_CHECKING:
+    from penstock.scenario.scenario import Scenario
+    from penstock.system.engines import Engine
+    from penstock.system.policies import Policy
+    from penstock.system.server import Server
+
+
+Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
+
+
+Targets = Annotated[
+    list[str] | None, typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable.")
+]
+
+
+Alpha = Annotated[float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")]
+
+
+PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")]
+
+
+def measured(scenario: "Scenario") -> dict[str, Any] | None:
+    """Return where the batch times come from, None where they stand in the scenario."""
+    known = scenario.measured
+    if known is None:
+        return None
+    return {"description": known.description, "source": known.source, "year": known.year}
+
+
+def _kv_notes(server: "Server") -> list[str]:
+    return [f"{server.kv_note}."] if server.kv_note else []
+
+
+def chosen_scenario(path: Path, policy: str | None, requests: int | None, seed: int | None) -> "Scenario":
+    """Read a scenario, put the command line's choices over it, and say so if something has to be compiled."""
+    from penstock.document import read_document
+    from penstock.scenario.network import describes_network
+    from penstock.scenario.scenario import build
+    from penstock.system.policies import resolve
+
+    document = read_document(path)
+    if describes_network(document):
+        raise InputError(f"{path} describes a network, not a server; ask `penstock network {path}`")
+    scenario = build(document, path.parent, path.name)
+    if policy is not None:
+        chosen = resolve(policy, folder=scenario.folder)
+        scenario = dataclasses.replace(scenario, server=scenario.server.with_policy(chosen))
+    if requests is not None:
+        scenario = dataclasses.replace(scenario, requests=requests, until=None)
+    if seed is not None:
+        scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+    progress.announce_compilation()
+    return scenario
+
+
+def chosen_servers(
+    scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
+) -> "dict[str, Server]":
+    """Return the scenario's server under each of the policies named, by their names.
+
+    Policies that have no KV memory of their own are compared in that of the first engine named, else of the scenario's.
+    """
+    from penstock.system.engines import Engine
+
+    own = scenario.server
+    chosen = chosen_policies(scenario, policies, default)
+    servers = {policy.name: own if policy.name == own.policy.name else own.with_policy(policy) for policy in chosen}
+    engine = next((server for server in servers.values() if isinstance(server.policy, Engine)), own)
+    for name, server in servers.items():
+        if not isinstance(server.policy, Engine) and server.gpu is not None:
+            servers[name] = dataclasses.replace(server, gpu=engine.gpu, memory=engine.memory)
+    return servers
+
+
+def chosen_policies(
+    scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
+) -> "list[Policy | Engine]":
+    """Return the policies named."""
+    from penstock.system.policies import POLICIES, resolve
+
+    names = [name.strip() for name in policies.split(",") if name.strip()] if policies is not None else default
+    if not names:
+        raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
+    chosen = [resolve(name, folder=scenario.folder) for name in names]
+    if len({policy.name for policy in chosen}) < len(chosen):
+        called = ", ".join(policy.name for policy in chosen)
+        raise InputError(f"--policies: two of {called} have one name; leave one out, or give it another name")
+    return chosen
+
+
+def part_of(show: Callable[[float], None], index: int, count: int) -> Callable[[float], None]:
+    """Show the progress of one of several equal parts."""
+    return lambda share: show((index + share) / count)
+
+
+def about(scenario: "Scenario") -> str:
+    """Return the line under a figure: what arrives, and the token budget."""
+    workload, server = scenario.workload, scenario.server
+    return f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget {server.token_budget:,}"

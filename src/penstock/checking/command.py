@@ -1,0 +1,207 @@
+"""The commands ``penstock check``, ``compare`` and ``simulate``."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.checking import terminal
+from penstock.checking.choices import (
+    Alpha,
+    PolicyName,
+    Requests,
+    Targets,
+    _kv_notes,
+    about,
+    chosen_scenario,
+    chosen_servers,
+    measured,
+    part_of,
+)
+from penstock.show import progress
+from penstock.show.options import (
+    EXIT_ANSWER_IS_NO,
+    Figures,
+    Json,
+    Report,
+    Resolution,
+    ScenarioPath,
+    Seed,
+    Strict,
+    check_outputs,
+    print_json,
+    save_figures,
+    say_written,
+)
+
+if TYPE_CHECKING:
+    from penstock.checking.answer import Answer
+    from penstock.scenario.scenario import Scenario
+    from penstock.simulation.run import Run
+
+
+def check(
+    scenario: ScenarioPath,
+    policy: PolicyName = None,
+    requests: Requests = None,
+    seed: Seed = None,
+    targets: Targets = None,
+    precision: Annotated[
+        float | None, typer.Option("--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%.")
+    ] = None,
+    alpha: Alpha = 0.01,
+    resolution: Resolution = 0.01,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+    strict: Strict = False,
+) -> None:
+    r"""Say whether a deployment is stable, what it can carry, and at what latency.
+
+    A scenario looks like this:
+
+    \b
+      workload: {trace: requests.csv, rate: 1.2, arrivals: poisson}
+      server: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: sarathi}
+      simulate: {requests: 20000, seed: 0}
+    """
+    check_outputs(scenario, figures, report)
+    chosen = chosen_scenario(scenario, policy, requests, seed)
+    from penstock.checking import answer
+    from penstock.checking.targets import Target
+
+    limits = [Target.parse(text) for text in targets or ()]
+    name = chosen.server.policy.name
+    with progress.bar(f"Simulating {name}") as show:
+        found = answer.check(
+            chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
+            targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
+        )  # fmt: skip
+    _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
+    _write_report(report, chosen, {name: found}, as_json)
+    if as_json:
+        print_json(found.as_dict() | {"measured": measured(chosen), "next": found.next_step(chosen.file)})
+    else:
+        terminal.print_check(chosen, found)
+    if strict and (found.verdict != "stable" or found.missed):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def compare(
+    scenario: ScenarioPath,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            "--policies",
+            help="Policies, separated by commas; default: the scenario's own, the paper's and the adaptive ones.",
+        ),
+    ] = None,
+    requests: Requests = None,
+    seed: Seed = None,
+    alpha: Alpha = 0.01,
+    resolution: Resolution = 0.01,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+    strict: Strict = False,
+) -> None:
+    """Put policies side by side on the same requests."""
+    check_outputs(scenario, figures, report)
+    chosen = chosen_scenario(scenario, None, requests, seed)
+    from penstock.checking import answer
+    from penstock.system.policies import POLICIES
+
+    found: dict[str, Answer] = {}
+    own = chosen.server.policy
+    servers = chosen_servers(chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES])
+    with progress.bar("Simulating") as show:
+        for index, (name, server) in enumerate(servers.items()):
+            found[name] = answer.check(
+                chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
+                resolution=resolution, progress=part_of(show, index, len(servers)),
+            )  # fmt: skip
+    refused = [name for name, a in found.items() if a.latency_refused]
+    _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
+    _write_report(report, chosen, found, as_json)
+    if as_json:
+        print_json({"policies": {name: a.as_dict() for name, a in found.items()}, "measured": measured(chosen)})
+    else:
+        terminal.print_compare(chosen, found)
+    if strict and any(a.verdict != "stable" for a in found.values()):
+        raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+def simulate(
+    scenario: ScenarioPath,
+    policy: PolicyName = None,
+    requests: Requests = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    figures: Figures = None,
+    report: Report = None,
+) -> None:
+    """Say what happened in one finite run, whatever the theory says."""
+    check_outputs(scenario, figures, report)
+    chosen = chosen_scenario(scenario, policy, requests, seed)
+    from penstock.checking import answer
+    from penstock.simulation.simulate import simulate as run_once
+    from penstock.theory.certificate import certify
+
+    certificate = certify(chosen.workload, chosen.server)
+    asked = certificate.load
+    with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
+        run = run_once(
+            chosen.workload,
+            chosen.server,
+            requests=chosen.requests,
+            until=chosen.until,
+            record=answer.record_for(chosen.requests, chosen.until),
+            progress=show,
+        )
+    warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
+    front = _kv_notes(chosen.server)
+    _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
+    if report is not None:
+        from penstock.checking import report as page
+
+        page.report_run(report, chosen, certificate, run, warnings)
+        say_written("Report", [report], as_json)
+    if as_json:
+        print_json(
+            {
+                "load": answer.load_as_dict(certificate),
+                "simulation": answer.run_as_dict(run),
+                "latency": answer.latency_as_dict(run),
+                "latency_refused": None,
+                "warnings": [*front, *warnings],
+            }
+        )
+        return
+    terminal.print_run(chosen, certificate, run, warnings)
+
+
+def _draw(
+    folder: Path | None, scenario: "Scenario", runs: dict[str, "Run"], as_json: bool, refused: Iterable[str] = ()
+) -> None:
+    """Write the figures, without the latency that was refused."""
+    if folder is None:
+        return
+
+    from penstock.checking import figures
+
+    line = about(scenario)
+    drawings = {"tokens_over_time": figures.tokens_over_time(runs, line)}
+    steady = {name: run for name, run in runs.items() if name not in refused}
+    if steady:
+        drawings["latency_cdfs"] = figures.latency_cdfs(steady, line, policies=runs)
+    save_figures(drawings, folder, as_json)
+
+
+def _write_report(path: Path | None, scenario: "Scenario", found: "dict[str, Answer]", as_json: bool) -> None:
+    if path is None:
+        return
+    from penstock.checking import report
+
+    report.report_answers(path, scenario, found)
+    say_written("Report", [path], as_json)

@@ -1,0 +1,73 @@
+"""The command ``penstock traces``."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.show import progress, terminal
+from penstock.show.options import (
+    Json,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+traces_app = typer.Typer(help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None)
+
+
+@traces_app.callback(invoke_without_command=True)
+def traces(context: typer.Context, as_json: Json = False) -> None:
+    """List the public request traces worth knowing: where they are hosted, and under which licence."""
+    if context.invoked_subcommand is not None:
+        return
+    from penstock.traces.catalogue import CATALOGUE, path_of
+
+    if as_json:
+        print_json(
+            {"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]}
+        )
+        return
+    console = terminal.make_console()
+    console.print("[bold]Public request traces[/bold]\n")
+    for entry in CATALOGUE:
+        rows = f"{entry.rows:,} requests" if entry.rows else "number of requests not stated"
+        here = ", on this machine" if path_of(entry.name) else ""
+        console.print(f"[bold]{entry.name}[/bold]  {rows}, {entry.licence}{here}", highlight=False)
+        console.print(f"  {entry.description}", highlight=False)
+        console.print(f"  {entry.home}", highlight=False, soft_wrap=True)
+    console.print(
+        "\nFetch one with `penstock traces get NAME`, then write `trace: NAME` in a scenario.", highlight=False
+    )
+
+
+@traces_app.command("get")
+def traces_get(
+    name: Annotated[str, typer.Argument(help="A name that `penstock traces` lists.")],
+    url: Annotated[str | None, typer.Option("--url", help="Fetch it from here instead of its official place.")] = None,
+) -> None:
+    """Download a trace into the cache, check or record its checksum, and read it once."""
+    from penstock.traces import catalogue
+    from penstock.workload.workload import read_trace
+
+    with progress.bar(f"Downloading {name}") as show:
+        path, checksum, first_time = catalogue.download(
+            name, url=url, progress=lambda done, total: show(done / total if total else 0.0)
+        )
+    workload = read_trace(path)
+    if catalogue.is_pinned(name):
+        trust = "as published"
+    elif first_time:
+        trust = (
+            "Penstock knows no checksum of this trace: what came is taken on trust, and recorded for later downloads"
+        )
+    else:
+        trust = "as recorded at the first download"
+    print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({trust})")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
