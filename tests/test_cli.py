@@ -177,6 +177,29 @@ def test_recommend_says_what_to_change_and_why() -> None:
         assert words in said.stdout
 
 
+def test_recommend_shows_each_target_and_after_a_miss_what_to_do_next() -> None:
+    asked = ("--requests", 2000, "--policies", "sarathi", "--target", "e2e_mean<1ms", "--target", "e2e_mean<1000s")
+    said = " ".join(penstock("recommend", EXAMPLE, *asked).stdout.split())
+    assert "missed e2e_mean<0.001s" in said
+    assert "met e2e_mean<1000s" in said
+    assert "Next no limit that was tried meets it with one server; add `plan: {targets:" in said
+
+
+def test_without_a_scenario_it_is_said_where_one_is_shown() -> None:
+    done = penstock("check")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "`penstock check --help` shows what one looks like" in done.stderr
+
+
+def test_an_overloaded_engine_is_told_that_kv_memory_holds_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "full.yaml"
+    path.write_text(ENGINE.replace("rate: 1.2", "rate: 3").replace("256}", "256, num_gpu_blocks: 2000}"))
+    said = " ".join(penstock("check", path).stdout.split())
+    assert "UNSTABLE by simulation" in said
+    assert "Next KV memory holds it back, which carries about" in said
+    assert "a scheduler's own limit may be lower: ask max-rate" in said
+
+
 def test_compare_answers_for_each_policy() -> None:
     found = answer("compare", EXAMPLE, "--requests", 2000)["policies"]
     assert isinstance(found, dict)
