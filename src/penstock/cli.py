@@ -65,6 +65,7 @@ for command in (
     reproduce,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
+app.command(hidden=True)(network)  # what `check` says of a network; older scripts call it
 app.add_typer(traces_app, name="traces")
 
 

@@ -91,12 +91,33 @@ def test_figures_and_a_report_are_written_where_asked(penstock: Callable[..., Sa
     assert str(page) in err
 
 
-@pytest.mark.parametrize("command", ["check", "compare", "region", "max-rate", "recommend", "simulate"])
+def test_check_answers_for_a_network_as_it_does_for_a_server(penstock: Callable[..., Said]) -> None:
+    status, out, _ = penstock("check", RYBKO_STOLYAR, "--jobs", 500, "--json")
+    assert (status, out) == penstock("network", RYBKO_STOLYAR, "--jobs", 500, "--json")[:2]
+
+
+@pytest.mark.parametrize(
+    ("path", "option", "remedy"),
+    [
+        (RYBKO_STOLYAR, "--requests", "give --jobs"),
+        (RYBKO_STOLYAR, "--precision", "leave it out"),
+        (SERVER, "--jobs", "give --requests"),
+    ],
+)
+def test_check_refuses_what_the_other_kind_of_scenario_knows(
+    path: Path, option: str, remedy: str, penstock: Callable[..., Said]
+) -> None:
+    status, out, err = penstock("check", path, option, 100)
+    assert (status, out) == (2, "")
+    assert f"knows no {option}; {remedy}" in err
+
+
+@pytest.mark.parametrize("command", ["compare", "region", "max-rate", "recommend", "simulate"])
 def test_commands_for_servers_say_which_one_is_for_networks(command: str, penstock: Callable[..., Said]) -> None:
     status, out, err = penstock(command, RYBKO_STOLYAR)
     assert (status, out) == (2, "")
     assert err == (
-        f"penstock: {RYBKO_STOLYAR} describes a network, not a server; ask `penstock network {RYBKO_STOLYAR}`\n"
+        f"penstock: {RYBKO_STOLYAR} describes a network, not a server; ask `penstock check {RYBKO_STOLYAR}`\n"
     )
 
 

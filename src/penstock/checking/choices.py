@@ -43,16 +43,18 @@ def _kv_notes(server: "Server") -> list[str]:
     return [f"{server.kv_note}."] if server.kv_note else []
 
 
-def chosen_scenario(path: Path, policy: str | None, requests: int | None, seed: int | None) -> "Scenario":
-    """Read a scenario, put the command line's choices over it, and say so if something has to be compiled."""
+def chosen_scenario(
+    path: Path, policy: str | None, requests: int | None, seed: int | None, document: Any = None
+) -> "Scenario":
+    """Read a scenario, unless it is read, and put the choices of the command line over it."""
     from penstock.document import read_document
     from penstock.scenario.network import describes_network
     from penstock.scenario.scenario import build
     from penstock.system.policies import resolve
 
-    document = read_document(path)
+    document = read_document(path) if document is None else document
     if describes_network(document):
-        raise InputError(f"{path} describes a network, not a server; ask `penstock network {path}`")
+        raise InputError(f"{path} describes a network, not a server; ask `penstock check {path}`")
     scenario = build(document, path.parent, path.name)
     if policy is not None:
         chosen = resolve(policy, folder=scenario.folder)

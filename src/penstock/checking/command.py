@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,8 @@ from penstock.checking.choices import (
     measured,
     part_of,
 )
+from penstock.checking.command_network import Jobs, Orders, answer_network, chosen_network
+from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
     EXIT_ANSWER_IS_NO,
@@ -50,8 +52,13 @@ def check(
     precision: Annotated[
         float | None, typer.Option("--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%.")
     ] = None,
+    jobs: Jobs = None,
+    orders: Orders = None,
     alpha: Alpha = 0.01,
-    resolution: Resolution = 0.01,
+    resolution: Annotated[
+        float | None,
+        typer.Option("--resolution", help="Share of the load that the test must tell from none: 0.01, networks 0.02."),
+    ] = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -65,9 +72,23 @@ def check(
       workload: {trace: requests.csv, rate: 1.2, arrivals: poisson}
       server: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: sarathi}
       simulate: {requests: 20000, seed: 0}
+
+    or, for a network, `network` with pools and workflows in place of the first two.
     """
     check_outputs(scenario, figures, report)
-    chosen = chosen_scenario(scenario, policy, requests, seed)
+    from penstock.document import read_document
+    from penstock.scenario.network import describes_network
+
+    document = read_document(scenario)
+    if describes_network(document):
+        _refuse(f"{scenario} describes a network", {"--policy": policy, "--requests": requests, "--target": targets})
+        _refuse(f"{scenario} describes a network", {"--precision": precision})
+        of_network = 0.02 if resolution is None else resolution
+        network = chosen_network(scenario, document, jobs)
+        answer_network(network, seed, of_network, orders, as_json, figures, report, strict)
+        return
+    _refuse(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
+    chosen = chosen_scenario(scenario, policy, requests, seed, document)
     from penstock.checking import answer
     from penstock.checking.targets import Target
 
@@ -76,7 +97,7 @@ def check(
     with progress.bar(f"Simulating {name}") as show:
         found = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
-            targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
+            targets=limits, precision=precision, alpha=alpha, resolution=resolution or 0.01, progress=show,
         )  # fmt: skip
     _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
     _write_report(report, chosen, {name: found}, as_json)
@@ -86,6 +107,18 @@ def check(
         terminal.print_check(chosen, found)
     if strict and (found.verdict != "stable" or found.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
+
+
+_INSTEAD = {"--requests": "--jobs", "--jobs": "--requests"}
+"""The length of a run: requests of one server, jobs of a network."""
+
+
+def _refuse(what: str, options: dict[str, Any]) -> None:
+    """Refuse an option of the other kind of scenario."""
+    for option, value in options.items():
+        if value is not None:
+            remedy = f"give {_INSTEAD[option]}" if option in _INSTEAD else "leave it out"
+            raise InputError(f"{what}, which knows no {option}; {remedy}")
 
 
 def compare(

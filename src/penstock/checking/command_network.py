@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,15 +28,19 @@ if TYPE_CHECKING:
     from penstock.system.orders import Order
 
 
+Jobs = Annotated[int | None, typer.Option("--jobs", help="Of a network: jobs to simulate.")]
+Orders = Annotated[
+    str | None,
+    typer.Option("--orders", help="Of a network: orders between stages, by commas, beside the scenario's own."),
+]
+
+
 def network(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: network, simulate.")],
-    jobs: Annotated[int | None, typer.Option("--jobs", help="Jobs to simulate, instead of the scenario's.")] = None,
+    jobs: Jobs = None,
     seed: Seed = None,
     resolution: Resolution = 0.02,
-    orders: Annotated[
-        str | None,
-        typer.Option("--orders", help="Orders between stages, separated by commas, to put beside the scenario's own."),
-    ] = None,
+    orders: Orders = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -44,10 +48,27 @@ def network(
 ) -> None:
     """Say whether workflows over pools are stable, which pool is the bottleneck, and how long their jobs take.
 
-    With --orders: the same under each order between stages, for the same jobs.
+    The same as `penstock check` of a network. With --orders: under each order between stages, for the same jobs.
     """
+    from penstock.document import read_document
+
     check_outputs(scenario, figures, report)
-    chosen = _scenario(scenario, jobs)
+    document = read_document(scenario)
+    chosen = chosen_network(scenario, document, jobs)
+    answer_network(chosen, seed, resolution, orders, as_json, figures, report, strict)
+
+
+def answer_network(
+    chosen: "NetworkScenario",
+    seed: int | None,
+    resolution: float,
+    orders: str | None,
+    as_json: bool,
+    figures: Path | None,
+    report: Path | None,
+    strict: bool,
+) -> None:
+    """Answer for a network."""
     if orders is not None:
         if figures is not None or report is not None:
             raise InputError("--figures and --report show one order; leave --orders out, or them")
@@ -98,12 +119,10 @@ def _compare(
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
-def _scenario(path: Path, jobs: int | None) -> "NetworkScenario":
-    """Read a scenario, put the command line's choices over it, and say so if something has to be compiled."""
-    from penstock.document import read_document
+def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":
+    """Build a scenario, put the choices of the command line over it, and say so if something has to be compiled."""
     from penstock.scenario.network import build_network, describes_network
 
-    document = read_document(path)
     if not describes_network(document) and isinstance(document, dict) and "server" in document:
         raise InputError(f"{path} describes one server, not a network; ask `penstock check {path}`")
     found = build_network(document, path.parent, path.name)
