@@ -160,3 +160,29 @@ def test_a_job_is_not_given_more_replicas_than_the_plan_may_cost(penstock: Calla
     found = json.loads(penstock("plan", path, "--json")[1])["job"]
     assert found["best"] is None
     assert "above 2; allow more (plan.search.replicas, plan.max_cost" in found["unreachable"]
+
+
+def test_a_bad_day_or_job_is_refused_before_the_search(penstock, tmp_path, monkeypatch):
+    """A search takes minutes, and would be lost."""
+
+    def search(*args, **options):
+        raise AssertionError("the search began")
+
+    monkeypatch.setattr("penstock.planning.plan.plan", search)
+    path = tmp_path / "bad.yaml"
+    for section in (
+        "job: {requests: 100}",
+        "job: {requests: 0, deadline_h: 1}",
+        "job: {requests: 100, deadline_h: 1, runs: 1}",
+        "job: {requests: 100, deadline_h: 1, most_replicas: 0}",
+        "job: {requests: 100, deadline_h: 1e5, online: true}",
+        "day: {rates: [1, 2], startup: 3}",
+        "day: {rates: [-1, 2]}",
+    ):
+        path.write_text(
+            "{workload: {poisson: {rate: 100.0, prompt: 300, output: 50}}, server: {token_budget: 256, "
+            "batch_time: {affine: {c_ms: 10, a_ms_per_token: .1}}}, plan: {targets: [ttft_p99<2s], " + section + "}}"
+        )
+        status, out, error = penstock("plan", path)
+        assert (status, out) == (2, ""), section
+        assert len(error.strip().splitlines()) == 1

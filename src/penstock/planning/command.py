@@ -76,58 +76,78 @@ def plan(
         seed=seed,
     )  # fmt: skip
     progress.announce_compilation()
-    found = None if asked.aim is None else _plan(asked)
-    day, job = _day(asked, found), _job(asked)
-    no_day = _why_no_day(asked, found) if day is None else ""
-    launches = [] if found is None or found.best is None else _launches(found.best.deployment)
-    if job is not None and job.best is not None:
-        said = "this is the fleet for the offline work"
-        if job.online_rate is not None:
-            said = f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the offline work"
-            said += "; start it instead of the first" if launches else ""
-        launches += _launches(job.best.deployment, said)
+    answers = _answers(asked)
     if manifest is not None:
-        _write_manifest(manifest, launches, as_json)
+        _write_manifest(manifest, answers.launches, as_json)
     if figures is not None or report is not None:
-        _draw(asked, found, day, job, launches, figures, report, as_json)
+        _draw(asked, answers, figures, report, as_json)
     if as_json:
-        known = {"plan": found, "day": day, "job": job}
-        answers: dict[str, Any] = {name: answer.as_dict() for name, answer in known.items() if answer is not None}
-        answers |= {"day": None, "notices": [no_day]} if no_day else {}
-        print_json(answers | {"launch": [each.as_dict() for each in launches]})
+        print_json(answers.as_dict())
     else:
-        _print(asked, found, day or no_day, job, launches)
-    if strict and ((found is not None and found.best is None) or (job is not None and job.best is None)):
+        _print(asked, answers)
+    if strict and any(answer is not None and answer.best is None for answer in (answers.plan, answers.job)):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
-def _plan(asked: "PlanScenario") -> "Plan":
+@dataclasses.dataclass(frozen=True)
+class _Answers:
+    """All that a scenario asks for; ``no_day`` says why a day that was asked for is not planned."""
+
+    plan: "Plan | None"
+    day: "DayPlan | None"
+    no_day: str
+    job: "JobPlan | None"
+    launches: "list[Launch]"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        parts = {"plan": self.plan, "day": self.day, "job": self.job}
+        known: dict[str, Any] = {name: part.as_dict() for name, part in parts.items() if part is not None}
+        if self.no_day:
+            known |= {"day": None, "notices": [self.no_day]}
+        return known | {"launch": [launch.as_dict() for launch in self.launches]}
+
+
+def _answers(asked: "PlanScenario") -> _Answers:
+    """Search, then plan the day and the job that are asked for."""
     from penstock.planning.plan import plan as search
 
-    with progress.bar("Planning") as show:
-        return search(asked.workload, asked.space, aim=asked.aim, progress=show)
+    plan = None
+    if asked.aim is not None:
+        with progress.bar("Planning") as show:
+            plan = search(asked.workload, asked.space, aim=asked.aim, progress=show)
+    day = _day(asked, plan)
+    job = _job(asked)
+    launches = [] if plan is None or plan.best is None else _launches(plan.best.deployment)
+    if job is not None and job.best is not None:
+        note = "this is the fleet for the offline work"
+        if job.online_rate is not None:
+            note = f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the offline work"
+            note += "; start it instead of the first" if launches else ""
+        launches += _launches(job.best.deployment, note)
+    return _Answers(plan, day, "" if day is not None else _why_no_day(asked, plan), job, launches)
 
 
-def _day(asked: "PlanScenario", found: "Plan | None") -> "DayPlan | None":
+def _day(asked: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
     """Plan the day of the deployment that the plan found, if one is asked for."""
-    if asked.day is None or found is None or found.best is None:
+    if asked.day is None or plan is None or plan.best is None:
         return None
     from penstock.planning.sections import day_of
 
-    family = found.best.deployment.family
-    counts = next(each.counts for each in asked.space.families if each.name == family)
+    best = plan.best.deployment
+    counts = next(family.counts for family in asked.space.families if family.name == best.family)
     with progress.bar("Planning the day") as show:
         return day_of(
-            asked.day, asked.scenario.workload, found.best.deployment, found.aim, counts=counts,
-            folder=asked.scenario.folder, progress=lambda what, share: show(share, what),
+            asked.day, asked.scenario.workload, best, plan.aim, counts=counts,
+            progress=lambda what, share: show(share, what),
         )  # fmt: skip
 
 
-def _why_no_day(asked: "PlanScenario", found: "Plan | None") -> str:
+def _why_no_day(asked: "PlanScenario", plan: "Plan | None") -> str:
     """Say why the day that was asked for is not planned; nothing where none was."""
     if asked.day is None:
         return ""
-    if found is None:
+    if plan is None:
         return "no day is planned: it takes targets; give plan.targets, or --target"
     rate = amount(asked.workload.rate)
     return (
@@ -155,10 +175,10 @@ def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
     from penstock.planning.launch import launch
 
     try:
-        found = launch(deployment)
+        start = launch(deployment)
     except InputError:
         return []
-    return [dataclasses.replace(found, notes=(*notes, *found.notes))]
+    return [dataclasses.replace(start, notes=(*notes, *start.notes))]
 
 
 def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None:
@@ -168,46 +188,43 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
     say_written("Manifest", [path], as_json)
 
 
-def _draw(
-    asked: "PlanScenario", found: "Plan | None", day: "DayPlan | None", job: "JobPlan | None",
-    launches: "list[Launch]", figures: Path | None, report: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+def _draw(asked: "PlanScenario", answers: _Answers, figures: Path | None, report: Path | None, as_json: bool) -> None:
     """Write figures and page."""
     from penstock.planning import figures as plotting_plan
     from penstock.planning import report as report_plan
     from penstock.planning.limits import stable_rates
 
     rates = None
-    shown = None if found is None else found.best or next(iter(found.evaluated), None)
+    plan = answers.plan
+    shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)
     if shown is not None:
         with progress.bar("Finding the stable rates") as show:
             rates = stable_rates(asked.workload, asked.space, shown.deployment, progress=show)
     if figures is not None:
-        save_figures(plotting_plan.figures(found, rates, day), figures, as_json)
+        save_figures(plotting_plan.figures(plan, rates, answers.day), figures, as_json)
     if report is not None:
-        report_plan.report_plan(report, asked.scenario.name, found, rates=rates, day=day, job=job, launches=launches)
+        report_plan.report_plan(
+            report, asked.scenario.name, plan, rates=rates, day=answers.day, job=answers.job, launches=answers.launches
+        )
         say_written("Report", [report], as_json)
 
 
-def _print(
-    asked: "PlanScenario", found: "Plan | None", day: "DayPlan | str", job: "JobPlan | None",
-    launches: "list[Launch]",
-) -> None:  # fmt: skip
-    """Print all answers; ``day`` may be why there is none."""
+def _print(asked: "PlanScenario", answers: _Answers) -> None:
+    """Print all answers, an empty line between them."""
     from penstock.planning import terminal as terminal_plan
     from penstock.planning import terminal_day as terminal_plan_day
 
     parts: list[Callable[[], None]] = []
-    if found is not None:
-        parts.append(lambda: terminal_plan.print_plan(asked, found))
-    if isinstance(day, str):
-        parts += [functools.partial(terminal_plan_day.print_no_day, day)] if day else []
-    else:
-        parts.append(functools.partial(terminal_plan_day.print_day, day))
-    if job is not None:
-        parts.append(lambda: terminal_plan_day.print_job(job))
-    parts += [functools.partial(terminal_plan_day.print_launch, each) for each in launches]
-    for place, show in enumerate(parts):
-        if place:
+    if answers.plan is not None:
+        parts.append(functools.partial(terminal_plan.print_plan, asked, answers.plan))
+    if answers.no_day:
+        parts.append(functools.partial(terminal_plan_day.print_no_day, answers.no_day))
+    if answers.day is not None:
+        parts.append(functools.partial(terminal_plan_day.print_day, answers.day))
+    if answers.job is not None:
+        parts.append(functools.partial(terminal_plan_day.print_job, answers.job))
+    parts += [functools.partial(terminal_plan_day.print_launch, launch) for launch in answers.launches]
+    for index, show in enumerate(parts):
+        if index:
             print()
         show()

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.checking.targets import Target, share
+from penstock.checking.targets import Target
 from penstock.errors import InputError
-from penstock.planning.rates import RateProfile
+from penstock.planning.job_run import statistic_s
+from penstock.planning.rates import Floats, RateProfile
 from penstock.planning.space import Deployment
 from penstock.simulation.run import Distribution, Run
 from penstock.simulation.simulate import simulate
@@ -45,6 +46,16 @@ class DayCheck:
     latency: tuple[Mapping[str, Mapping[str, float]], ...]
     gaps: Mapping[str, float]
     above: tuple[tuple[int, Target, float], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "days": self.days,
+            "requests": self.requests,
+            "latency": [{metric: dict(values) for metric, values in of.items()} for of in self.latency],
+            "tbt_s": dict(self.gaps),
+            "above": [{"period": index, "target": str(target), "value": value} for index, target, value in self.above],
+        }
 
 
 def resampled(workload: Workload, rate: float) -> Workload:
@@ -87,8 +98,8 @@ def simulate_day(
     InputError
         If there are too many requests to keep.
     """
-    each = profile.rates / np.asarray(replicas, np.float64)
-    per_day = float(each.sum() * profile.interval_s)
+    shares = profile.rates / np.asarray(replicas, np.float64)
+    per_day = float(shares.sum() * profile.interval_s)
     if days is None:
         days = min(max(math.ceil(REQUESTS / per_day), 1), _MOST_DAYS)
     if days * per_day > _MOST_SIMULATED:
@@ -96,46 +107,47 @@ def simulate_day(
             f"{days:,} days have {days * per_day:,.0f} requests for one replica, above {_MOST_SIMULATED:,}, each of "
             "which keeps a row in memory; leave out the check"
         )
-    rng = np.random.default_rng((workload.seed, 24))
-    times = np.sort(rng.random(rng.poisson(each.max() * days * profile.span_s)) * days * profile.span_s)
-    place = (times // profile.interval_s).astype(np.int64) % each.size
-    kept = rng.random(times.size) * each.max() < each[place]
-    times, place = times[kept], place[kept]
-    if not times.size:
-        raise InputError(f"no request arrives in {days:,} days for one replica; simulate more days, or a higher rate")
+    times, interval, rng = _arrivals(shares, profile, days, workload.seed)
     prompt, output = resampled(workload, profile.peak).lengths.sample(rng, times.size)
     run = simulate(Workload.from_arrays(times, prompt, output), deployment.server, drain=True)
-    found = tuple(_latency(run, place == at, targets) for at in range(each.size))
+    latency = tuple(_latency(run, interval == index, targets) for index in range(shares.size))
     gaps = _statistics(run.gaps, "tbt_s", targets, run.tick_s)
     above = tuple(
-        (at, target, of[target.metric][target.statistic])
-        for at, of in enumerate(found)
+        (index, target, of[target.metric][target.statistic])
+        for index, of in enumerate(latency)
         for target in targets
         if of[target.metric].get(target.statistic, 0.0) > target.limit_s
     )
-    return DayCheck(days, times.size, found, gaps, above)
+    return DayCheck(days, times.size, latency, gaps, above)
+
+
+def _arrivals(shares: Floats, profile: RateProfile, days: int, seed: int) -> tuple[Floats, Any, np.random.Generator]:
+    """Return the times at one replica, the interval of the day that each lies in, and what the rest is drawn by."""
+    rng = np.random.default_rng((seed, 24))
+    times = np.sort(rng.random(rng.poisson(shares.max() * days * profile.span_s)) * days * profile.span_s)
+    interval = (times // profile.interval_s).astype(np.int64) % shares.size
+    kept = rng.random(times.size) * shares.max() < shares[interval]
+    if not kept.any():
+        raise InputError(f"no request arrives in {days:,} days for one replica; simulate more days, or a higher rate")
+    return times[kept], interval[kept], rng
 
 
 def _latency(run: Run, chosen: Any, targets: Sequence[Target]) -> dict[str, dict[str, float]]:
     """Return the latency of some requests of a run, by metric and statistic, seconds; nothing where there are none."""
     assert run.rows is not None
     rows = run.rows.where(chosen)
-    found: dict[str, dict[str, float]] = {"ttft_s": {}, "tbt_s": {}, "e2e_s": {}}
-    if not rows.arrival.size:
-        return found
-    found["ttft_s"] = _statistics(Distribution.of(rows.first_token - rows.arrival), "ttft_s", targets, run.tick_s)
-    found["e2e_s"] = _statistics(Distribution.of(rows.finish - rows.arrival), "e2e_s", targets, run.tick_s)
+    ends = {"ttft_s": rows.first_token, "e2e_s": rows.finish}
+    latency: dict[str, dict[str, float]] = {"ttft_s": {}, "tbt_s": {}, "e2e_s": {}}
+    for metric, end in ends.items() if rows.arrival.size else ():
+        latency[metric] = _statistics(Distribution.of(end - rows.arrival), metric, targets, run.tick_s)
     gaps = int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
     if gaps:
-        found["tbt_s"] = {"mean": float((rows.finish - rows.first_token).sum() / gaps * run.tick_s)}
-    return found
+        latency["tbt_s"] = {"mean": float((rows.finish - rows.first_token).sum() / gaps * run.tick_s)}
+    return latency
 
 
 def _statistics(samples: Distribution, metric: str, targets: Sequence[Target], tick_s: float) -> dict[str, float]:
-    asked = (target.statistic for target in targets if target.metric == metric)
     if not samples.size:
         return {}
-    return {
-        name: (samples.mean if name == "mean" else samples.quantile(share(name))) * tick_s
-        for name in dict.fromkeys((*STATISTICS, *asked))
-    }
+    limited = (target.statistic for target in targets if target.metric == metric)
+    return {name: statistic_s(samples, name, tick_s) for name in dict.fromkeys((*STATISTICS, *limited))}

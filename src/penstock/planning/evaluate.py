@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
-from penstock.checking import intervals
 from penstock.checking.drift_test import Outcome, verdict
 from penstock.checking.flood_test import network_verdict
-from penstock.checking.latency import BATCHES, LEAST_REQUESTS, SteadyState, estimate
+from penstock.checking.latency import LEAST_REQUESTS, SteadyState, estimate
 from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError, nearest
+from penstock.planning.goodput import Floats, goodput_share, own_latency, within
 from penstock.planning.share import share_of
 from penstock.planning.space import SPLITTING, Deployment
 from penstock.simulation.network_run import NetworkRun
@@ -28,8 +27,8 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate_network import simulate_network
 from penstock.system.network import Network
 from penstock.system.pool import Pool
-from penstock.theory.certificate import certify
-from penstock.theory.network.certificate import certify_network
+from penstock.theory.certificate import Certificate, certify
+from penstock.theory.network.certificate import NetworkCertificate, certify_network
 from penstock.words import STATISTICS
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
@@ -37,7 +36,6 @@ from penstock.workload.workload import Workload
 Objective = Literal["cost", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = ("cost", "goodput")
 Progress = Callable[[float], None]
-Floats = npt.NDArray[np.float64]
 
 REQUESTS = 5_000
 """Of one replica, to begin with."""
@@ -100,10 +98,11 @@ class Aim:
         """
         if isinstance(targets, str) or not targets:
             raise InputError("no target is given, so any stable fleet would do; give a list such as ['ttft_p99<2s']")
-        known = tuple(given if isinstance(given, Target) else Target.parse(given) for given in targets)
-        for place, target in enumerate(known):
-            if any((target.metric, target.statistic) == (t.metric, t.statistic) for t in known[:place]):
-                raise InputError(f"two targets limit {target.metric[:-2]}_{target.statistic}; keep the lower one")
+        limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
+        names = [f"{target.metric[:-2]}_{target.statistic}" for target in limits]
+        twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if twice is not None:
+            raise InputError(f"two targets limit {twice}; keep the lower one")
         if objective not in OBJECTIVES:
             raise InputError(f"unknown objective {checks.shown(objective)}{nearest(str(objective), OBJECTIVES)}")
         share = checks.number("the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%")
@@ -114,7 +113,7 @@ class Aim:
         most = min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS) if most_requests is None else most_requests
         why = "the first run already has `requests`, and each keeps a row in memory"
         most = checks.whole("most_requests", most, first, MOST_ROWS, "", why)
-        return cls(known, objective, share, sure, first, most)
+        return cls(limits, objective, share, sure, first, most)
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -128,20 +127,24 @@ class Aim:
         """Return whether a deployment does what it has to."""
         if outcome == "unstable":
             return "missed"
-        if self.objective == "cost":
-            found = _all(judgements)
-        else:
-            found = "undecided"
+        answer = together(judgements)
+        if self.objective == "goodput":
+            answer = "undecided"
             if goodput.low is not None and goodput.low >= self.goodput:
-                found = "met"
+                answer = "met"
             elif goodput.high is not None and goodput.high < self.goodput:
-                found = "missed"
-        return "undecided" if found == "met" and outcome != "stable" else found
+                answer = "missed"
+        return "undecided" if answer == "met" and outcome != "stable" else answer
 
 
-def _all(judgements: Sequence[Judgement]) -> Judgement:
+def together(judgements: Sequence[Judgement]) -> Judgement:
     """Return the judgement of several targets together."""
     return next((word for word in ("missed", "undecided") if word in judgements), "met")
+
+
+def as_interval(estimate: Estimate) -> dict[str, Any]:
+    """Return the JSON form of an estimate."""
+    return {"value": estimate.value, "interval": [estimate.low, estimate.high]}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -203,12 +206,12 @@ class Evaluation:
             "known_by": self.known_by,
             "answer": self.answer,
             "targets": [
-                {"value": found.value, "interval": [found.low, found.high], "answer": judgement}
-                for found, judgement in zip(self.estimates, self.judgements, strict=True)
+                as_interval(estimate) | {"answer": judgement}
+                for estimate, judgement in zip(self.estimates, self.judgements, strict=True)
             ],
-            "goodput": {"value": self.goodput.value, "interval": [self.goodput.low, self.goodput.high]},
+            "goodput": as_interval(self.goodput),
             "latency": {
-                metric: {name: {"value": e.value, "interval": [e.low, e.high]} for name, e in of.items()}
+                metric: {name: as_interval(estimate) for name, estimate in of.items()}
                 for metric, of in self.latency.items()
             },
             "requests": self.requests,
@@ -242,38 +245,40 @@ def evaluate(workload: Workload, deployment: Deployment, aim: Aim, *, progress: 
     InputError
         If a target needs what is not measured of such a deployment (`unmeasured`).
     """
-    if why := unmeasured(deployment, aim):
-        raise InputError(f"{deployment.name}: {why}")
+    if reason := unmeasured(deployment, aim):
+        raise InputError(f"{deployment.name}: {reason}")
     report = progress or (lambda share: None)
-    known, looked = (_alone if deployment.splits else _together)(workload, deployment, aim, report)
-    if known.outcome == "unstable":
-        many = len(aim.targets)
-        missed: list[Judgement] = ["missed"] * many
-        return Evaluation(
-            deployment, "unstable", known.by, "missed", (Estimate(None),) * many, tuple(missed),
-            Estimate(0.0, 0.0, 0.0), {}, 0, workload.rate,
-        )  # fmt: skip
-    for look in looked:
+    stability, looks = (_alone if deployment.splits else _together)(workload, deployment, aim, report)
+    if stability.outcome == "unstable":
+        return _without_run(workload, deployment, aim, stability, "missed", Estimate(0.0, 0.0, 0.0))
+    for look in looks:
         # networks measure no times between tokens but each request's own, which goodput goes by
         estimates = tuple(look.latency.get(t.metric, {}).get(t.statistic, Estimate(None)) for t in aim.targets)
-        judgements = tuple(target.judge(found) for target, found in zip(aim.targets, estimates, strict=True))
-        answer = aim.judge(known.outcome, judgements, look.goodput)
-        found = Evaluation(
-            deployment, known.outcome, known.by, answer, estimates, judgements, look.goodput, look.latency,
-            look.requests, workload.rate, look.notices,
+        judgements = tuple(target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True))
+        answer = aim.judge(stability.outcome, judgements, look.goodput)
+        evaluation = Evaluation(
+            deployment, stability.outcome, stability.known_by, answer, estimates, judgements, look.goodput,
+            look.latency, look.requests, workload.rate, look.notices,
         )  # fmt: skip
-        if answer != "undecided" or known.outcome != "stable":
+        if answer != "undecided" or stability.outcome != "stable":
             break
-    return found
+    return evaluation
 
 
 def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, why: str) -> Evaluation:
     """Return what is known of a deployment that cannot be simulated: why, and nothing else."""
+    unknown = _Stability("undecided", why, math.nan)
+    return _without_run(workload, deployment, aim, unknown, "undecided", Estimate(None))
+
+
+def _without_run(
+    workload: Workload, deployment: Deployment, aim: Aim, stability: "_Stability", answer: Judgement, goodput: Estimate
+) -> Evaluation:
+    """Return an evaluation of which no latency is known; each target is judged as the whole."""
     many = len(aim.targets)
-    unknown: list[Judgement] = ["undecided"] * many
     return Evaluation(
-        deployment, "undecided", why, "undecided", (Estimate(None),) * many, tuple(unknown), Estimate(None), {}, 0,
-        workload.rate,
+        deployment, stability.outcome, stability.known_by, answer, (Estimate(None),) * many, (answer,) * many, goodput,
+        {}, 0, workload.rate,
     )  # fmt: skip
 
 
@@ -283,8 +288,11 @@ def unmeasured(deployment: Deployment, aim: Aim) -> str | None:
         return None
     for target in aim.targets:
         if target.metric == "tbt_s" and aim.objective == "cost":
-            how = "where prefill and decode are apart" if deployment.prefill_replicas else f"behind {deployment.router}"
-            other = "do not take them apart" if deployment.prefill_replicas else "take the router random or round-robin"
+            how = f"behind {deployment.router}"
+            other = "take the router random or round-robin"
+            if deployment.prefill_replicas:
+                how = "where prefill and decode are apart"
+                other = "do not take them apart"
             return (
                 f"{target} cannot be judged, since replicas {how} are simulated as a network, which measures TTFT and "
                 f"E2E; leave it out, or {other}"
@@ -295,11 +303,11 @@ def unmeasured(deployment: Deployment, aim: Aim) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Known:
+class _Stability:
     """Whether it is stable, by what that is known, and the rate over the rate that can be carried."""
 
     outcome: Outcome
-    by: str
+    known_by: str
     rho: float
 
 
@@ -313,75 +321,60 @@ class _Look:
     notices: tuple[str, ...]
 
 
-def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> tuple[_Known, Iterator[_Look]]:
+_Simulated = tuple[_Stability, Iterator[_Look]]
+
+
+def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:
     """Simulate one replica with its share of the requests."""
     server = deployment.server
     alone = share_of(workload, deployment.router, deployment.replicas)
     certificate = certify(alone, server)
-    if certificate.verdict in ("stable", "unstable"):
-        rate = certificate.certified_rate if certificate.verdict == "stable" else certificate.max_rate
-        known = _Known(certificate.verdict, str(certificate.theorem), alone.rate / rate if rate else math.inf)
-    elif certificate.verdict == "critical":
-        known = _Known("undecided", "no theorem: the load is at the limit", 1.0)
-    else:
-        tested = verdict(alone, server, seed=alone.seed)
-        known = _Known(tested.verdict, "the sequential test", 1 / (1 - min(tested.drift, _MOST_DRIFT)))
+    rate = certificate.certified_rate if certificate.verdict == "stable" else certificate.max_rate
+
+    def tested() -> _Stability:
+        test = verdict(alone, server, seed=alone.seed)
+        return _Stability(test.verdict, "the sequential test", 1 / (1 - min(test.drift, _MOST_DRIFT)))
+
+    stability = _stability(certificate, alone.rate / rate if rate else math.inf, tested)
     # a recording has no more to give, so that all of it is looked at once
     sizes = aim.looks if alone.rows is None else (min(alone.rows, aim.most_requests),)
+
+    def look(size: int, level: float, part: Progress) -> _Look:
+        run, steady = estimate(
+            alone, server, requests=size, targets=aim.targets, confidence=level, rho=stability.rho, most_requests=size,
+            progress=part,
+        )  # fmt: skip
+        good = within(aim.targets, *_of_run(run, steady))
+        return _Look(steady.estimates, goodput_share(good, level, steady.too_short), run.arrived, steady.notices)
+
+    return stability, _looks(look, sizes, aim, report)
+
+
+def _stability(
+    certificate: Certificate | NetworkCertificate, rho: float, tested: Callable[[], _Stability]
+) -> _Stability:
+    """Return what a theorem says, and where none does what the test says; a load at the limit is not tested."""
+    if certificate.verdict in ("stable", "unstable"):
+        return _Stability(certificate.verdict, str(certificate.theorem), rho)
+    if certificate.verdict == "critical":
+        return _Stability("undecided", "no theorem: the load is at the limit", 1.0)
+    return tested()
+
+
+def _looks(
+    look: Callable[[int, float, Progress], _Look], sizes: Sequence[int], aim: Aim, report: Progress
+) -> Iterator[_Look]:
+    """Yield looks at ever more requests, each so sure that all together are as sure as asked for."""
     level = 1 - (1 - aim.confidence) / len(sizes)
-
-    def looks() -> Iterator[_Look]:
-        for place, size in enumerate(sizes):
-            run, steady = estimate(
-                alone, server, requests=size, targets=aim.targets, confidence=level, rho=known.rho, most_requests=size,
-                progress=_part(report, place, len(sizes)),
-            )  # fmt: skip
-            good = _within(aim.targets, *_of_run(run, steady))
-            yield _Look(steady.estimates, _share(good, level, steady.too_short), run.arrived, steady.notices)
-
-    return known, looks()
+    for index, size in enumerate(sizes):
+        yield look(size, level, lambda share, index=index: report((index + share) / len(sizes)))  # type: ignore[misc]
 
 
 def _of_run(run: Run, steady: SteadyState) -> tuple[Floats, Floats, Floats]:
     """Return TTFT, mean time per output token and E2E of each request after the warm-up, s; inf where it has none."""
     assert run.rows is not None
     rows = run.rows.where(slice(steady.warmup_requests, None))
-    return _own_latency(rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s)
-
-
-def _own_latency(
-    arrival: npt.NDArray[np.int64],
-    first_token: npt.NDArray[np.int64],
-    finish: npt.NDArray[np.int64],
-    output_tokens: npt.NDArray[Any],
-    tick_s: float,
-) -> tuple[Floats, Floats, Floats]:
-    ttft = np.where(first_token < 0, np.inf, (first_token - arrival) * tick_s)
-    e2e = np.where(finish < 0, np.inf, (finish - arrival) * tick_s)
-    gaps = np.where(finish < 0, np.inf, (finish - first_token) * tick_s / np.maximum(output_tokens - 1, 1))
-    return ttft, gaps, e2e
-
-
-def _within(targets: Sequence[Target], ttft: Floats, gaps: Floats, e2e: Floats) -> npt.NDArray[np.bool_]:
-    """Return which requests are within all limits; of several limits on a metric the lowest counts."""
-    good = np.ones(ttft.size, np.bool_)
-    for target in targets:
-        good &= {"ttft_s": ttft, "tbt_s": gaps, "e2e_s": e2e}[target.metric] <= target.limit_s
-    return good
-
-
-def _share(good: npt.NDArray[np.bool_], confidence: float, too_short: bool) -> Estimate:
-    """Return the share that is good, with an interval; no lower end where the run is too short to know the worst."""
-    size = good.size // BATCHES * BATCHES
-    if size < LEAST_REQUESTS:
-        return Estimate(float(good.mean()) if good.size else None)
-    batches = good[good.size - size :].reshape(BATCHES, -1).sum(axis=1).astype(np.float64)
-    low, high = intervals.ratio_interval(batches, np.full(BATCHES, size / BATCHES), confidence)
-    # where none or all are good there is no spread: as for so many independent requests (Clopper and Pearson)
-    unseen = ((1 - confidence) / 2) ** (1 / size)
-    value = float(good[good.size - size :].mean())
-    low, high = min(max(low, 0.0), unseen), max(min(high, 1.0), 1 - unseen)
-    return Estimate(value, None if too_short else low, high)
+    return own_latency(rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s)
 
 
 def network_of(workload: Workload, deployment: Deployment) -> Network:
@@ -397,33 +390,28 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
     return Network(pools, [apart])
 
 
-def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> tuple[_Known, Iterator[_Look]]:
+def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:
     """Simulate all replicas as a network."""
     network = network_of(workload, deployment)
     certificate = certify_network(network)
-    if certificate.verdict in ("stable", "unstable"):
-        known = _Known(certificate.verdict, str(certificate.theorem), certificate.rho)
-    elif certificate.verdict == "critical":
-        known = _Known("undecided", "no theorem: the load is at the limit", 1.0)
-    else:
-        known = _Known(network_verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho)
+
+    def tested() -> _Stability:
+        return _Stability(network_verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho)
+
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
     most = min(workload.rows or _MOST_TOGETHER, _MOST_TOGETHER)
     sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in sizes_of_one))
-    level = 1 - (1 - aim.confidence) / len(sizes)
 
-    def looks() -> Iterator[_Look]:
-        for place, size in enumerate(sizes):
-            part = _part(report, place, len(sizes))
-            run = simulate_network(network, jobs=size, seed=workload.seed, drain=True, progress=part)
-            steady = network_steady_state(run, loads=[pool.rho for pool in certificate.pools], confidence=level)
-            first, workflow = steady.stages[network.stages[0]], network.workflows[0].name
-            latency = {"ttft_s": first["ttft_s"], "e2e_s": steady.workflows[workflow]}
-            good = _within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
-            yield _Look(latency, _share(good, level, steady.too_short), size, steady.notices)
+    def look(size: int, level: float, part: Progress) -> _Look:
+        run = simulate_network(network, jobs=size, seed=workload.seed, drain=True, progress=part)
+        steady = network_steady_state(run, loads=[pool.rho for pool in certificate.pools], confidence=level)
+        ttft = steady.stages[network.stages[0]]["ttft_s"]
+        latency = {"ttft_s": ttft, "e2e_s": steady.workflows[network.workflows[0].name]}
+        good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
+        return _Look(latency, goodput_share(good, level, steady.too_short), size, steady.notices)
 
-    return known, looks()
+    return _stability(certificate, certificate.rho, tested), _looks(look, sizes, aim, report)
 
 
 def _of_network_run(run: NetworkRun, warmup: int) -> tuple[Floats, Floats, Floats]:
@@ -432,9 +420,5 @@ def _of_network_run(run: NetworkRun, warmup: int) -> tuple[Floats, Floats, Float
     jobs = run.rows.jobs
     first_token = run.rows.first_token[jobs.first_request[:-1]]
     output = np.bincount(jobs.job, jobs.output, run.arrived)
-    found = _own_latency(run.arrival, first_token, run.finish, output, run.tick_s)
-    return found[0][warmup:], found[1][warmup:], found[2][warmup:]
-
-
-def _part(report: Progress, place: int, of: int) -> Progress:
-    return lambda share: report((place + share) / of)
+    ttft, gaps, e2e = own_latency(run.arrival, first_token, run.finish, output, run.tick_s)
+    return ttft[warmup:], gaps[warmup:], e2e[warmup:]

@@ -19,6 +19,7 @@ from typing import Any
 from penstock import checks
 from penstock.checking.targets import Target
 from penstock.errors import InputError
+from penstock.planning.fewest import fewest
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
 from penstock.planning.space import Deployment, Family
 from penstock.system.engines import Engine
@@ -121,31 +122,64 @@ def plan_job(
     ----------
     workload
         Lengths of the job; a recording is taken as it is if it has as many requests, else rows are drawn from it.
-    fleets
-        What to try: families of a search space with their numbers of replicas, or deployments with any number.
-    requests
-        Of the job.
-    deadline_s
-        Seconds from the start.
-    token_budgets
-        To be tried on each server. Default: its own and `TOKEN_BUDGETS`.
-    online
-        Traffic that the same fleet carries all the while; its rate is that of the whole fleet.
-    targets
-        That the online requests must meet; ``tbt`` percentiles are of online requests and job together.
-    most_replicas
-        Of a fleet, which then has any number up to it. Default: what a family allows, of a deployment `MOST`.
-    runs
-        With requests drawn anew, for the interval. A recording taken as it is, alone, has one makespan: one run.
-    confidence
-        How often the interval holds the makespan of another such job.
-    progress
-        Called now and then.
+    fleets, token_budgets
+        What to try: families of a search space with their numbers of replicas, or deployments with any number; on each
+        server its own budget and `TOKEN_BUDGETS`, or those given.
+    requests, deadline_s
+        Of the job, and seconds from the start until all are done.
+    online, targets
+        Traffic that the same fleet carries all the while, at the rate of the whole fleet, and what its requests must
+        meet; ``tbt`` percentiles are of online requests and job together.
+    most_replicas, progress
+        Of a fleet, which then has any number up to it (default: what a family allows, of a deployment `MOST`); called
+        now and then.
+    runs, confidence
+        With requests drawn anew (a recording taken as it is has one run), for an interval that so often holds the next.
 
     Raises
     ------
     InputError
         If a value cannot be used, or no server can serve the job.
+    """
+    job, notices = checked_job(workload, requests, deadline_s, online, targets, most_replicas, runs, confidence)
+    candidates, discarded = _candidates(fleets, token_budgets, most_replicas, job)
+    best: JobResult | None = None
+    results: list[JobResult] = []
+    report = progress or (lambda what, share: None)
+    for index, candidate in enumerate(candidates):
+        report(candidate.name, index / len(candidates))
+        if reason := _hopeless(job, candidate, best):
+            discarded.append((candidate.name, reason))
+            continue
+        simulated = _least_fleet(job, candidate, best)
+        results += simulated
+        best = min(filter(None, [*(one for one in simulated if one.answer == "met"), best]), key=_rank, default=None)
+    nearest = best or min(results, key=lambda result: _excess(result, job), default=None)
+    if not token_budgets:
+        notices.insert(0, "token budgets are tried beside the server's own; give plan.job.token_budgets to fix them")
+    return JobPlan(
+        job.requests, job.deadline_s, job.targets, None if job.online is None else job.online.rate, best, nearest,
+        "" if best is not None else _unreachable(job, nearest, discarded), tuple(results), tuple(discarded),
+        (*_notices(job, best, nearest), *notices),
+    )  # fmt: skip
+
+
+def checked_job(
+    workload: Workload,
+    requests: int,
+    deadline_s: float,
+    online: Workload | None = None,
+    targets: Sequence[Target | str] = (),
+    most_replicas: int | None = None,
+    runs: int = 5,
+    confidence: float = 0.95,
+) -> tuple[Job, list[str]]:
+    """Return a job whose values can be used, and what has to be said of it; parameters as for `plan_job`.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used.
     """
     keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
     requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", keeps)
@@ -154,138 +188,139 @@ def plan_job(
         checks.whole("most_replicas", most_replicas, 1, MOST_REPLICAS, "", "the fleet has no more")
     runs = checks.whole("runs", runs, 2, 1_000, "", "an interval takes at least two")
     confidence = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often the interval is right")
-    asked = tuple(t if isinstance(t, Target) else Target.parse(t) for t in targets)
-    if bool(asked) != (online is not None):
+    limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
+    if bool(limits) != (online is not None):
         raise InputError("targets of a job are those of its online traffic; give both `online` and `targets`, or none")
-    recorded = online is not None and online.rows is not None
-    if online is not None and recorded:
-        online = online.with_rate(online.rate, "poisson")
-    if online is not None and online.rate * deadline_s > _MOST_REQUESTS:
-        raise InputError(
-            f"{online.rate:g} online requests/s until the deadline are {online.rate * deadline_s:,.0f}, above "
-            f"{_MOST_REQUESTS:,}, each of which keeps a row in memory; plan a shorter part of the job"
-        )
-    job = Job(workload, requests, deadline_s, online, asked, runs, confidence)
-    given = (fleets,) if isinstance(fleets, Deployment | Family) else tuple(fleets)
-    candidates, allowed, discarded = _candidates(given, token_budgets, most_replicas, job)
-    if not candidates:
-        raise InputError(f"no server can serve the job: {discarded[0][1] if discarded else 'none was given'}")
-    best: JobResult | None = None
-    results: list[JobResult] = []
-    for place, (deployment, mode, work) in enumerate(candidates):
-        counts = allowed[deployment.family]
-        family = f"{deployment.family}{'' if mode == 'alone' else f', {mode}'}"
-        if progress is not None:
-            progress(family, place / len(candidates))
-        least = math.ceil(work / deadline_s * (1 - 1e-12))
-        if why := _hopeless(job, deployment, work, counts, least, best):
-            discarded.append((family, why))
-            continue
-        counts = counts[bisect.bisect_left(counts, least) :]
-        found = _least_fleet(job, deployment, mode, counts, job.likely(deployment.server, work), best)
-        results += found
-        met = [result for result in found if result.answer == "met"]
-        best = min([*met, *([best] if best else [])], key=_rank, default=None)
-    nearest = best or min(results, key=lambda result: _excess(result, job), default=None)
-    unreachable = "" if best is not None else _unreachable(job, nearest, discarded)
-    notices = _notices(job, best, nearest)
-    if not token_budgets:
-        notices.append("token budgets are tried beside the server's own; give plan.job.token_budgets to fix them")
-    if online is not None and recorded:
-        notices.append(
-            "online traffic is not the recording as it is: its requests are drawn at random, as Poisson arrivals of "
-            f"{amount(online.rate)} requests/s"
-        )
-    return JobPlan(
-        requests, deadline_s, asked, online.rate if online else None, best, nearest, unreachable, tuple(results),
-        tuple(discarded), tuple(notices),
-    )  # fmt: skip
+    notices = []
+    if online is not None:
+        if online.rows is not None:
+            online = online.with_rate(online.rate, "poisson")
+            notices.append(
+                "online traffic is not the recording as it is: its requests are drawn at random, as Poisson arrivals "
+                f"of {amount(online.rate)} requests/s"
+            )
+        if online.rate * deadline_s > _MOST_REQUESTS:
+            raise InputError(
+                f"{online.rate:g} online requests/s until the deadline are {online.rate * deadline_s:,.0f}, above "
+                f"{_MOST_REQUESTS:,}, each of which keeps a row in memory; plan a shorter part of the job"
+            )
+    return Job(workload, requests, deadline_s, online, limits, runs, confidence), notices
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    """One replica to make fleets of, the numbers allowed, and the seconds that one takes for the job at least."""
+
+    deployment: Deployment
+    mode: Mode
+    counts: Sequence[int]
+    work_s: float
+
+    @property
+    def name(self) -> str:
+        family = self.deployment.family
+        return family if self.mode == "alone" else f"{family}, {self.mode}"
+
+    def least(self, job: Job) -> int:
+        """Return the replicas below which the work cannot be done in time."""
+        return math.ceil(self.work_s / job.deadline_s * (1 - 1e-12))
 
 
 def _candidates(
-    given: Sequence[Fleets], budgets: Sequence[int], most: int | None, job: Job
-) -> tuple[list[tuple[Deployment, Mode, float]], dict[str, Sequence[int]], list[tuple[str, str]]]:
-    """Return what to try with the seconds of work on one replica, least cost first; their sizes; what cannot serve."""
-    found: dict[tuple[str, Mode], tuple[Deployment, Mode, float]] = {}
-    allowed: dict[str, Sequence[int]] = {}
+    fleets: Fleets | Sequence[Fleets], budgets: Sequence[int], most: int | None, job: Job
+) -> tuple[list[_Candidate], list[tuple[str, str]]]:
+    """Return what to try, least cost first, and what cannot serve the job."""
+    candidates: dict[str, _Candidate] = {}
     refused: list[tuple[str, str]] = []
-    for each in given:
-        deployment = each.smallest if isinstance(each, Family) else each
-        counts = each.counts if isinstance(each, Family) and most is None else range(1, (most or MOST) + 1)
+    for fleet in (fleets,) if isinstance(fleets, Deployment | Family) else fleets:
+        deployment = fleet.smallest if isinstance(fleet, Family) else fleet
+        counts: Sequence[int] = range(1, (most or MOST) + 1)
+        if isinstance(fleet, Family) and most is None:
+            counts = fleet.counts
         if deployment.prefill_replicas:
             refused.append((deployment.family, "replicas for prompts alone are not simulated for jobs"))
             continue
         for budget in dict.fromkeys(budgets or (deployment.server.token_budget, *TOKEN_BUDGETS)):
             try:
                 server = dataclasses.replace(deployment.server, token_budget=budget)
-                changed = dataclasses.replace(deployment, server=server, replicas=1, router="round-robin")
-                modes = [mode for mode in _modes(server, job) if (changed.family, mode) not in found]
-                work = job.work_s(server) if modes else 0.0
+                single = dataclasses.replace(deployment, server=server, replicas=1, router="round-robin")
+                new = [_Candidate(single, mode, counts, 0.0) for mode in _modes(server, job)]
+                new = [candidate for candidate in new if candidate.name not in candidates]
+                work = job.work_s(server) if new else 0.0
             except InputError as error:
                 refused.append((f"{deployment.family} with budget {checks.shown(budget)}", str(error)))
             else:
-                found |= {(changed.family, mode): (changed, mode, work) for mode in modes}
-                allowed.setdefault(changed.family, counts)
-    order = sorted(found.values(), key=lambda one: (one[0].cost * job.likely(one[0].server, one[2]), one[2]))
-    return order, allowed, refused
+                candidates |= {candidate.name: dataclasses.replace(candidate, work_s=work) for candidate in new}
+
+    def order(candidate: _Candidate) -> tuple[float, float]:
+        replicas = job.likely(candidate.deployment.server, candidate.work_s)
+        return candidate.deployment.cost * replicas, candidate.work_s
+
+    if not candidates:
+        raise InputError(f"no server can serve the job: {refused[0][1] if refused else 'none was given'}")
+    return sorted(candidates.values(), key=order), refused
 
 
 def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
     if job.online is None:
         return ("alone",)
-    can = not isinstance(server.policy, Engine) or "priority" in server.policy.orders
-    return ("priority", "paced") if can else ("paced",)
+    if not isinstance(server.policy, Engine) or "priority" in server.policy.orders:
+        return ("priority", "paced")
+    return ("paced",)
 
 
-def _hopeless(
-    job: Job, deployment: Deployment, work: float, counts: Sequence[int], least: int, best: JobResult | None
-) -> str | None:
-    """Say why no fleet of these needs to be simulated, or None."""
+def _hopeless(job: Job, candidate: _Candidate, best: JobResult | None) -> str:
+    """Say why no fleet of a candidate needs to be simulated; empty where one does."""
+    deployment, counts = candidate.deployment, candidate.counts
     alone = max(longest_s(*job.lengths(seed), deployment.server) for seed in job.seeds)
     if alone > job.deadline_s:
         return f"{_LONGEST} takes {alone:,.4g} s, beyond the deadline of {job.deadline_s:,.4g} s"
+    least = candidate.least(job)
     if least > counts[-1]:
         return f"theory: the work takes at least {counted(least, 'replica')}, above {counts[-1]:,}"
-    fewest = counts[bisect.bisect_left(counts, least)]
-    if best is not None and deployment.with_replicas(fewest).cost > best.deployment.cost:
-        return f"cost: it takes at least {counted(fewest, 'replica')}, dearer than the best found"
-    same = best is not None and deployment.with_replicas(fewest).cost == best.deployment.cost
-    if best is not None and same and max(work / fewest, alone) >= (best.makespan.value or math.inf):
+    if best is None:
+        return ""
+    fewest_allowed = counts[bisect.bisect_left(counts, least)]
+    cost = deployment.with_replicas(fewest_allowed).cost
+    if cost > best.deployment.cost:
+        return f"cost: it takes at least {counted(fewest_allowed, 'replica')}, dearer than the best found"
+    quickest = max(candidate.work_s / fewest_allowed, alone)
+    if cost == best.deployment.cost and quickest >= (best.makespan.value or math.inf):
         return "theory: no fleet of the same cost is faster than the best found"
-    return None
+    return ""
 
 
-def _least_fleet(
-    job: Job, deployment: Deployment, mode: Mode, counts: Sequence[int], likely: int, best: JobResult | None
-) -> list[JobResult]:
+def _least_fleet(job: Job, candidate: _Candidate, best: JobResult | None) -> list[JobResult]:
     """Simulate fleets until the least that meets everything is known, or they cost more than the best."""
+    deployment = candidate.deployment
+    counts = candidate.counts[bisect.bisect_left(candidate.counts, candidate.least(job)) :]
     end = bisect.bisect_left(counts, job.requests) + 1  # more would have nothing to do
     if best is not None:  # fleets that cost more are of no use
         end = min(end, bisect.bisect_right(counts, best.deployment.cost / deployment.cost * (1 + 1e-12)))
     end = min(end, len(counts))
-    found: dict[int, JobResult] = {}
-    low, high, now, step = 0, end, min(bisect.bisect_left(counts, likely), end - 1), 1
-    while low < high:
-        replicas = counts[now]
-        result = found[replicas] = simulate_job(job, deployment.with_replicas(replicas), mode)
-        if result.answer == "met":
-            high = now
-            now = max((low + high) // 2, high - step)
-        else:
-            low = now + 1
-            if _hardly_helps(found, replicas, job):
-                break
-            late = (result.makespan.high or 0.0) / job.deadline_s  # work over replicas: so many more would do
-            enough = bisect.bisect_left(counts, math.ceil(replicas * late))
-            now = (low + high) // 2 if high < end else min(max(enough, now + step), end - 1)
-        step *= 2
-    return list(found.values())
+    results: dict[int, JobResult] = {}
+
+    def does(index: int) -> bool:
+        replicas = counts[index]
+        results[replicas] = simulate_job(job, deployment.with_replicas(replicas), candidate.mode)
+        return results[replicas].answer == "met"
+
+    def after_miss(index: int) -> int | None:
+        replicas = counts[index]
+        if _hardly_helps(results, replicas, job):
+            return None
+        late = (results[replicas].makespan.high or 0.0) / job.deadline_s
+        return bisect.bisect_left(counts, math.ceil(replicas * late))  # the same work over more replicas
+
+    likely = job.likely(deployment.server, candidate.work_s)
+    fewest(does, 0, end, min(bisect.bisect_left(counts, likely), end - 1), after_miss)
+    return list(results.values())
 
 
-def _hardly_helps(found: dict[int, JobResult], replicas: int, job: Job) -> bool:
+def _hardly_helps(results: dict[int, JobResult], replicas: int, job: Job) -> bool:
     """Return whether a fleet of at least twice the size of another comes hardly nearer: long requests decide."""
-    excess = {count: _excess(result, job) for count, result in found.items()}
-    return any(excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in found if 2 * fewer <= replicas)
+    excess = {count: _excess(result, job) for count, result in results.items()}
+    return any(excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in excess if 2 * fewer <= replicas)
 
 
 def _rank(result: JobResult) -> tuple[float, float, int]:
@@ -295,7 +330,9 @@ def _rank(result: JobResult) -> tuple[float, float, int]:
 def _excess(result: JobResult, job: Job) -> float:
     """Return by how much the worst of deadline and targets is exceeded."""
     over = [(result.makespan.value or math.inf) / job.deadline_s]
-    over += [(found.value or 0.0) / target.limit_s for target, found in zip(job.targets, result.online, strict=True)]
+    over += [
+        (estimate.value or 0.0) / target.limit_s for target, estimate in zip(job.targets, result.online, strict=True)
+    ]
     return max(over)
 
 
@@ -304,48 +341,49 @@ def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[tuple[
     later = "give a later deadline (plan.job.deadline_h), or faster hardware"
     more = "allow more (plan.search.replicas, plan.max_cost, plan.job.most_replicas), or give a later deadline"
     if nearest is None:
-        alone = next((why for _, why in discarded if why.startswith(_LONGEST)), "")
+        alone = next((reason for _, reason in discarded if reason.startswith(_LONGEST)), "")
         return f"{alone}; {later}" if alone else f"{discarded[-1][1]}; {more}"
-    if _long_requests(job, nearest):
+    # the longest requests, and not the work, take the time
+    work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
+    if work < 0.5 * (nearest.makespan.value or 0.0) and not job.targets:
         return f"more replicas hardly help, since the longest requests decide; {later}"
     if nearest.makespan.high is None or nearest.makespan.high >= job.deadline_s:
         return f"no fleet allowed is sure to be done by then; {more}"
     return f"no fleet allowed is sure to meet the targets of online requests by then; {more}"
 
 
-def _long_requests(job: Job, nearest: JobResult) -> bool:
-    """Return whether the longest requests, and not the work, take the time."""
-    work = job.work_s(nearest.deployment.server) / nearest.deployment.replicas
-    return work < 0.5 * (nearest.makespan.value or 0.0) and not job.targets
-
-
 def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> list[str]:
-    said = []
+    """Return what the user should know of the answer."""
+    notices = []
     if best is None and nearest is not None:
-        said.append(
+        notices.append(
             f"nearest is {nearest.deployment.name}, which takes "
             f"{nearest.makespan.value:,.4g} s, at most {nearest.makespan.high:,.4g} s, of {job.deadline_s:,.4g} s"
         )
     if best is not None and best.mode == "priority":
-        said.append("online requests go first: the servers serve by priority, and the job is sent with a larger number")
+        notices.append(
+            "online requests go first: the servers serve by priority, and the job is sent with a larger number"
+        )
     if best is not None and best.mode == "paced":
-        said.append(
+        notices.append(
             f"the job shares the queue with online requests, let in evenly over at most {PACED_SHARE:.0%} of the "
             "time: sent at once it would go before them, and all later ones would wait"
         )
     if job.online is None and job.workload.arrivals is not None:
-        said.append("all of the job is there at the start: the arrivals of the workload play no part in it")
+        notices.append("all of the job is there at the start: the arrivals of the workload play no part in it")
     shown = best or nearest
     if shown is not None and shown.deployment.replicas > 1:
-        said.append("requests of the job are dealt to the replicas in turn (round-robin), whatever the search's router")
+        notices.append(
+            "requests of the job are dealt to the replicas in turn (round-robin), whatever the search's router"
+        )
     if shown is not None and job.targets and shown.beside < shown.runs:
         few = f"only {shown.beside:,}" if shown.beside else "none"
-        said.append(
+        notices.append(
             f"online requests came while the job lasted in {few} of {counted(shown.runs, 'run')}, so "
             "their targets are hardly tested; more runs (plan.job.runs) tell more"
         )
     if job.workload.prefixes is not None:
-        said.append("shared prefixes of the job's prompts are not counted, so it may be done sooner")
+        notices.append("shared prefixes of the job's prompts are not counted, so it may be done sooner")
     if any(target.metric == "tbt_s" and target.statistic != "mean" for target in job.targets):
-        said.append("percentiles of tbt are of online requests and job together")
-    return said
+        notices.append("percentiles of tbt are of online requests and job together")
+    return notices

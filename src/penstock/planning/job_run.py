@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from penstock.checking.intervals import merged, student
 from penstock.checking.targets import Estimate, Judgement, Target, share
+from penstock.planning.evaluate import as_interval, together
 from penstock.planning.space import Deployment
 from penstock.simulation.run import Distribution, Run
 from penstock.simulation.simulate import simulate
@@ -80,13 +81,13 @@ class JobResult:
         return {
             "deployment": self.deployment.as_dict(),
             "mode": self.mode,
-            "makespan_s": {"value": self.makespan.value, "interval": [self.makespan.low, self.makespan.high]},
+            "makespan_s": as_interval(self.makespan),
             "lower_bound_s": self.lower_bound_s,
             "tightness": self.tightness,
             "tokens_per_s": self.tokens_per_s,
             "accelerator_hours": self.accelerator_hours,
             "price": self.accelerator_hours * self.deployment.price,
-            "online": [{"value": found.value, "interval": [found.low, found.high]} for found in self.online],
+            "online": [as_interval(estimate) for estimate in self.online],
             "answer": self.answer,
             "runs": self.runs,
             "runs_with_online": self.beside,
@@ -170,34 +171,46 @@ def longest_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server
 
 def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
     """Simulate every replica of a fleet until the job is done, once for each seed."""
-    server = deployment.server if mode != "priority" else dataclasses.replace(deployment.server, order="priority")
-    n, makespans, tokens, least, beside = deployment.replicas, [], 0.0, math.inf, 0
-    figures: list[list[float]] = []
+    server = deployment.server
+    if mode == "priority":
+        server = dataclasses.replace(server, order="priority")
+    replicas = deployment.replicas
+    makespans: list[float] = []
+    statistics: list[list[float]] = []
+    tokens = 0.0
+    least = math.inf
+    beside = 0
     for seed in job.seeds:
         prompt, output = job.lengths(seed)
-        ends, samples = [], []
-        for replica in range(min(n, job.requests)):
-            end, online = _replica(job, server, mode, prompt[replica::n], output[replica::n], (seed, replica, n))
+        # each replica gets its turn of the job, and its share of the online requests
+        ends: list[float] = []
+        samples: list[_Sample] = []
+        for replica in range(min(replicas, job.requests)):
+            part = slice(replica, None, replicas)
+            end, online = _replica(job, server, mode, prompt[part], output[part], (seed, replica, replicas))
             ends.append(end)
             samples += online
         makespans.append(max(ends))
         beside += any(chosen.any() for _, chosen in samples)
-        figures.append([_statistic(samples, target) for target in job.targets])
+        statistics.append([_statistic(samples, target) for target in job.targets])
         tokens += float(server.tokens_per_request(prompt.mean(), output.mean())) * job.requests / max(ends)
-        least = min(least, max(work_s(prompt, output, server) / n, longest_s(prompt, output, server)))
+        least = min(least, max(work_s(prompt, output, server) / replicas, longest_s(prompt, output, server)))
     makespan = _estimate(makespans, job.confidence, of_next=True)
-    makespan = dataclasses.replace(
-        makespan, low=max(makespan.low or 0.0, min(least, *makespans))
-    )  # theory allows no less
-    estimates = tuple(_estimate(list(of), job.confidence) for of in zip(*figures, strict=True))
-    judged = [  # where no online request came, none was too slow
-        target.judge(found) for target, found in zip(job.targets, estimates, strict=True) if found.value is not None
-    ]
-    judged.append(Target("e2e_s", "mean", job.deadline_s).judge(makespan))
-    answer: Judgement = next((word for word in ("missed", "undecided") if word in judged), "met")
+    low = max(makespan.low or 0.0, min(least, *makespans))  # theory allows no less
+    makespan = dataclasses.replace(makespan, low=low)
+    estimates = tuple(_estimate(values, job.confidence) for values in zip(*statistics, strict=True))
+    judgements = [Target("e2e_s", "mean", job.deadline_s).judge(makespan)]
+    for target, estimate in zip(job.targets, estimates, strict=True):
+        if estimate.value is not None:  # where no online request came, none was too slow
+            judgements.append(target.judge(estimate))
     runs = len(makespans)
-    kept = dataclasses.replace(deployment, server=server)
-    return JobResult(kept, mode, makespan, least, tokens / runs, estimates, answer, runs, beside)
+    fleet = dataclasses.replace(deployment, server=server)
+    answer = together(judgements)
+    return JobResult(fleet, mode, makespan, least, tokens / runs, estimates, answer, runs, beside)
+
+
+_Sample = tuple[Run, npt.NDArray[np.bool_]]
+"""A run of a replica, and which of its requests are the online ones while the job lasts."""
 
 
 def _replica(
@@ -207,7 +220,7 @@ def _replica(
     prompt: npt.NDArray[Any],
     output: npt.NDArray[Any],
     draw: tuple[int, int, int],
-) -> tuple[float, list[tuple[Run, npt.NDArray[np.bool_]]]]:
+) -> tuple[float, "list[_Sample]"]:
     """Return when a replica is done with its part of the job, s, and its run with the online requests meanwhile."""
     size = prompt.size
     if job.online is None:
@@ -252,38 +265,38 @@ def arrivals_within(workload: Workload, seconds: float, seeds: tuple[int, ...]) 
     return Requests.joined(parts)
 
 
-def _statistic(samples: Sequence[tuple[Run, npt.NDArray[np.bool_]]], target: Target) -> float:
+def _statistic(samples: Sequence[_Sample], target: Target) -> float:
     """Return a statistic of online requests, seconds; NaN where there are none."""
     parts: list[Distribution] = []
-    decoding, gaps = 0, 0
+    decoding = 0
+    gaps = 0
     for run, chosen in samples:
         assert run.rows is not None
         rows = run.rows.where(chosen)
-        if target.metric == "tbt_s":
-            parts.append(run.gaps)
-            decoding += int((rows.finish - rows.first_token).sum())
-            gaps += int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
-        else:
-            parts.append(
-                Distribution.of((rows.first_token if target.metric == "ttft_s" else rows.finish) - rows.arrival)
-            )
+        decoding += int((rows.finish - rows.first_token).sum())
+        gaps += int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
+        until = rows.first_token if target.metric == "ttft_s" else rows.finish
+        parts.append(run.gaps if target.metric == "tbt_s" else Distribution.of(until - rows.arrival))
     tick_s = samples[0][0].tick_s
     if target.metric == "tbt_s" and target.statistic == "mean":
         return decoding / gaps * tick_s if gaps else math.nan
     whole = merged(parts)
-    if not whole.size:
-        return math.nan
-    return (whole.mean if target.statistic == "mean" else whole.quantile(share(target.statistic))) * tick_s
+    return statistic_s(whole, target.statistic, tick_s) if whole.size else math.nan
+
+
+def statistic_s(samples: Distribution, statistic: str, tick_s: float) -> float:
+    """Return the mean or a percentile of samples in ticks, seconds."""
+    return (samples.mean if statistic == "mean" else samples.quantile(share(statistic))) * tick_s
 
 
 def _estimate(values: Sequence[float], confidence: float, *, of_next: bool = False) -> Estimate:
     """Return the mean of some runs with an interval for it, or for the value of the next run; exact where all agree."""
-    known = np.array(values)[np.isfinite(values)]
-    if not known.size:
+    finite = np.array(values)[np.isfinite(values)]
+    if not finite.size:
         return Estimate(None)
-    mean = float(known.mean())
-    if known.size == 1:
+    mean = float(finite.mean())
+    if finite.size == 1:
         return Estimate(mean, mean, mean)
-    spread = float(known.std(ddof=1)) * math.sqrt((1 if of_next else 0) + 1 / known.size)
-    half = student(confidence, known.size) * spread
+    spread = float(finite.std(ddof=1)) * math.sqrt((1 if of_next else 0) + 1 / finite.size)
+    half = student(confidence, finite.size) * spread
     return Estimate(mean, max(mean - half, 0.0), mean + half)

@@ -1,5 +1,6 @@
 """The plan: the cheapest deployment that meets the targets, what binds it, what comes next, and why others do not."""
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.evaluate import Aim, Evaluation
 from penstock.planning.search import Prospect, Search, rank
-from penstock.planning.space import Deployment, Discarded, Reason, Space
+from penstock.planning.space import Deployment, Discarded, Family, Reason, Space
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
@@ -41,8 +42,8 @@ class Unreachable:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        name = None if self.deployment is None else self.deployment.as_dict()
-        return {"target": self.target, "why": self.why, "nearest": self.nearest, "deployment": name}
+        deployment = self.deployment and self.deployment.as_dict()
+        return {"target": self.target, "why": self.why, "nearest": self.nearest, "deployment": deployment}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,7 +111,7 @@ class Plan:
         """Whether some deployment does what it has to; undecided where that is not known of some."""
         if self.best is not None:
             return "met"
-        return "undecided" if any(found.answer == "undecided" for found in self.evaluated) else "missed"
+        return "undecided" if any(one.answer == "undecided" for one in self.evaluated) else "missed"
 
     def __str__(self) -> str:
         """Return the answer in a sentence."""
@@ -118,10 +119,10 @@ class Plan:
             assert self.unreachable is not None
             return f"{self.answer}: {self.unreachable.target}: {self.unreachable.why}"
         values = zip(self.targets, self.best.estimates, strict=True)
-        said = [f"{target}: {told(target, found)}" for target, found in values]
+        answers = [f"{target}: {told(target, estimate)}" for target, estimate in values]
         if self.objective == "goodput":
-            said = [f"goodput {told('goodput', self.best.goodput)}"]
-        return f"{self.best.deployment.name}; {'; '.join(said)}"
+            answers = [f"goodput {told('goodput', self.best.goodput)}"]
+        return f"{self.best.deployment.name}; {'; '.join(answers)}"
 
     @property
     def simulations(self) -> int:
@@ -133,10 +134,10 @@ class Plan:
         """What was simulated, would be cheaper than the best, and may do: longer runs would tell; cheapest first."""
         most = math.inf if self.best is None else self.best.deployment.cost
         may = [
-            found for found in self.evaluated
-            if found.answer == "undecided" and found.verdict == "stable" and found.deployment.cost < most
+            (evaluation.deployment.cost, evaluation.deployment.name, evaluation) for evaluation in self.evaluated
+            if evaluation.answer == "undecided" and evaluation.verdict == "stable" and evaluation.deployment.cost < most
         ]  # fmt: skip
-        return tuple(sorted(may, key=lambda found: (found.deployment.cost, found.deployment.name)))
+        return tuple(evaluation for *_, evaluation in sorted(may, key=lambda one: one[:2]))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``plan``."""
@@ -148,15 +149,15 @@ class Plan:
             "rate": self.workload.rate,
             "cost_unit": "money per hour" if self.priced else "accelerators",
             "answer": self.answer,
-            "best": self.best.as_dict() if self.best else None,
+            "best": self.best and self.best.as_dict(),
             "margins": [None if math.isnan(margin) else margin for margin in self.margins],
             "binding": self.binding or None,
-            "next_best": self.next_best.as_dict() if self.next_best else None,
-            "unreachable": self.unreachable.as_dict() if self.unreachable else None,
-            "undecided": [found.deployment.as_dict() for found in self.undecided],
-            "frontier": [found.as_dict() for found in self.frontier],
-            "evaluated": [found.as_dict() for found in self.evaluated],
-            "discarded": [each.as_dict() for each in self.discarded],
+            "next_best": self.next_best and self.next_best.as_dict(),
+            "unreachable": self.unreachable and self.unreachable.as_dict(),
+            "undecided": [evaluation.deployment.as_dict() for evaluation in self.undecided],
+            "frontier": [evaluation.as_dict() for evaluation in self.frontier],
+            "evaluated": [evaluation.as_dict() for evaluation in self.evaluated],
+            "discarded": [discarded.as_dict() for discarded in self.discarded],
             "simulations": self.simulations,
             "space": self.space,
             "notices": list(self.notices),
@@ -191,19 +192,10 @@ def plan(
         What may be deployed; see `search_space`.
     targets
         Upper limits of latencies; as text such as ``ttft_p99<2s``.
-    objective
-        ``cost``: the least cost that meets every target. ``goodput``: the least cost at which a share ``goodput`` of
-        the requests stay within all limits, each with its own TTFT, mean time per output token and E2E.
-    goodput
-        That share.
-    requests, most_requests
-        Simulated of each replica, to begin with and while undecided; see `Aim`.
-    confidence
-        Of the intervals that the targets are judged by.
-    seed
-        Instead of the workload's.
-    aim
-        Targets to confidence at once, instead of them.
+    objective, goodput, requests, most_requests, confidence
+        As in `Aim`: the least cost that meets every target, or at which a share of the requests stay within all limits.
+    seed, aim
+        Instead of the workload's; targets to confidence at once, instead of them.
     progress
         Called now and then with the share that is done, and what is being simulated.
 
@@ -222,94 +214,94 @@ def plan(
             targets, objective=objective, goodput=goodput, requests=requests, most_requests=most_requests,
             confidence=confidence,
         )  # fmt: skip
-    if seed is not None:
-        workload = workload.with_seed(seed)
-    search = Search(workload, space, aim, progress)
-    if not search.prospects and all(each.by == "impossible" for each in search.hopeless):
+    search = Search(workload if seed is None else workload.with_seed(seed), space, aim, progress)
+    if not search.prospects and all(family.by == "impossible" for family in search.hopeless):
         raise InputError(f"no deployment can be judged: {search.hopeless[0].why}")
     search.run()
+    return _plan_of(search)
+
+
+def _plan_of(search: Search) -> Plan:
+    """Return what a search found, after the simulations that only explain it."""
     best, prospect = search.best or (None, None)
-    next_best = None
-    if best is not None and prospect is not None:
+    next_best = unreachable = None
+    notices: list[str] = []
+    if best is None or prospect is None:
+        unreachable = _unreachable(search)
+    else:
         _frontier_beyond(search, prospect)
         next_best = _next_best(search, best)
-    unreachable = _unreachable(search) if best is None else None
-    server = None if best is None else best.deployment.server
-    known = [] if server is None else [note for note in (server.kv_note, server.scope_warning) if note]
+        server = best.deployment.server
+        notices = [note for note in (server.kv_note, server.scope_warning) if note]
     return Plan(
-        workload=workload,
-        aim=aim,
-        best=best,
-        frontier=_frontier(search.evaluated, best),
-        evaluated=search.evaluated,
-        discarded=(*space.refused, *_discarded(search)),
-        margins=() if best is None else _margins(best, aim.targets),
-        binding="" if prospect is None else _binding(search, prospect),
-        next_best=next_best,
-        unreachable=unreachable,
-        space=len(space),
-        priced=space.priced,
-        notices=(*known, *workload.notices, *_not_judged(search)),
-    )
+        search.workload, search.aim, best, _frontier(search.evaluated, best), search.evaluated,
+        (*search.space.refused, *_discarded(search)), () if best is None else _margins(best, search.aim.targets),
+        "" if prospect is None else _binding(search, prospect), next_best, unreachable, len(search.space),
+        search.space.priced, (*notices, *search.workload.notices, *_not_judged(search)),
+    )  # fmt: skip
 
 
 def _not_judged(search: Search) -> list[str]:
     """Say how many deployments fell away because the targets say nothing of them."""
-    left = [each for each in search.hopeless if each.by == "impossible"]
+    left = [hopeless for hopeless in search.hopeless if hopeless.by == "impossible"]
     if not left:
         return []
-    count = sum(len(each.family.counts) for each in left)
+    count = sum(len(hopeless.family.counts) for hopeless in left)
     return [f"{count:,} deployments are left out, such as {left[0].family.name}: {left[0].why}"]
 
 
 def _margins(best: Evaluation, targets: Sequence[Target]) -> tuple[float, ...]:
     return tuple(
-        math.nan if found.value is None else 1 - found.value / target.limit_s
-        for target, found in zip(targets, best.estimates, strict=True)
+        math.nan if estimate.value is None else 1 - estimate.value / target.limit_s
+        for target, estimate in zip(targets, best.estimates, strict=True)
     )
 
 
 def _frontier_beyond(search: Search, prospect: Prospect) -> None:
     """Simulate somewhat larger fleets of the family that won, so that the frontier shows what more money buys."""
-    assert prospect.found is not None
+    assert prospect.answer is not None
     counts = prospect.family.counts
     for times in _BEYOND:
-        wanted = times * counts[prospect.found]
-        place = next((p for p in range(prospect.found + 1, len(counts)) if counts[p] >= wanted), None)
-        if place is not None:
-            search.at(prospect, place)
+        index = bisect.bisect_left(counts, times * counts[prospect.answer])
+        if index < len(counts):
+            search.at(prospect, index)
 
 
 def _next_best(search: Search, best: Evaluation) -> Evaluation | None:
     """Return the cheapest other that does; one more family is searched if none is known."""
 
     def others() -> list[Evaluation]:
-        name = best.deployment.family
-        return [e for e in search.evaluated if e.answer == "met" and e.deployment.family != name]
+        met = [evaluation for evaluation in search.evaluated if evaluation.answer == "met"]
+        return [evaluation for evaluation in met if evaluation.deployment.family != best.deployment.family]
 
     if not others():
         assert search.best is not None
         untried = [
-            p for p in search.prospects
-            if p is not search.best[1] and p.found is None and p.most < len(p.family.counts) - 1
+            prospect for prospect in search.prospects
+            if prospect is not search.best[1] and prospect.answer is None
+            and prospect.most < len(prospect.family.counts) - 1
         ]  # fmt: skip
         # those that failed at the cost of the answer come after those never asked
-        for prospect in sorted(untried, key=lambda p: (p.most >= p.least, p.cost(p.guess), p.family.name))[:1]:
-            searched, prospect.most = prospect.most, len(prospect.family.counts) - 1
-            search.search(prospect, max(prospect.guess, searched + 1 if searched >= prospect.least else prospect.guess))
-    known = others() or [e for e in search.evaluated if e.answer == "met" and e is not best]
-    return min(known, key=rank, default=None)
+        untried.sort(key=lambda p: (p.most >= p.least, p.cost(p.guess), p.family.name))
+        for prospect in untried[:1]:
+            start = prospect.guess
+            if prospect.most >= prospect.least:
+                start = max(start, prospect.most + 1)
+            prospect.most = len(prospect.family.counts) - 1
+            search.search(prospect, start)
+    larger = [evaluation for evaluation in search.evaluated if evaluation.answer == "met" and evaluation is not best]
+    return min(others() or larger, key=rank, default=None)
 
 
 def _frontier(evaluated: Sequence[Evaluation], best: Evaluation | None) -> tuple[Evaluation, ...]:
     """Return those that miss no target but the first, and in its latency are equalled by no cheaper one."""
     kept: list[Evaluation] = []
-    for found in sorted(evaluated, key=rank):
-        fit = found.verdict == "stable" and found.estimates[0].value is not None
-        if not fit or ("missed" in found.judgements[1:] and found is not best):
+    for evaluation in sorted(evaluated, key=rank):
+        if evaluation.verdict != "stable" or evaluation.estimates[0].value is None:
             continue
-        if found is best or not kept or rank(found)[1] < rank(kept[-1])[1]:
-            kept.append(found)
+        fit = "missed" not in evaluation.judgements[1:] and (not kept or rank(evaluation)[1] < rank(kept[-1])[1])
+        if fit or evaluation is best:
+            kept.append(evaluation)
     return tuple(kept)
 
 
@@ -317,140 +309,142 @@ def told(target: Target | str, found: Estimate) -> str:
     """Say a value and its interval: ``1.43 s (1.31 to 1.74)``; shares for goodput."""
     if found.value is None:
         return "unknown"
+    scale, unit, digits = 100.0, "%", ".4g"
     if isinstance(target, Target):
         scale, unit = target.unit(max(found.value, found.high or 0.0))
         unit, digits = f" {unit}", ".3g"
+    low, high = (None if end is None else f"{end * scale:{digits}}" for end in (found.low, found.high))
+    if low is None and high is None:
+        interval = "no interval: the run is too short"
+    elif high is None:
+        interval = f"at least {low}"
     else:
-        scale, unit, digits = 100.0, "%", ".4g"
-    ends = [None if end is None else f"{end * scale:{digits}}" for end in (found.low, found.high)]
-    if ends == [None, None]:
-        said = "no interval: the run is too short"
-    elif ends[1] is None:
-        said = f"at least {ends[0]}"
-    else:
-        said = f"{ends[0]} to {ends[1]}" if ends[0] else f"at most {ends[1]}"
-    return f"{found.value * scale:{digits}}{unit} ({said})"
+        interval = f"{low} to {high}" if low else f"at most {high}"
+    return f"{found.value * scale:{digits}}{unit} ({interval})"
 
 
 def shortfalls(found: Evaluation, aim: Aim) -> list[str]:
     """Say what a deployment does not do, or is not known to do: a part of a sentence for each target."""
     if found.verdict == "unstable":
         return [f"it is unstable ({found.known_by})"]
-    said = [f"its stability is undecided ({found.known_by})"] if found.verdict == "undecided" else []
+    parts = [f"its stability is undecided ({found.known_by})"] if found.verdict == "undecided" else []
     if aim.objective == "goodput":
         if found.answer == "met":
-            return said
+            return parts
         word = "is" if found.answer == "missed" else "may be"
-        return [*said, f"goodput {word} {told('goodput', found.goodput)}, below {aim.goodput:.4g}"]
-    for target, value, judgement in zip(aim.targets, found.estimates, found.judgements, strict=True):
+        return [*parts, f"goodput {word} {told('goodput', found.goodput)}, below {aim.goodput:.4g}"]
+    for target, estimate, judgement in zip(aim.targets, found.estimates, found.judgements, strict=True):
         if judgement != "met":
             name = f"{target.metric[:-2]}_{target.statistic}"
             undecided = "" if judgement == "missed" else f", undecided at {found.requests:,} requests"
-            said.append(f"{name} is {told(target, value)}{undecided}")
-    return said
+            parts.append(f"{name} is {told(target, estimate)}{undecided}")
+    return parts
+
+
+def _with_replicas(evaluation: Evaluation, aim: Aim) -> str:
+    """Say what so many replicas do not do."""
+    return f"with {counted(evaluation.deployment.replicas, 'replica')} {'; '.join(shortfalls(evaluation, aim))}"
 
 
 def _binding(search: Search, prospect: Prospect) -> str:
     """Say what keeps fewer replicas of the answer from doing."""
-    assert prospect.found is not None
-    counts, place = prospect.family.counts, prospect.found
-    fewer = search.known(prospect, place - 1)
-    if fewer is not None:
-        return f"with {counted(counts[place - 1], 'replica')} {'; '.join(shortfalls(fewer, search.aim))}"
-    if place and place == prospect.least:
+    index, targets = prospect.answer, search.aim.targets
+    assert index is not None
+    if fewer := search.known(prospect, index - 1):
+        return _with_replicas(fewer, search.aim)
+    if index and index == prospect.least:
         return f"stability: {prospect.why_not_fewer}"
-    best = search.at(prospect, place)
-    targets = search.aim.targets
-    known = [(m, str(t)) for m, t in zip(_margins(best, targets), targets, strict=True) if not math.isnan(m)]
-    nearest = f"; {min(known)[1]} is nearest its limit" if known else ""
-    return f"none: no smaller fleet is in the search space{nearest}"
+    margins = zip(_margins(search.at(prospect, index), targets), map(str, targets), strict=True)
+    nearest = min((margin for margin in margins if not math.isnan(margin[0])), default=None)
+    return f"none: no smaller fleet is in the search space{f'; {nearest[1]} is nearest its limit' if nearest else ''}"
 
 
 def _discarded(search: Search) -> list[Discarded]:
     """Account for every deployment that was not simulated."""
-    found = []
-    for each in search.hopeless:
-        counts = tuple(count for count in each.family.counts if not search.simulated(each.family, count))
-        if counts:
-            found.append(Discarded(each.family.name, (counts[0], counts[-1]), len(counts), each.by, each.why))
+    discarded = []
+    for hopeless in search.hopeless:
+        family = hopeless.family
+        counts = [count for count in family.counts if not search.simulated(family, count)]
+        discarded += _parts(family, [(counts, hopeless.by, hopeless.why)])
     for prospect in search.prospects:
-        found += _left_out(search, prospect)
-    return found
+        discarded += _left_out(search, prospect)
+    return discarded
 
 
 def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
     """Account for the deployments of a family that were not simulated."""
-    counts, aim = prospect.family.counts, search.aim
-    fewer: list[int] = []
-    dearer: list[int] = []
-    for place in range(prospect.least, len(counts)):
-        if search.known(prospect, place) is None:
-            below = prospect.most if prospect.found is None else prospect.found
-            (fewer if place <= below else dearer).append(counts[place])
+    counts = prospect.family.counts
+    evaluations = [search.known(prospect, index) for index in range(len(counts))]
+    untried = [index for index in range(prospect.least, len(counts)) if evaluations[index] is None]
+    below = prospect.most if prospect.answer is None else prospect.answer
+    fewer = [index for index in untried if index <= below]
+    dearer = [counts[index] for index in untried if index > below]
     parts: list[tuple[Sequence[int], Reason, str]] = [(counts[: prospect.least], "theory", prospect.why_not_fewer)]
     if fewer:
-        failed = [
-            each for count in counts
-            if (each := search.known(prospect, counts.index(count))) is not None
-            and each.answer != "met" and count > max(fewer)
-        ]  # fmt: skip
-        first = failed[0]
-        why = f"with {counted(first.deployment.replicas, 'replica')} {'; '.join(shortfalls(first, aim))}"
-        parts.append((fewer, "simulation", why))
+        larger = evaluations[fewer[-1] + 1 :]
+        failed = next(evaluation for evaluation in larger if evaluation is not None and evaluation.answer != "met")
+        parts.append(([counts[index] for index in fewer], "simulation", _with_replicas(failed, search.aim)))
     if dearer:
         bound = search.best[0].deployment.cost if search.best else 0.0
         least = prospect.family.at(dearer[0]).cost
         parts.append((dearer, "cost", f"costs {amount(least)} or more, the answer {amount(bound)}"))
+    return _parts(prospect.family, parts)
+
+
+def _parts(family: Family, parts: Sequence[tuple[Sequence[int], Reason, str]]) -> list[Discarded]:
+    """Return the parts of a family that are not empty."""
     return [
-        Discarded(prospect.family.name, (places[0], places[-1]), len(places), by, why)
-        for places, by, why in parts
-        if places
+        Discarded(family.name, (counts[0], counts[-1]), len(counts), by, why) for counts, by, why in parts if counts
     ]
 
 
 def _unreachable(search: Search) -> Unreachable:
     """Say which target keeps all deployments from the answer, and how near they come."""
     aim, targets = search.aim, search.aim.targets
-    largest = [e for p in search.prospects if (e := search.known(p, p.most)) is not None]
-    too_slow = [each for each in search.hopeless if each.excess < math.inf]
+    known = [search.known(prospect, prospect.most) for prospect in search.prospects]
+    largest = [evaluation for evaluation in known if evaluation is not None]
+    too_slow = [hopeless for hopeless in search.hopeless if hopeless.excess < math.inf]
     if too_slow:  # what the least hopeless of them reaches
-        family = min(too_slow, key=lambda each: each.excess).family
+        family = min(too_slow, key=lambda hopeless: hopeless.excess).family
         largest.append(search.simulate(family, family.counts[-1]))
-    stable = [e for e in largest if e.verdict == "stable"]
+    stable = [evaluation for evaluation in largest if evaluation.verdict == "stable"]
     if not stable:
-        whys = [each.why for each in search.hopeless if each.by == "theory"]
-        why = whys[0] if whys else "; ".join(shortfalls(largest[0], aim))
-        return Unreachable("stability", f"{why}; allow more replicas or other hardware", None, None)
+        reasons = [hopeless.why for hopeless in search.hopeless if hopeless.by == "theory"]
+        reason = reasons[0] if reasons else "; ".join(shortfalls(largest[0], aim))
+        return Unreachable("stability", f"{reason}; allow more replicas or other hardware", None, None)
     if aim.objective == "goodput":
-        nearest = max(stable, key=lambda e: (e.goodput.value or 0.0, -e.deployment.cost))
+        nearest = max(stable, key=lambda evaluation: (evaluation.goodput.value or 0.0, -evaluation.deployment.cost))
         name = f"goodput of {aim.goodput:.4g}"
         return Unreachable(name, _why_not(search, nearest), nearest.goodput.value, nearest.deployment)
 
-    def excess(found: Evaluation, place: int) -> float:
-        value = found.estimates[place].value
-        return math.inf if value is None else value / targets[place].limit_s
+    def excess(evaluation: Evaluation, *indices: int) -> tuple[float, float]:
+        values = [(evaluation.estimates[index].value, targets[index].limit_s) for index in indices]
+        worst = max(math.inf if value is None else value / limit for value, limit in values)
+        return worst, evaluation.deployment.cost
 
-    places = range(len(targets))
-    by_target = [min(stable, key=lambda e: (excess(e, place), e.deployment.cost)) for place in places]
-    never = [place for place in places if all(e.judgements[place] != "met" for e in stable)]
+    # a target that none meets, by the deployment that comes nearest to it; else the one nearest to all
+    indices = range(len(targets))
+    by_target = [min(stable, key=lambda evaluation: excess(evaluation, index)) for index in indices]
+    never = [index for index in indices if all(evaluation.judgements[index] != "met" for evaluation in stable)]
     if never:
-        place = max(never, key=lambda place: excess(by_target[place], place))
-        nearest, why = by_target[place], _why_not(search, by_target[place])
+        index = max(never, key=lambda index: excess(by_target[index], index)[0])
+        nearest = by_target[index]
+        reason = _why_not(search, nearest)
     else:
-        nearest = min(stable, key=lambda e: (max(excess(e, place) for place in places), e.deployment.cost))
-        place = max(places, key=lambda place: excess(nearest, place))
-        why = f"each target is met by some deployment, but none meets all; {_why_not(search, nearest)}"
-    return Unreachable(str(targets[place]), why, nearest.estimates[place].value, nearest.deployment)
+        nearest = min(stable, key=lambda evaluation: excess(evaluation, *indices))
+        index = max(indices, key=lambda index: excess(nearest, index)[0])
+        reason = f"each target is met by some deployment, but none meets all; {_why_not(search, nearest)}"
+    return Unreachable(str(targets[index]), reason, nearest.estimates[index].value, nearest.deployment)
 
 
 def _why_not(search: Search, nearest: Evaluation) -> str:
     """Say what the nearest deployment does not do."""
-    for each in search.hopeless:
-        if each.family.name == nearest.deployment.family:
-            return f"{each.why}; the simulation of {nearest.deployment.name} agrees"
-    said = "; ".join(shortfalls(nearest, search.aim))
+    for hopeless in search.hopeless:
+        if hopeless.family.name == nearest.deployment.family:
+            return f"{hopeless.why}; the simulation of {nearest.deployment.name} agrees"
+    reason = "; ".join(shortfalls(nearest, search.aim))
     if nearest.answer == "undecided":
-        said += "; simulate more requests to decide it"
-        said += "" if search.workload.rows is None else ", of a recording drawn at random (arrivals: poisson)"
+        reason += "; simulate more requests to decide it"
+        reason += "" if search.workload.rows is None else ", of a recording drawn at random (arrivals: poisson)"
     most = counted(nearest.deployment.replicas, "replica")
-    return f"with {most} of {nearest.deployment.family}, the most allowed, {said}"
+    return f"with {most} of {nearest.deployment.family}, the most allowed, {reason}"

@@ -11,7 +11,7 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
 from penstock.planning.evaluate import Aim
-from penstock.planning.sections import peak_of
+from penstock.planning.sections import Day, JobSection, peak_of, read_day, read_job
 from penstock.planning.space import Space, search_space
 from penstock.scenario.network import describes_network
 from penstock.scenario.scenario import ENGINE_NAMES, Scenario, build
@@ -40,9 +40,9 @@ def _replicas(value: Any) -> Any:
         value = {"max": value}
     if not isinstance(value, Mapping):
         return value
-    given = _Replicas.model_validate(value)
-    most = checks.whole("search.replicas.max", given.max, 1, 65_536, "", "it is a number of replicas")
-    least = checks.whole("search.replicas.min", given.min, 1, most, "", "it is at most `max`")
+    ends = _Replicas.model_validate(value)
+    most = checks.whole("search.replicas.max", ends.max, 1, 65_536, "", "it is a number of replicas")
+    least = checks.whole("search.replicas.min", ends.min, 1, most, "", "it is at most `max`")
     return list(range(least, most + 1))
 
 
@@ -100,15 +100,15 @@ class PlanScenario:
     workload
         What the fleet is planned for: the scenario's, or with a day its highest rate.
     day, job
-        What ``plan`` says of a day's rates and of a finite job, as it stands there.
+        What ``plan`` says of a day's rates and of a finite job; None where it says nothing.
     """
 
     scenario: Scenario
     space: Space
     aim: Aim | None
     workload: Workload
-    day: Any = None
-    job: Any = None
+    day: Day | None = None
+    job: JobSection | None = None
 
 
 def read_plan(
@@ -137,59 +137,71 @@ def read_plan(
             f"{path} has no `plan`, so there is nothing to search; add one such as plan: {{targets: [ttft_p99<2s], "
             "search: {replicas: {max: 32}}}"
         )
-    given = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
-    wanted, search = given.plan, given.plan.search
-    scenario = build(_with_base(document, search), path.parent, path.name)
+    sections = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
+    wanted = sections.plan
+    scenario = build(_with_base(document, wanted.search), path.parent, path.name)
     if scenario.until is not None:
         raise InputError("simulate.until is given, but a plan counts requests of each replica; give simulate.requests")
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
-    known: dict[str, Any] = {} if search.hardware is None else {"hardware": search.hardware}
-    if not known and isinstance(given.server, Mapping) and given.server.get("hardware") is not None:
-        known = {"hardware": [given.server["hardware"]]}
-    varied: dict[str, Any] = {
-        name: values
-        for name in ("token_budget", "max_batch_size", "policy", "router", "disaggregation")
-        if (values := getattr(search, name)) is not None
-    }
-    space = search_space(
-        scenario.server, **known, **varied,
-        replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
-        kv_tokens=search.kv_tokens, price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
-        transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,
-    )  # fmt: skip
-    simulate = given.simulate if isinstance(given.simulate, Mapping) else {}
-    asked = targets or wanted.targets
-    aim = asked and Aim.of(
-        asked,
-        objective=wanted.objective if objective is None else objective,
-        goodput=wanted.goodput if goodput is None else goodput,
-        confidence=wanted.confidence if confidence is None else confidence,
-        requests=simulate.get("requests") if requests is None else requests,
-        most_requests=wanted.most_requests,
-    )
-    if not aim and wanted.job is None:
+    space = _space(sections, scenario)
+    aim = None
+    if targets or wanted.targets:
+        simulate = sections.simulate if isinstance(sections.simulate, Mapping) else {}
+        aim = Aim.of(
+            targets or wanted.targets or (),
+            objective=wanted.objective if objective is None else objective,
+            goodput=wanted.goodput if goodput is None else goodput,
+            confidence=wanted.confidence if confidence is None else confidence,
+            requests=simulate.get("requests") if requests is None else requests,
+            most_requests=wanted.most_requests,
+        )
+    if aim is None and wanted.job is None:
         raise InputError(
             f"{path.name} names no target, so any stable fleet would do; give --target 'ttft_p99<2s', or plan.targets"
         )
-    job = wanted.job
-    if search.token_budget and isinstance(job, Mapping):
-        job = {"token_budgets": search.token_budget, **job}
-    workload = scenario.workload
+    return _with_day_and_job(PlanScenario(scenario, space, aim, scenario.workload), wanted)
+
+
+def _with_day_and_job(asked: PlanScenario, wanted: PlanSection) -> PlanScenario:
+    """Read what the plan says of a day and of a job, so that what is wrong there is refused before any search."""
+    read, folder = asked.scenario.workload, asked.scenario.folder
     if wanted.day is not None:
-        workload = peak_of(wanted.day, workload, scenario.folder)
-    return PlanScenario(scenario, space, aim or None, workload, wanted.day, job)
+        day = read_day(wanted.day, read, folder)
+        asked = dataclasses.replace(asked, day=day, workload=peak_of(day, read))
+    if wanted.job is not None:
+        job = wanted.job
+        if wanted.search.token_budget and isinstance(job, Mapping):
+            job = {"token_budgets": wanted.search.token_budget, **job}
+        asked = dataclasses.replace(asked, job=read_job(job, read, asked.aim, asked.workload))
+    return asked
+
+
+def _space(sections: _Planned, scenario: Scenario) -> Space:
+    """Return what may be deployed; without hardware to search, that of the server."""
+    wanted, search = sections.plan, sections.plan.search
+    axes = ("hardware", "token_budget", "max_batch_size", "policy", "router", "disaggregation")
+    varied: dict[str, Any] = {name: getattr(search, name) for name in axes if getattr(search, name) is not None}
+    if isinstance(sections.server, Mapping) and sections.server.get("hardware") is not None:
+        varied.setdefault("hardware", [sections.server["hardware"]])
+    return search_space(
+        scenario.server, **varied, kv_tokens=search.kv_tokens,
+        replicas=DEFAULT_MOST_REPLICAS if search.replicas is None else search.replicas,
+        price=wanted.price, accelerators=wanted.accelerators, max_cost=wanted.max_cost,
+        transfer_ms=wanted.transfer_ms, transfer_ms_per_token=wanted.transfer_ms_per_token,
+    )  # fmt: skip
 
 
 def _with_base(document: Any, search: SearchSection) -> Any:
     """Put the first values of the search where the server has none, so that it can be built."""
-    given = document.get("server") or {}
-    if not isinstance(given, Mapping):
-        return {key: value for key, value in document.items() if key != "plan"}  # refused where it is read
-    server = dict(given)
+    scenario = {key: value for key, value in document.items() if key != "plan"}
+    server = document.get("server") or {}
+    if not isinstance(server, Mapping):
+        return scenario  # refused where it is read
+    server = dict(server)
     if search.hardware and "hardware" not in server and "batch_time" not in server:
         server["hardware"] = search.hardware[0]
-    said = any(str(key).replace("-", "_") in ENGINE_NAMES["token_budget"] for key in server)
-    if search.token_budget and not said:
+    named = any(str(key).replace("-", "_") in ENGINE_NAMES["token_budget"] for key in server)
+    if search.token_budget and not named:
         server["token_budget"] = search.token_budget[0]
-    return {**{key: value for key, value in document.items() if key != "plan"}, "server": server}
+    return {**scenario, "server": server}

@@ -35,10 +35,10 @@ _PATIENCE = 6  # undecided deployments
 Rank = tuple[float, float, str]
 
 
-def rank(found: Evaluation) -> Rank:
+def rank(evaluation: Evaluation) -> Rank:
     """Return what the best has least of: cost, then the latency that the first target limits, then the name."""
-    value = found.estimates[0].value
-    return found.deployment.cost, float("inf") if value is None else value, found.deployment.name
+    value = evaluation.estimates[0].value
+    return evaluation.deployment.cost, math.inf if value is None else value, evaluation.deployment.name
 
 
 @dataclasses.dataclass
@@ -50,15 +50,15 @@ class Prospect:
     family
         Its deployments.
     least
-        Place, in `Family.counts`, of the fewest replicas that theory does not rule out.
+        Index, in `Family.counts`, of the fewest replicas that theory does not rule out.
     most
-        Place of the most that were searched; below `least` where none were.
-    found
-        Place of the fewest that do what they have to; None: none known.
+        Index of the most that were searched; below `least` where none were.
+    answer
+        Index of the fewest that do what they have to; None: none known.
     why_not_fewer
         Why theory rules out fewer than `least`.
     guess
-        Place at which to begin.
+        Index at which to begin.
     """
 
     family: Family
@@ -66,14 +66,14 @@ class Prospect:
     guess: int
     why_not_fewer: str = ""
     most: int = -1
-    found: int | None = None
+    answer: int | None = None
 
-    def cost(self, place: int) -> float:
-        """Return what the deployment at a place costs."""
-        return self.family.smallest.cost / self.family.counts[0] * self.family.counts[place]
+    def cost(self, index: int) -> float:
+        """Return what the deployment at an index costs."""
+        return self.family.smallest.cost / self.family.counts[0] * self.family.counts[index]
 
     def last_within(self, cost: float) -> int:
-        """Return the place of the most replicas that cost no more; -1 if none do."""
+        """Return the index of the most replicas that cost no more; -1 if none do."""
         costs = [self.family.at(count).cost for count in self.family.counts]
         return bisect.bisect_right(costs, cost) - 1
 
@@ -131,7 +131,7 @@ class Search:
         self.prospects: list[Prospect] = []
         self.hopeless: list[Hopeless] = []
         self.best: tuple[Evaluation, Prospect] | None = None
-        self._known: dict[tuple[str, int], Evaluation] = {}
+        self._evaluated: dict[tuple[str, int], Evaluation] = {}
         self._report = report or (lambda share, what: None)
         self._done = 0
         for family in space.families:
@@ -144,7 +144,7 @@ class Search:
     @property
     def evaluated(self) -> tuple[Evaluation, ...]:
         """What was simulated, in that order."""
-        return tuple(self._known.values())
+        return tuple(self._evaluated.values())
 
     def run(self) -> None:
         """Search every family."""
@@ -157,22 +157,22 @@ class Search:
             if prospect.most < prospect.least:
                 continue
             self.search(prospect, start)
-            if prospect.found is None:
+            if prospect.answer is None:
                 continue
-            found = self.at(prospect, prospect.found)
-            if self.best is None or rank(found) < rank(self.best[0]):
-                self.best = found, prospect
+            answer = self.at(prospect, prospect.answer)
+            if self.best is None or rank(answer) < rank(self.best[0]):
+                self.best = answer, prospect
         self._done = len(self.prospects)
 
     def search(self, prospect: Prospect, start: int) -> None:
-        """Find the fewest replicas that do, from a place to begin with.
+        """Find the fewest replicas that do, from an index to begin with.
 
         A target that is missed is missed with fewer replicas too. One that is undecided says nothing of others, so the
         fewest that do not miss are found first, and from there on each is tried.
         """
 
-        def missed(place: int) -> bool:
-            return self.at(prospect, place).answer == "missed"
+        def missed(index: int) -> bool:
+            return self.at(prospect, index).answer == "missed"
 
         failed, most = prospect.least - 1, prospect.most
         top, upward = start, False
@@ -189,28 +189,28 @@ class Search:
                 failed, step = probe, 2 * step if upward else 0
             else:
                 top, step = probe, 0 if upward else 2 * step
-        prospect.found = self._first_that_does(prospect, top)
+        prospect.answer = self._first_that_does(prospect, top)
 
     def _first_that_does(self, prospect: Prospect, first: int) -> int | None:
-        """Return the first place that is known to do; after many that are undecided, in steps that double."""
-        last, place, step = first - 1, first, 1
-        while place <= prospect.most:
-            if self.at(prospect, place).answer == "met":
-                between = range(last + 1, place)
-                return next((p for p in between if self.at(prospect, p).answer == "met"), place)
-            if place - first >= _PATIENCE:
+        """Return the first index that is known to do; after many that are undecided, in steps that double."""
+        last, index, step = first - 1, first, 1
+        while index <= prospect.most:
+            if self.at(prospect, index).answer == "met":
+                between = range(last + 1, index)
+                return next((p for p in between if self.at(prospect, p).answer == "met"), index)
+            if index - first >= _PATIENCE:
                 step *= 2
-            last, place = place, min(place + step, prospect.most) if place < prospect.most else place + 1
+            last, index = index, min(index + step, prospect.most) if index < prospect.most else index + 1
         return None
 
-    def at(self, prospect: Prospect, place: int) -> Evaluation:
-        """Return the deployment at a place, simulated."""
-        return self.simulate(prospect.family, prospect.family.counts[place])
+    def at(self, prospect: Prospect, index: int) -> Evaluation:
+        """Return the deployment at an index, simulated."""
+        return self.simulate(prospect.family, prospect.family.counts[index])
 
     def simulate(self, family: Family, count: int) -> Evaluation:
         """Return the deployment with so many replicas, simulated once."""
         key = family.name, count
-        if key not in self._known:
+        if key not in self._evaluated:
             deployment = family.at(count)
 
             def report(share: float) -> None:
@@ -218,19 +218,18 @@ class Search:
 
             report(0.0)
             try:
-                found = evaluate(self.workload, deployment, self.aim, progress=report)
+                self._evaluated[key] = evaluate(self.workload, deployment, self.aim, progress=report)
             except InputError as error:  # such as a recording that leaves one of so many replicas nothing
-                found = not_simulated(self.workload, deployment, self.aim, str(error))
-            self._known[key] = found
-        return self._known[key]
+                self._evaluated[key] = not_simulated(self.workload, deployment, self.aim, str(error))
+        return self._evaluated[key]
 
     def simulated(self, family: Family, count: int) -> bool:
         """Return whether that deployment was simulated."""
-        return (family.name, count) in self._known
+        return (family.name, count) in self._evaluated
 
-    def known(self, prospect: Prospect, place: int) -> Evaluation | None:
-        """Return what was found out about the deployment at a place, if it was simulated."""
-        return self._known.get((prospect.family.name, prospect.family.counts[place])) if place >= 0 else None
+    def known(self, prospect: Prospect, index: int) -> Evaluation | None:
+        """Return what was found out about the deployment at an index, if it was simulated."""
+        return self._evaluated.get((prospect.family.name, prospect.family.counts[index])) if index >= 0 else None
 
     def _judge_by_theory(self, family: Family) -> None:
         """Put a family among the prospects, or among the hopeless."""
@@ -256,7 +255,7 @@ class Search:
             return
         if self.aim.objective == "cost" and not deployment.prefill_replicas:
             fewest = bisect.bisect_left(
-                range(least, len(counts)), True, key=lambda place: not self._too_slow(family, place)
+                range(least, len(counts)), True, key=lambda index: not self._too_slow(family, index)
             )
             if least + fewest == len(counts):
                 excess, why = max(self._too_slow(family, len(counts) - 1))
@@ -267,13 +266,13 @@ class Search:
                 why = max(self._too_slow(family, least - 1))[1]
         self.prospects.append(Prospect(family, least, self._guess(family, least, load_of_one), why))
 
-    def _too_slow(self, family: Family, place: int) -> list[tuple[float, str]]:
+    def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
         """Return the targets that no policy can meet: how many times the limit its latency is at least, and why.
 
         These bounds rise with the rate of one server. What one gets of a router that looks at queues is not known, so
         there they are asked without load.
         """
-        count, deployment = family.counts[place], family.smallest
+        count, deployment = family.counts[index], family.smallest
         if deployment.splits:
             alone, load_said = self._share(deployment.router, count), f"with {counted(count, 'replica')}"
         else:
@@ -290,7 +289,7 @@ class Search:
         return slow
 
     def _guess(self, family: Family, least: int, load_of_one: float) -> int:
-        """Return the place of the fewest replicas that would do if the instant estimates were right."""
+        """Return the index of the fewest replicas that would do if the instant estimates were right."""
         counts, deployment = family.counts, family.smallest
         usual = min(max(bisect.bisect_left(counts, load_of_one / USUAL_RHO), least), len(counts) - 1)
         if not deployment.splits:

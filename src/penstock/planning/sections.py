@@ -44,11 +44,20 @@ class DaySection(Section):
         if minutes is not None:
             minutes = checks.number("plan.day.interval_minutes", minutes, 1 / 60, 1e6, "", "it is a length")
         interval_s = None if minutes is None else 60 * minutes
-        given = self.rates
+        rates = self.rates
         if self.trace is not None:
-            given, workload = "trace", read_trace(folder / checks.path("plan.day.trace", self.trace))
-        found = profile(given, workload, folder, interval_s=interval_s)
-        return found if self.peak_rate is None else found.with_peak(self.peak_rate)
+            rates = "trace"
+            workload = read_trace(folder / checks.path("plan.day.trace", self.trace))
+        of_day = profile(rates, workload, folder, interval_s=interval_s)
+        return of_day if self.peak_rate is None else of_day.with_peak(self.peak_rate)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Day:
+    """What a scenario says of a day, with its rates as they were read."""
+
+    section: DaySection
+    profile: RateProfile
 
 
 class JobSection(Section):
@@ -61,16 +70,33 @@ class JobSection(Section):
     most_replicas: Whole | None = None
     runs: Whole = 5
 
+    def traffic(self, workload: Workload, aim: Aim | None) -> dict[str, Any]:
+        """Return the traffic beside the job, and its targets, as `jobs.plan_job` takes them."""
+        if not self.online:
+            return {}
+        if aim is None:
+            raise InputError("plan.job has online traffic but the plan has no targets for it; give plan.targets")
+        return {"online": workload, "targets": aim.targets}
 
-def peak_of(given: Any, workload: Workload, folder: Path = Path()) -> Workload:
-    """Return the workload at the highest rate of the day that a scenario describes; parameters as for `day_of`."""
-    profile = _day(given).profile(workload, folder)
-    peak = resampled(workload, profile.peak)
-    at = profile.clock(int(profile.rates.argmax()))
-    said = [f"the plan is for the highest rate of the day, {amount(profile.peak)} requests/s from {at}"]
+
+def read_day(given: Any, workload: Workload, folder: Path = Path()) -> Day:
+    """Return the day that a scenario describes; parameters as for `day_of`."""
+    if isinstance(given, Day):
+        return given
+    document = given if isinstance(given, Mapping) else {"rates": given}
+    section = parsed(document, DaySection, "plan.day", "`rates`")
+    return Day(section, section.profile(workload, folder))
+
+
+def peak_of(day: Day, workload: Workload) -> Workload:
+    """Return the workload at the highest rate of a day."""
+    rates = day.profile
+    peak = resampled(workload, rates.peak)
+    at = rates.clock(int(rates.rates.argmax()))
+    notices = [f"the plan is for the highest rate of the day, {amount(rates.peak)} requests/s from {at}"]
     if isinstance(workload.arrivals, Replay):
-        said.append("recorded requests are drawn at random, as Poisson arrivals of that rate")
-    return dataclasses.replace(peak, notices=(*peak.notices, *said))
+        notices.append("recorded requests are drawn at random, as Poisson arrivals of that rate")
+    return dataclasses.replace(peak, notices=(*peak.notices, *notices))
 
 
 def day_of(
@@ -88,7 +114,7 @@ def day_of(
     Parameters
     ----------
     given
-        As it stands in the scenario.
+        As it stands in the scenario, or as `read_day` returns it.
     workload, aim
         As for `plan_day`.
     deployment
@@ -100,18 +126,19 @@ def day_of(
     progress
         As for `plan_day`.
     """
-    section = _day(given)
-    least, most = section.least_replicas, max(deployment.replicas, section.least_replicas)
+    day = read_day(given, workload, folder)
+    least = day.section.least_replicas
+    most = max(deployment.replicas, least)
     most = next((count for count in counts if count >= most), most)
-    if section.most_replicas is not None:
-        most = min(section.most_replicas, most)
+    if day.section.most_replicas is not None:
+        most = min(day.section.most_replicas, most)
     checks.whole("plan.day.least_replicas", least, 1, most, "", "the day has at most so many")
-    found = plan_day(
-        section.profile(workload, folder), workload, deployment, aim, replicas=_between(counts, least, most),
-        most_replicas=most, least_replicas=least, startup_minutes=section.startup_minutes, check=section.check_days,
+    plan = plan_day(
+        day.profile, workload, deployment, aim, replicas=_between(counts, least, most), most_replicas=most,
+        least_replicas=least, startup_minutes=day.section.startup_minutes, check=day.section.check_days,
         progress=progress,
     )  # fmt: skip
-    return dataclasses.replace(found, deployment=deployment)
+    return dataclasses.replace(plan, deployment=deployment)
 
 
 def _between(counts: Sequence[int], least: int, most: int) -> tuple[int, ...]:
@@ -125,8 +152,16 @@ def _between(counts: Sequence[int], least: int, most: int) -> tuple[int, ...]:
     return allowed
 
 
-def _day(given: Any) -> DaySection:
-    return parsed(given if isinstance(given, Mapping) else {"rates": given}, DaySection, "plan.day", "`rates`")
+def read_job(given: Any, workload: Workload, aim: Aim | None, online: Workload) -> JobSection:
+    """Return the job that a scenario describes, once its values can be used; parameters as for `job_of`."""
+    section: JobSection = given
+    if not isinstance(given, JobSection):
+        section = parsed(given, JobSection, "plan.job", "`requests` and `deadline_h`")
+    jobs.checked_job(
+        workload, section.requests, section.deadline_h * HOUR_S, **section.traffic(online, aim),
+        most_replicas=section.most_replicas, runs=section.runs,
+    )  # fmt: skip
+    return section
 
 
 def job_of(
@@ -143,7 +178,7 @@ def job_of(
     Parameters
     ----------
     given
-        As it stands in the scenario.
+        As it stands in the scenario, or as `read_job` returns it.
     workload
         Lengths of the job.
     fleets
@@ -155,16 +190,12 @@ def job_of(
     progress
         As for `penstock.planning.job.plan_job`.
     """
-    section = parsed(given, JobSection, "plan.job", "`requests` and `deadline_h`")
-    if section.online and aim is None:
-        raise InputError("plan.job has online traffic but the plan has no targets for it; give plan.targets")
-    servers = [(each.smallest if isinstance(each, Family) else each).server for each in fleets]
+    online = workload if online is None else online
+    section = read_job(given, workload, aim, online)
+    servers = [(fleet.smallest if isinstance(fleet, Family) else fleet).server for fleet in fleets]
     own = sorted({server.token_budget for server in servers})
-    beside = workload if online is None else online
     budgets = section.token_budgets or (own if len(own) > 1 else ())  # where the search names some, no others
     return jobs.plan_job(
-        workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S,
-        token_budgets=budgets, most_replicas=section.most_replicas, runs=section.runs,
-        online=beside if section.online else None,
-        targets=aim.targets if section.online and aim is not None else (), progress=progress,
+        workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S, token_budgets=budgets,
+        most_replicas=section.most_replicas, runs=section.runs, progress=progress, **section.traffic(online, aim),
     )  # fmt: skip

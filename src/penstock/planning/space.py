@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.planning.per_hardware import accelerators_and_price, with_memory
 from penstock.system.engines import Engine
-from penstock.system.memory import Memory
 from penstock.system.policies import Policy
 from penstock.system.pool import MOST_REPLICAS, Pool
 from penstock.system.presets import hardware as preset
 from penstock.system.routing import resolve_router
-from penstock.system.server import Server, usual_block_size
+from penstock.system.server import Server
 from penstock.words import counted
 
 SPLITTING = ("random", "round-robin")
@@ -89,9 +89,7 @@ class Deployment:
         """Replicas for prompts to replicas that decode, in lowest terms; None where each does both."""
         if not self.prefill_replicas:
             return None
-        decode = self.replicas - self.prefill_replicas
-        common = math.gcd(self.prefill_replicas, decode)
-        return self.prefill_replicas // common, decode // common
+        return _lowest(self.prefill_replicas, self.replicas - self.prefill_replicas)
 
     @property
     def total_accelerators(self) -> int:
@@ -121,11 +119,11 @@ class Deployment:
     @property
     def fleet(self) -> str:
         """How many replicas of what, and behind which router where there are several: the beginning of a sentence."""
-        count, prefill = self.replicas, self.prefill_replicas
-        said = f"{counted(count, 'replica')} of {self.hardware or 'the server'}"
-        if prefill:
-            said += f", {prefill:,} for prompts and {count - prefill:,} that decode"
-        return f"{said} behind {self.router}" if count > 1 else said
+        fleet = f"{counted(self.replicas, 'replica')} of {self.hardware or 'the server'}"
+        if self.prefill_replicas:
+            decode = self.replicas - self.prefill_replicas
+            fleet += f", {self.prefill_replicas:,} for prompts and {decode:,} that decode"
+        return f"{fleet} behind {self.router}" if self.replicas > 1 else fleet
 
     def with_replicas(self, replicas: int) -> "Deployment":
         """Return the same with another number of replicas, in the same ratio of prefill to decode.
@@ -135,7 +133,8 @@ class Deployment:
         InputError
             If so many cannot be divided in that ratio.
         """
-        prefill, ratio = 0, self.ratio
+        prefill = 0
+        ratio = self.ratio
         if ratio:
             prefill = replicas * ratio[0] // sum(ratio)
             if prefill * sum(ratio) != replicas * ratio[0]:
@@ -268,83 +267,110 @@ def search_space(
     ----------
     server
         One replica, for what does not vary.
-    hardware
-        Names of presets; None: the batch times of ``server``.
-    token_budget, max_batch_size, policy
-        Values instead of the server's; empty: its own.
-    router
-        Names in `penstock.ROUTERS`.
-    disaggregation
-        Replicas for prompts to replicas that decode, such as ``"1:2"``; None: each does both.
+    hardware, token_budget, max_batch_size, policy
+        Names of presets (None: the batch times of ``server``), and values instead of the server's; empty: its own.
+    router, disaggregation
+        Names in `penstock.ROUTERS`; replicas for prompts to replicas that decode, such as ``"1:2"`` (None: each does
+        both).
     replicas
         The most, or the numbers allowed; those for prompts and those that decode together.
     kv_tokens
         KV memory of a replica: one number, or one for each hardware, found by a part of its name
         (``{"tp1": 40_000, "tp4": 400_000}``); its rules are the server's. None: as the server has it.
-    price
+    price, max_cost
         Of an accelerator for an hour, in whatever money: one number, or one for each kind, found by a part of its name
-        (``{"a100": 2.0}``). None: accelerators are counted.
-    accelerators
-        Of a replica where ``hardware`` is None; presets know theirs.
-    transfer_ms, transfer_ms_per_token
-        As in `Deployment`.
-    max_cost
-        Dearer deployments are left out.
+        (``{"a100": 2.0}``); None: accelerators are counted. Dearer deployments are left out.
+    accelerators, transfer_ms, transfer_ms_per_token
+        As in `Deployment`, where ``hardware`` is None; presets know their accelerators.
 
     Raises
     ------
     InputError
         If a value cannot be used, or no deployment can exist.
     """
-    counts = _counts(replicas)
-    checks.seconds("transfer_ms", transfer_ms)
-    checks.seconds("transfer_ms_per_token", transfer_ms_per_token)
-    ratios = [_ratio(text) for text in disaggregation]
-    axes: list[tuple[str, Sequence[Any]]] = [
-        ("hardware", hardware), ("token_budget", token_budget or (server.token_budget,)),
-        ("max_batch_size", max_batch_size or (server.max_batch_size,)), ("policy", policy or (server.policy,)),
-        ("router", router), ("disaggregation", ratios),
-    ]  # fmt: skip
-    for name, values in axes:
+    choices = _Choices(_counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token, max_cost)
+    axes: dict[str, Sequence[Any]] = {
+        "hardware": hardware, "token_budget": token_budget or (server.token_budget,),
+        "max_batch_size": max_batch_size or (server.max_batch_size,), "policy": policy or (server.policy,),
+        "router": router, "disaggregation": [_ratio(text) for text in disaggregation],
+    }  # fmt: skip
+    _refuse_sizes(axes)
+    servers = with_memory(server, hardware, kv_tokens)
+    tried = [choices.family(servers[values[0]], *values) for values in itertools.product(*axes.values())]
+    refused = [family for family in tried if isinstance(family, Discarded)]
+    families: dict[str, Family] = {}
+    for family in tried:
+        if isinstance(family, Family):
+            families.setdefault(family.name, family)
+    _refuse_none(families, refused)
+    return Space(tuple(families.values()), tuple(refused), price is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choices:
+    """What all deployments of a search space share."""
+
+    counts: tuple[int, ...]
+    price: float | Mapping[str, float] | None
+    accelerators: int
+    transfer_ms: float
+    transfer_ms_per_token: float
+    max_cost: float | None
+
+    def __post_init__(self) -> None:
+        checks.seconds("transfer_ms", self.transfer_ms)
+        checks.seconds("transfer_ms_per_token", self.transfer_ms_per_token)
+
+    def family(
+        self, server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Policy | Engine,
+        router: str, ratio: tuple[int, int] | None,
+    ) -> Family | Discarded:  # fmt: skip
+        """Return the deployments that differ in the number of replicas alone, or why there are none."""
+        accelerators, price = accelerators_and_price(hardware, self.price, self.accelerators)
+        most = math.inf if self.max_cost is None else self.max_cost
+        allowed = tuple(
+            count
+            for count in self.counts
+            if (not ratio or count % sum(ratio) == 0) and price * accelerators * count <= most
+        )
+        try:
+            if not allowed:
+                split = f", in the ratio {ratio[0]}:{ratio[1]}" if ratio else ""
+                cap = "" if self.max_cost is None else f", costs at most {self.max_cost:g}"
+                raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
+            prefill = allowed[0] * ratio[0] // sum(ratio) if ratio else 0
+            smallest = Deployment(
+                _replica(server, hardware, budget, slots, policy), allowed[0], hardware, router, prefill,
+                accelerators, price, self.transfer_ms, self.transfer_ms_per_token,
+            )  # fmt: skip
+        except InputError as error:
+            by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
+            name = f"{hardware or 'server'}, {getattr(policy, 'name', policy)}, budget {budget}"
+            return Discarded(name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error))
+        return Family(smallest, allowed)
+
+
+def _refuse_sizes(axes: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse a search space that is empty or too large to go through."""
+    for name, values in axes.items():
         if not values:
             raise InputError(f"search.{name} is empty, so there is nothing to deploy; give at least one value")
-    size = math.prod(len(values) for _, values in axes)
+    size = math.prod(len(values) for values in axes.values())
     if size > MOST_FAMILIES:
         raise InputError(
             f"the search space has {size:,} deployments beside the number of replicas, above {MOST_FAMILIES:,}, and "
             "each takes a simulation; search fewer values"
         )
-    servers = {name: _with_memory(server, name, kv_tokens) for name in hardware}
-    _refuse_unused(kv_tokens, hardware)
-    families: dict[str, Family] = {}
-    refused: list[Discarded] = []
-    for name, budget, slots, chosen, routed, ratio in itertools.product(*(values for _, values in axes)):
-        allowed = tuple(count for count in counts if not ratio or count % sum(ratio) == 0)
-        of, cost = _accelerators_and_price(name, price, accelerators)
-        if max_cost is not None:
-            allowed = tuple(count for count in allowed if cost * of * count <= max_cost)
-        words = f"{name or 'server'}, {getattr(chosen, 'name', chosen)}, budget {budget}"
-        try:
-            if not allowed:
-                split = f", in the ratio {ratio[0]}:{ratio[1]}" if ratio else ""
-                cap = "" if max_cost is None else f", costs at most {max_cost:g}"
-                raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
-            count = allowed[0]
-            smallest = Deployment(
-                _replica(servers[name], name, budget, slots, chosen), count, name, routed,
-                count * ratio[0] // sum(ratio) if ratio else 0, of, cost, transfer_ms, transfer_ms_per_token,
-            )  # fmt: skip
-        except InputError as error:
-            by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
-            refused.append(Discarded(words, (counts[0], counts[-1]), len(counts), by, str(error)))
-        else:
-            families.setdefault(smallest.family, Family(smallest, allowed))
-    if not families:
-        whys = list(dict.fromkeys(each.why for each in refused))
-        more = f"; and {len(whys) - _REASONS:,} more reasons" if len(whys) > _REASONS else ""
-        fails = "is worth judging" if any(each.by == "unsuited" for each in refused) else "can exist"
-        raise InputError(f"no deployment of the search space {fails}: {'; or: '.join(whys[:_REASONS])}{more}")
-    return Space(tuple(families.values()), tuple(refused), price is not None)
+
+
+def _refuse_none(families: Mapping[str, Family], refused: Sequence[Discarded]) -> None:
+    """Refuse a search space without a deployment, and say why it has none."""
+    if families:
+        return
+    reasons = list(dict.fromkeys(discarded.why for discarded in refused))
+    more = f"; and {len(reasons) - _REASONS:,} more reasons" if len(reasons) > _REASONS else ""
+    fails = "is worth judging" if any(discarded.by == "unsuited" for discarded in refused) else "can exist"
+    raise InputError(f"no deployment of the search space {fails}: {'; or: '.join(reasons[:_REASONS])}{more}")
 
 
 def _replica(
@@ -368,75 +394,14 @@ def _replica(
     return replica
 
 
-def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[str, int] | None) -> Server:
-    """Return the server with the KV memory of a kind of hardware."""
-    if kv_tokens is None:
-        return server
-    given: Any = kv_tokens
-    if isinstance(kv_tokens, Mapping):
-        given = kv_tokens[_matching("kv_tokens", kv_tokens, hardware or "")]
-    if isinstance(given, str | list | bool):
-        raise InputError(
-            f"kv_tokens is {checks.shown(given)}, but must be the tokens of a replica, or those of each hardware by a "
-            "part of its name, such as {tp1: 40000, tp4: 400000}"
-        )
-    size = usual_block_size(server.policy) if server.memory is None else server.memory.block_size
-    memory = Memory.of_tokens(given, size)
-    if server.memory is not None:
-        memory = dataclasses.replace(server.memory, blocks=memory.blocks)
-    return dataclasses.replace(server, memory=memory, gpu=None)
-
-
-def _refuse_unused(kv_tokens: int | Mapping[str, int] | None, hardware: Sequence[str | None]) -> None:
-    """Refuse sizes of KV memory that no hardware of the search takes: the name is misspelt."""
-    if isinstance(kv_tokens, Mapping):
-        used = {_matching("kv_tokens", kv_tokens, name or "") for name in hardware}
-        if idle := [key for key in kv_tokens if key not in used]:
-            raise InputError(
-                f"kv_tokens names {checks.shown(idle[0])}, which no hardware of the search takes (the longest part of "
-                "its name counts); mend it, or leave it out"
-            )
-
-
-def _matching(what: str, given: Mapping[str, Any], kind: str) -> str:
-    """Return the key that is the longest part of a name."""
-    plain = _plain(kind)
-    found = sorted((key for key in given if _plain(str(key)) and _plain(str(key)) in plain), key=len)
-    if not found:
-        raise InputError(
-            f"no {what} matches {kind.strip() or 'a server without a preset'}: {', '.join(map(str, given)) or 'none'} "
-            "given; add one, or give one number for all"
-        )
-    return found[-1]
-
-
-def _accelerators_and_price(
-    hardware: str | None, price: float | Mapping[str, float] | None, accelerators: int
-) -> tuple[int, float]:
-    """Return the accelerators of a replica, and what each costs."""
-    known = None if hardware is None else preset(hardware)
-    of = accelerators if known is None or known.tensor_parallel is None else known.tensor_parallel
-    if price is None:
-        return of, 1.0
-    if not isinstance(price, Mapping):
-        return of, checks.number("price", price, 1e-9, 1e9, "", "it is money for an accelerator for an hour")
-    kind = "" if known is None else f"{known.accelerator or ''} {hardware}"
-    key = _matching("price", price, kind)
-    return of, checks.number(f"price.{key}", price[key], 1e-9, 1e9, "", "it is money for an hour")
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
 def _counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
     """Return the numbers of replicas that are allowed, rising."""
     why = "it is a number of replicas; a list, or the most"
     if isinstance(replicas, Iterable) and not isinstance(replicas, str):
-        found = sorted({checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", why) for count in replicas})
-        if not found:
+        counts = sorted({checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", why) for count in replicas})
+        if not counts:
             raise InputError("search.replicas is empty, so there is nothing to deploy; give at least one number")
-        return tuple(found)
+        return tuple(counts)
     return tuple(range(1, checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", why) + 1))
 
 
@@ -444,11 +409,17 @@ def _ratio(text: str | None) -> tuple[int, int] | None:
     """Read prefill:decode."""
     if text is None:
         return None
-    found = re.fullmatch(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*", text) if isinstance(text, str) else None
-    if not found or not (int(found[1]) and int(found[2])):
+    match = re.fullmatch(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*", text) if isinstance(text, str) else None
+    prefill, decode = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not prefill or not decode:
         raise InputError(
             f"search.disaggregation is {checks.shown(text)}, but must be replicas for prompts to replicas that decode, "
             'in quotes, such as "1:2"; null: each does both'
         )
-    common = math.gcd(int(found[1]), int(found[2]))
-    return int(found[1]) // common, int(found[2]) // common
+    return _lowest(prefill, decode)
+
+
+def _lowest(prefill: int, decode: int) -> tuple[int, int]:
+    """Return a ratio in lowest terms."""
+    common = math.gcd(prefill, decode)
+    return prefill // common, decode // common

@@ -1,7 +1,7 @@
 """Latency of Sarathi-Serve on conversations by its token budget: end to end, and to the first token."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import altair as alt
@@ -14,8 +14,8 @@ from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Seeds
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.looks import on_grid
 from penstock.reproducing.traced import served_to_the_last, traced
-from penstock.show import charts
 from penstock.simulation.run import Run
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
@@ -46,18 +46,18 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds {settings.seeds}: add what "
             "is missing"
         )
-    workload, said, given = traced(asked, settings.trace)
-    if given.requests is None:
+    workload, origin, scenario = traced(asked, settings.trace)
+    if scenario.requests is None:
         raise InputError("fig-ablation compares as many requests at each budget; give `simulate: {requests: 5000}`")
-    servers = {budget: dataclasses.replace(given.server, token_budget=budget) for budget in settings.budgets}
+    servers = {budget: dataclasses.replace(scenario.server, token_budget=budget) for budget in settings.budgets}
     claims: list[Claim] = []
     rows: list[dict[str, Any]] = []
     charts: dict[str, Any] = {}
-    for place, rate in enumerate(settings.rates):
+    for index, rate in enumerate(settings.rates):
         poisson = workload.with_rate(rate, "poisson")
         medians: dict[str, dict[int, list[float]]] = {m: {b: [] for b in servers} for m in ("e2e_s", "ttft_s")}
         for seed in settings.seeds:
-            runs = served_to_the_last(poisson.with_seed(seed), given.requests, servers)
+            runs = served_to_the_last(poisson.with_seed(seed), scenario.requests, servers)
             for budget, run in runs.items():
                 latency = run.latency().filter(pl.col("metric") != "tbt_s").drop("p95")
                 for row in latency.iter_rows(named=True):
@@ -67,15 +67,15 @@ def _run(asked: Asked, item: Item) -> Reproduction:
                 charts[f"Shares of requests with at most so much E2E and TTFT at {rate:g} requests/s, by budget."] = (
                     _cdfs(runs, rate)
                 )
-            asked.progress((place + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.rates))
+            asked.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.rates))
         claims += _claims(rate, medians["e2e_s"], medians["ttft_s"], poisson, servers)
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), pl.DataFrame(rows), charts,
         "Share of requests with at most so much latency, with the first seed; all budgets see the same requests.",
         assumed=(
-            said,
+            origin,
             "The paper gives neither the rate, nor the GPUs, nor how many requests: one A100, "
-            f"{given.requests:,} requests and the rates {', '.join(f'{rate:g}' for rate in settings.rates)} are "
+            f"{scenario.requests:,} requests and the rates {', '.join(f'{rate:g}' for rate in settings.rates)} are "
             "assumed; its order holds from about 1.9 to 2.3 requests/s, where 128 tokens come to their limit",
             f"Measured medians are means over {len(settings.seeds)} seeds. Verdict `same`: the order holds with every "
             f"seed; the lowest E2E is more than {_TIE:.0%} below the next",
@@ -90,15 +90,15 @@ def _claims(rate: float, e2e: Medians, ttft: Medians, workload: Workload, server
     """
     seeds = range(len(e2e[SMALL]))
     by_seed = [{budget: e2e[budget][seed] for budget in (SMALL, MODERATE, LARGE)} for seed in seeds]
-    lowest = [_lowest(each) for each in by_seed]
+    lowest = [_lowest(medians) for medians in by_seed]
     better = [ttft[LARGE][seed] < ttft[MODERATE][seed] for seed in seeds]
     worst = [ttft[SMALL][seed] > max(ttft[MODERATE][seed], ttft[LARGE][seed]) for seed in seeds]
     at = f"{rate:g} requests/s"
-    first = all(found == MODERATE for found in lowest)
-    why = "" if first else _no_order(by_seed) or _instead(lowest, workload, servers)
+    first = all(budget == MODERATE for budget in lowest)
+    reason = "" if first else _no_order(by_seed) or _instead(lowest, workload, servers)
     disorder = "seeds disagree, or the load is so low that prompts hardly wait for one another"
     return [
-        Claim(f"median E2E, {at}", f"{MODERATE} lowest", _shown(e2e), first, why),
+        Claim(f"median E2E, {at}", f"{MODERATE} lowest", _shown(e2e), first, reason),
         Claim(
             f"median TTFT, {at}", f"{LARGE:,} below {MODERATE}", _shown(ttft), all(better), _unless(better, disorder)
         ),
@@ -117,11 +117,11 @@ def _lowest(medians: Mapping[int, float]) -> int | None:
 
 def _no_order(by_seed: list[dict[int, float]]) -> str:
     """Say with how many seeds the lowest medians tie; nothing where they do with few."""
-    tied = sum(_lowest(each) is None for each in by_seed)
-    if all(min(each.values()) >= (1 - _TIE) * max(each.values()) for each in by_seed):
+    tied = sum(_lowest(medians) is None for medians in by_seed)
+    if all(min(medians.values()) >= (1 - _TIE) * max(medians.values()) for medians in by_seed):
         return f"no order: all within {_TIE:.0%}"
-    said = f"no order in {tied} of {len(by_seed)} seeds: the two lowest are within {_TIE:.0%}"
-    return said if 2 * tied >= len(by_seed) else ""
+    ties = f"no order in {tied} of {len(by_seed)} seeds: the two lowest are within {_TIE:.0%}"
+    return ties if 2 * tied >= len(by_seed) else ""
 
 
 def _unless(held: list[bool], why: str) -> str:
@@ -135,7 +135,7 @@ def _slower(ttft: Medians) -> str:
 
 def _shown(medians: Medians) -> str:
     """Return the mean over seeds of each budget, the lowest first."""
-    means = {budget: sum(each) / len(each) for budget, each in medians.items()}
+    means = {budget: sum(seconds) / len(seconds) for budget, seconds in medians.items()}
     return ", ".join(f"{budget:,}: {means[budget]:#.3g} s" for budget in sorted(means, key=lambda b: means[b]))
 
 
@@ -153,15 +153,14 @@ def _instead(lowest: list[int | None], workload: Workload, servers: Mapping[int,
     )
 
 
-def _cdfs(runs: Mapping[int, Run], rate: float) -> alt.HConcatChart:
+def _cdfs(runs: Mapping[int, Run], rate: float) -> Any:
     """Draw E2E (left) and TTFT (right)."""
     ttft, _, e2e = figures.latency_panels({f"{budget:,}": run for budget, run in runs.items()}, legend="Token budget")
     panels = [
         panel.properties(title=f"{what}, {rate:g} requests/s")
         for panel, what in ((e2e, "End to end"), (ttft, "Time to first token"))
     ]
-    chart: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=charts.GRID)
-    return chart
+    return on_grid(alt.hconcat(*panels))
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-ablation": _run}
+RUN = {"fig-ablation": _run}

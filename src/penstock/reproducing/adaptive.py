@@ -14,6 +14,7 @@ from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.looks import on_grid
 from penstock.show import charts
 from penstock.system.server import Server
 from penstock.theory.region import region
@@ -81,21 +82,22 @@ class _Cell(NamedTuple):
 
 
 def _run(asked: Asked, item: Item) -> Reproduction:
-    settings, given = asked.settings(_Settings), asked.scenario()
-    servers = {name: _server(asked, name, policy, given.server) for name, policy in settings.policies.items()}
-    output = round(given.workload.mean_output)
+    settings = asked.settings(_Settings)
+    scenario = asked.scenario()
+    servers = {name: _server(asked, name, policy, scenario.server) for name, policy in settings.policies.items()}
+    output = round(scenario.workload.mean_output)
     cells = [(point, name) for point in settings.points for name in servers]
     rows, claims = [], []
-    for place, (point, name) in enumerate(cells):
-        found: dict[Kind, _Cell] = {}
+    for index, (point, name) in enumerate(cells):
+        by_kind: dict[Kind, _Cell] = {}
         for kind in settings.lengths:
             prompts, outputs = MAKE[kind](settings.points[point]), MAKE[kind](output)
-            boundary = region(given.server, prompt=prompts, output=outputs).max_rate
-            workload = Workload.poisson(boundary, prompts, outputs, seed=given.workload.seed)
-            found[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)
-            rows.append((point, name, kind, found[kind].known, *found[kind].found))
-        claims += _claims(point, name, found)
-        asked.progress((place + 1) / len(cells))
+            boundary = region(scenario.server, prompt=prompts, output=outputs).max_rate
+            workload = Workload.poisson(boundary, prompts, outputs, seed=scenario.workload.seed)
+            by_kind[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)
+            rows.append((point, name, kind, by_kind[kind].known, *by_kind[kind].found))
+        claims += _claims(point, name, by_kind)
+        asked.progress((index + 1) / len(cells))
     columns = {"point": pl.String, "policy": pl.String, "lengths": pl.String} | dict.fromkeys(
         ("known", "stable_at", "unstable_at"), pl.Float64
     )
@@ -139,10 +141,10 @@ def _server(asked: Asked, name: str, policy: _Policy, given: Server) -> Server:
 def _cell(workload: Workload, server: Server, known: float | None, precision: float) -> _Cell:
     """Search for the share of a workload's rate that a server carries, and say why if it is not the known one."""
     most = max_rate(workload, server, precision=precision, seed=workload.seed)
-    found = Bracket(most.rate / workload.rate, most.above / workload.rate)
-    if known is None or found.holds(known):
-        return _Cell(found, known)
-    return _Cell(found, known, _why(workload, server, known))
+    bracket = Bracket(most.rate / workload.rate, most.above / workload.rate)
+    if known is None or bracket.holds(known):
+        return _Cell(bracket, known)
+    return _Cell(bracket, known, _why(workload, server, known))
 
 
 def _why(workload: Workload, server: Server, known: float) -> str:
@@ -155,8 +157,8 @@ def _why(workload: Workload, server: Server, known: float) -> str:
     )
     where = f"at {share:.3f}, just below the known share,"
     if grow and shrink:
-        said = f"{' and '.join(shrink)}, but {' and '.join(grow)}: the answer depends on the start"
-        return f"{where} {said}, and the test asks that no backlog grows"
+        drifts = f"{' and '.join(shrink)}, but {' and '.join(grow)}: the answer depends on the start"
+        return f"{where} {drifts}, and the test asks that no backlog grows"
     return f"{where} {' and '.join(grow or shrink) or 'the test is undecided'}"
 
 
@@ -175,12 +177,12 @@ def _claims(point: str, name: str, cells: Mapping[Kind, _Cell]) -> list[Claim]:
             ", ".join(f"{kind} {cell.known:.3f}" for kind, cell in known.items()),
             ", ".join(f"{kind} {cell.found}" for kind, cell in known.items()),
             not apart,
-            "; ".join(f"{kind} lengths: {why}" for kind, why in apart.items()),
+            "; ".join(f"{kind} lengths: {reason}" for kind, reason in apart.items()),
         )
     ]
 
 
-def _chart(table: pl.DataFrame) -> alt.HConcatChart:
+def _chart(table: pl.DataFrame) -> Any:
     names, points = list(dict.fromkeys(table["policy"])), list(dict.fromkeys(table["point"]))
     panels = []
     for kind in dict.fromkeys(table["lengths"]):
@@ -199,15 +201,14 @@ def _chart(table: pl.DataFrame) -> alt.HConcatChart:
         bars = base.mark_bar(size=12, stroke="#333333", strokeWidth=0.7).encode(
             x=x, xOffset=offset, y=low, y2="unstable_at:Q", color=colour
         )
-        seen = base.transform_filter("datum.known != null")
+        marked = base.transform_filter("datum.known != null")
         shape = alt.Shape("policy:N", sort=names, scale=alt.Scale(domain=names, range=_SHAPES), legend=legend)
-        dots = seen.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
+        dots = marked.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
             x=x, xOffset=offset, y=alt.Y("known:Q"), shape=shape
         )
         rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
         panels.append(alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300))
-    chart: Any = alt.hconcat(*panels).configure_axis(gridColor=charts.GRID)
-    return chart  # type: ignore[no-any-return]
+    return on_grid(alt.hconcat(*panels))
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"adaptive-policies": _run}
+RUN = {"adaptive-policies": _run}

@@ -82,21 +82,23 @@ class Asked:
                     f"{short(name)} is no section that {self.document['reproduce']['item']} reads, so it would "
                     f"change nothing; leave it out ({', '.join(('reproduce', *sections))} may stand there)"
                 )
-        given = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
+        keys = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
         try:
-            return parsed(given, model, "reproduce", f"{', '.join(model.known_keys()) or 'no keys'}")
+            return parsed(keys, model, "reproduce", f"{', '.join(model.known_keys()) or 'no keys'}")
         except InputError as error:
-            said = str(error)
-            raise InputError(said if said.startswith("reproduce") else f"reproduce.{said}") from None
+            reason = str(error)
+            raise InputError(reason if reason.startswith("reproduce") else f"reproduce.{reason}") from None
 
     def scenario(self, **sections: Any) -> Scenario:
         """Return the file as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
         document = {key: value for key, value in self.document.items() if key != "reproduce"}
         for name, changed in sections.items():
-            given = document.get(name, {})
-            if not isinstance(given, Mapping):
-                raise InputError(f"{name} must be a mapping of keys, not {checks.shown(given)}; give its keys below it")
-            document[name] = {**given, **changed}
+            section = document.get(name, {})
+            if not isinstance(section, Mapping):
+                raise InputError(
+                    f"{name} must be a mapping of keys, not {checks.shown(section)}; give its keys below it"
+                )
+            document[name] = {**section, **changed}
         return build(document, self.folder, str(self.document["reproduce"]["item"]))
 
     def network(self) -> NetworkScenario:

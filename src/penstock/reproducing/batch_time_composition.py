@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import altair as alt
 import numpy as np
@@ -16,10 +16,10 @@ from penstock.errors import InputError
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
 from penstock.reproducing.asked import Asked, Seed
-from penstock.reproducing.batch_times import Milliseconds, Share, Some, channels, profile_in, refuse_other_sections
+from penstock.reproducing.batch_times import Milliseconds, Share, Some, profile_in, refuse_other_sections
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.show import charts
+from penstock.reproducing.looks import channels, on_grid
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace
@@ -79,7 +79,7 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
             f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} models, but a comparison "
             "takes a load or more, and a smaller and a larger model; give those"
         )
-    prompt, output, said = _lengths(asked, settings)
+    prompt, output, origin = _lengths(asked, settings)
     times = {model.name: _times(asked, model) for pair in settings.pairs for model in pair}
     pairs = [pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)]
     if not pairs:
@@ -87,7 +87,7 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
     loads = sorted(set(settings.token_loads))
     rows, full = [], loads[-1]
     variation: dict[tuple[str, int], float] = {}
-    for place, load in enumerate(loads):
+    for index, load in enumerate(loads):
         batches = _batches_of(prompt, output, load, settings)
         for model in itertools.chain.from_iterable(pairs):
             of = times[model.name]
@@ -96,7 +96,7 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
             cv = float(seconds.std() / seconds.mean())
             variation[model.name, load] = cv
             rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
-        asked.progress((place + 1) / len(loads))
+        asked.progress((index + 1) / len(loads))
     most = room_for_composition(settings.relatively_constant)
     claims = [_constant(model, variation[model.name, full], full, most) for pair in pairs for model in pair]
     claims += [_smaller(pair, variation, full) for pair in pairs]
@@ -104,8 +104,8 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
     (worst, at), cv = max(variation.items(), key=lambda each: each[1])
     assumed = (
         "The paper does not publish its times (SGLang): " + _what_for_times(asked, pairs, settings),
-        f"{said}, prompts of at most {settings.longest_prompt:,} and requests of at most {settings.longest:,} tokens: "
-        f"{prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
+        f"{origin}, prompts of at most {settings.longest_prompt:,} and requests of at most {settings.longest:,} tokens"
+        f": {prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
         f"The paper gives no number for 'relatively constant'. Here it means a CV of at most {most:.1%}: the error of "
         f"a staircase with R^2 = {settings.relatively_constant.r2:g}, divided by the mean batch time. Full load means "
         f"{full:,} tokens",
@@ -136,10 +136,10 @@ def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
     file = profile_in(asked.data, settings.lengths.file, "reproduce.lengths.file")
     if file is not None:
         recorded = read_trace(file)
-        workload, said = recorded, "ShareGPT's lengths"
+        workload, origin = recorded, "ShareGPT's lengths"
     else:
         workload = Workload.preset(settings.lengths.preset)
-        said = f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} were drawn"
+        origin = f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} were drawn"
     rows = workload.with_rate(1.0, "poisson").with_seed(settings.seed).requests(_DRAWN_LENGTHS)
     prompt, output = rows.prompt_tokens.astype(np.int64), rows.output_tokens.astype(np.int64)
     short = (prompt <= settings.longest_prompt) & (prompt + output <= settings.longest)
@@ -148,7 +148,7 @@ def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
             f"no request has a prompt of at most {settings.longest_prompt:,} and at most {settings.longest:,} tokens "
             "in all, so no batch can be drawn; raise longest_prompt or longest"
         )
-    return prompt[short], output[short], said
+    return prompt[short], output[short], origin
 
 
 def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | None:
@@ -163,10 +163,10 @@ def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | N
         return read_llmservingsim(file, model.layers, tensor_parallel=model.tensor_parallel).of
     if model.hardware is None:
         return None
-    known = hardware(model.hardware).batch_time
+    model_of = hardware(model.hardware).batch_time
 
     def of(batches: BatchContents) -> Floats:
-        return known.of_batches(
+        return model_of.of_batches(
             batches.prefill,
             batches.decodes,
             batches.prompts + batches.decodes,
@@ -208,20 +208,20 @@ def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -
 
 def _constant(model: _Model, cv: float, full: int, most: float) -> Claim:
     """Compare how much the batch time varies at the full token load with what a good fit leaves."""
-    why = "attention, which reads the tokens before each decode, takes too much of the batch time"
-    return Claim(
+    reason = "attention, which reads the tokens before each decode, takes too much of the batch time"
+    return Claim.judged(
         f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})", f"{cv:.1%}", cv <= most,
-        "" if cv <= most else why,
+        reason,
     )  # fmt: skip
 
 
 def _smaller(pair: list[_Model], variation: dict[tuple[str, int], float], full: int) -> Claim:
     """Compare the variation of a smaller and a larger model."""
     small, large = (variation[model.name, full] for model in pair)
-    return Claim(
+    return Claim.judged(
         f"CV of the larger model, {pair[0].card}", "smaller",
         f"{pair[1].model} {large:.1%}, {pair[0].model} {small:.1%}", large < small,
-        "" if large < small else "attention grew at least as much as the linear layers from one model to the other",
+        "attention grew at least as much as the linear layers from one model to the other",
     )  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def _what_for_times(asked: Asked, pairs: list[list[_Model]], settings: _Composit
 _SOURCES = {"llmservingsim": "LLMServingSim", "vidur": "Vidur"}
 
 
-def _variation_chart(table: pl.DataFrame, most: float) -> alt.LayerChart:
+def _variation_chart(table: pl.DataFrame, most: float) -> Any:
     names = table["model"].unique(maintain_order=True).to_list()
     x = alt.X(
         "token_load:Q", title="Token load (tokens in the batch)",
@@ -263,10 +263,7 @@ def _variation_chart(table: pl.DataFrame, most: float) -> alt.LayerChart:
         .encode(x=x, y=y, **channels("model", names, "Model"))
     )
     rule = alt.Chart(pl.DataFrame({"cv": [most]})).mark_rule(strokeWidth=1.2).encode(y=y)
-    chart: alt.LayerChart = (
-        alt.layer(rule, lines).properties(width=420, height=300).configure_axis(gridColor=charts.GRID)
-    )
-    return chart
+    return on_grid(alt.layer(rule, lines).properties(width=420, height=300))
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-batch-time-composition": _composition}
+RUN = {"fig-batch-time-composition": _composition}

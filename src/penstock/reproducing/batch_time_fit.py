@@ -1,9 +1,8 @@
 """How well a staircase by token load fits batch times."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import altair as alt
 import numpy as np
@@ -21,13 +20,12 @@ from penstock.reproducing.batch_times import (
     Milliseconds,
     Share,
     Some,
-    channels,
     profile_in,
     refuse_other_sections,
 )
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.show import charts
+from penstock.reproducing.looks import channels, on_grid
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 
@@ -74,8 +72,10 @@ class _Fitted:
     @property
     def published(self) -> PiecewiseConstant | None:
         """The paper's staircase, of its own width."""
-        given = self.case.published
-        return None if given is None else PiecewiseConstant(given.c_ms / 1e3, given.a_ms / 1e3, given.b0)
+        constants = self.case.published
+        return (
+            None if constants is None else PiecewiseConstant(constants.c_ms / 1e3, constants.a_ms / 1e3, constants.b0)
+        )
 
 
 def _fits(asked: Asked, item: Item) -> Reproduction:
@@ -88,14 +88,14 @@ def _fits(asked: Asked, item: Item) -> Reproduction:
             "and a largest above b0"
         )
     folder = asked.profile(settings.source)
-    found = []
-    for place, case in enumerate(settings.cases):
-        profile = profile_in(folder, case.file, f"reproduce.cases.{place}.file")
-        found.append(_fitted(case, profile, settings))
-        asked.progress((place + 1) / len(settings.cases))
-    claims = [claim for each in found for claim in _claims_of(each, settings)]
-    assumed, missing = [], [each.case.name for each in found if not each.measured]
-    if len(missing) < len(found):
+    fits = []
+    for index, case in enumerate(settings.cases):
+        profile = profile_in(folder, case.file, f"reproduce.cases.{index}.file")
+        fits.append(_fitted(case, profile, settings))
+        asked.progress((index + 1) / len(settings.cases))
+    claims = [claim for one in fits for claim in _claims_of(one, settings)]
+    assumed, missing = [], [one.case.name for one in fits if not one.measured]
+    if len(missing) < len(fits):
         assumed += [
             f"Batch times are Vidur's medians, summed over all layers without attention, up to {settings.largest:,} "
             "tokens. The paper does not say what it measured",
@@ -107,7 +107,7 @@ def _fits(asked: Asked, item: Item) -> Reproduction:
             "hardware`, linear layers only, which were themselves fitted to loads up to 4,096 tokens: the R^2 of a fit "
             "to measured times needs --data, and only published constants can be compared"
         )
-    rows = _rows(found, settings)
+    rows = _rows(fits, settings)
     text = "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel per model."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), rows, {text: _stairs_chart(rows)},
@@ -135,28 +135,28 @@ def _fitted(case: _Case, file: Path | None, settings: _Fits) -> _Fitted:
     return _Fitted(case, batches, fit(batches, "steps", b0=settings.b0), file is not None)
 
 
-def _claims_of(found: _Fitted, settings: _Fits) -> list[Claim]:
-    case = found.case
-    claims, reached = [], found.stairs.r2
-    if found.measured:
+def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
+    case = fitted.case
+    claims, reached = [], fitted.stairs.r2
+    if fitted.measured:
         claims.append(
-            Claim(
+            Claim.judged(
                 f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}", reached > settings.r2,
-                "" if reached > settings.r2 else _SMALLER_STEPS,
+                _SMALLER_STEPS,
             )
         )  # fmt: skip
-    published = found.published
+    published = fitted.published
     if published is not None:
-        kept = r2(found.batches.seconds, published(found.batches.tokens))
+        kept = r2(fitted.batches.seconds, published(fitted.batches.tokens))
         claims.append(
-            Claim(
+            Claim.judged(
                 f"R^2 of the published constants, {case.name}", f"above {settings.r2:g}", f"{kept:.3f}",
                 kept > settings.r2,
-                "" if kept > settings.r2 else _why_low(found, published),
+                _why_low(fitted, published),
             )
         )  # fmt: skip
-    if found.measured:
-        claims += _parameters(found, published, settings)
+    if fitted.measured:
+        claims += _parameters(fitted, published, settings)
     return claims
 
 
@@ -165,51 +165,50 @@ _SMALLER_STEPS = "on more GPUs the times also have smaller steps, of 64 tokens (
 _ROUNDED_OFF = "the catalogue has straight lines between some loads there, which round steps off; give --data"
 
 
-def _why_low(found: _Fitted, published: PiecewiseConstant) -> str:
-    bias = float(published(found.batches.tokens).sum() / found.batches.seconds.sum() - 1)
-    said = f"summed, the published times are {bias:+.1%} off these, of linear layers only; fitted anew, R^2 is "
-    return f"{said}{found.stairs.r2:.3f}" + ("" if found.measured else f", as {_ROUNDED_OFF}")
+def _why_low(fitted: _Fitted, published: PiecewiseConstant) -> str:
+    bias = float(published(fitted.batches.tokens).sum() / fitted.batches.seconds.sum() - 1)
+    reason = f"summed, the published times are {bias:+.1%} off these, of linear layers only; fitted anew, R^2 is "
+    return f"{reason}{fitted.stairs.r2:.3f}" + ("" if fitted.measured else f", as {_ROUNDED_OFF}")
 
 
-def _parameters(found: _Fitted, published: PiecewiseConstant | None, settings: _Fits) -> list[Claim]:
+def _parameters(fitted: _Fitted, published: PiecewiseConstant | None, settings: _Fits) -> list[Claim]:
     """Compare c, a and the width of a step, with their 95% intervals."""
-    claims, name = [], found.case.name
+    claims, name = [], fitted.case.name
     if published is not None:
-        parameters = {key: [1e3 * value for value in found.stairs.parameters[key]] for key in ("c", "a")}
+        parameters = {key: [1e3 * value for value in fitted.stairs.parameters[key]] for key in ("c", "a")}
         inside = {key: low <= 1e3 * getattr(published, key) <= high for key, (_, low, high) in parameters.items()}
-        said = ", ".join(f"{key} {v:.2f} ({low:.2f}..{high:.2f})" for key, (v, low, high) in parameters.items())
+        constants = ", ".join(f"{key} {v:.2f} ({low:.2f}..{high:.2f})" for key, (v, low, high) in parameters.items())
         outside = " and ".join(key for key, held in inside.items() if not held)
         claims.append(
             Claim(
-                f"constants, {name}", f"c {1e3 * published.c:.2f}, a {1e3 * published.a:.2f} ms", f"{said} ms",
+                f"constants, {name}", f"c {1e3 * published.c:.2f}, a {1e3 * published.a:.2f} ms", f"{constants} ms",
                 not outside, f"{outside} outside the 95% interval; {_SMALLER_STEPS}" if outside else "",
             )
         )  # fmt: skip
-    free = fit(found.batches, "steps")
+    free = fit(fitted.batches, "steps")
     width, low, high = free.parameters["b0"]
     expected = settings.b0 if published is None else published.b0
     same = low <= expected <= high
     claims.append(
-        Claim(
+        Claim.judged(
             f"tokens of a step, {name}", f"{expected}", f"{width:.0f} ({low:.0f}..{high:.0f})", same,
-            "" if same
-            else f"R^2 {free.r2:.3f} with this step, {found.stairs.r2:.3f} with {settings.b0}: {_SMALLER_STEPS}",
+            f"R^2 {free.r2:.3f} with this step, {fitted.stairs.r2:.3f} with {settings.b0}: {_SMALLER_STEPS}",
         )
     )  # fmt: skip
     return claims
 
 
-def _rows(found: list[_Fitted], settings: _Fits) -> pl.DataFrame:
+def _rows(fits: list[_Fitted], settings: _Fits) -> pl.DataFrame:
     """Return measured times, and at the ends of the steps those of the staircases."""
     rows: list[tuple[str, str, str, float, float]] = []
-    for each in found:
-        about = (each.case.model, f"TP{each.case.tensor_parallel}")
+    for fitted in fits:
+        about = (fitted.case.model, f"TP{fitted.case.tensor_parallel}")
         parts: list[tuple[str, BatchTime | None]] = [
-            ("fitted", each.stairs.model),
-            ("published", each.published),
+            ("fitted", fitted.stairs.model),
+            ("published", fitted.published),
         ]
-        points = zip(each.batches.tokens.tolist(), (1e3 * each.batches.seconds).tolist(), strict=True)
-        rows += [(*about, "measured" if each.measured else "catalogue", load, ms) for load, ms in points]
+        points = zip(fitted.batches.tokens.tolist(), (1e3 * fitted.batches.seconds).tolist(), strict=True)
+        rows += [(*about, "measured" if fitted.measured else "catalogue", load, ms) for load, ms in points]
         for kind, model in parts:
             if model is not None:
                 width = model.b0 if isinstance(model, PiecewiseConstant) else settings.b0
@@ -219,7 +218,7 @@ def _rows(found: list[_Fitted], settings: _Fits) -> pl.DataFrame:
     return pl.DataFrame(rows, ["model", "degree", "kind", "tokens", "ms"], orient="row")
 
 
-def _stairs_chart(rows: pl.DataFrame) -> alt.HConcatChart:
+def _stairs_chart(rows: pl.DataFrame) -> Any:
     degrees = sorted(rows["degree"].unique())
     look = channels("degree", degrees, "Tensor parallel")
     marks = ["circle", "square", "triangle-up", "diamond"]
@@ -255,8 +254,7 @@ def _stairs_chart(rows: pl.DataFrame) -> alt.HConcatChart:
             thin = published.mark_line(strokeWidth=0.9, color="black", interpolate="step-before")
             layers.append(thin.encode(x=x, y=y, detail="degree:N", opacity=named))
         panels.append(alt.layer(*layers).properties(width=330, height=300, title=model))
-    chart: alt.HConcatChart = alt.hconcat(*panels).resolve_scale(y="shared").configure_axis(gridColor=charts.GRID)
-    return chart
+    return on_grid(alt.hconcat(*panels).resolve_scale(y="shared"))
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-batch-time-fit": _fits}
+RUN = {"fig-batch-time-fit": _fits}

@@ -1,16 +1,14 @@
-"""What both figures of batch times need: the numbers they accept, the sections they refuse, and the look of lines."""
+"""What both figures of batch times need: the numbers they accept, and the sections they refuse."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import altair as alt
 from pydantic import Field
 
 from penstock import checks
 from penstock.document import Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
-from penstock.show import charts
 
 Some = Annotated[Whole, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -46,16 +44,3 @@ def refuse_other_sections(asked: Asked) -> None:
             f"the scenario has {', '.join(other)}, but {asked.document['reproduce']['item']} simulates nothing and "
             "reads the section `reproduce` only; leave the rest out"
         )
-
-
-def channels(field: str, names: list[str], title: str) -> dict[str, Any]:
-    """Colour and dash by a field, one legend for both."""
-    legend = alt.Legend(
-        title=title, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260, columns=1
-    )
-    colours = [charts.COLOURS[i % len(charts.COLOURS)] for i in range(len(names))]
-    dashes = [list(charts.DASHES[i % len(charts.DASHES)]) for i in range(len(names))]
-    return {
-        "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
-    }

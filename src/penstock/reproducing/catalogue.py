@@ -88,7 +88,7 @@ def item(name: Any) -> Item:
     InputError
         If there is none, with the nearest.
     """
-    names = [each.name for each in ITEMS]
+    names = [known.name for known in ITEMS]
     if name not in names:
         raise InputError(
             f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario file)"
@@ -162,12 +162,14 @@ def reproduce(
     return found.of_changed(changed) if changed else found
 
 
-def _changed(own: Any, given: Any, samples: Collection[str], key: str = "") -> list[str]:
+def _changed(own: Any, document: Any, samples: Collection[str], key: str = "") -> list[str]:
     """Return the keys of a scenario whose values are others than the item's own; a larger sample is none."""
-    if isinstance(own, Mapping) and isinstance(given, Mapping):
-        below = [(f"{key}.{name}".lstrip("."), name) for name in dict.fromkeys([*own, *given])]
-        return [each for path, name in below for each in _changed(own.get(name), given.get(name), samples, path)]
-    if own == given:
+    if isinstance(own, Mapping) and isinstance(document, Mapping):
+        below = [(f"{key}.{name}".lstrip("."), name) for name in dict.fromkeys([*own, *document])]
+        return [
+            changed for path, name in below for changed in _changed(own.get(name), document.get(name), samples, path)
+        ]
+    if own == document:
         return []
-    larger = isinstance(own, int) and isinstance(given, int) and given > own
+    larger = isinstance(own, int) and isinstance(document, int) and document > own
     return [] if larger and key in samples else [key]

@@ -39,6 +39,11 @@ class Claim:
         if self.same is False and not self.why:
             raise InputError(f"the claim {self.what!r} differs without a reason; give one")
 
+    @classmethod
+    def judged(cls, what: str, published: str, measured: str, same: bool, why: str) -> "Claim":
+        """Return a claim that gives its reason only where it differs."""
+        return cls(what, published, measured, same, "" if same else why)
+
     @property
     def verdict(self) -> Sameness:
         """In one word."""
@@ -84,12 +89,12 @@ class Reproduction:
 
     def of_changed(self, keys: Sequence[str]) -> "Reproduction":
         """Return the same of a scenario that was changed, of which nothing is judged."""
-        said = (
+        note = (
             f"the scenario was changed ({', '.join(keys)}): nothing is judged; what was published belongs to the "
             "item's own scenario, what a theorem gives is computed for yours"
         )
         claims = tuple(dataclasses.replace(claim, same=None, why="") for claim in self.claims)
-        return dataclasses.replace(self, claims=claims, assumed=(said, *self.assumed), changed=tuple(keys))
+        return dataclasses.replace(self, claims=claims, assumed=(note, *self.assumed), changed=tuple(keys))
 
     @property
     def differing(self) -> tuple[Claim, ...]:

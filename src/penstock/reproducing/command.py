@@ -1,7 +1,9 @@
 """The command ``penstock reproduce``: tables and figures of the paper, measured again."""
 
+import functools
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,43 +43,44 @@ def reproduce(
             terminal_reproduce.print_items()
         return
     file = Path(what) if is_file(what) else None
-    names = [each.name for each in ITEMS] if what == "all" else [what if file else item(what).name]
-    index = ["index.html"] if what == "all" else []
-    check_folder(out, [*index, *(written for name in names for written in files_of(asked_of(name).name, file))])
+    names = [known.name for known in ITEMS] if what == "all" else [what if file else item(what).name]
+    written = [path for name in names for path in files_of(asked_of(name).name, file)]
+    check_folder(out, ["index.html", *written] if what == "all" else written)
     progress.announce_compilation()
-    found = []
+    results = []
     with progress.bar("Reproducing") as show:
-        for place, name in enumerate(names):
-
-            def part(share: float, place: int = place, name: str = name) -> None:
-                show((place + share) / len(names), name)
-
+        for index, name in enumerate(names):
+            part = functools.partial(_part, show, index, names)
             part(0.0)
-            found.append(measure(name, data=data, progress=part))
-            write(found[-1], out, file)
-    old_index = what != "all" and index_is_old(found[0], out)
+            results.append(measure(name, data=data, progress=part))
+            write(results[-1], out, file)
+    old_index = what != "all" and index_is_old(results[0], out)
     if what == "all":
-        write_index(found, out)
+        write_index(results, out)
     if as_json:
-        print_json({"items": [each.as_dict() for each in found]})
+        print_json({"items": [result.as_dict() for result in results]})
         return
-    if len(found) == 1:
-        terminal_reproduce.print_reproduction(found[0])
-        print()
+    if len(results) == 1:
+        terminal_reproduce.print_reproduction(results[0])
     else:
-        terminal_reproduce.print_summary(found)
-        print()
+        terminal_reproduce.print_summary(results)
+    print()
     say_written("Written", [out], as_json)
     if old_index:
         print(
-            f"{out / 'index.html'} still shows the earlier run of {found[0].name}; `penstock reproduce all --out "
+            f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock reproduce all --out "
             f"{shlex.quote(str(out))}` writes it anew",
             file=sys.stderr,
         )
-    for path in [left(each.name, out) for each in found] if file is None else []:
+    for path in [left(result.name, out) for result in results] if file is None else []:
         if path is not None:
             print(
                 f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
                 f"{shlex.quote(str(path))}` measures it",
                 file=sys.stderr,
             )
+
+
+def _part(show: Callable[[float, str], None], index: int, names: Sequence[str], share: float) -> None:
+    """Show how much of all items is done."""
+    show((index + share) / len(names), names[index])

@@ -1,7 +1,6 @@
 """The stability region under a max batch size: the four vertices of the paper, and the region itself."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import altair as alt
@@ -14,6 +13,7 @@ from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.looks import on_grid
 from penstock.show import charts
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.server import Server
@@ -31,24 +31,24 @@ class _Settings(Section):
 
 def _run(asked: Asked, item: Item) -> Reproduction:
     settings = asked.settings(_Settings)
-    given = asked.scenario()
-    server, prompt = given.server, round(given.workload.mean_prompt)
+    scenario = asked.scenario()
+    server, prompt = scenario.server, round(scenario.workload.mean_prompt)
     model, slots = _staircase(server)
     _refuse_other_hypotheses(server, model, slots, settings.beyond_b0)
-    found = region(server, prompt=prompt)
+    hull = region(server, prompt=prompt)
     vertices = published_vertices(server)
     rows, claims = [], []
     for name, at in vertices.items():
-        reached = found.scale(at)
+        reached = hull.scale(at)
         same = abs(reached - 1) < _EQUAL
         reason = _SHORT.format(prompt) if reached < 1 else _INSIDE
         carried = _tokens(tuple(reached * np.array(at)))
-        claims.append(Claim(f"vertex {name}", _tokens(at), carried, same, "" if same else reason))
+        claims.append(Claim.judged(f"vertex {name}", _tokens(at), carried, same, reason))
         rows.append(("paper", name, *at))
-    rows += [("region", "", *at) for at in found.vertices.tolist()]
-    claims.append(_extreme(server, vertices, found.vertices))
+    rows += [("region", "", *at) for at in hull.vertices.tolist()]
+    claims.append(_extreme(server, vertices, hull.vertices))
     claims.append(_beyond(server, settings.beyond_b0, prompt))
-    chart = _chart(found.vertices, vertices)
+    chart = _chart(hull.vertices, vertices)
     text = (
         "Stability region: prefill tokens per second against decode tokens per second, with the vertices A, B, C and D."
     )
@@ -113,14 +113,13 @@ def published_vertices(server: Server) -> dict[str, tuple[float, float]]:
     }
 
 
-def _extreme(server: Server, vertices: dict[str, tuple[float, float]], found: Floats) -> Claim:
+def _extreme(server: Server, vertices: dict[str, tuple[float, float]], corners: Floats) -> Claim:
     """Compare whether C is a vertex with the condition that decides it."""
     model, slots = _staircase(server)
     condition = (slots - 1) * (model.b0 - slots) > model.b0 * model.c / model.a
-    is_vertex = bool(np.any(np.all(np.isclose(found, vertices["C"], rtol=1e-6), axis=1)))
-    return Claim(
+    is_vertex = bool(np.any(np.all(np.isclose(corners, vertices["C"], rtol=1e-6), axis=1)))
+    return Claim.judged(
         "C is a vertex of the hull", "yes, of conv(O, A, B, C, D)", "yes" if is_vertex else "no", is_vertex,
-        "" if is_vertex else
         f"the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > b0 c / a, which "
         f"{'holds' if condition else 'does not hold'} here",
     )  # fmt: skip
@@ -132,15 +131,15 @@ def _beyond(server: Server, slots: int, prompt: int) -> Claim:
     vertex = published_vertices(wide)["D"][1]
     best = region(wide, prompt=prompt).scale((0.0, 1.0))
     same = abs(best / vertex - 1) < _EQUAL
-    return Claim(
+    return Claim.judged(
         f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode tokens/s",
-        same, "" if same else
-        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that is filled to a step "
-        "of the batch time carries more",
+        same,
+        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that is filled to a step of "
+        "the batch time carries more",
     )  # fmt: skip
 
 
-def _chart(region: Floats, vertices: dict[str, tuple[float, float]]) -> alt.LayerChart:
+def _chart(region: Floats, vertices: dict[str, tuple[float, float]]) -> Any:
     """Draw the region, and the vertices of the paper with their names."""
     axes: dict[str, Any] = {
         "x": alt.X("prefill:Q", title="Prefill tokens/s", axis=alt.Axis(tickCount=6)),
@@ -155,14 +154,11 @@ def _chart(region: Floats, vertices: dict[str, tuple[float, float]]) -> alt.Laye
     points = named.mark_point(filled=True, size=70, color=charts.OUTLINE, opacity=1)
     words = named.mark_text(dx=14, dy=-8, fontSize=14, fontWeight="bold").encode(text="vertex:N")
     layers = [line.encode(order="order:Q", **axes), points, words]
-    chart: alt.LayerChart = (
-        alt.LayerChart(layer=layers).properties(width=430, height=360).configure_axis(gridColor=charts.GRID)
-    )
-    return chart
+    return on_grid(alt.LayerChart(layer=layers).properties(width=430, height=360))
 
 
 def _tokens(at: tuple[float, ...]) -> str:
     return f"({at[0]:,.1f}, {at[1]:,.1f}) tokens/s"
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-hull": _run}
+RUN = {"fig-hull": _run}

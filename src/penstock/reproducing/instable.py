@@ -1,7 +1,7 @@
 """Figure 1: two schedulers lose a load that two carry, and requests in the system while a code trace is served."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 import altair as alt
@@ -35,34 +35,35 @@ class _Verdicts(Section):
 
 
 def _left(asked: Asked, item: Item) -> Reproduction:
-    settings, given = asked.settings(_Verdicts), asked.scenario()
+    settings = asked.settings(_Verdicts)
+    scenario = asked.scenario()
     if not any(name in PUBLISHED for name in settings.policies):
         raise InputError(
             f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of which Figure 1 shows "
             f"none, so nothing can be compared; add one of {', '.join(PUBLISHED)}"
         )
-    budgets = list(dict.fromkeys([given.server.token_budget, *settings.other_budgets]))
-    found: dict[int, dict[str, Answer]] = {}
-    for place, budget in enumerate(budgets):
-        found[budget] = {}
+    budgets = list(dict.fromkeys([scenario.server.token_budget, *settings.other_budgets]))
+    answers: dict[int, dict[str, Answer]] = {}
+    for index, budget in enumerate(budgets):
+        answers[budget] = {}
         for name in settings.policies:
-            server = dataclasses.replace(_under(asked, given.server, name), token_budget=budget)
-            found[budget][name] = check(given.workload, server, requests=given.requests, until=given.until)
-        asked.progress((place + 1) / len(budgets))
-    first = found[budgets[0]]
+            server = dataclasses.replace(_under(asked, scenario.server, name), token_budget=budget)
+            answers[budget][name] = check(scenario.workload, server, requests=scenario.requests, until=scenario.until)
+        asked.progress((index + 1) / len(budgets))
+    first = answers[budgets[0]]
     claims = [
         Claim(f"{name} at {budgets[0]:,} tokens", PUBLISHED[name], _judged(answer), *_same(answer, PUBLISHED[name]))
         for name, answer in first.items()
         if name in PUBLISHED
     ]
-    claims += [_at_budget(budget, found[budget]) for budget in budgets[1:]]
+    claims += [_at_budget(budget, answers[budget]) for budget in budgets[1:]]
     rho = next(iter(first.values())).certificate.rho
-    lost = [f"{budget:,}" for budget in budgets if next(iter(found[budget].values())).certificate.rho > 1]
+    lost = [f"{budget:,}" for budget in budgets if next(iter(answers[budget].values())).certificate.rho > 1]
     because = f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable" if lost else ""
     chart = figures.tokens_over_time({name: answer.run for name, answer in first.items()})
-    text = f"Uncompleted tokens in the system over time at {given.workload.rate:g} requests/s, a line per policy."
+    text = f"Uncompleted tokens in the system over time at {scenario.workload.rate:g} requests/s, a line per policy."
     return Reproduction(
-        item.name, item.title, item.source, tuple(claims), _verdict_rows(found), {text: chart},
+        item.name, item.title, item.source, tuple(claims), _verdict_rows(answers), {text: chart},
         "A verdict is that of a theorem, or else of a sequential test that starts from large backlogs and is wrong "
         "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near zero on the left; the "
         "log scale on the right tells it from others.",
@@ -105,8 +106,8 @@ def _at_budget(budget: int, answers: Mapping[str, Answer]) -> Claim:
     """Compare the verdicts at another token budget with what the load allows."""
     rho = next(iter(answers.values())).certificate.rho
     overloaded = rho > 1
-    expected = {name: "unstable" if overloaded else said for name, said in PUBLISHED.items() if name in answers}
-    wrong = [name for name, said in expected.items() if answers[name].verdict != said]
+    expected = {name: "unstable" if overloaded else answer for name, answer in PUBLISHED.items() if name in answers}
+    wrong = [name for name, answer in expected.items() if answers[name].verdict != answer]
     by_verdict: dict[str, list[str]] = {}
     for name in expected:
         by_verdict.setdefault(answers[name].verdict, []).append(name)
@@ -114,14 +115,14 @@ def _at_budget(budget: int, answers: Mapping[str, Answer]) -> Claim:
         f"all {verdict}" if len(names) == len(expected) else f"{verdict}: {', '.join(names)}"
         for verdict, names in by_verdict.items()
     )
-    why = f"the load alone is too much, so the figure cannot be made with {budget:,} tokens" if overloaded else ""
+    reason = f"the load alone is too much, so the figure cannot be made with {budget:,} tokens" if overloaded else ""
     if wrong:
-        why = "; ".join(f"{name}: {_same(answers[name], expected[name])[1]}" for name in wrong)
+        reason = "; ".join(f"{name}: {_same(answers[name], expected[name])[1]}" for name in wrong)
     published = "all unstable by Theorem 1(a)" if overloaded else "as in Figure 1"
-    return Claim(f"all at {budget:,} tokens, rho {rho:.3f}", published, measured, not wrong, why)
+    return Claim(f"all at {budget:,} tokens, rho {rho:.3f}", published, measured, not wrong, reason)
 
 
-def _verdict_rows(found: Mapping[int, Mapping[str, Answer]]) -> pl.DataFrame:
+def _verdict_rows(by_budget: Mapping[int, Mapping[str, Answer]]) -> pl.DataFrame:
     rows = [
         {
             "token_budget": budget,
@@ -132,7 +133,7 @@ def _verdict_rows(found: Mapping[int, Mapping[str, Answer]]) -> pl.DataFrame:
             "drift_of_the_test": answer.stability.drift if answer.stability.interval else None,
             "growth_of_the_run": answer.run.growth_tokens_per_s / answer.certificate.load.offered_tokens_per_s,
         }
-        for budget, answers in found.items()
+        for budget, answers in by_budget.items()
         for name, answer in answers.items()
     ]
     return pl.DataFrame(rows)
@@ -166,25 +167,25 @@ def _right(asked: Asked, item: Item) -> Reproduction:
             f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds {settings.seeds}: add "
             "what is missing"
         )
-    workload, said, given = traced(asked, settings.trace)
-    servers = {name: _under(asked, given.server, name) for name in settings.policies}
+    workload, origin, scenario = traced(asked, settings.trace)
+    servers = {name: _under(asked, scenario.server, name) for name in settings.policies}
     claims, rows, charts = [], [], {}
-    for place, case in enumerate(settings.cases):
-        seen: dict[str, list[_Served]] = {name: [] for name in servers}
+    for index, case in enumerate(settings.cases):
+        served: dict[str, list[_Served]] = {name: [] for name in servers}
         for seed in settings.seeds:
             drawn = workload.with_rate(case.rate, case.arrivals).with_seed(seed)
             runs = served_to_the_last(drawn, settings.requests, servers)
             horizon = max(run.seconds for run in runs.values())
             for name, run in runs.items():
                 sojourns = run.e2e.total * run.tick_s
-                seen[name].append(_Served(sojourns / horizon, run.seconds))
+                served[name].append(_Served(sojourns / horizon, run.seconds))
                 values = (case.rate, case.arrivals, seed, name, sojourns / horizon, run.e2e.mean * run.tick_s)
                 rows.append((*values, run.seconds))
             if seed == settings.seeds[0]:
                 text, chart = _waiting(case, runs)
                 charts[text] = chart
-            asked.progress((place + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
-        claims.append(_least(case, seen))
+            asked.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
+        claims.append(_least(case, served))
     columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
     count = f"{settings.requests:,} requests"
     return Reproduction(
@@ -192,24 +193,24 @@ def _right(asked: Asked, item: Item) -> Reproduction:
         "Runs of the first seed. Marks show which lines lie on each other. When each policy has served the last "
         "request, of which the paper says nothing, is in the table (last leaves s).",
         assumed=(
-            said,
+            origin,
             f"The paper says `a finite, fixed workload with the same arrival rate`, which is that of the figure's left "
             f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. It claims nothing at "
             "other rates; they check whether its order holds there too",
-            f"The paper gives no token budget: {given.server.token_budget:,} is assumed, as on the left",
+            f"The paper gives no token budget: {scenario.server.token_budget:,} is assumed, as on the left",
             f"A mean is over the time until every policy has served the last request, and over {len(settings.seeds)} "
             f"seeds. Verdict `same`: no policy has a lower mean than {BEST}",
         ),
     )  # fmt: skip
 
 
-def _least(case: _Case, seen: Mapping[str, list[_Served]]) -> Claim:
+def _least(case: _Case, served: Mapping[str, list[_Served]]) -> Claim:
     """Compare which policy has the fewest requests on average over the seeds, and say in how many of them."""
-    means = {name: sum(each.mean for each in values) / len(values) for name, values in seen.items()}
+    means = {name: sum(run.mean for run in values) / len(values) for name, values in served.items()}
     best = min(means, key=lambda name: means[name])
     first = means[BEST] <= means[best]
-    seeds = range(len(seen[BEST]))
-    won = sum(all(values[seed].mean >= seen[BEST][seed].mean for values in seen.values()) for seed in seeds)
+    seeds = range(len(served[BEST]))
+    won = sum(all(values[seed].mean >= served[BEST][seed].mean for values in served.values()) for seed in seeds)
     shown = ", ".join(f"{name} {means[name]:,.1f}" for name in sorted(means, key=lambda name: means[name]))
     reasons = [f"{BEST} has the fewest in {won} of {len(seeds)} seeds"] if won < len(seeds) else []
     if not first:
@@ -229,4 +230,4 @@ def _waiting(case: _Case, runs: Mapping[str, Run]) -> tuple[str, alt.Chart]:
     return text, chart.configure_axis(gridColor=charts.GRID)
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-instable-left": _left, "fig-instable-right": _right}
+RUN = {"fig-instable-left": _left, "fig-instable-right": _right}

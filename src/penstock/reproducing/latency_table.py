@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import altair as alt
@@ -18,6 +17,7 @@ from penstock.errors import InputError
 from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.looks import on_grid
 from penstock.show import charts
 from penstock.show.page import Table
 from penstock.simulation.run import Run
@@ -116,19 +116,19 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             "reproduce.schedulers is empty, but the table compares families of schedulers; give one, such as paper: "
             "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
         )
-    given = asked.scenario()
-    workload, assumed = given.workload, []
+    scenario = asked.scenario()
+    workload, assumed = scenario.workload, []
     if settings.trace is not None:
-        recorded, said = asked.recorded(settings.trace)
+        recorded, origin = asked.recorded(settings.trace)
         workload = recorded.with_rate(workload.rate, "poisson")
         assumed.append(
-            f"{said}; its requests are drawn at random, {settings.requests:,} in each of {settings.seeds} runs"
+            f"{origin}; its requests are drawn at random, {settings.requests:,} in each of {settings.seeds} runs"
         )
     families = []
-    for place, (name, rows) in enumerate(settings.schedulers.items()):
+    for index, (name, rows) in enumerate(settings.schedulers.items()):
         families.append(_family(asked, name, rows, settings, workload))
-        asked.progress((place + 1) / len(settings.schedulers))
-    budget = given.server.token_budget
+        asked.progress((index + 1) / len(settings.schedulers))
+    budget = scenario.server.token_budget
     assumed += [
         "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but a decode alone takes "
         "47 ms and its TBT are 0.04 to 0.65: they are seconds",
@@ -163,14 +163,14 @@ def _family(asked: Asked, name: str, rows: dict[str, Any], settings: _Settings, 
         )
     seconds = np.empty((settings.seeds, len(rows), len(METRICS), len(PERCENTILES)))
     overloaded = set()
-    for place, (scheduler, document) in enumerate(rows.items()):
+    for index, (scheduler, document) in enumerate(rows.items()):
         row = parsed(document, _Row, f"reproduce.schedulers.{name}.{scheduler}", "a server")
         server = asked.scenario(server=row.server).server
         if row.flat_beyond is not None:
             server = dataclasses.replace(server, batch_time=_flat(server.batch_time, row.flat_beyond))
         for seed in range(settings.seeds):
             drawn = _drawn(workload.with_seed(workload.seed + seed), settings.requests, row.longest_gap)
-            seconds[seed, place] = _latency(simulate(drawn, server))
+            seconds[seed, index] = _latency(simulate(drawn, server))
         if _is_overloaded(workload, server):
             overloaded.add(scheduler)
     return _Family(name, tuple(rows), seconds, frozenset(overloaded))
@@ -202,7 +202,7 @@ def _latency(run: Run) -> Floats:
     rows = run.requests
     arrival, first, last = (rows[name].to_numpy() * 1e-9 for name in ("arrival_ns", "first_token_ns", "finish_ns"))
     samples = (last - arrival, first - arrival, (last - first) / rows["output_tokens"].to_numpy())
-    return np.array([np.percentile(each, PERCENTILES) for each in samples])
+    return np.array([np.percentile(sample, PERCENTILES) for sample in samples])
 
 
 def _orders(family: _Family) -> list[Claim]:
@@ -215,16 +215,16 @@ def _orders(family: _Family) -> list[Claim]:
         at = family.mean[:, METRICS.index(metric)]
         first = np.where(at[family.schedulers.index(best)] < (1 + _TIE) * at.min(axis=0), best, "")
         lowest = [name or family.schedulers[i] for name, i in zip(first.tolist(), at.argmin(axis=0), strict=True)]
-        said = {
+        where_lowest = {
             name: ", ".join(f"P{p}" for p, low in zip(PERCENTILES, lowest, strict=True) if low == name)
             for name in dict.fromkeys(lowest)
         }
         same = set(lowest) == {best}
-        others = " and ".join(f"{name} at {where}" for name, where in said.items())
+        others = " and ".join(f"{name} at {where}" for name, where in where_lowest.items())
         claims.append(
-            Claim(
+            Claim.judged(
                 f"lowest {metric}, {family.label}", f"{best} at {everywhere}", others, same,
-                "" if same else _why_not_best(family, metric, best),
+                _why_not_best(family, metric, best),
             )
         )  # fmt: skip
     published, mean = family.published, family.mean
@@ -270,9 +270,9 @@ def _numbers(family: _Family, settings: _Settings) -> list[Claim]:
         )
         same = not off[i, j].any()
         claims.append(
-            Claim(
+            Claim.judged(
                 f"{scheduler}, {metric}, {family.label}", f"{published} s", f"{measured} s", same,
-                "" if same else _why_off(family, i, j, off[i, j], settings),
+                _why_off(family, i, j, off[i, j], settings),
             )
         )  # fmt: skip
     return claims
@@ -328,7 +328,7 @@ def _table(families: list[_Family], metric: str) -> Table:
     return Table((f"{metric} (s)", *(f"P{percentile}" for percentile in PERCENTILES)), rows)
 
 
-def _chart(rows: pl.DataFrame) -> alt.VConcatChart:
+def _chart(rows: pl.DataFrame) -> Any:
     """Draw a panel for each family and metric, the schedulers side by side: filled is measured, hollow is published."""
     names = [name for name in PUBLISHED if name in set(rows["scheduler"])]
     legend = alt.Legend(title=["Scheduler", "filled: measured", "hollow: published"], symbolSize=90)
@@ -341,7 +341,7 @@ def _chart(rows: pl.DataFrame) -> alt.VConcatChart:
         "shape": alt.Shape("scheduler:N", scale=scales["shape"], legend=legend),
     }
     order = [f"P{percentile}" for percentile in PERCENTILES]
-    place: dict[str, Any] = {
+    position: dict[str, Any] = {
         "x": alt.X("percentile:O", sort=order, title="Percentile", axis=alt.Axis(labelAngle=0)),
         "xOffset": alt.XOffset("scheduler:N", sort=names, scale=alt.Scale(domain=names, paddingOuter=0.4)),
     }
@@ -357,15 +357,14 @@ def _chart(rows: pl.DataFrame) -> alt.VConcatChart:
         )
         here = alt.Chart(rows.filter(policies=family, metric=metric))
         panel = alt.layer(
-            here.mark_rule(strokeWidth=1.2).encode(y=measured, y2="published_s:Q", color=looks["color"], **place),
-            here.mark_point(filled=False, size=75, opacity=1, fill="white").encode(y=published, **looks, **place),
-            here.mark_point(filled=True, size=22, opacity=1).encode(y=measured, **looks, **place),
+            here.mark_rule(strokeWidth=1.2).encode(y=measured, y2="published_s:Q", color=looks["color"], **position),
+            here.mark_point(filled=False, size=75, opacity=1, fill="white").encode(y=published, **looks, **position),
+            here.mark_point(filled=True, size=22, opacity=1).encode(y=measured, **looks, **position),
         )
         title = f"{metric}, policies: {family}{' (fitted)' if family in _FITTED else ''}"
         panels.append(panel.properties(width=230, height=200, title=title))
     lines = [alt.hconcat(*panels[i : i + len(METRICS)]) for i in range(0, len(panels), len(METRICS))]
-    chart: alt.VConcatChart = alt.vconcat(*lines).configure_axis(gridColor=charts.GRID)
-    return chart
+    return on_grid(alt.vconcat(*lines))
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"table-latency": _run}
+RUN = {"table-latency": _run}

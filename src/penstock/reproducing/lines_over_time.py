@@ -34,17 +34,17 @@ def lines_over_time(
     names = list(runs)
     parts = []
     until = max(run.series["time_s"].item(-1) for run in runs.values())
-    for place, (name, run) in enumerate(runs.items()):
+    for index, (name, run) in enumerate(runs.items()):
         series = run.series.select(
             "time_s", value=pl.col(column).cast(pl.Float64).clip(1 if log else 0), line=pl.lit(name)
         )
         drawn = pl.concat([series.gather_every(-(-series.height // _POINTS)), series.tail(1)])
-        period = (pl.col("time_s") * _MARKS / until - (place + 0.5) / len(names)).floor()
+        period = (pl.col("time_s") * _MARKS / until - (index + 0.5) / len(names)).floor()
         parts.append(drawn.with_columns(marked=(period > period.shift(1)).fill_null(value=False)))
     key = alt.Legend(title=legend, symbolSize=90, symbolStrokeWidth=0)
     looks: dict[str, Sequence[Any]] = {
         "color": COLOURS,
-        "strokeDash": [list(each) for each in DASHES],
+        "strokeDash": [list(dash) for dash in DASHES],
         "shape": _SHAPES,
     }
     scaled = {

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import altair as alt
@@ -15,7 +15,8 @@ from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.lines_over_time import lines_over_time
-from penstock.show import charts
+from penstock.reproducing.looks import on_grid
+from penstock.scenario.scenario import Scenario
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import resolve
@@ -67,8 +68,57 @@ class _Backlog(NamedTuple):
 
 
 def _run(asked: Asked, item: Item) -> Reproduction:
-    settings, given = asked.settings(_Settings), asked.scenario()
-    workload, server, until = given.workload, given.server, given.until
+    settings = asked.settings(_Settings)
+    scenario = asked.scenario()
+    until = _checked_until(settings, scenario)
+    workload, server = scenario.workload, scenario.server
+    small, large = server.token_budget, settings.larger_budget
+    offered = certify(workload, server).load.offered_tokens_per_s
+    # the backlog of each policy at both budgets, in every scope
+    backlogs: dict[tuple[int, str], list[_Backlog]] = {}
+    reasons: dict[tuple[int, str], str] = {}
+    for index, budget in enumerate((small, large)):
+        for name in settings.policies:
+            policy = resolve(name, folder=asked.folder)
+            limited = dataclasses.replace(server, token_budget=budget).with_policy(policy)
+            scoped = [dataclasses.replace(limited, scope=scope).with_policy(policy) for scope in settings.scopes]
+            backlogs[budget, name] = [
+                _Backlog.of(simulate(workload, one, until=until), offered, workload.rate) for one in scoped
+            ]
+            reasons[budget, name] = certify(workload, limited).reason
+        asked.progress((index + 1) / 3)
+
+    claims = [_critical(workload, server)]
+    claims += [
+        _grows(f"{name} at {small:,} tokens", PUBLISHED[name], backlogs[small, name], reasons[small, name])
+        for name in settings.policies
+        if name in PUBLISHED
+    ]
+    claims.append(_mixed(workload, server.with_policy("sarathi"), until))
+    wide = large, "sarathi"
+    claims.append(_grows(f"sarathi at {large:,} tokens", "grows", backlogs[wide], reasons[wide]))
+    return Reproduction(
+        item.name, item.title, item.source, tuple(claims), _rows(backlogs, settings.scopes),
+        _charts(backlogs, settings, (small, large)),
+        "The load is exactly what can be carried. Any randomness would let every backlog wander without bound, so that "
+        "no test of random drift can judge it. Nothing is random here. A bounded backlog lies near zero on the left; "
+        "the log scale shows that it stays level.",
+        assumed=(
+            "The load is critical, so that no theorem judges it: growth is measured over the second half of the run, "
+            "as a share of the tokens that arrive",
+            "A backlog is `bounded` if it has no new high, by a request or more, in the second half of the run; else "
+            "it `grows`",
+            f"Scopes that were tried: {' and '.join(settings.scopes)}. The max batch size counts the requests in a "
+            "batch (paper) or those admitted and unfinished (engines). Where growth depends on the scope both are "
+            "given",
+            "The batches of sarathi are `same` if all of the second half are; the load is 1 to within rounding",
+        ),
+    )  # fmt: skip
+
+
+def _checked_until(settings: _Settings, scenario: Scenario) -> float:
+    """Return the seconds to simulate, once all that is asked can show whether a backlog grows."""
+    workload, server, until = scenario.workload, scenario.server, scenario.until
     if until is None or not settings.scopes or "sarathi" not in settings.policies:
         raise InputError(
             "fig-kmax watches sarathi and other policies for so many simulated seconds in one or two scopes; give "
@@ -90,49 +140,7 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} s, so the backlog "
             f"has no time to settle and show whether it grows; give at least {math.ceil(shortest):,} s"
         )
-    budgets = (server.token_budget, settings.larger_budget)
-    offered = certify(workload, server).load.offered_tokens_per_s
-    found: dict[tuple[int, str], list[_Backlog]] = {}
-    for place, budget in enumerate(budgets):
-        for name in settings.policies:
-            limited = dataclasses.replace(server, token_budget=budget)
-            policy = resolve(name, folder=asked.folder)
-            scoped = [dataclasses.replace(limited, scope=scope).with_policy(policy) for scope in settings.scopes]
-            found[budget, name] = [
-                _Backlog.of(simulate(workload, each, until=until), offered, workload.rate) for each in scoped
-            ]
-        asked.progress((place + 1) / (len(budgets) + 1))
-    small, large = budgets
-
-    def reason(name: str, budget: int) -> str:
-        limited = dataclasses.replace(server, token_budget=budget).with_policy(resolve(name, folder=asked.folder))
-        return certify(workload, limited).reason
-
-    claims = [_critical(workload, server)]
-    claims += [
-        _grows(f"{name} at {small:,} tokens", PUBLISHED[name], found[small, name], reason(name, small))
-        for name in settings.policies
-        if name in PUBLISHED
-    ]
-    claims.append(_mixed(workload, server.with_policy("sarathi"), until))
-    claims.append(_grows(f"sarathi at {large:,} tokens", "grows", found[large, "sarathi"], reason("sarathi", large)))
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), _rows(found, settings.scopes),
-        _charts(found, settings, budgets),
-        "The load is exactly what can be carried. Any randomness would let every backlog wander without bound, so that "
-        "no test of random drift can judge it. Nothing is random here. A bounded backlog lies near zero on the left; "
-        "the log scale shows that it stays level.",
-        assumed=(
-            "The load is critical, so that no theorem judges it: growth is measured over the second half of the run, "
-            "as a share of the tokens that arrive",
-            "A backlog is `bounded` if it has no new high, by a request or more, in the second half of the run; else "
-            "it `grows`",
-            f"Scopes that were tried: {' and '.join(settings.scopes)}. The max batch size counts the requests in a "
-            "batch (paper) or those admitted and unfinished (engines). Where growth depends on the scope both are "
-            "given",
-            "The batches of sarathi are `same` if all of the second half are; the load is 1 to within rounding",
-        ),
-    )  # fmt: skip
+    return until
 
 
 def _random(workload: Workload) -> bool:
@@ -144,23 +152,24 @@ def _random(workload: Workload) -> bool:
 def _critical(workload: Workload, server: Server) -> Claim:
     certificate = certify(workload, server)
     load = workload.rate / certificate.max_rate
-    return Claim(
+    return Claim.judged(
         "load of the operating point", "1: a vertex of the region", f"{load:.6f} ({certificate.verdict})",
-        certificate.verdict == "critical", "" if certificate.verdict == "critical" else certificate.reason,
+        certificate.verdict == "critical", certificate.reason,
     )  # fmt: skip
 
 
-def _grows(what: str, published: str, seen: list[_Backlog], reason: str) -> Claim:
+def _grows(what: str, published: str, backlogs: list[_Backlog], reason: str) -> Claim:
     """Compare whether a backlog grows; bounded only if it is in every scope."""
-    measured = "bounded" if all(each.said == "bounded" for each in seen) else "grows"
-    low, high = (round(100 * f(each.growth for each in seen), 1) for f in (min, max))
+    measured = "bounded" if all(backlog.said == "bounded" for backlog in backlogs) else "grows"
+    low, high = (round(100 * f(backlog.growth for backlog in backlogs), 1) for f in (min, max))
     if measured == "grows":
         shares = f"{low:.1f}%" if low == high else f"{low:.1f} to {high:.1f}%"
-        told = f"grows by {shares} of what arrives"
+        shown = f"grows by {shares} of what arrives"
     else:
-        told = f"bounded: {min(each.low for each in seen):,} to {max(each.high for each in seen):,} tokens"
+        low, high = min(backlog.low for backlog in backlogs), max(backlog.high for backlog in backlogs)
+        shown = f"bounded: {low:,} to {high:,} tokens"
     same = measured == published
-    return Claim(what, published, told, same, "" if same else f"not the figure's operating point: {reason}")
+    return Claim.judged(what, published, shown, same, f"not the figure's operating point: {reason}")
 
 
 def _mixed(workload: Workload, server: Server, until: float) -> Claim:
@@ -169,32 +178,32 @@ def _mixed(workload: Workload, server: Server, until: float) -> Claim:
     late = batches.slice(batches.height // 2)
     most = late.group_by("prefill_tokens", "decode_tokens").len().sort("len", "decode_tokens", descending=True).row(0)
     same = most[:2] == MIXED and most[2] == late.height
-    return Claim(
+    return Claim.judged(
         f"batches of sarathi at {server.token_budget:,}", f"{MIXED[0]} prefill + {MIXED[1]} decode tokens",
         f"{most[0]} + {most[1]} in {most[2] / late.height:.2%} of them", same,
-        "" if same else "another load or limit than the figure's needs another mix of batches",
+        "another load or limit than the figure's needs another mix of batches",
     )  # fmt: skip
 
 
-def _rows(found: Mapping[tuple[int, str], list[_Backlog]], scopes: list[Any]) -> pl.DataFrame:
+def _rows(backlogs: Mapping[tuple[int, str], list[_Backlog]], scopes: list[Any]) -> pl.DataFrame:
     rows = [
         {
             "token_budget": budget,
             "policy": name,
             "scope": scope,
-            "backlog": each.said,
-            "growth_percent_of_arrivals": 100 * each.growth,
-            "least_uncompleted_tokens": each.low,
-            "most_uncompleted_tokens": each.high,
+            "backlog": backlog.said,
+            "growth_percent_of_arrivals": 100 * backlog.growth,
+            "least_uncompleted_tokens": backlog.low,
+            "most_uncompleted_tokens": backlog.high,
         }
-        for (budget, name), seen in found.items()
-        for scope, each in zip(scopes, seen, strict=True)
+        for (budget, name), by_scope in backlogs.items()
+        for scope, backlog in zip(scopes, by_scope, strict=True)
     ]
     return pl.DataFrame(rows)
 
 
 def _charts(
-    found: Mapping[tuple[int, str], list[_Backlog]], settings: _Settings, budgets: tuple[int, int]
+    backlogs: Mapping[tuple[int, str], list[_Backlog]], settings: _Settings, budgets: tuple[int, int]
 ) -> dict[str, Any]:
     """Draw the figure's two halves, in the first scope, each to scale and on a log scale."""
     small = budgets[0]
@@ -204,16 +213,15 @@ def _charts(
     )
     drawings: dict[str, Any] = {}
     for title, legend, lines in halves:
-        runs = {name: found[key][0].run for name, key in lines.items()}
+        runs = {name: backlogs[key][0].run for name, key in lines.items()}
         panels = [
             lines_over_time(
                 runs, "unprocessed_tokens", measure="Unprocessed tokens", title=panel, legend=legend, log=log
             )
             for panel, log in ((title, False), ("The same on a log scale", True))
         ]
-        both: Any = alt.hconcat(*panels).configure_axis(gridColor=charts.GRID)
-        drawings[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = both
+        drawings[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = on_grid(alt.hconcat(*panels))
     return drawings
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-kmax": _run}
+RUN = {"fig-kmax": _run}

@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-import altair as alt
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -17,10 +16,10 @@ from penstock.checking.orders import with_order
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
+from penstock.reproducing import rybko_stolyar_figures as figures
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.show import charts
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.simulate_network import simulate_network
 from penstock.system.network import Network
@@ -61,16 +60,17 @@ _PAPER: Mapping[str, tuple[str, str]] = {
 
 
 def _figure(asked: Asked, item: Item) -> Reproduction:
-    settings, given = asked.settings(_Figure), asked.network()
-    published = _at_load(given.network, settings.load)
+    settings = asked.settings(_Figure)
+    scenario = asked.network()
+    published = _at_load(scenario.network, settings.load)
     orders = {AS_PUBLISHED: published, REVERSED: reversed_priorities(published)}
     envelope = fluid_envelope(published)
     claims, parts, growth, requests = [], [], [], []
     steps = list(itertools.product(orders, settings.lengths))
-    for place, (name, kind) in enumerate(steps):
+    for index, (name, kind) in enumerate(steps):
         network = with_lengths(orders[name], kind)
         run = simulate_network(
-            network, jobs=given.jobs, until=given.until, seed=_seed(network), record="jobs", drain=False
+            network, jobs=scenario.jobs, until=scenario.until, seed=_seed(network), record="jobs", drain=False
         )
         claims.append(_verdict(network, f"{name}, {kind} lengths", *_PAPER[name]))
         series = totals(run)
@@ -79,14 +79,14 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
             requests.append(_requests(series, kind))
         else:
             growth += _growth(series, kind, envelope)
-        asked.progress((place + 1) / len(steps))
+        asked.progress((index + 1) / len(steps))
     table = pl.concat(parts).select("order", "lengths", "time_s", "requests", "tokens")
     text = (
         "Requests and tokens over time under the published priorities and under the reversed ones, by kind of lengths."
     )
     return Reproduction(
         item.name, item.title, item.source, (*claims, *growth, *requests), table,
-        {text: _panels(table, settings.lengths)},
+        {text: figures.panels(table, settings.lengths)},
         f"{_slots(published)}Tokens: all that the tasks in the network still need, their later stages included.",
         assumed=(
             f"Same means: the flood test says what the paper says, and no theorem says otherwise; tokens grow by more "
@@ -191,10 +191,10 @@ def _verdict(network: Network, what: str, expected: str, said: str) -> Claim:
     theory = certificate.verdict
     same = simulated == expected and theory in (expected, "unknown")
     measured = f"{simulated} by floods, {theory} by theorem"
-    why = "" if same else "too close to critical for the test, or the verdict is wrong"
+    reason = "" if same else "too close to critical for the test, or the verdict is wrong"
     if same and theory == "unknown":
-        why = f"no theorem decides, so the flood test does: {certificate.reason}"
-    return Claim(what, said, measured, same, why)
+        reason = f"no theorem decides, so the flood test does: {certificate.reason}"
+    return Claim(what, said, measured, same, reason)
 
 
 def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Claim]:
@@ -204,20 +204,20 @@ def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Cl
     same = envelope is not None and slope > envelope / 2
     late = time > time[-1] / 2
     most = float((tokens[late] / time[late]).max())
-    said = _PAPER[AS_PUBLISHED][1]
+    words = _PAPER[AS_PUBLISHED][1]
     claims = [
-        Claim(
-            f"growth, {kind} lengths", said, f"{slope:,.0f} tokens/s", same,
-            "" if same else "waves grow ever longer, so a slope depends on where in a wave the run ends",
+        Claim.judged(
+            f"growth, {kind} lengths", words, f"{slope:,.0f} tokens/s", same,
+            "waves grow ever longer, so a slope depends on where in a wave the run ends",
         )
     ]  # fmt: skip
     if envelope is not None:
         near = abs(most / envelope - 1) <= _NEAR
         claims.append(
-            Claim(
-                f"most tokens over time, {kind} lengths", said,
+            Claim.judged(
+                f"most tokens over time, {kind} lengths", words,
                 f"{most:,.0f} tokens/s simulated, {envelope:,.0f} by the fluid path", near,
-                "" if near else "the run has too few waves to come near the fluid path",
+                "the run has too few waves to come near the fluid path",
             )
         )  # fmt: skip
     return claims
@@ -235,39 +235,11 @@ def _requests(series: pl.DataFrame, kind: Kind) -> Claim:
         for a, b in ((0.25, 0.5), (0.5, 1.0))
     )
     same = late < _LEVEL * early
-    return Claim(
+    return Claim.judged(
         f"requests when reversed, {kind} lengths", _PAPER[REVERSED][1],
         f"{early:,.0f} in the second quarter, {late:,.0f} in the later half", same,
-        "" if same else "the run is too short for its means to settle",
+        "the run is too short for its means to settle",
     )  # fmt: skip
-
-
-def _panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
-    """Draw requests and tokens over time, a row per priority, a line per kind of lengths."""
-    rows = []
-    legend = alt.Legend(title="Lengths", symbolStrokeWidth=2.5, symbolSize=300)
-    colour = alt.Color("lengths:N", scale=alt.Scale(domain=list(kinds), range=list(charts.COLOURS)), legend=legend)
-    dash = alt.StrokeDash(
-        "lengths:N", scale=alt.Scale(domain=list(kinds), range=[list(d) for d in charts.DASHES]), legend=legend
-    )
-    for name in dict.fromkeys(table["order"]):
-        here = table.filter(order=name)
-        thin = -(-here.height // (400 * len(kinds)))
-        thinned = pl.concat([here.filter(lengths=kind).gather_every(thin) for kind in kinds])
-        panels = [
-            alt.Chart(thinned)
-            .mark_line(strokeWidth=1.5)
-            .encode(
-                x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5, format="~s", offset=5)),
-                y=alt.Y(f"{of}:Q", title=unit, axis=alt.Axis(format="~s", tickCount=6, offset=5)),
-                color=colour,
-                strokeDash=dash,
-            )
-            .properties(width=330, height=200)
-            for of, unit in (("requests", "Requests in the network"), ("tokens", "Tokens still needed"))
-        ]
-        rows.append(alt.hconcat(*panels).properties(title=alt.TitleParams(f"Priorities {name}", anchor="start")))
-    return alt.vconcat(*rows).configure_axis(gridColor=charts.GRID)
 
 
 class _Thresholds(Section):
@@ -307,62 +279,41 @@ _WARMUP, _BATCHES = 0.2, 30
 
 
 def _thresholds(asked: Asked, item: Item) -> Reproduction:
-    settings, given = asked.settings(_Thresholds), asked.network()
-    network = _at_load(given.network, 1.0)
+    settings = asked.settings(_Thresholds)
+    scenario = asked.network()
+    network = _at_load(scenario.network, 1.0)
     reversed_priorities(network)  # which refuses orders that are no priorities
-    model = network.model()
     ranking = [stage for pool in network.pools.values() for stage in pool.order.stages]
-    virtual, push = priority_limit(model, ranking), worst_priority(model, phases=True)
+    virtual = priority_limit(network.model(), ranking)
+    push = worst_priority(network.model(), phases=True)
     if virtual is None or push is None:
         raise InputError(
             "the priorities of these pools have no virtual station, so nothing but a load of 1 makes them fail; serve "
             "the long second stage first at each pool"
         )
-    claims = [
-        _limit(
-            "formula: the paper's priorities fail above", virtual, priority_stability(model, ranking).max_load,
-            _KNOWN_LIMIT,
-        ),
-        _limit(
-            "formula: a push start fails above", push, priority_stability(model, push.ranking, phases=True).max_load,
-            _KNOWN_PUSH,
-        ),
-    ]  # fmt: skip
-    for load in settings.loads:
-        claims.append(_amplified(network, virtual, load))
+    claims = _by_formula(network, ranking, virtual, push)
+    claims += [_amplified(network, virtual, load) for load in settings.loads]
     asked.progress(0.2)
-    for load, expected in ((settings.stable_at, "stable"), (settings.unstable_at, "unstable")):
-        claims.append(
-            _verdict(
-                _at_load(network, load),
-                f"simulated: the paper's priorities at {load:g}",
-                expected,
-                f"{expected} (formula)",
-            )
-        )
-    pushed = with_order(_at_load(network, settings.push_at), order(push_start))
-    claims.append(
-        _verdict(pushed, f"simulated: a push start at {settings.push_at:g}", "unstable", "unstable (formula)")
-    )
+    claims += _by_floods(network, settings)
     asked.progress(0.6)
     measured = {}
-    for place, name in enumerate(settings.orders):
+    for index, name in enumerate(settings.orders):
         busy = _at_load(network, settings.orders_at)
         chosen = reversed_priorities(busy) if name == REVERSED else with_order(busy, name)
-        run = simulate_network(chosen, jobs=given.jobs, until=given.until, seed=_seed(chosen), record="jobs")
+        run = simulate_network(chosen, jobs=scenario.jobs, until=scenario.until, seed=_seed(chosen), record="jobs")
         measured[name] = mean_e2e(run)
         claims += _e2e(name, settings.orders_at, measured[name])
-        asked.progress(0.6 + 0.4 * (place + 1) / len(settings.orders))
+        asked.progress(0.6 + 0.4 * (index + 1) / len(settings.orders))
     table = pl.DataFrame(
-        [(name, found.mean, found.half, _E2E.get((name, settings.orders_at))) for name, found in measured.items()],
+        [(name, e2e.mean, e2e.half, _E2E.get((name, settings.orders_at))) for name, e2e in measured.items()],
         {"order": pl.String, "mean_e2e_s": pl.Float64, "half_width_s": pl.Float64, "known_s": pl.Float64},
         orient="row",
     )
     charts = {
         "Amplification of a backlog by half a cycle, over the load, for two priorities: each passes 1 at its limit.":
-        _curves({"the paper's priorities": virtual, "push start": push}),
+        figures.curves({"the paper's priorities": virtual, "push start": push}, _AMPLIFIED),
         f"Mean E2E by order at a load of {settings.orders_at:g}, with intervals, beside that of a slotted program.":
-        _dots(table),
+        figures.dots(table),
     }  # fmt: skip
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), table, charts,
@@ -378,6 +329,28 @@ def _thresholds(asked: Asked, item: Item) -> Reproduction:
             "and move on between slots; here they arrive at any time",
         ),
     )  # fmt: skip
+
+
+def _by_formula(network: Network, ranking: Sequence[str], virtual: VirtualStation, push: VirtualStation) -> list[Claim]:
+    """Compare the load limits of the paper's priorities and of a push start with what is known."""
+    model = network.model()
+    by_stage = priority_stability(model, ranking).max_load
+    by_phase = priority_stability(model, push.ranking, phases=True).max_load
+    return [
+        _limit("formula: the paper's priorities fail above", virtual, by_stage, _KNOWN_LIMIT),
+        _limit("formula: a push start fails above", push, by_phase, _KNOWN_PUSH),
+    ]
+
+
+def _by_floods(network: Network, settings: _Thresholds) -> list[Claim]:
+    """Compare the flood test below and above the limits with what the formulas say."""
+    pushed = with_order(_at_load(network, settings.push_at), order(push_start))
+    cases = (
+        (_at_load(network, settings.stable_at), f"the paper's priorities at {settings.stable_at:g}", "stable"),
+        (_at_load(network, settings.unstable_at), f"the paper's priorities at {settings.unstable_at:g}", "unstable"),
+        (pushed, f"a push start at {settings.push_at:g}", "unstable"),
+    )
+    return [_verdict(case, f"simulated: {what}", answer, f"{answer} (formula)") for case, what, answer in cases]
 
 
 def push_start(lines: Any, params: Any, weights: Any) -> int:
@@ -397,10 +370,10 @@ def push_start(lines: Any, params: Any, weights: Any) -> int:
 def _limit(what: str, virtual: VirtualStation, program: float, expected: float) -> Claim:
     """Compare the load limit of a virtual station, and that of the linear program, with what is known."""
     same = abs(virtual.max_load - expected) < _EXACT / 2 and abs(program - expected) < _EXACT / 2
-    return Claim(
+    return Claim.judged(
         what, f"a load of {expected} (formula)",
         f"{virtual.max_load:.4f} (virtual station), {program:.4f} (linear program)",
-        same, "" if same else "formula, program or path is not the known one",
+        same, "formula, program or path is not the known one",
     )  # fmt: skip
 
 
@@ -410,13 +383,13 @@ def _amplified(network: Network, virtual: VirtualStation, load: float) -> Claim:
     formula = float(np.sqrt(first * second))
     growth = network_path(_at_load(network, load).model(), virtual.ranking, _first_stage(network)).growth
     along = float("nan") if growth is None else float(np.sqrt(growth))
-    known = next((value for at, value in _AMPLIFIED.items() if abs(at - load) < 1e-9), None)
-    expected = formula if known is None else known
+    published = next((value for at, value in _AMPLIFIED.items() if abs(at - load) < 1e-9), None)
+    expected = formula if published is None else published
     same = abs(formula - expected) < _EXACT and abs(along - expected) < _EXACT
-    return Claim(
+    return Claim.judged(
         f"formula: half a cycle multiplies a backlog, at {load:g}", f"{expected:.3f} (formula)",
         f"{formula:.3f} by formula, {along:.3f} along a fluid path", same,
-        "" if same else "the fluid path, or the formula, gives another figure",
+        "the fluid path, or the formula, gives another figure",
     )  # fmt: skip
 
 
@@ -431,106 +404,18 @@ def mean_e2e(run: NetworkRun) -> E2E:
     return E2E(float(e2e.mean()), float(half))
 
 
-def _e2e(name: str, load: float, found: E2E) -> list[Claim]:
+def _e2e(name: str, load: float, measured: E2E) -> list[Claim]:
     expected = next((value for (of, at), value in _E2E.items() if of == name and abs(at - load) < 1e-9), None)
     if expected is None:
         return []
-    same = found.holds(expected)
+    same = measured.holds(expected)
     return [
-        Claim(
+        Claim.judged(
             f"simulated: mean E2E at {load:g}, {name}", f"{expected} s (slotted program)",
-            f"{found.mean:.1f} +- {found.half:.1f} s", same,
-            "" if same else "outside the 95% interval widened by 5%: the run is too short",
+            f"{measured.mean:.1f} +- {measured.half:.1f} s", same,
+            "outside the 95% interval widened by 5%: the run is too short",
         )
     ]  # fmt: skip
 
 
-_SHOWN = (0.3, 10.0)
-
-
-def _curves(stations: Mapping[str, VirtualStation]) -> alt.LayerChart:
-    """Draw the amplification by half a cycle over the load, with the threshold of each."""
-    rows = [
-        (name, float(load), float(np.sqrt(np.prod(virtual.amplification(load)))))
-        for name, virtual in stations.items()
-        for load in np.linspace(0.3, 0.9, 121)
-    ]
-    curves = pl.DataFrame(rows, ["order", "load", "amplification"], orient="row")
-    curves = curves.filter(pl.col("amplification").is_between(*_SHOWN))
-    limits = pl.DataFrame(
-        [(name, virtual.max_load) for name, virtual in stations.items()], ["order", "load"], orient="row"
-    )
-    legend = alt.Legend(title="Order", symbolStrokeWidth=2.5, symbolSize=300)
-    names = list(stations)
-    look = {
-        "color": alt.Color("order:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS)), legend=legend),
-        "strokeDash": alt.StrokeDash(
-            "order:N", scale=alt.Scale(domain=names, range=[list(d) for d in charts.DASHES]), legend=legend
-        ),
-    }
-    x = alt.X(
-        "load:Q",
-        title="Load of each server",
-        scale=alt.Scale(domain=[0.3, 0.9]),
-        axis=alt.Axis(values=[0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], format=".1f"),
-    )
-    y = alt.Y(
-        "amplification:Q",
-        title="Amplification by half a cycle (log scale)",
-        scale=alt.Scale(type="log", domain=_SHOWN, nice=False),
-        axis=alt.Axis(values=[0.3, 0.5, 1, 2, 3, 5, 10], minExtent=40),
-    )
-    lines = alt.Chart(curves).mark_line(strokeWidth=2).encode(x=x, y=y, **look)
-    one = alt.Chart(pl.DataFrame({"amplification": [1.0]})).mark_rule(color="black").encode(y=y)
-    rules = alt.Chart(limits).mark_rule(strokeWidth=1.2).encode(x=x, **look)
-    known = [(at, value) for at, value in _AMPLIFIED.items() if _SHOWN[0] <= value <= _SHOWN[1]]
-    dots = alt.Chart(pl.DataFrame(known, ["load", "amplification"], orient="row")).mark_point(
-        size=60, filled=True, fill="white", stroke="black", opacity=1
-    )
-    texts = [
-        alt.Chart(limits.filter(order=name).with_columns(text=pl.format("{}", pl.col("load").round(4))))
-        .mark_text(align="right" if place else "left", dx=-5 if place else 5, fontSize=11)
-        .encode(x=x, y=alt.value(12), text="text:N")
-        for place, name in enumerate(names)
-    ]
-    chart: alt.LayerChart = (
-        alt.layer(one, rules, lines, dots.encode(x=x, y=y), *texts)
-        .properties(width=430, height=280)
-        .configure_axis(gridColor=charts.GRID)
-    )
-    return chart
-
-
-def _dots(table: pl.DataFrame) -> alt.LayerChart:
-    """Draw mean E2E by order with its interval, and what is known."""
-    names = ["simulated here", "slotted program"]
-    rows = [
-        {"order": name, "low": mean - half, "high": mean + half, "mean": mean, "of": names[0]}
-        for name, mean, half, _ in table.iter_rows()
-    ]
-    rows += [
-        {"order": name, "low": None, "high": None, "mean": float(known), "of": names[1]}
-        for name, _, _, known in table.iter_rows()
-        if known is not None
-    ]
-    base = alt.Chart(pl.DataFrame(rows))
-    y = alt.Y("order:N", sort=list(table["order"]), title=None, axis=alt.Axis(labelLimit=300, minExtent=150))
-    x = alt.X("mean:Q", title="Mean E2E (s)", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6))
-    legend = alt.Legend(title=None, labelLimit=300, columns=1)
-    marks = base.mark_point(opacity=1, strokeWidth=2).encode(
-        x=x,
-        y=y,
-        size=alt.Size("of:N", scale=alt.Scale(domain=names, range=[150, 45]), legend=legend),
-        color=alt.Color("of:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS[:2])), legend=legend),
-        shape=alt.Shape("of:N", scale=alt.Scale(domain=names, range=["circle", "cross"]), legend=legend),
-    )
-    bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color=charts.COLOURS[0])
-    chart: alt.LayerChart = (
-        alt.layer(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=y), marks)
-        .properties(width=430, height=200)
-        .configure_axis(gridColor=charts.GRID)
-    )
-    return chart
-
-
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"fig-rs": _figure, "rs-thresholds": _thresholds}
+RUN = {"fig-rs": _figure, "rs-thresholds": _thresholds}

@@ -44,8 +44,8 @@ class System(NamedTuple):
     def told(self) -> str:
         """Return its requests in words: ``A 1+2 at 0`` has a prompt token, two output tokens, and comes at tick 0."""
         requests = zip(self.arrival, self.prompt, self.output, strict=True)
-        said = (f"{chr(65 + i)} {prompt}+{output} at {at}" for i, (at, prompt, output) in enumerate(requests))
-        return f"{', '.join(said)}; token budget {self.budget}"
+        words = (f"{chr(65 + i)} {prompt}+{output} at {at}" for i, (at, prompt, output) in enumerate(requests))
+        return f"{', '.join(words)}; token budget {self.budget}"
 
 
 class Small(Section):
@@ -149,12 +149,12 @@ def seen(run: Run, arrival: Sequence[int], prompt: Sequence[int], output: Sequen
     if run.server.convention == "engine":
         decodes = decodes - 1
     batch, request, prefill, decode = np.asarray(run.allocation_rows, np.int64).T
-    given = np.zeros((2, run.batch_rows.shape[0], came.size), np.int64)
-    given[0, batch, request], given[1, batch, request] = prefill, decode
-    before = given.cumsum(axis=1) - given
+    served_tokens = np.zeros((2, run.batch_rows.shape[0], came.size), np.int64)
+    served_tokens[0, batch, request], served_tokens[1, batch, request] = prefill, decode
+    before = served_tokens.cumsum(axis=1) - served_tokens
     there = came <= run.batch_rows[:, :1]
     left = np.where(there, prompts - before[0], 0)
     ready = there & (prompts == before[0]) & (before[1] < decodes)
-    served = given.sum(axis=2)
-    cut = bool(((given[0] > 0).sum(axis=0) > 1).any())
+    served = served_tokens.sum(axis=2)
+    cut = bool(((served_tokens[0] > 0).sum(axis=0) > 1).any())
     return Seen(served[0], served[1], left.sum(axis=1), ready.sum(axis=1), cut)

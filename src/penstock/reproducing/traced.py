@@ -24,9 +24,9 @@ def traced(asked: Asked, trace: str) -> tuple[Workload, str, Scenario]:
     if "workload" in asked.document:
         scenario = asked.scenario()
         return scenario.workload, f"the requests are those of the scenario: {scenario.workload.name}", scenario
-    found, said = asked.recorded(trace)
+    workload, origin = asked.recorded(trace)
     scenario = asked.scenario(workload={"preset": "azure-code"})  # a scenario has one; its seed is the file's
-    return found.with_seed(scenario.workload.seed), said, scenario
+    return workload.with_seed(scenario.workload.seed), origin, scenario
 
 
 def served_to_the_last(workload: Workload, count: int, servers: Mapping[Name, Server]) -> dict[Name, Run]:

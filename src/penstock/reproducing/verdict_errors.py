@@ -1,7 +1,7 @@
 """How often three ways to ask "is it stable?" are wrong near the critical load."""
 
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import altair as alt
 import numpy as np
@@ -16,8 +16,8 @@ from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.looks import on_grid
 from penstock.scenario.scenario import Scenario
-from penstock.show import charts
 from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
@@ -47,8 +47,9 @@ class _Settings(Section):
 
 
 def _run(asked: Asked, item: Item) -> Reproduction:
-    settings, given = asked.settings(_Settings), asked.scenario()
-    server = given.server
+    settings = asked.settings(_Settings)
+    scenario = asked.scenario()
+    server = scenario.server
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         raise InputError(
             f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of {server.token_budget:,}, "
@@ -64,25 +65,25 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no run of this length "
             "says what is right; give loads further below and above 1"
         )
-    if given.requests is not None and given.requests < _FEWEST:
+    if scenario.requests is not None and scenario.requests < _FEWEST:
         raise InputError(
-            f"simulate.requests is {given.requests:,}, in which no trend can show; give at least {_FEWEST:,}"
+            f"simulate.requests is {scenario.requests:,}, in which no trend can show; give at least {_FEWEST:,}"
         )
-    limit = certify(given.workload, server).max_rate
-    fails = [h for h in certify(given.workload.with_rate(limit / 2), server).hypotheses if not h.held]
+    limit = certify(scenario.workload, server).max_rate
+    fails = [h for h in certify(scenario.workload.with_rate(limit / 2), server).hypotheses if not h.held]
     if fails := [h for h in fails if h.name != "bounded lengths"]:  # which geometric ones are but for a tail
         raise InputError(
             f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, but {fails[0].why}; "
             "change workload or server until it holds"
         )
     rows = []
-    for place, load in enumerate(settings.loads):
+    for index, load in enumerate(settings.loads):
         wrong = []
         for seed in range(settings.seeds):
-            workload = given.workload.with_rate(load * limit).with_seed(given.workload.seed + seed)
-            wrong.append(_wrong(given, workload, settings, load < 1))
-            asked.progress((place + (seed + 1) / settings.seeds) / len(settings.loads))
-        rows += [(load, way, sum(each[way] for each in wrong), settings.seeds) for way in wrong[0]]
+            workload = scenario.workload.with_rate(load * limit).with_seed(scenario.workload.seed + seed)
+            wrong.append(_wrong(scenario, workload, settings, load < 1))
+            asked.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
+        rows += [(load, way, sum(run[way] for run in wrong), settings.seeds) for way in wrong[0]]
     columns = ["load", "way", "wrong", "verdicts"]
     table = pl.DataFrame(rows, columns, orient="row").with_columns(share=pl.col("wrong") / pl.col("verdicts"))
     text = "Share of verdicts that are wrong, by load: slopes from an empty system, and the sequential test."
@@ -103,21 +104,23 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     )  # fmt: skip
 
 
-def _wrong(given: Scenario, workload: Workload, settings: _Settings, stable: bool) -> dict[str, bool]:
+def _wrong(scenario: Scenario, workload: Workload, settings: _Settings, stable: bool) -> dict[str, bool]:
     """Return which of the ways is wrong about one run; an undecided test is wrong too."""
-    run = simulate(workload, given.server, requests=given.requests, until=given.until, record="summary", drain=False)
+    run = simulate(
+        workload, scenario.server, requests=scenario.requests, until=scenario.until, record="summary", drain=False
+    )
     tokens = run.series_rows[:, 3].astype(np.float64)
     if tokens.size < max(settings.batches):
         raise InputError(
             f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at {tokens.size} "
             "instants; lower it, or raise simulate.requests or simulate.until"
         )
-    found = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
+    wrong = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
     for count in settings.batches:
         means = np.array([part.mean() for part in np.array_split(tokens, count)])
-        found[f"{BATCH_MEANS}, {count}"] = rising(means, settings.significance) == stable
-    told = verdict(workload, given.server, alpha=settings.significance, seed=workload.seed).verdict
-    return found | {SEQUENTIAL: told != ("stable" if stable else "unstable")}
+        wrong[f"{BATCH_MEANS}, {count}"] = rising(means, settings.significance) == stable
+    answer = verdict(workload, scenario.server, alpha=settings.significance, seed=workload.seed).verdict
+    return wrong | {SEQUENTIAL: answer != ("stable" if stable else "unstable")}
 
 
 def rising(values: Floats, significance: float) -> bool:
@@ -138,7 +141,7 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
         low, high = PUBLISHED[kind]
         least, most = stats.binomtest(wrong, count).proportion_ci()
         same = least <= high and most >= low
-        why = {
+        reasons = {
             LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
             BATCH_MEANS: (
                 "the known shares come from a number of batches that is not stated; more batches give more wrong "
@@ -146,10 +149,10 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
             ),
         }
         claims.append(
-            Claim(
+            Claim.judged(
                 f"stable runs called unstable by {way}", f"known: {low:.0%} to {high:.0%}",
                 f"{wrong / count:.0%} ({least:.0%} to {most:.0%}) of {count}", same,
-                "" if same else why[kind],
+                reasons[kind],
             )
         )  # fmt: skip
     wrong, count = table.filter(way=SEQUENTIAL).select(pl.col("wrong", "verdicts").sum()).row(0)
@@ -169,7 +172,7 @@ def _half(share: float, count: int) -> float:
     return float(1.96 * np.sqrt(share * (1 - share) / count))
 
 
-def _chart(table: pl.DataFrame, settings: _Settings) -> alt.LayerChart:
+def _chart(table: pl.DataFrame, settings: _Settings) -> Any:
     ways: Sequence[str] = list(dict.fromkeys(table["way"]))
     colours = [*(_COLOURS[i % len(_COLOURS)] for i in range(len(ways) - 1)), "#000000"]
     shown = table.with_columns(load=pl.col("load").map_elements("{:g}".format, pl.String))
@@ -184,7 +187,7 @@ def _chart(table: pl.DataFrame, settings: _Settings) -> alt.LayerChart:
             scale=alt.Scale(domain=[0, 1]),
         ),
     )
-    chart: alt.LayerChart = (
+    return on_grid(
         alt.layer(
             bars.mark_bar(stroke="#333333", strokeWidth=0.6).encode(
                 color=alt.Color(
@@ -195,11 +198,8 @@ def _chart(table: pl.DataFrame, settings: _Settings) -> alt.LayerChart:
                 )
             ),
             bars.mark_text(dy=-6, fontSize=9).encode(text=alt.Text("share:Q", format=".0%")),
-        )
-        .properties(width=640, height=280)
-        .configure_axis(gridColor=charts.GRID)
+        ).properties(width=640, height=280)
     )
-    return chart
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"verdict-errors": _run}
+RUN = {"verdict-errors": _run}

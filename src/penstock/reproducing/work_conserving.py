@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import altair as alt
@@ -17,6 +16,7 @@ from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.looks import on_grid
 from penstock.reproducing.small_systems import Random, Seen, Small, System, random_systems, seen, small_systems
 from penstock.scenario.scenario import ServerSection
 from penstock.show import charts
@@ -101,16 +101,16 @@ class Finding:
     def audit(self, system: System, policy: Policy | Engine, convention: Convention) -> None:
         """Serve a system, and add what its batches show."""
         run = system.run(policy, convention)
-        found = audit(run)
-        if not found.feasible:
+        audited = audit(run)
+        if not audited.feasible:
             raise InputError(
-                f"{self.policy} served {system.told()} with batches that no server can run ({found.violations[0]}), so "
-                "they cannot be audited; mend the policy"
+                f"{self.policy} served {system.told()} with batches that no server can run ({audited.violations[0]}), "
+                "so they cannot be audited; mend the policy"
             )
-        if self.paper is None and found.paper.first is not None:
-            self.paper = system, found.paper.first.batch
-        if self.strong is None and found.strong.first is not None:
-            self.strong = system, found.strong.first.batch
+        if self.paper is None and audited.paper.first is not None:
+            self.paper = system, audited.paper.first.batch
+        if self.strong is None and audited.strong.first is not None:
+            self.strong = system, audited.strong.first.batch
         self._count(seen(run, system.arrival, system.prompt, system.output), system.budget)
 
     def _count(self, s: Seen, budget: int) -> None:
@@ -128,19 +128,19 @@ class Finding:
 
 def search(name: str, policy: Policy | Engine, settings: _TableSettings) -> Finding:
     """Audit small systems, the smallest first, until one refutes work conservation, then all the random ones."""
-    found = Finding(name)
-    small = itertools.takewhile(lambda system: found.paper is None, small_systems(settings.small))
+    finding = Finding(name)
+    small = itertools.takewhile(lambda system: finding.paper is None, small_systems(settings.small))
     for system in itertools.chain(small, random_systems(settings.random)):
         if system.fits(policy):
-            found.audit(system, policy, settings.convention)
-    if not found.both_waited or not found.could_be_full:
-        lacks = "in which prompts and decodes waited" if not found.both_waited else "that could have been full"
+            finding.audit(system, policy, settings.convention)
+    if not finding.both_waited or not finding.could_be_full:
+        lacks = "in which prompts and decodes waited" if not finding.both_waited else "that could have been full"
         raise InputError(
-            f"reproduce.random.systems is {settings.random.systems}: in {counted(found.systems, 'system')} {name} had "
-            f"no batch {lacks}, so nothing can be said of it; raise random.systems, or random.requests and "
+            f"reproduce.random.systems is {settings.random.systems}: in {counted(finding.systems, 'system')} {name} "
+            f"had no batch {lacks}, so nothing can be said of it; raise random.systems, or random.requests and "
             "random.tokens"
         )
-    return found
+    return finding
 
 
 def _table(asked: Asked, item: Item) -> Reproduction:
@@ -148,10 +148,10 @@ def _table(asked: Asked, item: Item) -> Reproduction:
     if not settings.policies:
         raise InputError("reproduce.policies is empty, so there is nothing to audit; name a policy such as sarathi")
     findings = []
-    for place, name in enumerate(settings.policies):
-        asked.progress(place / len(settings.policies))
+    for index, name in enumerate(settings.policies):
+        asked.progress(index / len(settings.policies))
         findings.append(search(name, resolve(name, folder=asked.folder), settings))
-    claims = tuple(claim for found in findings if found.policy in PUBLISHED for claim in _claims(found))
+    claims = tuple(claim for finding in findings if finding.policy in PUBLISHED for claim in _claims(finding))
     columns = (
         "policy",
         "systems",
@@ -164,14 +164,14 @@ def _table(asked: Asked, item: Item) -> Reproduction:
         "cuts",
     )
     rows = [
-        {name: getattr(found, name) for name in columns}
-        | {"paper": _verdict(found.paper), "strong": _verdict(found.strong)}
-        for found in findings
+        {name: getattr(finding, name) for name in columns}
+        | {"paper": _verdict(finding.paper), "strong": _verdict(finding.strong)}
+        for finding in findings
     ]
     refuted = [
-        (found.policy, *_example(*found.paper, settings, resolve(found.policy, folder=asked.folder)))
-        for found in findings
-        if found.paper
+        (finding.policy, *_example(*finding.paper, settings, resolve(finding.policy, folder=asked.folder)))
+        for finding in findings
+        if finding.paper
     ]
     heads = ("Policy", "Requests: prompt + output, tick", "Batch", "Served", "Could have been")
     about = "The smallest system that refutes each: the first batch with fewer tokens than the budget and the supply."
@@ -188,29 +188,28 @@ def _table(asked: Asked, item: Item) -> Reproduction:
     )  # fmt: skip
 
 
-def _claims(found: Finding) -> list[Claim]:
+def _claims(finding: Finding) -> list[Claim]:
     """Compare a policy with its row of Table 1, then with what Appendix C needs."""
-    row, many = PUBLISHED[found.policy], f"{found.systems:,} systems"
-    seen_in = f"so in {found.both_waited:,} batches, in {many}, before which both phases waited"
-    batching = _batching(found.mixed > 0, cuts=found.cuts and row.cuts_prompts)
+    row, many = PUBLISHED[finding.policy], f"{finding.systems:,} systems"
+    seen_in = f"so in {finding.both_waited:,} batches, in {many}, before which both phases waited"
+    batching = _batching(finding.mixed > 0, cuts=finding.cuts and row.cuts_prompts)
     published = _batching(row.mixes, cuts=row.cuts_prompts)
     claims = [
-        _claim(f"{row.name}: priority", row.priority, found.priority, found.priority == row.priority, seen_in),
-        _claim(f"{row.name}: batching", published, batching, batching == published, seen_in),
+        Claim.judged(
+            f"{row.name}: priority", row.priority, finding.priority, finding.priority == row.priority, seen_in
+        ),
+        Claim.judged(f"{row.name}: batching", published, batching, batching == published, seen_in),
         Claim(
-            f"{row.name}: work-conserving", "Yes" if row.work_conserving else "No", _verdict(found.paper),
-            (found.paper is None) == row.work_conserving, _refuted(found.paper) or f"no batch refutes it, in {many}",
+            f"{row.name}: work-conserving", "Yes" if row.work_conserving else "No", _verdict(finding.paper),
+            (finding.paper is None) == row.work_conserving,
+            _refuted(finding.paper) or f"no batch refutes it, in {many}",
         ),
     ]  # fmt: skip
     if row.work_conserving:
         what = f"{row.name}: strong, min(supply, b_max)"
-        why = _refuted(found.strong)
-        claims.append(Claim(what, "Yes, for Appendix C", _verdict(found.strong), found.strong is None, why))
+        reason = _refuted(finding.strong)
+        claims.append(Claim(what, "Yes, for Appendix C", _verdict(finding.strong), finding.strong is None, reason))
     return claims
-
-
-def _claim(what: str, published: str, measured: str, same: bool, why: str) -> Claim:
-    return Claim(what, published, measured, same, "" if same else why)
 
 
 def _batching(mixes: bool, cuts: bool) -> str:
@@ -249,14 +248,14 @@ _ROOM = alt.Axis(labelLimit=300, minExtent=130)
 """Of the names of policies, also where a browser's letters are wider than those the figure was laid out with."""
 
 
-def _shares(findings: list[Finding]) -> alt.LayerChart:
+def _shares(findings: list[Finding]) -> Any:
     """Draw how many batches of each policy are left short, and how many mix phases."""
     rows = [
-        (found.policy, what, of / among)
-        for found in findings
+        (finding.policy, what, of / among)
+        for finding in findings
         for what, of, among in (
-            ("left short", found.left_short, found.could_be_full),
-            ("mixed", found.mixed, found.both_waited),
+            ("left short", finding.left_short, finding.could_be_full),
+            ("mixed", finding.mixed, finding.both_waited),
         )
         if among
     ]
@@ -269,7 +268,7 @@ def _shares(findings: list[Finding]) -> alt.LayerChart:
             axis=alt.Axis(format="%", values=[0, 0.2, 0.4, 0.6, 0.8, 1]),
             scale=alt.Scale(domain=[0, 1.1]),
         ),
-        y=alt.Y("policy:N", title=None, sort=[found.policy for found in findings], axis=_ROOM),
+        y=alt.Y("policy:N", title=None, sort=[finding.policy for finding in findings], axis=_ROOM),
         yOffset=alt.YOffset("what:N", sort=kinds),
     )
     colours = alt.Scale(domain=kinds, range=[charts.COLOURS[1], charts.COLOURS[5]])
@@ -277,12 +276,7 @@ def _shares(findings: list[Finding]) -> alt.LayerChart:
         color=alt.Color("what:N", scale=colours, legend=alt.Legend(title="Batches", symbolStrokeColor="#333333"))
     )
     words = base.mark_text(align="left", dx=4, fontSize=11).encode(text=alt.Text("share:Q", format=".0%"))
-    chart: alt.LayerChart = (
-        alt.LayerChart(layer=[bars, words])
-        .properties(width=430, height={"step": 19})
-        .configure_axis(gridColor=charts.GRID)
-    )
-    return chart
+    return on_grid(alt.LayerChart(layer=[bars, words]).properties(width=430, height={"step": 19}))
 
 
 class _Request(Section):
@@ -328,8 +322,8 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
     )
     workload = Workload.from_arrays(arrival, prompt, output)
     claims, rows, panels = [], [], []
-    for place, name in enumerate(settings.policies):
-        asked.progress(place / len(settings.policies))
+    for index, name in enumerate(settings.policies):
+        asked.progress(index / len(settings.policies))
         chosen = dataclasses.replace(server, policy=resolve(name, folder=asked.folder))
         run = simulate(workload, chosen, record="allocations")
         table = _batches(name, run, prompt, output)
@@ -338,9 +332,9 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
         if name in SHORT:
             short, breaches = table.filter("short")["batch"].to_list(), audit(run).paper.breaches
             same = short == SHORT[name] and breaches == len(short)
-            why = "" if same else "these requests and this token budget are not the paper's, which gives no numbers"
-            said = _numbers(SHORT[name]) + ("" if name in _DRAWN else " (by Table 1; not in the figure)")
-            claims.append(Claim(f"{name}: batches left short", said, _numbers(short), same, why))
+            reason = "" if same else "these requests and this token budget are not the paper's, which gives no numbers"
+            published = _numbers(SHORT[name]) + ("" if name in _DRAWN else " (by Table 1; not in the figure)")
+            claims.append(Claim(f"{name}: batches left short", published, _numbers(short), same, reason))
     text = f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; short batches shaded."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), pl.concat(rows),
@@ -402,4 +396,4 @@ def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
     return titled
 
 
-RUN: dict[str, Callable[[Asked, Item], Reproduction]] = {"table1": _table, "fig-work-conserving": _figure}
+RUN = {"table1": _table, "fig-work-conserving": _figure}

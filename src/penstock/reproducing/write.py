@@ -33,7 +33,7 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
     InputError
         If the folder cannot be written to.
     """
-    names = [f"{found.name}-{place}" for place in range(1, len(found.charts) + 1)]
+    names = [f"{found.name}-{index}" for index in range(1, len(found.charts) + 1)]
     if len(names) == 1:
         names = [found.name]
     table, again, web = (folder / f"{found.name}.{kind}" for kind in ("csv", "yaml", "html"))
@@ -127,9 +127,9 @@ def total(found: Sequence[Reproduction]) -> str:
     >>> total([])
     '0 items: 0 same, 0 differ. 0 claims: 0 same, 0 differ.'
     """
-    claims = [claim for each in found for claim in each.claims]
-    items = counted(len(found), "item") + _parted([each.verdict for each in found])
-    reason = ", each with its reason" if any(each.differing for each in found) else ""
+    claims = [claim for one in found for claim in one.claims]
+    items = counted(len(found), "item") + _parted([one.verdict for one in found])
+    reason = ", each with its reason" if any(one.differing for one in found) else ""
     return f"{items}. {counted(len(claims), 'claim')}{_parted([claim.verdict for claim in claims])}{reason}."
 
 
@@ -145,8 +145,8 @@ def _verdict(found: Reproduction) -> Verdict:
         return Verdict("changed", "measured with a scenario of your own: nothing is judged", "measured here")
     if not bad:
         return Verdict("same", f"{counted(len(found.claims), 'claim')}, all as published or proved", "measured here")
-    said = f"{bad:,} of {counted(len(found.claims), 'claim')} differ, each with its reason below"
-    return Verdict("differs", said, "measured here")
+    words = f"{bad:,} of {counted(len(found.claims), 'claim')} differ, each with its reason below"
+    return Verdict("differs", words, "measured here")
 
 
 def _sections(found: Reproduction) -> list[Section]:

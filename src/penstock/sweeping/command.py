@@ -82,35 +82,35 @@ def sweep(
         independent=independent or None, test=test,
     )  # fmt: skip
     with terminal_sweep.bar("Sweeping") as show:
-        found = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
-    if not found["error"].null_count():
+        table = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
+    if not table["error"].null_count():
         if out is not None:  # results that are none would stand in the way of the corrected sweep
             out.unlink(missing_ok=True)
             journal_of(out).unlink(missing_ok=True)
-        raise InputError(f"every point of the sweep is bad, so there is no table; the first: {found['error'][0]}")
+        raise InputError(f"every point of the sweep is bad, so there is no table; the first: {table['error'][0]}")
     if out is not None:
         say_written("Table", [out], as_json)
     if as_json:
-        print_json({"points": found.to_dicts()})
+        print_json({"points": table.to_dicts()})
     else:
-        terminal_sweep.print_sweep(scenario.stem, found, sort)
+        terminal_sweep.print_sweep(scenario.stem, table, sort)
     if figures is not None or report is not None:
-        _draw(asked, found, figures, report, as_json)
+        _draw(asked, table, figures, report, as_json)
 
 
 def _checked_out(out: Path, scenario: Path, report: Path | None) -> Path:
     """Return where the table goes, if nothing is lost there."""
     from penstock.sweeping.store import checked_output
 
-    found = checked_output(out)
-    if found.exists() and os.path.exists(scenario) and found.samefile(scenario):
-        raise InputError(f"--out {found} is the scenario itself, which would be lost; give another file")
-    if report is not None and found.resolve() == report.resolve():
-        raise InputError(f"--out and --report are both {found}, so one would be lost; give two files")
-    return found
+    target = checked_output(out)
+    if target.exists() and os.path.exists(scenario) and target.samefile(scenario):
+        raise InputError(f"--out {target} is the scenario itself, which would be lost; give another file")
+    if report is not None and target.resolve() == report.resolve():
+        raise InputError(f"--out and --report are both {target}, so one would be lost; give two files")
+    return target
 
 
-def _draw(asked: "Sweep", found: "pl.DataFrame", figures: Path | None, report: Path | None, as_json: bool) -> None:
+def _draw(asked: "Sweep", table: "pl.DataFrame", figures: Path | None, report: Path | None, as_json: bool) -> None:
     """Write figures and page, with the highest stable rates as limits."""
     from penstock.show import progress
     from penstock.sweeping import figures as plotting_sweep
@@ -118,7 +118,7 @@ def _draw(asked: "Sweep", found: "pl.DataFrame", figures: Path | None, report: P
     from penstock.sweeping.limits import with_stable_rates
 
     with progress.bar("Finding the stable rates") as show:
-        drawn = with_stable_rates(asked, found, progress=show)
+        drawn = with_stable_rates(asked, table, progress=show)
     names = list(asked.fields)
     if figures is not None:
         save_figures(plotting_sweep.figures(drawn, names), figures, as_json)

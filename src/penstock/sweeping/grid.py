@@ -50,7 +50,7 @@ class Values:
 
     def draw(self, rng: np.random.Generator, count: int) -> list[Any]:
         """Return so many of them, each as likely as the others."""
-        return [self.values[place] for place in rng.integers(len(self.values), size=count)]
+        return [self.values[index] for index in rng.integers(len(self.values), size=count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,14 +148,14 @@ def axes(vary: Any) -> dict[str, Axis]:
             f"a sweep varies {checks.shown(vary)}, but needs fields of the scenario with their values; give "
             "server.token_budget=128,512 or the like"
         )
-    seen: dict[tuple[str, ...], str] = {}
+    fields: dict[tuple[str, ...], str] = {}
     for field in vary:
-        place = resolved(field)
-        for before, name in seen.items():
-            if before[: len(place)] == place or place[: len(before)] == before:
+        keys = resolved(field)
+        for before, name in fields.items():
+            if before[: len(keys)] == keys or keys[: len(before)] == before:
                 raise InputError(f"{field} and {name} are one field, or one lies in the other; vary one of them")
-        seen[place] = field
-    return {field: axis(field, given) for field, given in vary.items()}
+        fields[keys] = field
+    return {field: axis(field, values) for field, values in vary.items()}
 
 
 def resolved(field: Any) -> tuple[str, ...]:
@@ -219,23 +219,25 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
     """
     combinations: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]
     if sample is None:
-        for field, each in chosen.items():
-            if isinstance(each, Range):
-                ends, step = f"{each.low:g}:{each.high:g}", (each.high - each.low) / 10
-                step = max(1, round(step)) if each.whole else step
+        for field, values in chosen.items():
+            if isinstance(values, Range):
+                ends = f"{values.low:g}:{values.high:g}"
+                step = (values.high - values.low) / 10
+                if values.whole:
+                    step = max(1, round(step))
                 raise InputError(
                     f"{field}={ends} has no step, so it is no grid; add one ({ends}:{step:.2g}), or draw from it with "
                     "--sample"
                 )
-        lists = [each.values for each in chosen.values() if isinstance(each, Values)]
+        lists = [axis.values for axis in chosen.values() if isinstance(axis, Values)]
         count = math.prod(len(values) for values in lists)
         combinations = itertools.product(*lists)
     else:
         count = checks.whole("sample", sample, 1, MOST_POINTS, "points", "so many are drawn at random")
         streams = np.random.SeedSequence([seed, 0]).spawn(len(chosen))
         columns = [
-            each.draw(np.random.default_rng(stream), count)
-            for each, stream in zip(chosen.values(), streams, strict=True)
+            axis.draw(np.random.default_rng(stream), count)
+            for axis, stream in zip(chosen.values(), streams, strict=True)
         ]
         combinations = list(zip(*columns, strict=True))
     if count * len(seeds) > MOST_POINTS:
@@ -244,32 +246,32 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
             "some of them with --sample"
         )
     every = itertools.product(combinations, seeds)
-    return [Point(place, values, each) for place, (values, each) in enumerate(every)]
+    return [Point(index, *values_and_seed) for index, values_and_seed in enumerate(every)]
 
 
 def at(document: Mapping[str, Any], places: Sequence[tuple[str, ...]], values: Sequence[Any]) -> dict[str, Any]:
     """Return the scenario document with values put in their places."""
     changed = copy.deepcopy(dict(document))
-    for place, value in zip(places, values, strict=True):
+    for keys, value in zip(places, values, strict=True):
         here = changed
-        for key in place[:-1]:
+        for key in keys[:-1]:
             if not isinstance(here.get(key), dict):
                 here[key] = {}
             here = here[key]
-        if len(place) == 2 and place[0] == "server":
-            for other in _spellings(place[1]):
+        if len(keys) == 2 and keys[0] == "server":
+            for other in _spellings(keys[1]):
                 here.pop(other, None)
-        here[place[-1]] = value
+        here[keys[-1]] = value
     return changed
 
 
 def _parsed(field: str, text: str, whole: bool | None) -> Axis:
     """Read the values of a field as they stand on the command line."""
-    found = _RANGE.fullmatch(text.strip())
-    if not found:
+    match = _RANGE.fullmatch(text.strip())
+    if not match:
         return _values(field, _listed(field, text))
-    low, high = (_number(end) for end in found.group(1, 2))
-    step = found[3]
+    low, high = (_number(end) for end in match.group(1, 2))
+    step = match[3]
     if step is None or step == "log":
         both = isinstance(low, int) and isinstance(high, int)
         return Range(low, high, log=step == "log", whole=both if whole is None else whole)
@@ -331,7 +333,7 @@ def _values(field: str, given: Sequence[Any]) -> Values:
     """Return values as given, none of them twice, and where numbers belong none that only looks like one."""
     kept = tuple(_kept(field, value) for value in given)
     numeric = all(kind in (int, float, type(None)) for kind in _choices(_annotation(field)))
-    seen = set()
+    before = set()
     for value in kept:
         if numeric and isinstance(value, str) and re.match(r"\s*[-+.]?[0-9]", value):
             raise InputError(
@@ -340,12 +342,12 @@ def _values(field: str, given: Sequence[Any]) -> Values:
             )
         plain = isinstance(value, int | float) and not isinstance(value, bool)
         same = float(value) if plain else json.dumps(value, sort_keys=True)
-        if same in seen:
+        if same in before:
             raise InputError(
                 f"{field} takes {checks.shown(value)} twice, so points would be run twice; give it once, or repeat "
                 "every point with --seeds 5"
             )
-        seen.add(same)
+        before.add(same)
     return Values(kept)
 
 

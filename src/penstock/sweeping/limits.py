@@ -19,8 +19,8 @@ RATE, KNOWN = "stable_rate", "stable_rate_known"
 
 def is_rate(field: str) -> bool:
     """Return whether a field is the arrival rate, in whichever form of workload."""
-    place = resolved(field)
-    return place[0] == "workload" and place[-1] == "rate"
+    keys = resolved(field)
+    return keys[0] == "workload" and keys[-1] == "rate"
 
 
 def with_stable_rates(
@@ -45,27 +45,27 @@ def with_stable_rates(
         With the columns ``stable_rate`` (requests/s, null where there is none) and ``stable_rate_known`` (the theorem,
         ``simulation``, or why there is none). As it was where there are more than `MOST` servers.
     """
-    kept = [place for place, field in enumerate(asked.fields) if not is_rate(field)]
+    kept = [index for index, field in enumerate(asked.fields) if not is_rate(field)]
     servers: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for point in asked.points:
         servers.setdefault(_key(point.values, kept), point.values)
     if len(servers) > MOST:
         return rows
     report = progress or (lambda share: None)
-    found: dict[tuple[Any, ...], StableRate] = {}
+    rates: dict[tuple[Any, ...], StableRate] = {}
     for done, (key, values) in enumerate(servers.items()):
 
         def part(share: float, done: int = done) -> None:
             report((done + share) / len(servers))
 
         try:
-            given = scenario.build(at(asked.job.document, asked.job.places, values), asked.job.folder)
-            found[key] = stable_rate(given.workload, given.server, precision=precision, progress=part)
+            built = scenario.build(at(asked.job.document, asked.job.places, values), asked.job.folder)
+            rates[key] = stable_rate(built.workload, built.server, precision=precision, progress=part)
         except InputError as error:
-            found[key] = StableRate(None, None, str(error))
+            rates[key] = StableRate(None, None, str(error))
     report(1.0)
-    of_point = {point.place: found[_key(point.values, kept)] for point in asked.points}
-    limits = [of_point[place] for place in rows["point"]]
+    of_point = {point.place: rates[_key(point.values, kept)] for point in asked.points}
+    limits = [of_point[index] for index in rows["point"]]
     return rows.with_columns(
         pl.Series(RATE, [limit.rate for limit in limits], pl.Float64),
         pl.Series(KNOWN, [limit.known for limit in limits], pl.String),
@@ -73,4 +73,4 @@ def with_stable_rates(
 
 
 def _key(values: tuple[Any, ...], kept: list[int]) -> tuple[str, ...]:
-    return tuple(repr(values[place]) for place in kept)
+    return tuple(repr(values[index]) for index in kept)

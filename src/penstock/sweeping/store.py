@@ -48,27 +48,27 @@ def file_digest(path: Path) -> str:
 
 def checked_output(path: Any) -> Path:
     """Return the path of a table that can be written, its format known by its name."""
-    found = checks.path("--out", path)
-    if os.path.islink(found):  # what it leads to is written, and the link kept
-        found = Path(os.path.realpath(found))
-        if os.path.islink(found):
-            raise InputError(f"cannot write {found}: it is a link that leads nowhere but to itself; give another file")
-    if os.path.isdir(found):  # never raises, whatever the name
-        raise InputError(f"cannot write {found}: it is a folder; give a file, such as {found / 'sweep.csv'}")
-    if found.name.lower() in _FORMATS:
-        raise InputError(f"--out {found} is an ending without a name; give {found.with_name('sweep' + found.name)}")
-    if os.path.isdir(journal_of(found)):
+    out = checks.path("--out", path)
+    if os.path.islink(out):  # what it leads to is written, and the link kept
+        out = Path(os.path.realpath(out))
+        if os.path.islink(out):
+            raise InputError(f"cannot write {out}: it is a link that leads nowhere but to itself; give another file")
+    if os.path.isdir(out):  # never raises, whatever the name
+        raise InputError(f"cannot write {out}: it is a folder; give a file, such as {out / 'sweep.csv'}")
+    if out.name.lower() in _FORMATS:
+        raise InputError(f"--out {out} is an ending without a name; give {out.with_name('sweep' + out.name)}")
+    if os.path.isdir(journal_of(out)):
         raise InputError(
-            f"cannot write {found}: {journal_of(found)}, where finished points go, is a folder; move it, or give "
+            f"cannot write {out}: {journal_of(out)}, where finished points go, is a folder; move it, or give "
             "another file"
         )
-    for written in (found, journal_of(found)):  # longer names may be too long
+    for written in (out, journal_of(out)):  # longer names may be too long
         checks.writable("--out", written)
-    if found.suffix.lower() not in _FORMATS:
-        raise InputError(f"--out {found} ends in neither .parquet nor .csv, which says what to write; give one of them")
-    if not found.parent.is_dir():
-        raise InputError(f"cannot write {found}: there is no folder {found.parent}; make it, or give another file")
-    return found
+    if out.suffix.lower() not in _FORMATS:
+        raise InputError(f"--out {out} ends in neither .parquet nor .csv, which says what to write; give one of them")
+    if not out.parent.is_dir():
+        raise InputError(f"cannot write {out}: there is no folder {out.parent}; make it, or give another file")
+    return out
 
 
 def write_table(table: pl.DataFrame, path: Path) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,38 +93,23 @@ def sweep(
     Parameters
     ----------
     scenario
-        A file, or what one would hold; paths in it are then relative to the working folder. Or what `set_up` made of
-        them, and of ``vary`` to ``test``.
-    vary
-        Dotted fields and what they take: a list of values, text such as ``"1:10:0.5"`` (from, to, step) or
-        ``"64:1024:x2"``, and to draw from ``(low, high)`` or ``"1:10:log"``. Default: the scenario's ``sweep``.
-    sample
-        Number of random points instead of the grid.
+        A file, what one would hold (paths then begin in the working folder), or what `set_up` made of it.
+    vary, sample
+        Dotted fields and what they take: a list of values, text such as ``"1:10:0.5"`` (from, to, step), and to draw
+        so many random points from, ``(low, high)`` or ``"1:10:log"``. Default: the scenario's ``sweep``.
     out
-        A ``.parquet`` or ``.csv`` file. Finished points go into a journal beside it, so that the next call goes on
-        where this one was stopped, however it was.
-    jobs, backend
-        Number and kind of workers, see `penstock.sweeping.workers.gathered`.
-    seed
-        Instead of the scenario's.
-    seeds
-        Runs of each point, with seeds counted from ``seed``. Default 1.
-    independent
-        Whether every point has a seed of its own instead of common random numbers.
-    test
-        Whether the sequential test is asked where no theorem says whether a point is stable.
-    fresh
-        Whether to begin anew whatever ``out`` and its journal hold.
-    progress
-        Called with the number of finished points, and of all.
+        A ``.parquet`` or ``.csv`` file, and a journal beside it, so that the next call goes on where this one stopped.
+    jobs, backend, progress
+        Number and kind of workers, see `penstock.sweeping.workers.gathered`; called as points are finished.
+    seed, seeds, independent
+        Instead of the scenario's; runs of each point, with seeds counted from it; whether each point has its own seed.
+    test, fresh
+        Whether to test points that no theorem judges; whether to begin anew whatever ``out`` and its journal hold.
 
     Returns
     -------
     pl.DataFrame
-        A row per point in the order of the grid: ``point``, the fields, ``seed``, ``verdict`` (the theorem's, or where
-        it says nothing the test's), ``theory``, ``rho``, ``max_rate``, what the finite run did, its latencies
-        (``ttft_p99_s`` ...; of a steady state only where the verdict is stable), and ``error``: why a bad point has
-        nothing else.
+        A row per point in the order of the grid; its columns are those of `table`.
 
     Raises
     ------
@@ -138,14 +123,14 @@ def sweep(
     workers.checked(backend, jobs)
     if target is None:
         rows: dict[int, Row] = {}
-        _finish(asked, backend, jobs, rows, functools.partial(_keep, rows), progress)
+        _finish(asked, backend, jobs, rows, lambda row: rows.setdefault(row["point"], row), progress)
         return table(asked, rows)
     with store.named_if_full(target), store.Journal.opened(target, asked.digest, fresh=fresh) as journal:
         _finish(asked, backend, jobs, journal.rows, journal.add, progress)
-        found = table(asked, journal.rows)
-        if found["error"].null_count():  # else there is nothing but mistakes, and no table to take for an answer
-            store.write_table(found, target)
-    return found
+        result = table(asked, journal.rows)
+        if result["error"].null_count():  # else there is nothing but mistakes, and no table to take for an answer
+            store.write_table(result, target)
+    return result
 
 
 def set_up(
@@ -186,12 +171,11 @@ def set_up(
     if independent:
         points = [dataclasses.replace(point, seed=_own_seed(first, point.place)) for point in points]
     job = Job(document, folder, places, test)
+    listed = [axis.values for axis in chosen.values() if isinstance(axis, grid.Values)]
     digest = store.fingerprint(
         {
             "scenario": document,
-            "files": _files(
-                folder, [document, *(each.values for each in chosen.values() if isinstance(each, grid.Values))]
-            ),
+            "files": _files(folder, [document, *listed]),
             "fields": list(chosen),
             "points": [(point.values, point.seed) for point in points],
             "test": test,
@@ -201,7 +185,12 @@ def set_up(
 
 
 def table(asked: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
-    """Return the finished points as a table, in the order of the grid."""
+    """Return the finished points as a table, in the order of the grid.
+
+    Its columns: ``point``, the fields, ``seed``, ``verdict`` (the theorem's, or where it says nothing the test's),
+    ``theory``, ``rho``, ``max_rate``, what the finite run did, its latencies (``ttft_p99_s`` ...; of a steady state
+    only where the verdict is stable), and ``error``: why a bad point has nothing else.
+    """
     done = [point for point in asked.points if point.place in rows]
     columns: dict[str, pl.Series] = {"point": pl.Series([point.place for point in done], dtype=pl.Int64)}
     for index, field in enumerate(asked.fields):
@@ -228,45 +217,35 @@ def _finish(
     backend: str,
     jobs: int,
     rows: Mapping[int, Row],
-    add: Callable[[Row], bool],
+    add: Callable[[Row], object],
     progress: Progress | None,
 ) -> None:
-    """Run what is left with as many workers as have something to do."""
-    left = len(asked.points) - len(rows)
-    if left:
-        with workers.gathered(backend, jobs, left) as ready:
-            _run(asked, ready, rows, add, progress)
-
-
-def _run(
-    asked: Sweep,
-    ready: workers.Workers,
-    rows: Mapping[int, Row],
-    add: Callable[[Row], bool],
-    progress: Progress | None,
-) -> None:
-    """Run the points that have no row yet; where workers die, go on with what they left."""
-    size = _chunk_size(asked, len(asked.points) - len(rows), ready.count)
-    fruitless = 0
-    while left := [point for point in asked.points if point.place not in rows]:
-        before = len(rows)
-        if progress is not None:
-            progress(before, len(asked.points))
-        try:
-            for found in ready.each(functools.partial(run_points, asked.job), list(_chunks(left, size))):
-                for row in found:
-                    add(row)
-                if progress is not None:
-                    progress(len(rows), len(asked.points))
-        except workers.WorkersDied as error:
-            size = 1  # if a point kills its worker, let it take no other with it
-            fruitless = fruitless + 1 if len(rows) == before else 0
-            if fruitless == _FRUITLESS:
-                raise InputError(
-                    f"workers died {_FRUITLESS} times without finishing one of the {len(left):,} points left (memory? "
-                    f"{' '.join(str(error).split())[:200]}); what is finished is kept, and with --out the next call "
-                    "goes on from there; try fewer --jobs"
-                ) from None
+    """Run what is left with as many workers as have something to do; where they die, go on with what they left."""
+    count = len(asked.points)
+    report = progress or (lambda done, count: None)
+    if len(rows) == count:
+        return
+    with workers.gathered(backend, jobs, count - len(rows)) as ready:
+        size = _chunk_size(asked, count - len(rows), ready.count)
+        fruitless = 0
+        while left := [point for point in asked.points if point.place not in rows]:
+            before = len(rows)
+            report(before, count)
+            chunks = [left[begin : begin + size] for begin in range(0, len(left), size)]
+            try:
+                for chunk in ready.each(functools.partial(run_points, asked.job), chunks):
+                    for row in chunk:
+                        add(row)
+                    report(len(rows), count)
+            except workers.WorkersDied as error:
+                size = 1  # if a point kills its worker, let it take no other with it
+                fruitless = fruitless + 1 if len(rows) == before else 0
+                if fruitless == _FRUITLESS:
+                    raise InputError(
+                        f"workers died {_FRUITLESS} times without finishing one of the {len(left):,} points left "
+                        f"(memory? {' '.join(str(error).split())[:200]}); what is finished is kept, and with --out the "
+                        "next call goes on from there; try fewer --jobs"
+                    ) from None
 
 
 def _chunk_size(asked: Sweep, left: int, count: int) -> int:
@@ -276,15 +255,6 @@ def _chunk_size(asked: Sweep, left: int, count: int) -> int:
     requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_REQUESTS
     fair = left // (8 * count)
     return max(1, min(_REQUESTS_TO_A_CHUNK // requests, fair, _MOST_TO_A_CHUNK))
-
-
-def _chunks(points: Sequence[Point], size: int) -> Iterator[Sequence[Point]]:
-    for begin in range(0, len(points), size):
-        yield points[begin : begin + size]
-
-
-def _keep(rows: dict[int, Row], row: Row) -> bool:
-    return rows.setdefault(row["point"], row) is row
 
 
 def _own_seed(seed: int, place: int) -> int:

@@ -71,31 +71,31 @@ def run_points(job: Job, points: Sequence[Point]) -> list[Row]:
 def run_point(job: Job, point: Point) -> Row:
     """Return the row of a point: its place, and what was found or why nothing could be."""
     try:
-        found = _found(at(job.document, job.places, point.values), job, point.seed)
+        row = _found(at(job.document, job.places, point.values), job, point.seed)
     except InputError as error:
-        found = {"error": str(error)}
+        row = {"error": str(error)}
     except Exception as error:  # one point that hits a bug must not cost the others
-        found = {"error": f"{type(error).__name__}: {error} (a bug of Penstock: please report the scenario)"}
-    numbers = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in found.items()}
+        row = {"error": f"{type(error).__name__}: {error} (a bug of Penstock: please report the scenario)"}
+    numbers = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in row.items()}
     return {"point": point.place, **numbers}
 
 
 def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
     """Certify, test and simulate one scenario."""
-    given = _section(SimulateSection, document, "simulate")
+    settings = _section(SimulateSection, document, "simulate")
     workload = _workload(document, job.folder).with_seed(seed)
     server = _server(json.dumps(document.get("server", {}), default=str), job.folder)
-    requests = given.requests
-    if requests is None and given.until is None:
+    requests = settings.requests
+    if requests is None and settings.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
-    _refuse_endless(workload, requests, given.until)
+    _refuse_endless(workload, requests, settings.until)
     certificate = certify(workload, server)
-    said = certificate.verdict
-    tested = said == "unknown" and job.test
-    run = simulate(workload, server, requests=requests, until=given.until, record="summary")
+    theory = certificate.verdict
+    tested = theory == "unknown" and job.test
+    run = simulate(workload, server, requests=requests, until=settings.until, record="summary")
     return {
-        "verdict": verdict(workload, server, seed=seed).verdict if tested else said,
-        "theory": said,
+        "verdict": verdict(workload, server, seed=seed).verdict if tested else theory,
+        "theory": theory,
         "rho": certificate.load.rho,
         "max_rate": certificate.max_rate,
         **_measured(run),
@@ -125,20 +125,20 @@ def _measured(run: Run) -> Row:
         "utilisation": run.utilisation,
         "preemptions": run.preemptions,
     }
-    for found in run.latency().iter_rows(named=True):
-        metric = found["metric"].removesuffix("_s")
-        row |= {f"{metric}_{statistic}_s": found[statistic] for statistic in STATISTICS}
+    for latency in run.latency().iter_rows(named=True):
+        metric = latency["metric"].removesuffix("_s")
+        row |= {f"{metric}_{statistic}_s": latency[statistic] for statistic in STATISTICS}
     return row
 
 
 def _workload(document: Mapping[str, Any], folder: Path) -> Workload:
     """Return the workload of a scenario, whatever its seed; its recording is read once by a worker."""
     section = _section(WorkloadSection, document, "workload")
-    given = document.get("workload", {})
+    keys = document.get("workload", {})
     if section.trace is None and section.preset is None:
         return section.build(folder, 0)
     changes = {"rate", "arrivals", "cv"}
-    kept = _recorded(json.dumps({k: v for k, v in given.items() if k not in changes}, sort_keys=True), folder)
+    kept = _recorded(json.dumps({k: v for k, v in keys.items() if k not in changes}, sort_keys=True), folder)
     if not any(getattr(section, name) is not None for name in changes):
         return kept
     rate = kept.rate if section.rate is None else section.rate

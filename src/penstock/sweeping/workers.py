@@ -255,14 +255,14 @@ def _look() -> Callable[[], Installed]:
         try:
             importlib.import_module("penstock.sweeping.tasks")
         except ImportError:
-            found = False
+            ours = False
         else:
-            found = True
+            ours = True
         try:
             version = metadata.version("penstock-llm")
         except metadata.PackageNotFoundError:
             version = None
-        return version, getattr(sys.modules.get("penstock"), "__file__", None), found
+        return version, getattr(sys.modules.get("penstock"), "__file__", None), ours
 
     return look
 
@@ -302,7 +302,7 @@ def _missing(kind: str) -> InputError:
 
 
 def _unreached(kind: str, address: str, error: BaseException) -> InputError:
-    why = " ".join(str(error).split())[:200] or type(error).__name__
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
     return InputError(
-        f"no {kind} cluster answers at {address or 'this machine'} ({why}); start one, or leave the address out"
+        f"no {kind} cluster answers at {address or 'this machine'} ({reason}); start one, or leave the address out"
     )

@@ -1,0 +1,39 @@
+"""The fewest that do: in steps that double from a guess, then by halves."""
+
+from collections.abc import Callable
+
+
+def fewest(
+    does: Callable[[int], bool],
+    low: int,
+    end: int,
+    start: int,
+    after_miss: Callable[[int], int | None] = lambda index: 0,
+) -> int | None:
+    """Return the least index that does, where every larger one does too; None if none is found.
+
+    Parameters
+    ----------
+    does
+        Asked about one index at a time, never twice about the same.
+    low, end
+        The answer is not below ``low``, and there is nothing from ``end`` on.
+    start
+        A guess, from ``low`` to below ``end``.
+    after_miss
+        Called with an index that does not: the least index worth asking about while none is known
+        to do, or None to give up.
+    """
+    high, index, step = end, start, 1
+    while low < high:
+        if does(index):
+            high = index
+            index = max((low + high) // 2, high - step)
+        else:
+            low = index + 1
+            least = after_miss(index)
+            if least is None:
+                return None
+            index = (low + high) // 2 if high < end else min(max(least, index + step), end - 1)
+        step *= 2
+    return high if high < end else None

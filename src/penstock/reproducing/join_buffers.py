@@ -1,0 +1,250 @@
+"""The bound on join buffers: a counter-example, and what holds instead."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import altair as alt
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from pydantic import Field
+
+from penstock.auditing.audit import audit
+from penstock.document import Section
+from penstock.errors import InputError
+from penstock.reproducing.asked import Asked
+from penstock.reproducing.catalogue import Item
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.looks import on_grid
+from penstock.scenario.scenario import Scenario
+from penstock.show import charts
+from penstock.simulation.run import Run
+from penstock.simulation.simulate import simulate
+from penstock.system.batch_time import Affine
+from penstock.system.network import Network
+from penstock.system.pool import Pool
+from penstock.theory.network.certificate import NetworkCertificate, certify_network
+from penstock.workload.stage import Stage
+from penstock.workload.workflow import Workflow
+from penstock.workload.workload import Workload
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_POINTS = 1_200
+
+
+class _Join(Section):
+    batch_ms: list[Annotated[float, Field(ge=0.001, le=1e6)]] = Field(max_length=20)
+    shown_s: float = Field(2000.0, gt=0, le=1e9)
+
+
+class Joined(NamedTuple):
+    """A fork-join, just after each finish of a branch: its join buffers and queues, and the orders of completion.
+
+    Attributes
+    ----------
+    time_s
+        Of the finishes.
+    buffers
+        Branches that are done and wait, in all buffers (the sum of J_l).
+    queue
+        Requests at the fullest server of the fork (the largest Q_l).
+    apart
+        By how many places in the order of completion any two branches of a job differ, at most.
+    k
+        Smallest K of K-FCFS that held at all servers, 1 at least.
+    """
+
+    time_s: npt.NDArray[np.float64]
+    buffers: Ints
+    queue: Ints
+    apart: int
+    k: int
+
+
+def fork_join(workload: Workload, runs: Callable[[int, Workload], Run], forks: int) -> Joined:
+    """Serve jobs at server 0, then their branches at each server of the fork; see `Joined`.
+
+    The network feeds forward, so its servers can be simulated one after the other.
+    """
+    first = runs(0, workload)
+    ready = _finishes(first)
+    order = np.argsort(ready, kind="stable")
+    ones = np.ones(ready.size, np.int64)
+    branches = [
+        runs(index, Workload.from_arrays(ready[order] * first.tick_s, ones, ones)) for index in range(1, forks + 1)
+    ]
+    came = ready[order]
+    done = [_finishes(run) + came[0] for run in branches]
+    instants = np.unique(np.concatenate(done))
+
+    def count(times: Ints) -> Ints:
+        return np.searchsorted(np.sort(times), instants, side="right")
+
+    released = count(np.max(done, axis=0))
+    buffers = np.sum([count(times) - released for times in done], axis=0)
+    queue = np.max([count(came) - count(times) for times in done], axis=0)
+    places = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done])
+    apart = int(np.ptp(places, axis=0).max())
+    k = max(1, *(audit(run).overtake_k for run in (first, *branches)))
+    return Joined(instants * first.tick_s, buffers, queue, apart, k)
+
+
+def _network(scenario: Scenario, batch_ms: Sequence[float]) -> Network:
+    """Return the same as a network: q_1, the servers of the fork, and a last one, as fast as the first, at the join."""
+    names = [f"q_{index}" for index in range(1, len(batch_ms) + 2)]
+    models = [Affine(c=ms / 1e3, a=0.0) for ms in (*batch_ms, batch_ms[0])]
+    pools = {
+        name: Pool(dataclasses.replace(scenario.server, batch_time=model))
+        for name, model in zip(names, models, strict=True)
+    }
+    first, *forks, last = names
+    stages = {
+        first: Stage(first, 1, 1, then=forks),
+        **{name: Stage(name, 1, 1, then=last) for name in forks},
+        last: Stage(last, 1, 1, join=True),
+    }
+    return Network(pools, [Workflow("job", scenario.workload, stages)])
+
+
+def _finishes(run: Run) -> Ints:
+    assert run.rows is not None
+    return run.rows.finish
+
+
+def _server_of_joins(asked: Asked) -> Scenario:
+    """Return the scenario, once nothing in its server is refused; batch times are set by server."""
+    server = asked.document.get("server")
+    dropped = [key for key in ("batch_time", "hardware") if isinstance(server, Mapping) and key in server]
+    if dropped:
+        raise InputError(
+            f"server.{dropped[0]} would change nothing, since reproduce.batch_ms says how long a batch of each server "
+            "takes; leave it out"
+        )
+    scenario = asked.scenario(server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}})
+    if scenario.server.policy.work_conserving is not True:
+        raise InputError(
+            f"server.policy is {scenario.server.policy.name}, which is not known to be work-conserving, as the lemma "
+            "and its theorem ask; give one that is, such as sarathi"
+        )
+    if scenario.server.convention != "paper":
+        raise InputError(
+            f"server.convention is {scenario.server.convention}, in which a request of one output token has no decode, "
+            "but the lemma counts one; give convention: paper"
+        )
+    if scenario.server.max_batch_size is not None or scenario.server.memory is not None:
+        raise InputError(
+            "server has a max batch size or KV memory, which the lemma and the loads here leave out; leave both out"
+        )
+    return scenario
+
+
+def join_buffers(asked: Asked, item: Item) -> Reproduction:
+    """Serve a fork and join, and compare its buffers with both bounds."""
+    settings = asked.settings(_Join)
+    forks = len(settings.batch_ms) - 1
+    if forks < 2:
+        raise InputError(
+            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has three servers at least: "
+            "q_1 and two of the fork; give a time for each"
+        )
+    scenario = _server_of_joins(asked)
+    if scenario.until is not None or scenario.workload.mean_prompt != 1 or scenario.workload.mean_output != 1:
+        raise InputError(
+            "lemma-join serves requests of one prompt and one output token, to the last; set prompt and output to 1, "
+            "and give simulate.requests"
+        )
+    loads = [2 * scenario.workload.rate * ms / 1e3 / scenario.server.token_budget for ms in settings.batch_ms]
+    if max(loads) >= 1:
+        raise InputError(
+            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; lower "
+            "workload.rate or reproduce.batch_ms until each load is below 1"
+        )
+    asked.progress(0.1)
+
+    def run(place: int, workload: Workload) -> Run:
+        server = dataclasses.replace(scenario.server, batch_time=Affine(c=settings.batch_ms[place] / 1e3, a=0.0))
+        joined = simulate(workload, server, requests=scenario.requests, record="allocations")
+        asked.progress((place + 1) / (forks + 2))
+        return joined
+
+    joined = fork_join(scenario.workload, run, forks)
+    k_prime = joined.k + 2 * scenario.server.token_budget
+    bound = 2 * k_prime * forks
+    corrected = (forks - 1) * (joined.queue + 2 * k_prime)
+    certified = certify_network(_network(scenario, settings.batch_ms))
+    claims = _of_joins(joined, k_prime, bound, corrected, certified, max(loads))
+    table = pl.DataFrame(
+        {
+            "time_s": joined.time_s,
+            "join_buffer": joined.buffers,
+            "lemma": [bound] * joined.buffers.size,
+            "corrected": corrected,
+        }
+    )
+    middle = joined.time_s[int(joined.buffers.argmax())]
+    shown = table.filter((pl.col("time_s") - middle).abs() <= settings.shown_s / 2)
+    text = "Join buffers over time, with the bound of the lemma and the corrected one."
+    return Reproduction(
+        item.name, item.title, item.source, claims, shown, {text: _buffers(shown)},
+        f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join buffer, the lemma's bound, "
+        "and the corrected one.",
+        assumed=(
+            f"Loads {', '.join(f'{load:.3g}' for load in loads)} of q_1 and of the fork; K-FCFS held with "
+            f"K = {joined.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers get depends on the seed and "
+            "on the number of jobs.",
+        ),
+    )  # fmt: skip
+
+
+def _of_joins(
+    joined: Joined, k_prime: int, bound: int, corrected: Ints, theorem: NetworkCertificate, load: float
+) -> tuple[Claim, ...]:
+    largest, within = int(joined.buffers.max()), bool((joined.buffers <= corrected).all())
+    same = largest <= bound
+    reason = (
+        "the lemma is false: its proof bounds the order in which branches end, not when. Branches that the fast server "
+        f"has done wait for the queue of the slow one, which reaches {joined.queue.max():,} here"
+    )
+    certain = theorem.verdict == "stable"
+    orders = joined.apart <= 2 * k_prime
+    slack = int((corrected - joined.buffers).min())
+    measured = f"{'holds' if within else 'fails'} at {joined.buffers.size:,} instants, by {slack:,} at least"
+    return (
+        Claim.judged("join buffers, sum J", f"at most 2K'(k - 1) = {bound}", f"{largest:,}", same, reason),
+        Claim.judged(
+            "places between completions of a job's branches", f"at most 2K' = {2 * k_prime}", f"{joined.apart}", orders,
+            "the lemma is false: bounded overtaking fails here",
+        ),
+        Claim.judged(
+            "join buffers, corrected", "(n_fork - 1)(max Q_l + 2K') at most", measured, within,
+            "the corrected bound is wrong too",
+        ),
+        Claim(
+            f"thm:fork-join, load {load:.3g}", "stable", theorem.verdict, certain,
+            "the theorem does not need the lemma: in the fluid limit the buffers are empty once the forks are"
+            if certain else theorem.reason,
+        ),
+    )  # fmt: skip
+
+
+def _buffers(shown: pl.DataFrame) -> Any:
+    """Draw the join buffers and both bounds as steps over time, thinned to the largest buffers."""
+    bins = (pl.int_range(pl.len()) * _MOST_POINTS // pl.len()).alias("bin")
+    shown = shown.group_by(bins, maintain_order=True).agg(pl.all().sort_by("join_buffer").last()).drop("bin")
+    names = {"join_buffer": "join buffers", "lemma": "lemma's bound", "corrected": "corrected bound"}
+    long = shown.rename(names).unpivot(index="time_s", variable_name="line", value_name="branches")
+    kinds = list(names.values())
+    dashes = [list(dash) for dash in charts.DASHES[:3]]
+    return on_grid(
+        alt.Chart(long)
+        .mark_line(interpolate="step-after", strokeWidth=1.6)
+        .encode(
+            x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=8), scale=alt.Scale(zero=False, nice=False)),
+            y=alt.Y("branches:Q", title="Branches that wait at the join"),
+            color=alt.Color("line:N", title=None, scale=alt.Scale(domain=kinds, range=list(charts.COLOURS[:3]))),
+            strokeDash=alt.StrokeDash("line:N", title=None, scale=alt.Scale(domain=kinds, range=dashes)),
+        )
+        .properties(width=620, height=280)
+    )
