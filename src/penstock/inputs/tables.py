@@ -191,8 +191,8 @@ class _JsonLines:
         with self.source.text("\n") as text:
             rows = dropwhile(lambda pair: not pair[1].strip("\r\n"), enumerate(text, 1))  # as Polars does
             number, line = next(islice(rows, row, None))
-        found = _json_object(line)
-        return f"line {number:,}", found if isinstance(found, str) else None
+        content = _json_object(line)
+        return f"line {number:,}", content if isinstance(content, str) else None
 
 
 def _json_object(line: str) -> dict[str, object] | str:
@@ -207,12 +207,12 @@ def _json_object(line: str) -> dict[str, object] | str:
         return dict(pairs)
 
     try:
-        found = json.loads(line, object_pairs_hook=collect)
+        content = json.loads(line, object_pairs_hook=collect)
     except (ValueError, RecursionError) as error:
         return f"is not JSON ({first_line(error)}). Correct or delete it"
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return f"is {shown(line.strip())}, not a JSON object. Write one object a line, as JSON Lines"
-    return f"has the key {shown(twice[0])} twice. Rename one" if twice else found
+    return f"has the key {shown(twice[0])} twice. Rename one" if twice else content
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from penstock.errors import InputError
+from penstock.simulation.run import COLUMN_TYPES, growth_per_s, in_ns, recorded
 from penstock.system.network import Network
-from penstock.words import QUANTILES
+from penstock.words import QUANTILES, STATISTICS
 from penstock.workload.jobs import Jobs
 
 Ints = npt.NDArray[np.int64]
@@ -100,8 +100,8 @@ class NetworkRun:
             {
                 "job": np.arange(self.arrived),
                 "workflow": self._named([w.name for w in self.network.workflows], self.workflow),
-                "arrival_ns": self._ns(self.arrival),
-                "finish_ns": self._ns(self.finish),
+                "arrival_ns": in_ns(self.arrival, self.tick_s),
+                "finish_ns": in_ns(self.finish, self.tick_s),
             }
         )
 
@@ -112,20 +112,19 @@ class NetworkRun:
         Columns: request, job, stage, pool, replica, ready_ns (arrival at the replica), first_token_ns, finish_ns,
         prompt_tokens, cached_tokens, output_tokens.
         """
-        rows, network = self._rows(), self.network
+        rows = recorded(self.rows, "requests")
+        network = self.network
         stage = rows.jobs.stage
-        arrived = rows.ready >= 0
-        replica = pl.Series(rows.replica).set(pl.Series(~arrived), None)
         return pl.DataFrame(
             {
                 "request": np.arange(stage.size),
                 "job": rows.jobs.job,
                 "stage": self._named(network.stages, stage),
                 "pool": self._named(tuple(network.pools), network.stage_pool[stage]),
-                "replica": replica,
-                "ready_ns": self._ns(rows.ready),
-                "first_token_ns": self._ns(rows.first_token),
-                "finish_ns": self._ns(rows.finish),
+                "replica": pl.Series(rows.replica).set(pl.Series(rows.ready < 0), None),
+                "ready_ns": in_ns(rows.ready, self.tick_s),
+                "first_token_ns": in_ns(rows.first_token, self.tick_s),
+                "finish_ns": in_ns(rows.finish, self.tick_s),
                 "prompt_tokens": rows.jobs.prompt.astype(np.int64),  # or Polars would sum them in 32 bits
                 "cached_tokens": rows.cached.astype(np.int64),
                 "output_tokens": rows.jobs.output.astype(np.int64),
@@ -135,25 +134,24 @@ class NetworkRun:
     def workflows(self) -> pl.DataFrame:
         """E2E of the jobs of each workflow that ended, s: workflow, jobs, unfinished, mean, p50, p90, p95, p99."""
         rows = []
-        for place, workflow in enumerate(self.network.workflows):
-            mine = self.workflow == place
+        for index, workflow in enumerate(self.network.workflows):
+            mine = self.workflow == index
             done = mine & (self.finish >= 0)
-            e2e = (self.finish - self.arrival)[done]
-            rows.append(
-                {"workflow": workflow.name, "jobs": int(mine.sum()), "unfinished": int(mine.sum() - done.sum())}
-                | self._spread(e2e)
-            )
-        return pl.DataFrame(rows, schema_overrides=_FLOATS)
+            jobs = int(mine.sum())
+            row = {"workflow": workflow.name, "jobs": jobs, "unfinished": jobs - int(done.sum())}
+            rows.append(row | self._spread((self.finish - self.arrival)[done]))
+        return pl.DataFrame(rows, schema_overrides=COLUMN_TYPES)
 
     def stages(self) -> pl.DataFrame:
         """Latency at each stage, seconds: stage, pool, metric, requests, mean, p50, p90, p95, p99; see `samples`."""
         table = []
-        for place, stage in enumerate(self.network.stages):
-            pool = tuple(self.network.pools)[self.network.stage_pool[place]]
-            for metric, (_, ticks) in self.samples(place).items():
+        pools = tuple(self.network.pools)
+        for index, stage in enumerate(self.network.stages):
+            pool = pools[self.network.stage_pool[index]]
+            for metric, (_, ticks) in self.samples(index).items():
                 row = {"stage": stage, "pool": pool, "metric": metric, "requests": ticks.size}
                 table.append(row | self._spread(ticks))
-        return pl.DataFrame(table, schema_overrides=_FLOATS)
+        return pl.DataFrame(table, schema_overrides=COLUMN_TYPES)
 
     def samples(self, stage: int) -> dict[str, tuple[Ints, Ints | Floats]]:
         """Return, for each metric at a stage by its number, the requests that have it, and its ticks.
@@ -162,11 +160,13 @@ class NetworkRun:
         the last over the tokens after the first, where there are some. ``join_wait_s``, at joins: what each branch
         that is done waits for the others, under its last request.
         """
-        rows = self._rows()
-        jobs, here = rows.jobs, rows.jobs.stage == stage
-        started, done = np.flatnonzero(here & (rows.first_token >= 0)), np.flatnonzero(here & (rows.finish >= 0))
+        rows = recorded(self.rows, "requests")
+        jobs = rows.jobs
+        here = jobs.stage == stage
+        started = np.flatnonzero(here & (rows.first_token >= 0))
+        done = np.flatnonzero(here & (rows.finish >= 0))
         several = done[(rows.first_token[done] >= 0) & (jobs.output[done] > 1)]
-        found: dict[str, tuple[Ints, Ints | Floats]] = {
+        samples: dict[str, tuple[Ints, Ints | Floats]] = {
             "ttft_s": (started, (rows.first_token - rows.ready)[started]),
             "e2e_s": (done, (rows.finish - rows.ready)[done]),
             "tpot_s": (several, (rows.finish - rows.first_token)[several] / (jobs.output[several] - 1)),
@@ -177,22 +177,22 @@ class NetworkRun:
             ended = ended[here[join] & (jobs.pending[join] > 1) & (rows.ready[join] >= 0)]
             join = ended + jobs.child[ended]
             delay = np.rint(jobs.delay_s[join] / self.tick_s).astype(np.int64)
-            found["join_wait_s"] = (ended, rows.ready[join] - delay - rows.finish[ended])
-        return found
+            samples["join_wait_s"] = (ended, rows.ready[join] - delay - rows.finish[ended])
+        return samples
 
     def replicas(self) -> pl.DataFrame:
         """One row per replica: pool, replica, batches, busy (share of the time), tokens_per_s, load.
 
         ``load`` is the tokens that it processed over what it could have: at most 1.
         """
-        network, seconds = self.network, max(self.seconds, self.tick_s)
-        pools = list(network.pools.values())
-        capacity = np.array([pool.server.batch_time.capacity(pool.server.token_budget) for pool in pools])
-        first = np.cumsum(network.replicas) - network.replicas
+        network = self.network
+        seconds = max(self.seconds, self.tick_s)
+        servers = [pool.server for pool in network.pools.values()]
+        capacity = np.array([server.batch_time.capacity(server.token_budget) for server in servers])
         return pl.DataFrame(
             {
                 "pool": self._named(tuple(network.pools), self.replica_pool),
-                "replica": np.arange(self.replica_pool.size) - first[self.replica_pool],
+                "replica": np.arange(self.replica_pool.size) - first_replicas(network)[self.replica_pool],
                 "batches": self.batches,
                 "busy": self.busy * self.tick_s / seconds,
                 "tokens_per_s": self.tokens / seconds,
@@ -208,16 +208,17 @@ class NetworkRun:
         ``prefill`` or ``decode`` (requests of a stage in that phase), ``unprocessed_tokens`` (of a replica, called
         ``pool/0``), or ``job_tokens``: all that the jobs in the network still need, requests to come included.
         """
-        network, columns = self.network, [("job_tokens", "network", self.series_rows[:, -1])]
-        for place, stage in enumerate(network.stages):
-            columns += [("prefill", stage, self.series_rows[:, 1 + 2 * place])]
-            columns += [("decode", stage, self.series_rows[:, 2 + 2 * place])]
-        first, names = 1 + 2 * len(network.stages), tuple(network.pools)
-        starts = np.cumsum(network.replicas) - network.replicas
-        for server, pool in enumerate(self.replica_pool):
-            name = f"{names[pool]}/{server - starts[pool]}"
-            columns += [("unprocessed_tokens", name, self.series_rows[:, first + server])]
-        time = self.series_rows[:, 0] * self.tick_s
+        network, rows = self.network, self.series_rows
+        columns = [("job_tokens", "network", rows[:, -1])]
+        for index, stage in enumerate(network.stages):
+            columns.append(("prefill", stage, rows[:, 1 + 2 * index]))
+            columns.append(("decode", stage, rows[:, 2 + 2 * index]))
+        after_stages = 1 + 2 * len(network.stages)
+        pools, first = tuple(network.pools), first_replicas(network)
+        for replica, pool in enumerate(self.replica_pool):
+            name = f"{pools[pool]}/{replica - first[pool]}"
+            columns.append(("unprocessed_tokens", name, rows[:, after_stages + replica]))
+        time = rows[:, 0] * self.tick_s
         return pl.concat(
             pl.DataFrame({"time_s": time, "value": values}).select(
                 "time_s", pl.lit(what).alias("what"), pl.lit(name).alias("name"), "value"
@@ -231,37 +232,20 @@ class NetworkRun:
 
         A fact about this run, no verdict. NaN for a run too short to have a slope.
         """
-        time, tokens = self.series_rows[:, 0], self.series_rows[:, -1]
-        half = (2 * time >= self.last_arrival) & (time <= self.last_arrival)
-        if half.sum() < 3:
-            return float("nan")
-        x = (time[half] - time[half].mean()) * self.tick_s
-        return float(np.sum(x * (tokens[half] - tokens[half].mean())) / np.sum(x * x))
+        return growth_per_s(self.series_rows[:, 0], self.series_rows[:, -1], self.last_arrival, self.tick_s)
 
     def _spread(self, ticks: npt.NDArray[np.integer] | Floats) -> dict[str, float | None]:
         """Return mean and quantiles in seconds."""
         if not ticks.size:
-            return {"mean": None, **dict.fromkeys(QUANTILES)}
+            return dict.fromkeys(STATISTICS)
         levels = np.quantile(ticks, list(QUANTILES.values()), method="inverted_cdf")
-        named = {name: float(level) * self.tick_s for name, level in zip(QUANTILES, levels, strict=True)}
-        return {"mean": float(ticks.mean()) * self.tick_s, **named}
+        values = [ticks.mean(), *levels]
+        return {name: float(value) * self.tick_s for name, value in zip(STATISTICS, values, strict=True)}
 
-    def _ns(self, ticks: Ints) -> pl.Series:
-        per_tick = self.tick_s * 1e9
-        if ticks.size and ticks.max() * per_tick >= 2.0**63:
-            raise InputError(
-                f"{ticks.max() * self.tick_s:g} s is more ns than 64 bits hold; read the run's `rows`, in ticks"
-            )
-        ns = ticks * round(per_tick) if per_tick >= 1 and per_tick == round(per_tick) else np.rint(ticks * per_tick)
-        return pl.Series(ns.astype(np.int64)).set(pl.Series(ticks < 0), None)
-
-    def _named(self, names: tuple[str, ...] | list[str], places: npt.NDArray[np.integer]) -> pl.Series:
-        return pl.Series(names)[places] if places.size else pl.Series([], dtype=pl.String)
-
-    def _rows(self) -> RequestRows:
-        if self.rows is None:
-            raise InputError("this run did not keep its requests; simulate with record='requests'")
-        return self.rows
+    def _named(self, names: tuple[str, ...] | list[str], indices: npt.NDArray[np.integer]) -> pl.Series:
+        return pl.Series(names)[indices] if indices.size else pl.Series([], dtype=pl.String)
 
 
-_FLOATS = dict.fromkeys(("mean", *QUANTILES), pl.Float64)
+def first_replicas(network: Network) -> Ints:
+    """Return the number of each pool's first replica, over all pools; shape (pools,)."""
+    return np.cumsum(network.replicas) - network.replicas

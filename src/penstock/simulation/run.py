@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from penstock import checks
 from penstock.errors import InputError
+from penstock.kernel.server import NEVER
 from penstock.system.server import Server
-from penstock.words import QUANTILES
+from penstock.words import QUANTILES, STATISTICS
 
 Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -21,8 +23,27 @@ Record = Literal["summary", "requests", "batches", "allocations"]
 TICK_S = 1e-9
 """Seconds per tick, unless told otherwise."""
 
+LEADING_BITS = 11
+"""Binary digits that a summary keeps of a time: within 0.05%."""
+
 Progress = Callable[[float], None]
 """Called now and then with the share of the work that is done."""
+
+COLUMN_TYPES: dict[str, type[pl.DataType]] = dict.fromkeys(STATISTICS, pl.Float64)
+"""Columns of a table of latencies, and their type."""
+
+
+def checked_tick(tick_s: float) -> float:
+    """Return the seconds of a tick, if times can be counted in them."""
+    return checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+
+
+def stop_tick(until: float | None, tick_s: float) -> int:
+    """Return the tick at which a run is to stop, or NEVER."""
+    if until is None:
+        return NEVER
+    checks.number("until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop")
+    return round(until / tick_s)
 
 
 def exact_sum(samples: Ints) -> int:
@@ -54,6 +75,12 @@ class Distribution:
         values, counts = np.unique(samples, return_counts=True)
         return cls(values, counts.astype(np.int64), exact_sum(samples))
 
+    @classmethod
+    def merged(cls, values: Ints, counts: Ints, total: int) -> "Distribution":
+        """Add up the counts of equal values."""
+        distinct, index = np.unique(values, return_inverse=True)
+        return cls(distinct, np.bincount(index, counts, distinct.size).astype(np.int64), total)
+
     @property
     def size(self) -> int:
         """Number of samples."""
@@ -68,9 +95,34 @@ class Distribution:
         """Return the quantile in ticks, linear between neighbouring samples as in `numpy.quantile`."""
         rank = share * (self.size - 1)
         low = int(rank)
-        places = np.searchsorted(np.cumsum(self.counts), [low, min(low + 1, self.size - 1)], side="right")
-        below, above = self.values[places]
+        neighbours = [low, min(low + 1, self.size - 1)]
+        below, above = self.values[np.searchsorted(np.cumsum(self.counts), neighbours, side="right")]
         return float(below + (above - below) * (rank - low))
+
+
+class Fold:
+    """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._counts = np.zeros((64 - LEADING_BITS) << LEADING_BITS, np.int64)  # by shift, then by leading digits
+
+    def add(self, samples: Ints) -> None:
+        """Add samples, each kept to its leading binary digits."""
+        if not samples.size:
+            return
+        self._total += exact_sum(samples)
+        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - LEADING_BITS, 0).astype(np.int64)
+        self._counts += np.bincount((shift << LEADING_BITS) + (samples >> shift), minlength=self._counts.size)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What was added, each value in the middle of those that share its leading digits."""
+        (cells,) = np.nonzero(self._counts)
+        shift = cells >> LEADING_BITS
+        leading = cells & ((1 << LEADING_BITS) - 1)
+        values = (leading << shift) + np.where(shift > 0, 1 << np.maximum(shift - 1, 0), 0)
+        return Distribution(values, self._counts[cells], self._total)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -188,13 +240,15 @@ class Run:
     @property
     def memory_facts(self) -> str:
         """What KV memory did, in words that end a sentence; nothing where it did nothing."""
-        said = ""
+        facts = ""
         if self.preemptions:
             share = self.recomputed_tokens / self.tokens if self.tokens else 0.0
-            said += f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
+            facts += f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
         if self.reused_tokens:
-            said += f"; {self.reused_tokens:,} tokens were found in the prefix cache"
-        return said + (f"; {self.dropped:,} requests were dropped, as they never fit" if self.dropped else "")
+            facts += f"; {self.reused_tokens:,} tokens were found in the prefix cache"
+        if self.dropped:
+            facts += f"; {self.dropped:,} requests were dropped, as they never fit"
+        return facts
 
     @property
     def utilisation(self) -> float:
@@ -206,7 +260,7 @@ class Run:
         """Time from arrival to first token, ticks, of the requests that have one."""
         if self.folded:
             return self.folded[0]
-        rows = self._recorded(self.rows, "requests")
+        rows = recorded(self.rows, "requests")
         return Distribution.of((rows.first_token - rows.arrival)[rows.first_token >= 0])
 
     @functools.cached_property
@@ -214,7 +268,7 @@ class Run:
         """Time from arrival to finish, ticks, of the requests that finished."""
         if self.folded:
             return self.folded[1]
-        rows = self._recorded(self.rows, "requests")
+        rows = recorded(self.rows, "requests")
         return Distribution.of((rows.finish - rows.arrival)[rows.finish >= 0])
 
     @functools.cached_property
@@ -224,12 +278,7 @@ class Run:
         A fact about this run, no verdict: near the critical load a stable queue wanders just as far.
         NaN for a run too short to have a slope.
         """
-        time, uncompleted = self.series_rows[:, 0], self.series_rows[:, 3]
-        half = (2 * time >= self.last_arrival) & (time <= self.last_arrival)
-        if half.sum() < 3:
-            return float("nan")
-        x = (time[half] - time[half].mean()) * self.tick_s
-        return float(np.sum(x * (uncompleted[half] - uncompleted[half].mean())) / np.sum(x * x))
+        return growth_per_s(self.series_rows[:, 0], self.series_rows[:, 3], self.last_arrival, self.tick_s)
 
     @functools.cached_property
     def requests(self) -> pl.DataFrame:
@@ -237,16 +286,18 @@ class Run:
 
         And preemptions, on a server with memory or the scheduler of an engine.
         """
-        rows = self._recorded(self.rows, "requests")
+        rows = recorded(self.rows, "requests")
         columns = {
             "request": np.arange(rows.arrival.size),
-            "arrival_ns": self._ns(rows.arrival),
-            "first_token_ns": self._ns(rows.first_token),
-            "finish_ns": self._ns(rows.finish),
+            "arrival_ns": in_ns(rows.arrival, self.tick_s),
+            "first_token_ns": in_ns(rows.first_token, self.tick_s),
+            "finish_ns": in_ns(rows.finish, self.tick_s),
             "prompt_tokens": rows.prompt_tokens.astype(np.int64),  # or Polars would sum them in 32 bits
             "output_tokens": rows.output_tokens.astype(np.int64),
         }
-        return pl.DataFrame(columns if rows.preemptions is None else columns | {"preemptions": rows.preemptions})
+        if rows.preemptions is not None:
+            columns["preemptions"] = rows.preemptions
+        return pl.DataFrame(columns)
 
     @functools.cached_property
     def series(self) -> pl.DataFrame:
@@ -268,11 +319,11 @@ class Run:
     @functools.cached_property
     def batches(self) -> pl.DataFrame:
         """One row per batch that started: start_ns, duration_ns, prefill_tokens, decode_tokens, requests."""
-        start, duration, prefill, decode, requests = self._recorded(self.batch_rows, "batches").T
+        start, duration, prefill, decode, requests = recorded(self.batch_rows, "batches").T
         return pl.DataFrame(
             {
-                "start_ns": self._ns(start),
-                "duration_ns": self._ns(duration),
+                "start_ns": in_ns(start, self.tick_s),
+                "duration_ns": in_ns(duration, self.tick_s),
                 "prefill_tokens": prefill,
                 "decode_tokens": decode,
                 "requests": requests,
@@ -282,9 +333,8 @@ class Run:
     @functools.cached_property
     def allocations(self) -> pl.DataFrame:
         """One row per request in a batch: batch, request, prefill_tokens, decode_tokens (the paper's delta)."""
-        columns = ("batch", "request", "prefill_tokens", "decode_tokens")
-        rows = self._recorded(self.allocation_rows, "allocations")
-        return pl.DataFrame({name: rows[:, i] for i, name in enumerate(columns)})
+        rows = recorded(self.allocation_rows, "allocations")
+        return pl.DataFrame(rows, schema=["batch", "request", "prefill_tokens", "decode_tokens"], orient="row")
 
     @functools.cached_property
     def compositions(self) -> pl.DataFrame:
@@ -311,28 +361,44 @@ class Run:
         """
         rows: list[dict[str, str | float | None]] = []
         for metric, samples in (("ttft_s", self.ttft), ("tbt_s", self.gaps), ("e2e_s", self.e2e)):
-            row: dict[str, str | float | None] = {"metric": metric, "mean": None, **dict.fromkeys(QUANTILES)}
+            row: dict[str, str | float | None] = {"metric": metric}
             if samples.size:
                 row["mean"] = self._seconds(samples.mean)
-                row |= {name: self._seconds(samples.quantile(share)) for name, share in QUANTILES.items()}
+                for name, share in QUANTILES.items():
+                    row[name] = self._seconds(samples.quantile(share))
             rows.append(row)
-        return pl.DataFrame(rows, schema={"metric": pl.String} | dict.fromkeys(("mean", *QUANTILES), pl.Float64))
+        return pl.DataFrame(rows, schema={"metric": pl.String, **COLUMN_TYPES})
 
     def _seconds(self, ticks: float) -> float:
-        per_second = 1 / self.tick_s  # a whole number of ticks to the second is divided by: that rounds once
-        return ticks / (round(per_second) if math.isclose(per_second, round(per_second), rel_tol=1e-12) else per_second)
+        per_second = 1 / self.tick_s
+        # A whole number of ticks to the second is divided by: that rounds once.
+        if math.isclose(per_second, round(per_second), rel_tol=1e-12):
+            return ticks / round(per_second)
+        return ticks / per_second
 
-    def _ns(self, ticks: Ints) -> pl.Series:
-        per_tick = self.tick_s * 1e9
-        if ticks.size and ticks.max() * per_tick >= 2.0**63:
-            raise InputError(
-                f"{ticks.max() * self.tick_s:g} s is more ns than 64 bits hold; read the run's `rows`, in ticks"
-            )
-        ns = ticks * round(per_tick) if per_tick >= 1 and per_tick == round(per_tick) else np.rint(ticks * per_tick)
-        series = pl.Series(ns.astype(np.int64))
-        return series.set(pl.Series(ticks < 0), None) if (ticks < 0).any() else series
 
-    def _recorded(self, rows: T | None, level: Record) -> T:
-        if rows is None:
-            raise InputError(f"this run did not keep its {level}; simulate with record={level!r}")
-        return rows
+def recorded(rows: T | None, level: Record) -> T:
+    """Return what a run kept at this level of recording, or say how to have it kept."""
+    if rows is None:
+        raise InputError(f"this run did not keep its {level}; simulate with record={level!r}")
+    return rows
+
+
+def growth_per_s(time: Ints, tokens: Ints, last_arrival: int, tick_s: float) -> float:
+    """Return the slope of a series over the second half of the arrivals, per second; NaN if that is too short."""
+    half = (2 * time >= last_arrival) & (time <= last_arrival)
+    if half.sum() < 3:
+        return float("nan")
+    x = (time[half] - time[half].mean()) * tick_s
+    return float(np.sum(x * (tokens[half] - tokens[half].mean())) / np.sum(x * x))
+
+
+def in_ns(ticks: Ints, tick_s: float) -> pl.Series:
+    """Return ticks as nanoseconds, null where they are negative: what did not happen."""
+    per_tick = tick_s * 1e9
+    if ticks.size and ticks.max() * per_tick >= 2.0**63:
+        raise InputError(f"{ticks.max() * tick_s:g} s is more ns than 64 bits hold; read the run's `rows`, in ticks")
+    whole = per_tick >= 1 and per_tick == round(per_tick)
+    ns = ticks * round(per_tick) if whole else np.rint(ticks * per_tick)
+    series = pl.Series(ns.astype(np.int64))
+    return series.set(pl.Series(ticks < 0), None) if (ticks < 0).any() else series

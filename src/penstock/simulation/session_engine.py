@@ -1,6 +1,7 @@
 """A session on a server whose requests hold memory, come by priority, or are scheduled as an engine does it."""
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -53,21 +54,15 @@ class EngineSession(Session):
     sizes = (running.N_OPTIONS, running.N_STATE, running.N_SLOT_ROWS)
 
     def __init__(
-        self,
-        server: Server,
-        record: Record,
-        tick_s: float,
-        compress: bool,
-        stop: int,
-        prefixes: Prefixes | None = None,
+        self, server: Server, record: Record, tick_s: float, compress: bool, stop: int, prefixes: Prefixes | None = None
     ) -> None:
         super().__init__(server, record, tick_s, compress, stop)
         self.resume = np.empty((0, running.N_RESUME), np.int64)
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
-        engine = server.policy if isinstance(server.policy, Engine) else None
+        engine, memory = self.engine, server.memory
         settings = engine.options if engine else {}
-        memory, options = server.memory, self.options
+        options = self.options
         if engine and server.max_batch_size is None:
             options[kernel.BATCH_SIZE] = server.token_budget
         self.block_size = memory.block_size if memory else 1
@@ -107,6 +102,11 @@ class EngineSession(Session):
         elif engine:
             self.params = np.zeros(1)
 
+    @property
+    def engine(self) -> Engine | None:
+        """The scheduler, if it is an engine's."""
+        return self.server.policy if isinstance(self.server.policy, Engine) else None
+
     def _open_cache(self, usable: int, prefixes: Prefixes | None) -> blocks.Cache:
         """Return a cache of blocks that hold nothing."""
         nothing = np.empty(0, np.int64)
@@ -126,7 +126,7 @@ class EngineSession(Session):
     def slots_at_first(self) -> int:
         """Return for how many running requests there is room; more is made where nothing bounds them."""
         server = self.server
-        if isinstance(server.policy, Engine):
+        if self.engine:
             return server.max_batch_size or server.token_budget
         if server.scope == "running" and server.max_batch_size is not None:
             return server.max_batch_size
@@ -134,32 +134,35 @@ class EngineSession(Session):
 
     def keep(self, window: Window) -> Window:
         """Return the requests that can ever be served; name the first that cannot, or leave them out if told so."""
-        found = self._too_long(window)
-        fits = ~np.any([mask for mask, _ in found], axis=0) if found else np.ones(window.arrival.size, bool)
-        places = np.flatnonzero(~fits)
-        if places.size:
-            i = int(places[0])
-            if self.server.memory is None or self.server.memory.too_long == "error":
-                lengths = f"{window.prompt[i]:,} prompt and {window.output[i]:,} output tokens"
-                why = next(why for mask, why in found if mask[i])
-                drop = _OR_DROP if self.server.memory is not None else ""
-                raise InputError(f"request {self.offered + i} has {lengths}: {why}; {_REMEDY}{drop}")
-            self.left_out.append((self.offered + places, window.where(~fits)))
+        limits = self._too_long(window)
+        fits = ~np.any([over for over, _ in limits], axis=0) if limits else np.ones(window.arrival.size, bool)
+        too_long = np.flatnonzero(~fits)
+        memory = self.server.memory
+        if too_long.size and (memory is None or memory.too_long == "error"):
+            first = int(too_long[0])
+            lengths = f"{window.prompt[first]:,} prompt and {window.output[first]:,} output tokens"
+            reason = next(reason for over, reason in limits if over[first])
+            drop = _OR_DROP if memory is not None else ""
+            raise InputError(f"request {self.offered + first} has {lengths}: {reason}; {_REMEDY}{drop}")
         if self.recorded:
             self.rows = np.concatenate([self.rows, (self.offered + np.flatnonzero(fits)) % self.recorded])
+        if too_long.size:
+            self.left_out.append((self.offered + too_long, window.where(~fits)))
+            kept = window.where(fits)
+        else:
+            kept = window
         self.offered += window.arrival.size
-        return window.where(fits) if places.size else window
+        return kept
 
     def _too_long(self, window: Window) -> list[tuple[npt.NDArray[np.bool_], str]]:
         """Return which requests can never be served, for each reason."""
-        server, policy = self.server, self.server.policy
-        engine = policy if isinstance(policy, Engine) else None
+        server, engine = self.server, self.engine
         whole = window.prompt.astype(np.int64) + window.output
         peak = whole - self.options[kernel.ENGINE]
-        found = []
+        limits = []
         if engine and not engine.has_token_budget:
             most = int(engine.options["max_tokens"])
-            found.append((whole > most, f"more than the {most:,} (max_tokens) that {engine.name} reserves"))
+            limits.append((whole > most, f"more than the {most:,} (max_tokens) that {engine.name} reserves"))
         usable = server.usable_blocks
         if usable is not None:
             needed = np.maximum(-(-peak // self.block_size), self.options[running.RESERVED])
@@ -167,46 +170,47 @@ class EngineSession(Session):
             over = needed + spare > usable
             beside = f" beside a watermark of {spare:,}" if spare else ""
             worst = int(needed[over][0]) if over.any() else 0
-            why = (
+            reason = (
                 f"it needs {worst:,} blocks of {self.block_size:,}{beside}, but the KV memory has {usable:,}, so it "
                 "never fits and blocks the server"
             )
-            found.append((over, why))
+            limits.append((over, reason))
         if engine and engine.has_token_budget and not engine.cuts_prompts:
             again = server.memory is not None and self.options[running.GROWS] > 0  # what is preempted comes back longer
             lost = ", with outputs that it lost" if again else ""
-            why = (
+            reason = (
                 f"{engine.name} takes a prompt whole{lost}, but a batch holds "
                 f"{server.token_budget:,} tokens, so it never fits and blocks the server"
             )
-            found.append(((peak if again else window.prompt) > server.token_budget, why))
-        return found
+            limits.append(((peak if again else window.prompt) > server.token_budget, reason))
+        return limits
 
     def fit(self, window: Window) -> None:
         """Make the ring of due epochs larger than the longest output, and room for what preempted requests leave."""
         self.check_costs(window)
-        known = self.resume.shape[0]
-        if known < window.arrival.size:
-            more = np.zeros((window.arrival.size - known, running.N_RESUME), np.int64)
-            more[:, running.RESUME_LAST] = running.NONE_YET
-            more[:, running.RESUME_PRIORITY] = window.priority[known:]
-            more[:, running.RESUME_ARRIVAL] = window.arrival[known:]
-            more[:, running.RESUME_ROW] = self.rows[: more.shape[0]] if self.recorded else -1
-            self.rows = self.rows[more.shape[0] :]
-            self.resume = np.concatenate([self.resume, more])
+        begin = self.resume.shape[0]
+        count = window.arrival.size - begin
+        if count > 0:
+            new = np.zeros((count, running.N_RESUME), np.int64)
+            new[:, running.RESUME_LAST] = running.NONE_YET
+            new[:, running.RESUME_PRIORITY] = window.priority[begin:]
+            new[:, running.RESUME_ARRIVAL] = window.arrival[begin:]
+            new[:, running.RESUME_ROW] = self.rows[:count] if self.recorded else -1
+            self.rows = self.rows[count:]
+            self.resume = np.concatenate([self.resume, new])
         if self.cache:
-            longest = int((window.prompt.astype(np.int64) + window.output).max(initial=1))
-            self._widen_table(self.slots.shape[1], -(-longest // self.block_size))
-        size = max(64, 1 << int(window.output.max(initial=1)).bit_length())
+            self._widen_table(self.slots.shape[1], -(-window.longest // self.block_size))
         if self.options[running.RULE] == running.VIDUR_SARATHI:  # a prompt cut short becomes output
-            size = max(size, 1 << int((window.output + window.prompt).max(initial=1)).bit_length())
-        if size <= self.heads.size:
-            return
-        self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+            self.widen_ring(window.longest)
+        else:
+            self.widen_ring(int(window.output.max(initial=1)))
+
+    def linked_slots(self) -> Iterator[int]:
+        """Yield the slots of requests in decode; those in prefill are linked here, too."""
         slot = int(self.state[kernel.FIRST_SLOT])
         while slot >= 0:
             if self.slots[running.SLOT_LEFT, slot] == 0:
-                kernel.chain(self.slots, self.heads, self.bits, slot)
+                yield slot
             slot = int(self.slots[kernel.SLOT_NEXT, slot])
 
     @property
@@ -227,7 +231,7 @@ class EngineSession(Session):
         """
         state, options, engine = self.state, self.options, int(self.options[kernel.ENGINE])
         most = min(int(options[kernel.BATCH_SIZE]), self.slots.shape[1], count)
-        if isinstance(self.server.policy, Engine):
+        if self.engine:
             most = min(most, self.server.most_tokens)  # no run of an engine leads to more decodes than fill a batch
         while state[running.RUNNING] < most and state[kernel.HEAD] < count:
             request = int(state[kernel.HEAD])
@@ -303,19 +307,15 @@ class EngineSession(Session):
 
     def _with_left_out(self, rows: Rows) -> Rows:
         """Put requests that were left out back at their places, without times."""
-        places = np.concatenate([found for found, _ in self.left_out])
-        part = Window.joined([left for _, left in self.left_out])
-        never = np.full(places.size, -1, np.int64)
-        times = np.zeros(places.size, np.int64)
-        filling = Rows(part.arrival, part.prompt, part.output, never, never, times, np.ones(places.size, bool))
+        numbers = np.concatenate([numbers for numbers, _ in self.left_out])
+        part = Window.joined([window for _, window in self.left_out])
+        never = np.full(numbers.size, -1, np.int64)
+        times = np.zeros(numbers.size, np.int64)
+        filling = Rows(part.arrival, part.prompt, part.output, never, never, times, np.ones(numbers.size, bool))
         rows = dataclasses.replace(rows, dropped=np.zeros(rows.finish.size, bool))
-        before = places - np.arange(places.size)  # np.insert counts in what is there
-        return Rows(
-            *(
-                np.insert(getattr(rows, field.name), before, getattr(filling, field.name))
-                for field in dataclasses.fields(Rows)
-            )
-        )
+        before = numbers - np.arange(numbers.size)  # np.insert counts in what is there
+        names = [field.name for field in dataclasses.fields(Rows)]
+        return Rows(*(np.insert(getattr(rows, name), before, getattr(filling, name)) for name in names))
 
     def _make_room(self) -> None:
         super()._make_room()
@@ -324,10 +324,9 @@ class EngineSession(Session):
         bounded = self.options[kernel.RUNNING_SCOPE] and self.options[kernel.BATCH_SIZE] <= room
         if not bounded and min(needed, int(self.state[running.RUNNING]) + self.server.token_budget) > room:
             self._more_slots()
-        waiting = int(self.state[running.RING_SIZE] + self.state[running.HEAP_SIZE])
-        wanted = waiting + int(self.state[kernel.ARRIVED] - self.state[running.QUEUED]) + self.slots.shape[1]
-        if not self.options[running.BY_PRIORITY]:
-            wanted = waiting + self.slots.shape[1]
+        wanted = int(self.state[running.RING_SIZE] + self.state[running.HEAP_SIZE]) + self.slots.shape[1]
+        if self.options[running.BY_PRIORITY]:
+            wanted += int(self.state[kernel.ARRIVED] - self.state[running.QUEUED])
         if wanted > self.ring.shape[1]:
             self._larger_ring(wanted)
 
@@ -360,8 +359,7 @@ class EngineSession(Session):
             larger[:, : self.ring.shape[1]] = self.ring
         else:
             count, start = int(self.state[running.RING_SIZE]), int(self.state[running.RING_START])
-            places = (start + np.arange(count)) % self.ring.shape[1]
-            larger[:, :count] = self.ring[:, places]
+            larger[:, :count] = self.ring[:, (start + np.arange(count)) % self.ring.shape[1]]
             self.state[running.RING_START] = 0
         self.ring = larger
 

@@ -80,8 +80,7 @@ class NetworkSession:
         self.network, self.tick_s, self.stop = network, tick_s, stop
         pools = list(network.pools.values())
         self.policies = _distinct([pool.policy for pool in pools], "policies")
-        several = [pool.order for pool in pools if not pool.order.single_line]
-        self.orders = _distinct(several, "orders")
+        self.orders = _distinct([pool.order for pool in pools if not pool.order.single_line], "orders")
         state = np.zeros(kernel.N_STATE, np.int64)
         state[kernel.COMPRESS], state[kernel.UNTIL], state[kernel.SERIES_STEP] = compress, stop, 1
         duration, params, table = self._pools(pools)
@@ -93,7 +92,6 @@ class NetworkSession:
         leaves = 1 << max(len(servers) - 1, 1).bit_length()
         width = int(network.pool_lines.max())
         params.flags.writeable = False
-        self.slots_used = 0
         self.net = kernel.Arrays(
             state=state,
             pools=table,
@@ -113,7 +111,9 @@ class NetworkSession:
             lookout=np.zeros((width, 8)),
             weights=np.zeros((width, 2)),
             series=_series(2 + 2 * len(stages) + len(servers)),
-            **_nothing(),
+            **self._arrays(_no_jobs()),
+            heap=np.zeros((0, 2), np.int64),
+            ready_now=np.zeros(0, np.int64),
         )
         self.jobs = _no_jobs()
 
@@ -124,14 +124,14 @@ class NetworkSession:
         durations: list[Ints] = []
         params: list[npt.NDArray[np.float64]] = []
         retention = NEVER if network.retention_s is None else round(network.retention_s / self.tick_s)
-        for place, (row, pool) in enumerate(zip(table, pools, strict=True)):
+        for index, (row, pool) in enumerate(zip(table, pools, strict=True)):
             server = pool.server
-            row[kernel.FIRST_SERVER] = network.replicas[:place].sum()
+            row[kernel.FIRST_SERVER] = network.replicas[:index].sum()
             row[kernel.REPLICAS] = pool.replicas
             row[kernel.ROUTER] = pool.router.code
             row[kernel.AFFINITY] = pool.affinity
             row[kernel.BY_AGE] = pool.order.by_age
-            row[kernel.LINES] = network.pool_lines[place]
+            row[kernel.LINES] = network.pool_lines[index]
             row[kernel.BUDGET] = server.token_budget
             row[kernel.SLOTS] = server.max_batch_size or _NO_LIMIT
             row[kernel.RUNNING_SCOPE] = server.scope == "running"
@@ -141,15 +141,15 @@ class NetworkSession:
             row[kernel.POLICY_INDEX] = _index(self.policies, pool.policy)
             row[kernel.REPEATS] = pool.repeats
             row[kernel.ORDER_INDEX] = -1 if pool.order.single_line else _index(self.orders, pool.order)
-            for given, field in (
-                (np.array(server.params, np.float64), kernel.POLICY_PARAMS),
-                (network.order_params[place], kernel.ORDER_PARAMS),
+            for field, own in (
+                (kernel.POLICY_PARAMS, np.array(server.params, np.float64)),
+                (kernel.ORDER_PARAMS, network.order_params[index]),
             ):
                 row[field] = sum(part.size for part in params)
-                row[field + 1] = row[field] + given.size
-                params.append(given)
+                row[field + 1] = row[field] + own.size
+                params.append(own)
             row[kernel.RETENTION] = retention
-            row[kernel.FIRST_STAGE] = (network.stage_pool < place).sum()
+            row[kernel.FIRST_STAGE] = (network.stage_pool < index).sum()
         return np.concatenate(durations), np.concatenate(params), table
 
     def _servers(self, table: Ints) -> Ints:
@@ -188,17 +188,17 @@ class NetworkSession:
 
     def add(self, jobs: Jobs) -> None:
         """Let these jobs arrive after those known so far."""
-        known, known_requests = self.jobs.count, self.jobs.requests
+        before = self.jobs.count
         arrays = self._arrays(jobs)
-        if known:
+        if before:
             for name in (*_PER_REQUEST, *_PER_JOB):
                 arrays[name] = np.concatenate([getattr(self.net, name), arrays[name]])
-            arrays["job_root"][known:] += known_requests
+            arrays["job_root"][before:] += self.jobs.requests
         waiting = int(self.net.state[kernel.WAITING_ROOM])
         count = len(arrays["ready"])
         heap = np.zeros((count, 2), np.int64)
         heap[:waiting] = self.net.heap[:waiting]
-        self.jobs = Jobs.joined([self.jobs, jobs]) if known else jobs
+        self.jobs = Jobs.joined([self.jobs, jobs]) if before else jobs
         self.net = self.net._replace(**arrays, heap=heap, ready_now=np.zeros(count, np.int64))
         self._fit(int(arrays["rows"][:, line_fields.DECODES].max(initial=1)))
 
@@ -215,7 +215,7 @@ class NetworkSession:
         rows[:, line_fields.CHILD] = jobs.child
         rows[:, line_fields.SIBLING] = jobs.sibling
         tokens = rows[:, line_fields.LEFT].astype(np.int64) + rows[:, line_fields.DECODES]
-        unknown = np.full(jobs.requests, -1, np.int64)
+        never = np.full(jobs.requests, -1, np.int64)
         return {
             "rows": rows,
             "delay": self._counted("a delay", jobs.delay_s),
@@ -224,9 +224,9 @@ class NetworkSession:
             "reuse": jobs.reuse,
             "home": self._homes(jobs),
             "cached": np.zeros(jobs.requests, np.int32),
-            "ready": unknown,
-            "first_token": unknown.copy(),
-            "finish": unknown.copy(),
+            "ready": never,
+            "first_token": never.copy(),
+            "finish": never.copy(),
             "job_arrival": self._counted("an arrival", jobs.arrival_s),
             "job_root": jobs.first_request[:-1].copy(),
             "job_tokens": np.add.reduceat(tokens, jobs.first_request[:-1]) if jobs.count else np.zeros(0, np.int64),
@@ -258,10 +258,10 @@ class NetworkSession:
             return
         n_lines = len(self.net.lines)
         heads, bits = np.full((n_lines, size), -1, np.int64), np.zeros((n_lines, size // 64), np.uint64)
-        for place in np.flatnonzero(self.net.lines[:, line_fields.LINKED]):
-            slot = int(self.net.lines[place, line_fields.FIRST_LINKED])
+        for line in np.flatnonzero(self.net.lines[:, line_fields.LINKED]):
+            slot = int(self.net.lines[line, line_fields.FIRST_LINKED])
             while slot >= 0:
-                chain(self.net.slots, heads[place], bits[place], slot)
+                chain(self.net.slots, heads[line], bits[line], slot)
                 slot = int(self.net.slots[SLOT_NEXT, slot])
         self.net = self.net._replace(heads=heads, bits=bits)
 
@@ -270,12 +270,14 @@ class NetworkSession:
         state = self.net.state
         state[kernel.FINAL], state[kernel.STEPS] = final, steps
         state[kernel.UNTIL] = self.stop if until is None else until
+        policies = _functions(self.policies)
+        orders = _functions(self.orders or [ORDERS["round-robin"]])
         try:
             with warnings.catch_warnings():  # functions as arguments: Numba calls them experimental at every first call
                 warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
-                status = compiled_advance()(self._functions(self.policies), self._order_functions(), self.net)
+                status = compiled_advance()(policies, orders, self.net)
         except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
-            names = ", ".join(repr(each.name) for each in (*self.policies, *self.orders))
+            names = ", ".join(repr(rule.name) for rule in (*self.policies, *self.orders))
             raise InputError(
                 f"one of {names} failed: {type(error).__name__}: {error}; a policy or an order must answer for every "
                 "queue"
@@ -285,8 +287,8 @@ class NetworkSession:
         return status in (DONE, MORE)
 
     def _refuse(self, status: int) -> None:
-        place = int(self.net.servers[self.net.state[kernel.FAILED], kernel.POOL])
-        name, pool = list(self.network.pools.items())[place]
+        failed = int(self.net.servers[self.net.state[kernel.FAILED], kernel.POOL])
+        name, pool = list(self.network.pools.items())[failed]
         if status == kernel.BAD_ORDER:
             raise InputError(
                 f"order {pool.order.name!r} of pool {name!r} gave a weight that is not finite, a share below 0, or an "
@@ -299,14 +301,6 @@ class NetworkSession:
             f"{policy} formed an empty batch while requests wait, so they would wait for ever; let it serve something "
             "whenever it can"
         )
-
-    @staticmethod
-    def _functions(given: list[Any]) -> tuple[Any, ...]:
-        compiled = [each.compiled for each in given]
-        return (*compiled, *[compiled[0]] * (kernel.MOST_POLICIES - len(compiled)))
-
-    def _order_functions(self) -> tuple[Any, ...]:
-        return self._functions(self.orders or [ORDERS["round-robin"]])
 
     def fold(self, everything: bool) -> Passed:
         """Drop the jobs at the front that are done, or all, and return what became of them."""
@@ -352,47 +346,32 @@ class NetworkSession:
         return busy
 
 
-def _distinct(given: list[Any], what: str) -> list[Any]:
+def _functions(rules: list[Any]) -> tuple[Any, ...]:
+    """Return compiled policies or orders, as many as the kernel takes."""
+    compiled = [rule.compiled for rule in rules]
+    return (*compiled, *[compiled[0]] * (kernel.MOST_POLICIES - len(compiled)))
+
+
+def _distinct(rules: list[Any], what: str) -> list[Any]:
     """Return one of those that have a function in common."""
-    found = list({each.function: each for each in given}.values())
-    if len(found) > kernel.MOST_POLICIES:
-        names = ", ".join(each.name for each in found)
+    distinct = list({rule.function: rule for rule in rules}.values())
+    if len(distinct) > kernel.MOST_POLICIES:
+        names = ", ".join(rule.name for rule in distinct)
         raise InputError(
-            f"the pools have {len(found)} different {what} ({names}), but a network takes up to "
+            f"the pools have {len(distinct)} different {what} ({names}), but a network takes up to "
             f"{kernel.MOST_POLICIES}; let some pools share one"
         )
-    return found
+    return distinct
 
 
-def _index(known: list[Any], wanted: Any) -> int:
-    return next(place for place, each in enumerate(known) if each.function is wanted.function)
+def _index(rules: list[Any], wanted: Any) -> int:
+    return next(index for index, rule in enumerate(rules) if rule.function is wanted.function)
 
 
 def _series(columns: int) -> Ints:
     """Return room for the series: fewer instants where there are many replicas."""
     instants = min(SERIES_INSTANTS, max(_MOST_SERIES // columns, _FEWEST_INSTANTS))
     return np.zeros((instants // 2 * 2, columns), np.int64)
-
-
-def _nothing() -> dict[str, npt.NDArray[Any]]:
-    """Return the kernel's arrays of requests and jobs, empty."""
-    return {
-        "job_arrival": np.zeros(0, np.int64),
-        "job_root": np.zeros(0, np.int64),
-        "job_tokens": np.zeros(0, np.int64),
-        "rows": np.zeros((0, line_fields.N_ROW), np.int32),
-        "delay": np.zeros(0, np.int64),
-        "coin": np.zeros(0, np.uint32),
-        "context": np.zeros(0, np.int32),
-        "reuse": np.zeros(0, np.int32),
-        "home": np.zeros(0, np.int32),
-        "cached": np.zeros(0, np.int32),
-        "ready": np.zeros(0, np.int64),
-        "first_token": np.zeros(0, np.int64),
-        "finish": np.zeros(0, np.int64),
-        "heap": np.zeros((0, 2), np.int64),
-        "ready_now": np.zeros(0, np.int64),
-    }
 
 
 def _no_jobs() -> Jobs:

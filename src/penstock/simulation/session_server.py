@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from penstock.errors import InputError
 from penstock.kernel import composition, counting
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
-from penstock.simulation.run import Distribution, Record, Rows, Run, exact_sum
+from penstock.simulation.run import LEADING_BITS, Distribution, Fold, Record, Rows, Run
 from penstock.system.batch_time import Composition
 from penstock.system.policies import Policy
 from penstock.system.server import Server
@@ -25,12 +25,12 @@ STEPS = 500_000
 MOST_BATCHES = 1_000
 """Batches that a run can surely count in ticks, however long one takes."""
 
-_LEADING_BITS = 11  # of a time in a summary: within 0.05%
 _NO_LIMIT = 2**40  # a max batch size that never binds
 _ROUNDING = 1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
 
 Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass
@@ -38,24 +38,18 @@ class Window:
     """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what is not known yet."""
 
     arrival: Ints
-    prompt: npt.NDArray[np.int32]
-    output: npt.NDArray[np.int32]
+    prompt: Tokens
+    output: Tokens
     priority: npt.NDArray[np.int32]
     first_token: Ints
     finish: Ints
 
     @classmethod
-    def of(
-        cls,
-        arrival: Ints,
-        prompt: npt.NDArray[np.int32],
-        output: npt.NDArray[np.int32],
-        priority: npt.NDArray[Any] | None = None,
-    ) -> "Window":
+    def of(cls, arrival: Ints, prompt: Tokens, output: Tokens, priority: npt.NDArray[Any] | None = None) -> "Window":
         """Take requests of which nothing has happened yet."""
-        unknown = np.full(arrival.size, -1, np.int64)
-        urgent = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
-        return cls(arrival, prompt, output, urgent, unknown, unknown.copy())
+        never = np.full(arrival.size, -1, np.int64)
+        rank = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
+        return cls(arrival, prompt, output, rank, never, never.copy())
 
     @classmethod
     def of_requests(cls, requests: Requests, tick_s: float) -> "Window":
@@ -66,29 +60,35 @@ class Window:
                 f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can be counted; "
                 "ask for fewer requests, a higher rate, or a larger tick_s"
             )
-        columns = (requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32))
-        return cls.of(np.rint(requests.arrival_s / tick_s).astype(np.int64), *columns, requests.priority)
+        arrival = np.rint(requests.arrival_s / tick_s).astype(np.int64)
+        prompt, output = requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32)
+        return cls.of(arrival, prompt, output, requests.priority)
 
     @classmethod
     def joined(cls, parts: "Sequence[Window]") -> "Window":
         """Put windows after one another."""
         if len(parts) == 1:
             return parts[0]
-        return cls(*(np.concatenate(columns) for columns in zip(*(part.columns for part in parts), strict=True)))
+        columns = zip(*(part.columns for part in parts), strict=True)
+        return cls(*(np.concatenate(column) for column in columns))
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request, prompt and output together; at least 1."""
+        return int((self.prompt.astype(np.int64) + self.output).max(initial=1))
 
     @property
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
         """All arrays."""
         return self.arrival, self.prompt, self.output, self.priority, self.first_token, self.finish
 
-    def where(self, mask: npt.NDArray[np.bool_]) -> "Window":
+    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> "Window":
         """Return some of the requests."""
-        return Window(*(column[mask] for column in self.columns))
+        return Window(*(column[chosen] for column in self.columns))
 
     def split(self, count: int) -> tuple["Window", "Window"]:
         """Return the first ``count`` requests, and the others."""
-        gone = Window(*(column[:count] for column in self.columns))
-        return gone, Window(*(column[count:].copy() for column in self.columns))
+        return self.where(slice(count)), Window(*(column[count:].copy() for column in self.columns))
 
 
 def ticks_of_batches(server: Server, tick_s: float) -> Ints:
@@ -172,7 +172,7 @@ class Session:
         self.options[kernel.COMPRESS] = compress
         self.options[kernel.SEES] = server.policy.sees
         self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
-        self.options[kernel.GAP_BITS] = _LEADING_BITS if record == "summary" or self.terms else 0
+        self.options[kernel.GAP_BITS] = LEADING_BITS if record == "summary" or self.terms else 0
         self.options[kernel.UNTIL] = stop
 
         self.state = np.zeros(n_state, np.int64)
@@ -197,13 +197,13 @@ class Session:
         self.allocation_rows = np.empty((max(4 * server.most_tokens, 65_536) if level > 1 else 0, 4), np.int64)
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
-        self.ttft, self.e2e = _Fold(), _Fold()
+        self.ttft, self.e2e = Fold(), Fold()
         self.last_arrival = 0
         self.reported = time.monotonic()
 
     def slots_at_first(self) -> int:
         """Return for how many requests in service there is room: the most that a batch serves."""
-        return min(self.server.token_budget, self.server.max_batch_size or self.server.token_budget)
+        return min(self.server.token_budget, self.server.max_batch_size or _NO_LIMIT)
 
     @property
     def now(self) -> int:
@@ -221,16 +221,24 @@ class Session:
         return int(self.state[kernel.FINISHED])
 
     def fit(self, window: Window) -> None:
-        """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
+        """Make room for the requests of a window."""
         self.check_costs(window)
-        longest = int(window.output.max(initial=1))
+        self.widen_ring(int(window.output.max(initial=1)))
+
+    def widen_ring(self, longest: int) -> None:
+        """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
         size = max(64, 1 << longest.bit_length())
         if size <= self.heads.size:
             return
         self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+        for slot in self.linked_slots():
+            kernel.chain(self.slots, self.heads, self.bits, slot)
+
+    def linked_slots(self) -> Iterator[int]:
+        """Yield the slots of requests in decode, which are linked first to last."""
         slot = int(self.state[kernel.FIRST_SLOT])
         for _ in range(int(self.state[kernel.LINKED])):
-            kernel.chain(self.slots, self.heads, self.bits, slot)
+            yield slot
             slot = int(self.slots[kernel.SLOT_NEXT, slot])
 
     def check_costs(self, window: Window) -> None:
@@ -238,9 +246,11 @@ class Session:
         model = self.server.batch_time
         if self.terms is None or not isinstance(model, Composition):
             return
-        server, per, unit = self.server, self.terms.per.tolist(), self.tick_s / 2**composition.BITS
-        budget, longest = server.most_tokens, int((window.prompt.astype(np.int64) + window.output).max(initial=1))
-        requests = min(budget, server.max_batch_size or budget)
+        per = self.terms.per.tolist()
+        unit = self.tick_s / 2**composition.BITS
+        budget = self.server.most_tokens
+        longest = window.longest
+        requests = min(budget, self.server.max_batch_size or budget)
 
         counts = (requests, budget**2, *[budget * longest] * 3, 1)  # of each term in a batch, at most
         costs = [cost * count for cost, count in zip(per, counts, strict=True)]
@@ -282,8 +292,8 @@ class Session:
     @property
     def waiting(self) -> tuple[int, int]:
         """Requests in prefill, and their unprocessed tokens."""
-        state = self.state
-        return int(state[kernel.ARRIVED] - state[kernel.HEAD]), int(state[kernel.WAITING_TOKENS])
+        prompts = self.state[kernel.ARRIVED] - self.state[kernel.HEAD]
+        return int(prompts), int(self.state[kernel.WAITING_TOKENS])
 
     @property
     def useful(self) -> int:
@@ -339,7 +349,9 @@ class Session:
     def fold(self, window: Window, everything: bool) -> Window:
         """Add the finished requests at the front of the window to the summary and drop them."""
         open_requests = np.flatnonzero(window.finish < 0)
-        count = int(open_requests[0]) if open_requests.size and not everything else window.finish.size
+        count = window.finish.size
+        if open_requests.size and not everything:
+            count = int(open_requests[0])
         gone, kept = window.split(count)
         started, finished = gone.first_token >= 0, gone.finish >= 0
         self.ttft.add(gone.first_token[started] - gone.arrival[started])
@@ -362,8 +374,7 @@ class Session:
         rows = None
         if window is not None:
             rows = Rows(window.arrival, window.prompt, window.output, window.first_token, window.finish)
-        state = self.state
-        level = self.options[kernel.RECORD]
+        state, level = self.state, self.options[kernel.RECORD]
         return Run(
             server=self.server,
             tick_s=self.tick_s,
@@ -392,7 +403,9 @@ class Session:
         total = sum(int(t) * int(d) for t, d in zip(tally, self.duration, strict=True))
         total += int(self.state[kernel.STALL_SUM]) + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
         used = np.flatnonzero(tally)
-        return _collected(np.concatenate([self.duration[used], stalls]), np.concatenate([tally[used], counts]), total)
+        return Distribution.merged(
+            np.concatenate([self.duration[used], stalls]), np.concatenate([tally[used], counts]), total
+        )
 
     def _mixes(self) -> tuple[tuple[Ints, Ints], Ints]:
         """Put the batch compositions together: prefill << 32 | decode, how many batches had it, and their ticks."""
@@ -405,7 +418,7 @@ class Session:
         mixes, counts, ticks = others[:apart], counts[:apart], counts[apart:]
         keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
         counts = np.concatenate([cells[0, used], self.tallies[kernel.TALLY_FULL, full], counts])
-        every = _collected(keys, counts, 0)
+        every = Distribution.merged(keys, counts, 0)
         total = every.counts * self.duration[(every.values >> 32) + (every.values & 0xFFFFFFFF)]
         if self.terms:
             total = np.zeros_like(total)
@@ -435,33 +448,3 @@ class Session:
                 "a policy must serve something while anything can be served, or the server would idle for ever"
             )
         raise InputError(f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} waiting")
-
-
-def _collected(values: Ints, counts: Ints, total: int) -> Distribution:
-    """Add up the counts of equal values."""
-    distinct, places = np.unique(values, return_inverse=True)
-    return Distribution(distinct, np.bincount(places, counts, distinct.size).astype(np.int64), total)
-
-
-class _Fold:
-    """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
-
-    def __init__(self) -> None:
-        self._total = 0
-        self._counts = np.zeros((64 - _LEADING_BITS) << _LEADING_BITS, np.int64)  # by shift, then by leading digits
-
-    def add(self, samples: Ints) -> None:
-        """Add samples, each kept to its leading binary digits."""
-        if not samples.size:
-            return
-        self._total += exact_sum(samples)
-        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - _LEADING_BITS, 0).astype(np.int64)
-        self._counts += np.bincount((shift << _LEADING_BITS) + (samples >> shift), minlength=self._counts.size)
-
-    @property
-    def distribution(self) -> Distribution:
-        """What was added, each value in the middle of those that share its leading digits."""
-        (places,) = np.nonzero(self._counts)
-        shift, leading = places >> _LEADING_BITS, places & ((1 << _LEADING_BITS) - 1)
-        values = (leading << shift) + np.where(shift > 0, 1 << np.maximum(shift - 1, 0), 0)
-        return Distribution(values, self._counts[places], self._total)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.server import CLIENTS, NEVER, PAUSE
-from penstock.simulation.run import TICK_S, Progress, Record, Run
+from penstock.simulation.run import TICK_S, Progress, Record, Run, checked_tick, stop_tick
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.session_server import RECORDS, Session, Window
 from penstock.system.batch_time import Composition
@@ -67,24 +67,34 @@ def simulate(
         )
     if record not in RECORDS:
         raise InputError(f"unknown record {record!r}{nearest(str(record), RECORDS)}")
-    tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+    tick_s = checked_tick(tick_s)
     requests = length_of_run(workload, requests, until, tick_s)
+    stop = stop_tick(until, tick_s)
     if drain is None:
         drain = workload.rows is not None or not _overloads(workload, server)
-    stop = NEVER if until is None else round(until / tick_s)
     session = open_session(server, record, tick_s, compress, stop, workload.prefixes)
     blocks = (session.keep(block) for block in windows(workload, requests, stop, tick_s))
-
-    def report() -> None:
-        if progress is not None:
-            left = session.finished if drain else session.arrived
-            share = session.now / stop if requests is None else (session.arrived + left) / (2 * requests)
-            progress(min(share, 1.0))
-
+    report = _reporter(session, requests, drain, progress)
     if record == "summary":
         _stream(session, blocks, drain, report)
         return session.finish(None)
     return session.finish(_whole(session, blocks, drain, report))
+
+
+def _reporter(session: Session, requests: int | None, drain: bool, progress: Progress | None) -> _Report:
+    """Return what says how far a session is: in arrivals and those that left, or in time."""
+
+    def report() -> None:
+        if progress is None:
+            return
+        if requests is None:
+            share = session.now / session.stop
+        else:
+            left = session.finished if drain else session.arrived
+            share = (session.arrived + left) / (2 * requests)
+        progress(min(share, 1.0))
+
+    return report
 
 
 def simulate_closed(
@@ -147,7 +157,7 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None,
     if requests is not None and until is not None:
         raise InputError(f"requests={requests} and until={until}: give one of them")
     if until is not None:
-        checks.number("until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop")
+        stop_tick(until, tick_s)
         return None
     if requests is None:
         if workload.rows is None:
@@ -180,8 +190,7 @@ def windows(workload: Workload, requests: int | None, stop: int, tick_s: float) 
 def _whole(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> Window:
     """Run with every request in memory."""
     window = Window.joined(list(blocks))
-    session.fit(window)
-    session.run(window, final=True, drain=drain, report=progress)
+    _run(session, window, True, drain, progress)
     return window
 
 
@@ -192,11 +201,14 @@ def _stream(session: Session, blocks: Iterator[Window], drain: bool, progress: _
     for block in blocks:
         if len(held) == 2:
             window = Window.joined([*kept, held.pop(0)])
-            session.fit(window)
-            session.run(window, final=False, drain=drain, report=progress)
+            _run(session, window, False, drain, progress)
             kept = [session.fold(window, everything=False)]
         held.append(block)
     window = Window.joined([*kept, *held])
-    session.fit(window)
-    session.run(window, final=True, drain=drain, report=progress)
+    _run(session, window, True, drain, progress)
     session.fold(window, everything=True)
+
+
+def _run(session: Session, window: Window, final: bool, drain: bool, progress: _Report) -> None:
+    session.fit(window)
+    session.run(window, final, drain, progress)

@@ -1,16 +1,17 @@
 """Simulate a network: validate, unfold jobs, turn into integer ticks, run the kernel, hand back a `NetworkRun`."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.server import NEVER
-from penstock.simulation.network_run import NetworkRun, RequestRows
-from penstock.simulation.run import TICK_S, Progress
+from penstock.simulation.network_run import NetworkRun, RequestRows, first_replicas
+from penstock.simulation.run import TICK_S, Progress, checked_tick, stop_tick
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.system.network import Network
 from penstock.workload.jobs import Ints, Jobs
@@ -66,11 +67,10 @@ def simulate_network(
         raise InputError(f"simulate_network takes a Network, not {checks.shown(network)}; for one server use simulate")
     if record not in _RECORDS:
         raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), _RECORDS)}")
-    tick_s = checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+    tick_s = checked_tick(tick_s)
     if jobs is not None and until is not None:
         raise InputError(f"jobs={jobs} and until={until}: give one of them")
-    if until is not None:
-        checks.number("until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop")
+    stop = stop_tick(until, tick_s)
     if jobs is not None:
         jobs = checks.whole("jobs", jobs, 1, 10**12, "", "it is the number of jobs that arrive")
     if jobs is None and until is None and not network.ends:
@@ -78,10 +78,8 @@ def simulate_network(
     if drain is None:
         # with prompts found in caches the load is at most what the model says
         drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
-    stop = NEVER if until is None else round(until / tick_s)
-    blocks = _blocks(network.blocks(seed), jobs, stop, tick_s)
     run = _Running(NetworkSession(network, tick_s, compress, stop), record, drain, jobs, progress)
-    return run.through(blocks)
+    return run.through(_blocks(network.blocks(seed), jobs, stop, tick_s))
 
 
 def simulate_jobs(
@@ -161,29 +159,24 @@ class _Running:
     def _finished(self) -> NetworkRun:
         session, passed = self.session, self.passed
         net, network = session.net, session.network
-        known = int(net.state[kernel.NEXT_JOB]) + sum(part.jobs.count for part in passed[:-1])
-        workflow = np.concatenate([part.jobs.workflow for part in passed])[:known]
-        arrival = np.concatenate([part.arrival for part in passed])[:known]
-        finish = np.concatenate([_job_finish(part) for part in passed])[:known]
+        count = int(net.state[kernel.NEXT_JOB]) + sum(part.jobs.count for part in passed[:-1])
         rows = None
         if self.record == "requests":
-            jobs = Jobs.joined([part.jobs for part in passed]).first(known)
-            here = slice(0, jobs.requests)
-            server = np.concatenate([part.server for part in passed])[here]
-            first = np.cumsum(network.replicas) - network.replicas
-            rows = RequestRows(
-                jobs,
-                server - first[network.stage_pool[jobs.stage]],
-                *(np.concatenate([getattr(p, name) for p in passed])[here] for name in _COLUMNS),
-            )
+            jobs = Jobs.joined([part.jobs for part in passed]).first(count)
+
+            def column(name: str) -> npt.NDArray[Any]:
+                return np.concatenate([getattr(part, name) for part in passed])[: jobs.requests]
+
+            replica = column("server") - first_replicas(network)[network.stage_pool[jobs.stage]]
+            rows = RequestRows(jobs, replica, *map(column, _COLUMNS))
         return NetworkRun(
             network=network,
             tick_s=session.tick_s,
             end=session.now,
             last_arrival=self.last_arrival if session.stop == NEVER else session.stop,
-            workflow=workflow,
-            arrival=arrival,
-            finish=finish,
+            workflow=np.concatenate([part.jobs.workflow for part in passed])[:count],
+            arrival=np.concatenate([part.arrival for part in passed])[:count],
+            finish=np.concatenate([_job_finish(part) for part in passed])[:count],
             replica_pool=net.servers[:, kernel.POOL].copy(),
             batches=net.servers[:, kernel.BATCHES].copy(),
             busy=session.busy(),

@@ -46,7 +46,7 @@ from penstock.errors import InputError
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import Engine
 from penstock.system.server import Server
-from penstock.theory.kv_blocks import drawn, reserves
+from penstock.theory.kv_blocks import drawn, outputs_of_prefill, reserves
 from penstock.theory.moments import mean_of, mean_product
 from penstock.workload.pairs import Empirical, Independent, Lengths
 
@@ -95,18 +95,17 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
         return Attention(0.0, np.inf)
     if server.memory is not None and isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi":
         reused = True  # what is left of a prompt broken off becomes output, which costs no attention among itself
-    found = None if isinstance(lengths, Empirical) else _of_distribution(lengths, server, model, reused)
     shared = 0.0 if reused else model.with_prefill * lengths.mean_prompt / server.most_tokens
-    if found is not None:
-        return found._replace(least=found.least + shared)
+    if not isinstance(lengths, Empirical):
+        exact = _of_distribution(lengths, server, model, reused)
+        if exact is not None:
+            return exact._replace(least=exact.least + shared)
     least, most = attention_of(*drawn(lengths), server, reused=reused)
     low, high = float(least.mean()), float(most.mean())
     if isinstance(lengths, Empirical):
         return Attention(low + shared, max(low, high))
-    low, high = (
-        mean + sign * _STANDARD_ERRORS * float(rows.std()) / np.sqrt(rows.size)
-        for mean, sign, rows in ((low, -1, least), (high, 1, most))
-    )
+    low -= _STANDARD_ERRORS * float(least.std()) / np.sqrt(least.size)
+    high += _STANDARD_ERRORS * float(most.std()) / np.sqrt(most.size)
     return Attention(max(low, 0.0) + shared, high, sampled=True)
 
 
@@ -125,7 +124,7 @@ def attention_of(
     model, v = server.batch_time, prompt.astype(np.float64)
     if not isinstance(model, Composition):
         return np.zeros_like(v), np.zeros_like(v)
-    decodes = output.astype(np.float64) - _last(server)
+    decodes = output.astype(np.float64) - outputs_of_prefill(server)
     before = decodes * v + decodes * (decodes - 1) / 2
     each = decodes * (model.self_attention + model.per_request)
     least, most = prefill_seconds(v, model, server.most_tokens)
@@ -197,7 +196,7 @@ def _of_distribution(lengths: Lengths, server: Server, model: Composition, reuse
     """Return the same from moments, or None where they are not known."""
     if not isinstance(lengths, Independent):
         return None
-    last, budget = _last(server), server.most_tokens
+    last, budget = outputs_of_prefill(server), server.most_tokens
     cheapest = mean_of(lambda v: prefill_seconds(v, model, budget)[0], lengths.prompt)
     dearest = mean_of(lambda v: prefill_seconds(v, model, budget)[1], lengths.prompt)
     pairs = mean_of(lambda out: (out - last) * (out - last - 1) / 2, lengths.output)
@@ -210,8 +209,3 @@ def _of_distribution(lengths: Lengths, server: Server, model: Composition, reuse
     low, high = _of_decodes(server, model)
     least = (once if reused else cheapest[0]) + each + low * max(fewest, 0.0)
     return Attention(least, max(least, dearest[1] + each + high * most))
-
-
-def _last(server: Server) -> int:
-    """Return the outputs that the end of a prefill yields."""
-    return 1 if server.convention == "engine" else 0

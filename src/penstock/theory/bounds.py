@@ -80,28 +80,27 @@ def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]
     by_tokens = asked.best_batch_tokens_per_s / tokens
     more = f", and at least {seconds:.4g} s of attention" if seconds else ""
     extended = WITH_ATTENTION if seconds else ""
-    why = (
+    reason = (
         f"the best batch ({asked.best_token_load:,} tokens) carries {asked.best_batch_tokens_per_s:,.0f} tokens/s, "
         f"and a request has {'at least ' if reused else ''}{tokens:,.6g} of them{more}"
     )
     if seconds and not reused:  # one capacity on a page: that with attention
-        why = f"the capacity of {asked.capacity_tokens_per_s:,.0f} tokens/s over the {tokens:,.6g} tokens of a request"
-    found = [Bound("token budget", beside(by_tokens, seconds), f"Theorem 1(a){extended}", why)]
+        capacity = f"the capacity of {asked.capacity_tokens_per_s:,.0f} tokens/s"
+        reason = f"{capacity} over the {tokens:,.6g} tokens of a request"
+    limits = [Bound("token budget", beside(by_tokens, seconds), f"Theorem 1(a){extended}", reason)]
+
+    # A max batch size below the token budget may bind before it.
     slots = server.max_batch_size
     if server.memory is not None and not reserves(server):
         seconds, more, extended = 0.0, "", ""  # tokens computed anew may ride along in batches short of requests
     if slots is not None and slots < server.most_tokens:
-        found.append(
-            Bound(
-                "max batch size",
-                beside(region(_wasting(server), prompt=work.lengths).max_rate / work.share, seconds),
-                f"Section 6 (stability region under a max batch size){extended}",
-                f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} tokens{more}",
-            )
-        )
-    if server.memory is not None and not reuses(workload, server):
-        found.append(_kv_memory(work, server, server.memory))
-    return tuple(found)
+        by_slots = region(_wasting(server), prompt=work.lengths).max_rate / work.share
+        theorem = f"Section 6 (stability region under a max batch size){extended}"
+        reason = f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} tokens{more}"
+        limits.append(Bound("max batch size", beside(by_slots, seconds), theorem, reason))
+    if server.memory is not None and not reused:
+        limits.append(_kv_memory(work, server, server.memory))
+    return tuple(limits)
 
 
 def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:

@@ -131,38 +131,23 @@ def certify(workload: Workload, server: Server) -> Certificate:
     asked = load(workload, server)
     limits = bounds(workload, server, asked)
     sufficient, tried, certified_rate = _sufficient(workload, server, asked)
-    verdict: Verdict
-    theorem: str | None
     tightest = _tightest(limits)
+
+    def certificate(
+        verdict: Verdict, theorem: str | None, reason: str, hypotheses: tuple[Hypothesis, ...]
+    ) -> Certificate:
+        return Certificate(verdict, theorem, reason, hypotheses, asked, limits, certified_rate)
+
+    # Necessary conditions first: above one, or at one, no other hypothesis matters.
     if asked.arrival_rate > tightest.max_rate * (1 + CRITICAL_BAND):
         exceeded = [bound for bound in limits if asked.arrival_rate > bound.max_rate * (1 + CRITICAL_BAND)]
-        verdict, theorem, tried = "unstable", exceeded[0].theorem, _overload(workload, server, asked, exceeded[0])
-        reason = _why_unstable(asked, exceeded)
-    elif asked.arrival_rate >= tightest.max_rate * (1 - CRITICAL_BAND):
-        verdict, theorem, tried = "critical", None, ()
-        reason = (
-            f"the arrival rate is exactly what the {tightest.name} can carry, where no theorem applies: any randomness "
-            "lets the queues wander without bound"
-        )
-        if tightest.name == "token budget":
-            reason = (
-                "the load is exactly 1, where Theorem 1 says nothing: any randomness lets the queues wander without "
-                "bound"
-            )
-    elif all(h.held for h in tried):
-        verdict, theorem = "stable", sufficient
-        reason = _why_stable(server, asked, sufficient, certified_rate)
-        if taken := [h.name for h in tried if not h.checked]:
-            reason += f", if what is taken on trust holds: {', '.join(taken)}"
-    else:
-        verdict, theorem = "unknown", None
-        failed = ", ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
-        share = 1 - asked.arrival_rate / tightest.max_rate
-        reason = (
-            f"the arrival rate is {share:.1%} below what the {tightest.name} can carry, {tightest.max_rate:,.4g} "
-            f"requests/s, but no theorem says stable, because these hypotheses fail: {failed}"
-        )
-    return Certificate(verdict, theorem, reason, tried, asked, limits, certified_rate)
+        overload = _overload(workload, server, asked, exceeded[0])
+        return certificate("unstable", exceeded[0].theorem, _why_unstable(asked, exceeded), overload)
+    if asked.arrival_rate >= tightest.max_rate * (1 - CRITICAL_BAND):
+        return certificate("critical", None, _why_critical(tightest), ())
+    if all(h.held for h in tried):
+        return certificate("stable", sufficient, _why_stable(server, asked, sufficient, certified_rate, tried), tried)
+    return certificate("unknown", None, _why_unknown(asked, tightest, tried), tried)
 
 
 def _tightest(limits: tuple[Bound, ...]) -> Bound:
@@ -182,10 +167,10 @@ def _sufficient(workload: Workload, server: Server, asked: Load) -> tuple[str, t
         return WORK_CONSERVING + extended, (*shared, *fills, full), rate or None
     # Memory holds all that may run, so batches are as without a limit.
     ample = dataclasses.replace(server, memory=None, gpu=None)
-    found = drift(served(workload, server).lengths, ample)
-    drains = conditions.every_batch_drains(asked, found)
+    backlog = drift(served(workload, server).lengths, ample)
+    drains = conditions.every_batch_drains(asked, backlog)
     others = () if drains.held else (*fills, full)
-    return DRIFT + extended, (*shared, *others, drains), found.certified_rate
+    return DRIFT + extended, (*shared, *others, drains), backlog.certified_rate
 
 
 def _overload(workload: Workload, server: Server, asked: Load, bound: Bound) -> tuple[Hypothesis, ...]:
@@ -223,13 +208,33 @@ def _why_unstable(asked: Load, exceeded: list[Bound]) -> str:
     return f"{reason}, so the backlog grows for ever"
 
 
-def _why_stable(server: Server, asked: Load, theorem: str, certified_rate: float | None) -> str:
+def _why_critical(tightest: Bound) -> str:
+    what = f"the arrival rate is exactly what the {tightest.name} can carry, where no theorem applies"
+    if tightest.name == "token budget":
+        what = "the load is exactly 1, where Theorem 1 says nothing"
+    return f"{what}: any randomness lets the queues wander without bound"
+
+
+def _why_stable(
+    server: Server, asked: Load, theorem: str, certified_rate: float | None, tried: tuple[Hypothesis, ...]
+) -> str:
     if theorem.startswith(WORK_CONSERVING):
-        return (
-            f"the load is {asked.rho:.3f} and {server.policy.name} is work-conserving, so the queues stay finite and "
-            "have a steady state"
+        reason = f"the load is {asked.rho:.3f} and {server.policy.name} is work-conserving"
+    else:
+        reason = (
+            f"every batch that {server.policy.name} forms under a backlog drains it, at up to {certified_rate:,.4g} "
+            "requests/s"
         )
+    reason += ", so the queues stay finite and have a steady state"
+    if trusted := [h.name for h in tried if not h.checked]:
+        reason += f", if what is taken on trust holds: {', '.join(trusted)}"
+    return reason
+
+
+def _why_unknown(asked: Load, tightest: Bound, tried: tuple[Hypothesis, ...]) -> str:
+    failed = ", ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
+    share = 1 - asked.arrival_rate / tightest.max_rate
     return (
-        f"every batch that {server.policy.name} forms under a backlog drains it, at up to {certified_rate:,.4g} "
-        "requests/s, so the queues stay finite and have a steady state"
+        f"the arrival rate is {share:.1%} below what the {tightest.name} can carry, {tightest.max_rate:,.4g} "
+        f"requests/s, but no theorem says stable, because these hypotheses fail: {failed}"
     )

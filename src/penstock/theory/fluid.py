@@ -174,38 +174,39 @@ def fluid(
     full = full_batch_rate(server)
     values = {"arrival rate": arrival_rate, "prompt": prompt, "output": output, "prefill": prefill, "decode": decode}
     shape, (arrivals, prompts, outputs, in_prefill, in_decode) = _by_class(values)
-    classes = arrivals.size
-    rates = traffic(arrivals, np.zeros((classes, classes)) if routing is None else routing)
-    chances = np.zeros((classes, classes)) if routing is None else np.asarray(routing, np.float64)
+    chances = np.zeros((arrivals.size, arrivals.size)) if routing is None else routing
+    rates = traffic(arrivals, chances)
     decodes = np.array([server.tokens_per_request(p, o) - p for p, o in zip(prompts, outputs, strict=True)])
     if (in_decode[decodes == 0] > 0).any():
         raise InputError(
             f"{in_decode[decodes == 0].max():g} requests are in decode, but with an output of 1 token engines have "
             "nothing to decode; leave `decode` out, or give a longer output"
         )
-    network = _Network(
-        arrivals=np.concatenate([arrivals, np.zeros(classes)]),
-        tokens=np.concatenate([prompts, decodes]),
-        moves=np.block([[np.zeros((classes, classes)), np.eye(classes)], [chances, np.zeros((classes, classes))]]),
-    )
-    time_s, requests, flow, growth = _stretches(
-        network, full, _buffers(server, order, classes, decodes), np.concatenate([in_prefill, in_decode])
-    )
-    processed = flow * network.tokens
-    # a request in a phase has the tokens of that phase before it, and the work of where it goes next
-    work = np.asarray(np.linalg.solve(np.eye(2 * classes) - network.moves, network.tokens), np.float64)
+    offered = float(rates @ (prompts + decodes))
+    network = _Network.of(arrivals, prompts, decodes, np.asarray(chances, np.float64))
+    buffers = _buffers(server, order, arrivals.size, decodes)
+    return _path(network, full, buffers, np.concatenate([in_prefill, in_decode]), shape, offered)
+
+
+def _path(
+    network: "_Network", full: float, buffers: list[int], requests: Floats, shape: tuple[int, ...], offered: float
+) -> FluidPath:
+    """Follow the buffers, and put prefill and decode of each class apart."""
+    time_s, levels, flow, growth = _stretches(network, full, buffers, requests)
+    # A request in a phase has the tokens of that phase before it, and the work of where it goes next.
+    work = np.asarray(np.linalg.solve(np.eye(requests.size) - network.moves, network.tokens), np.float64)
 
     def phases(values: Floats) -> tuple[Floats, Floats]:
-        leading = values.shape[:-1]
-        return values[..., :classes].reshape(leading + shape), values[..., classes:].reshape(leading + shape)
+        prefill, decode = np.split(values, 2, axis=-1)
+        return prefill.reshape(values.shape[:-1] + shape), decode.reshape(values.shape[:-1] + shape)
 
     return FluidPath(
         time_s,
-        *phases(requests),
-        *phases(processed),
+        *phases(levels),
+        *phases(flow * network.tokens),
         *phases(growth),
         *phases(work),
-        offered_tokens_per_s=float(rates @ (prompts + decodes)),
+        offered_tokens_per_s=offered,
         full_batch_tokens_per_s=full,
     )
 
@@ -227,12 +228,10 @@ def full_batch_rate(server: Server) -> float:
         )
     limit = server.max_batch_size
     if limit is not None and (server.scope == "running" or limit < server.token_budget):
-        why = (
-            f"is below the token budget of {server.token_budget:,}, so batches need not be full (eq:f7)"
-            if limit < server.token_budget
-            else "bounds the running requests, so none pile up in decode"
-        )
-        raise InputError(f"the max batch size of {limit:,} {why}; leave it out, or ask `region`")
+        reason = "bounds the running requests, so none pile up in decode"
+        if limit < server.token_budget:
+            reason = f"is below the token budget of {server.token_budget:,}, so batches need not be full (eq:f7)"
+        raise InputError(f"the max batch size of {limit:,} {reason}; leave it out, or ask `region`")
     refuse_composition(server, "the fluid limit", "ask `certify` or `verdict`")
     return server.token_budget / float(server.batch_time(server.token_budget))
 
@@ -243,6 +242,15 @@ class _Network(NamedTuple):
     arrivals: Floats
     tokens: Floats
     moves: Floats
+
+    @classmethod
+    def of(cls, arrivals: Floats, prompts: Floats, decodes: Floats, routing: Floats) -> "_Network":
+        none = np.zeros_like(routing)
+        return cls(
+            arrivals=np.concatenate([arrivals, np.zeros(arrivals.size)]),
+            tokens=np.concatenate([prompts, decodes]),
+            moves=np.block([[none, np.eye(arrivals.size)], [routing, none]]),
+        )
 
 
 def _stretches(

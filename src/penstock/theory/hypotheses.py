@@ -48,10 +48,10 @@ class Hypothesis:
 
 def shared(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of every sufficient condition."""
-    found = (independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload))
+    of_workload = (independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload))
     if server.memory is None:
-        return found
-    return (*found, *dropped(workload, server), kv_memory(workload, server, server.memory))
+        return of_workload
+    return (*of_workload, *dropped(workload, server), kv_memory(workload, server, server.memory))
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
@@ -171,11 +171,11 @@ def full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
     return Hypothesis("full batches carry the load", held, why)
 
 
-def every_batch_drains(asked: Load, found: Drift) -> Hypothesis:
+def every_batch_drains(asked: Load, drift: Drift) -> Hypothesis:
     """Every batch that a backlog leads to takes more weighted tokens than arrive while it lasts."""
-    rate = found.certified_rate
+    rate = drift.certified_rate
     held = rate is not None and asked.arrival_rate < rate * (1 - CRITICAL_BAND)
-    why = found.why if rate is None else f"{found.why}, and {asked.arrival_rate:.4g} arrive"
+    why = drift.why if rate is None else f"{drift.why}, and {asked.arrival_rate:.4g} arrive"
     return Hypothesis("every batch under a backlog drains", held, why)
 
 
@@ -199,8 +199,8 @@ def _of_penstock(thing: object) -> bool:
 def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
     """Refuse what is no workload and server, and lengths without arrivals: they have no steady state."""
     if not isinstance(workload, Workload) or not isinstance(server, Server):
-        given = f"{type(workload).__name__}, {type(server).__name__}"
-        raise InputError(f"{asker} takes a Workload and a Server, not {given}")
+        types = f"{type(workload).__name__}, {type(server).__name__}"
+        raise InputError(f"{asker} takes a Workload and a Server, not {types}")
     if not workload.rate > 0:
         raise InputError(
             f"{workload.name} has no arrival rate, so it has no steady state; give a rate with arrivals 'poisson'"

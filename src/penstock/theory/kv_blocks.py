@@ -50,7 +50,8 @@ def served(workload: Workload, server: Server) -> Served:
     if memory is None or memory.too_long == "error":
         _refuse_what_never_fits(lengths, server)
         return Served(lengths)
-    if _all_fit(lengths, server):
+    longest = largest(lengths)
+    if longest is not None and fits(*longest, server).all():
         return Served(lengths)
     prompt, output = drawn(lengths)
     kept = fits(prompt, output, server)
@@ -69,11 +70,11 @@ def least(workload: Workload, server: Server) -> Served:
 
     Where prompts may begin alike (see `reuses`), one token of each is computed whatever the cache holds.
     """
-    found = served(workload, server)
-    if not reuses(workload, server) or not isinstance(found.lengths, Empirical):
-        return found
-    output = found.lengths.output_tokens
-    return dataclasses.replace(found, lengths=Recorded(np.ones_like(output), output))
+    work = served(workload, server)
+    if not reuses(workload, server) or not isinstance(work.lengths, Empirical):
+        return work
+    output = work.lengths.output_tokens
+    return dataclasses.replace(work, lengths=Recorded(np.ones_like(output), output))
 
 
 def reuses(workload: Workload, server: Server) -> bool:
@@ -86,6 +87,11 @@ def drawn(lengths: Lengths) -> tuple[Ints, Ints]:
     if isinstance(lengths, Empirical):
         return lengths.prompt_tokens, lengths.output_tokens
     return lengths.sample(np.random.default_rng(0), SAMPLE)
+
+
+def outputs_of_prefill(server: Server) -> int:
+    """Return the outputs that the end of a prefill yields."""
+    return 1 if server.convention == "engine" else 0
 
 
 def reserves(server: Server) -> bool:
@@ -155,11 +161,11 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
     memory
         Its memory.
     """
-    size, last, budget = memory.block_size, _last(server), server.most_tokens
-    if isinstance(lengths, Empirical) or (_constant(lengths.min_prompt, lengths.max_prompt) and _constant(
-        lengths.min_output, lengths.max_output
-    )):  # fmt: skip
-        prompts, outputs = drawn(lengths) if isinstance(lengths, Empirical) else _one(lengths)
+    size, last, budget = memory.block_size, outputs_of_prefill(server), server.most_tokens
+    longest = largest(lengths)
+    same = (lengths.min_prompt, lengths.min_output) == (lengths.max_prompt, lengths.max_output)
+    if longest is not None and (same or isinstance(lengths, Empirical)):
+        prompts, outputs = longest
         decodes = outputs - last
         if reserves(server):
             held: Floats | Ints = (-(-prompts // budget) + decodes) * peak_blocks(prompts, outputs, server, memory)
@@ -198,10 +204,10 @@ def _prefill_held(prompt: Floats, budget: int) -> Floats:
 def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
     """Name the largest request if it never fits, and is sure to come."""
     certain = isinstance(lengths, Empirical) or (isinstance(lengths, Independent) and lengths.correlation > -1)
-    found = largest(lengths)
-    if not certain or found is None:  # else the longest prompt and output may never meet
+    longest = largest(lengths)
+    if not certain or longest is None:  # else the longest prompt and output may never meet
         return
-    prompt, output = found
+    prompt, output = longest
     fitting = fits(prompt, output, server)
     if fitting.all():
         return
@@ -231,24 +237,6 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
     return f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} tokens{cut}"
 
 
-def _all_fit(lengths: Lengths, server: Server) -> bool:
-    found = largest(lengths)
-    return found is not None and bool(fits(*found, server).all())
-
-
 def _peak(prompt: Ints, output: Ints, server: Server) -> Ints:
     """Return the tokens that requests hold in their last iteration."""
-    return prompt + output - _last(server)
-
-
-def _last(server: Server) -> int:
-    """Return the outputs that the end of a prefill yields."""
-    return 1 if server.convention == "engine" else 0
-
-
-def _constant(low: int, high: int | None) -> bool:
-    return low == high
-
-
-def _one(lengths: Lengths) -> tuple[Ints, Ints]:
-    return np.array([lengths.min_prompt]), np.array([lengths.min_output])
+    return prompt + output - outputs_of_prefill(server)

@@ -6,9 +6,7 @@ anywhere, a max batch size and a KV memory that do not bind, and one server. The
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +17,7 @@ from penstock.system.engines import Engine
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
 from penstock.theory import mean_field as field
+from penstock.theory.caching import cached
 from penstock.theory.hypotheses import refuse_without_rate
 from penstock.theory.kv_blocks import drawn, reuses, served
 from penstock.workload.arrivals import Poisson
@@ -164,9 +163,12 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
     """
     refuse_without_rate("estimate_latency", workload, server)
     work = served(workload, server)
-    what, times = _lengths(work.lengths, server.convention), _times(server.batch_time, server.most_tokens)
+    what = _about(work.lengths, server.convention)
+    times = _tabulated(server.batch_time, server.most_tokens)
     terms = _terms(what, server)
     rate = workload.rate * work.share
+
+    # What is known before any fixed point is looked for.
     tokens = what.prompt + what.decodes
     beside = float(terms[1:] @ (what.decodes, what.prompt, tokens / server.token_budget))
     rho, full_load = (rate * (tokens / carried + beside) for carried in (times.best, times.full))
@@ -178,6 +180,8 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
         )
     if outside:
         return InstantEstimate((), rho, full_load, {}, (outside,))
+
+    # The fixed points, and whether the lowest keeps clear of the limits.
     about = np.array([rate, what.prompt, what.prompt_square, what.decodes, what.decodes_square, what.square, *terms])
     rows = np.zeros((_MOST_POINTS, field.POINT_FIELDS))
     count = field.fixed_points(about, what.lengths, times.sums, rows)
@@ -188,6 +192,8 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
     doubts = _doubts(workload, points, full_load)
     if doubts:
         return InstantEstimate(points, rho, full_load, {}, doubts)
+
+    # How far off the estimate may be.
     ranges = _ranges(points[0], full_load, what, server)
     for name, (low, high) in ranges.items():
         off = max(getattr(points[0], name) / low, high / getattr(points[0], name))
@@ -221,14 +227,7 @@ class _Times(NamedTuple):
     full: float
 
 
-def _lengths(lengths: Lengths, convention: str) -> _About:
-    return _cached_lengths(lengths, convention) if isinstance(lengths, Hashable) else _about(lengths, convention)
-
-
-def _times(batch_time: BatchTime, budget: int) -> _Times:
-    return _cached_times(batch_time, budget) if isinstance(batch_time, Hashable) else _tabulated(batch_time, budget)
-
-
+@cached(64)
 def _about(lengths: Lengths, convention: str) -> _About:
     prompt, output = (tokens.astype(np.float64) for tokens in drawn(lengths))
     prompt *= lengths.mean_prompt / prompt.mean()  # near the capacity all depends on the means, and these are exact
@@ -258,14 +257,11 @@ def _values(tokens: Floats) -> tuple[Floats, Floats]:
     return np.add.reduceat(np.sort(tokens), edges[:-1]) / counts, counts / tokens.size
 
 
+@cached(256)
 def _tabulated(batch_time: BatchTime, budget: int) -> _Times:
     seconds = batch_time.by_tokens.table(budget)[1:]
     carried = np.arange(1, budget + 1) / seconds
     return _Times(np.concatenate([[0.0], np.cumsum(seconds)]), float(carried.max()), float(carried[-1]))
-
-
-_cached_lengths = functools.lru_cache(maxsize=64)(_about)
-_cached_times = functools.lru_cache(maxsize=256)(_tabulated)
 
 
 def _terms(what: _About, server: Server) -> Floats:
@@ -286,8 +282,8 @@ def _refused(workload: Workload, server: Server) -> str | None:
     policy = server.policy
     chunked = isinstance(policy, Engine) and policy.name == "vllm" and policy.work_conserving  # not so by its options
     if not (policy is POLICIES["sarathi"] or chunked):
-        known = ", ".join(DECODE_FIRST_POLICIES)
-        return f"no mean field is known for the policy {policy.name!r}, only where decodes come first ({known})"
+        names = ", ".join(DECODE_FIRST_POLICIES)
+        return f"no mean field is known for the policy {policy.name!r}, only where decodes come first ({names})"
     if server.order != "fcfs":
         return f"order {server.order!r}: the mean field knows prompts in order of arrival only"
     if reuses(workload, server):
@@ -347,13 +343,12 @@ def _ranges(point: FixedPoint, full_load: float, what: _About, server: Server) -
     varied = math.log(point.variation + 1e-3)
     crowded = min(point.pool / server.token_budget, 1.0) ** 2 * min(8 / math.sqrt(point.pool + 1e-9), 1.0)
     unlike = math.log(min(what.prompt_square / what.prompt**2, 30.0))
-    seen = np.array([1.0, varied, full_load**2, crowded, unlike])
+    causes = np.array([1.0, varied, full_load**2, crowded, unlike])
     ranges = {}
     for name, (high, low) in _ERRORS.items():
         value = getattr(point, name)
         if value is not None:
-            too_high, too_low = math.exp(seen @ high), math.exp(seen @ low)
-            ranges[name] = (value * math.exp(-too_high), value * math.exp(too_low))
+            ranges[name] = (value * math.exp(-math.exp(causes @ high)), value * math.exp(math.exp(causes @ low)))
     return ranges
 
 

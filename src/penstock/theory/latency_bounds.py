@@ -31,9 +31,8 @@ gaps between tokens a request, x other tokens, u_b = t_b / b and r = min u_b, le
 They rise with the rate, so that those of a low rate hold at any. They are of one server that does both phases.
 """
 
-import functools
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +43,9 @@ from penstock.system.engines import Engine
 from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
+from penstock.theory.caching import cached
 from penstock.theory.hypotheses import refuse_without_rate
-from penstock.theory.kv_blocks import drawn, least, reuses
+from penstock.theory.kv_blocks import drawn, least, outputs_of_prefill, reuses
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
@@ -95,26 +95,22 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     alike = server  # as far as the requests' own bounds go
     if isinstance(server.policy, Policy) and server.memory is None:
         alike = Server(server.batch_time, server.token_budget, convention=server.convention)
-    try:
-        own = _cached_requests(work.lengths, alike, reuses(workload, server))
-    except TypeError:  # lengths or batch times of the user's own that cannot be keys
-        own = _requests(work.lengths, alike, reuses(workload, server))
-    found = {"ttft_s": dict(own.ttft), "e2e_s": dict(own.e2e)}
+    own = _requests(work.lengths, alike, reuses(workload, server))
+    ttft, e2e = dict(own.ttft), dict(own.e2e)
     gaps = own.output - 1
     rate = workload.rate * work.share
     others = server.tokens_per_request(own.prompt, own.output) - gaps
-    batches = _batches(server)
+    batches = _batches(server.batch_time, server.most_tokens)
     tbt = _gaps(batches, rate, gaps, others)
-    poisson = isinstance(workload.arrivals, Poisson)
-    if poisson:
-        found["ttft_s"]["mean"] += _running(batches, rate * (gaps + others))
+    if isinstance(workload.arrivals, Poisson):
+        ttft["mean"] += _running(batches, rate * (gaps + others))
         if isinstance(server.policy, Policy) and server.order == "fcfs" and server.memory is None:
             last = float(batches.seconds.min()) if server.convention == "paper" else 0.0
-            found["ttft_s"]["mean"] = max(found["ttft_s"]["mean"], _queue(batches, rate, own) + last)
-    found["e2e_s"]["mean"] = max(found["e2e_s"]["mean"], found["ttft_s"]["mean"] + gaps * tbt["mean"])
-    ordered = {"ttft_s": found["ttft_s"], "tbt_s": tbt, "e2e_s": found["e2e_s"]}
+            ttft["mean"] = max(ttft["mean"], _queue(batches, rate, own) + last)
+    e2e["mean"] = max(e2e["mean"], ttft["mean"] + gaps * tbt["mean"])
     kept = 1 - _ROUNDING - 1e-9 / float(batches.seconds.min())
-    return {metric: {name: s * kept for name, s in of.items()} for metric, of in ordered.items()}
+    metrics = {"ttft_s": ttft, "tbt_s": tbt, "e2e_s": e2e}
+    return {metric: {name: bound * kept for name, bound in of.items()} for metric, of in metrics.items()}
 
 
 def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool = False) -> tuple[Floats, Floats]:
@@ -136,17 +132,17 @@ def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool =
     cut = np.max([pieces * a + s * tokens for a, s in lines], axis=0)
     whole = shortest[np.minimum(prompt, budget)]
     first = np.where(prompt > budget, cut, whole if merges else np.minimum(whole, cut))
-    decodes = output - (1 if server.convention == "engine" else 0)
+    decodes = output - outputs_of_prefill(server)
     end = first + decodes * shortest[1]
     if isinstance(model, Composition):
         vidur = isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi"
         reused = reused or (vidur and server.memory is not None)
         each = model.self_attention + model.per_request
         prefill = np.full_like(tokens, each) if reused else prefill_seconds(tokens, model, budget)[0]
-        first, end = (seconds + model.with_prefill for seconds in (first, end))
-        first, end = first + prefill, end + attention_of(prompt, output, server, reused=reused)[0]
+        first = first + model.with_prefill + prefill
+        end = end + model.with_prefill + attention_of(prompt, output, server, reused=reused)[0]
     if server.convention == "paper":
-        first = first + float(_batches(server).seconds.min())
+        first = first + float(_batches(model, budget).seconds.min())
     return first, end
 
 
@@ -157,13 +153,8 @@ class _Batches(NamedTuple):
     each: Floats
 
 
-def _batches(server: Server) -> _Batches:
-    return _cached(server.batch_time, server.most_tokens) if isinstance(server.batch_time, Hashable) else _kinds(
-        server.batch_time, server.most_tokens
-    )  # fmt: skip
-
-
-def _kinds(batch_time: BatchTime, budget: int) -> _Batches:
+@cached(256)
+def _batches(batch_time: BatchTime, budget: int) -> _Batches:
     seconds = batch_time.table(budget)[1:]
     each: Floats = seconds / np.arange(1, budget + 1)
     order = np.lexsort((each, seconds))
@@ -172,10 +163,7 @@ def _kinds(batch_time: BatchTime, budget: int) -> _Batches:
     return _Batches(seconds[best], each[best])
 
 
-_cached = functools.lru_cache(maxsize=256)(_kinds)
-
-
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _lines(batch_time: BatchTime, budget: int) -> tuple[Floats, tuple[tuple[float, float], ...], bool]:
     """Return t(b), b = 0 .. budget, lines (a, s) below it, a >= 0, and whether one batch takes no longer than two."""
     seconds = batch_time.table(budget)
@@ -202,6 +190,7 @@ class _Requests(NamedTuple):
     least_prompt_square: float
 
 
+@cached(256)
 def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
     prompt, output = drawn(lengths)
     sampled = not isinstance(lengths, Empirical)
@@ -210,9 +199,6 @@ def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
     return _Requests(
         _statistics(first, sampled), _statistics(end, sampled), lengths.mean_prompt, lengths.mean_output, *moments
     )
-
-
-_cached_requests = functools.lru_cache(maxsize=256)(_requests)
 
 
 def _statistics(seconds: Floats, sampled: bool) -> dict[str, float]:
@@ -234,10 +220,10 @@ def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[st
     if left <= cheapest:
         return dict.fromkeys(("mean", *PERCENTILES), math.inf)
     mean = max(float((seconds + gamma * each).min()) - gamma * left for gamma in _MULTIPLIERS.tolist())
-    found = {"mean": mean}
+    bounds = {"mean": mean}
     for name, share in PERCENTILES.items():
-        found[name] = float(seconds[each <= cheapest + (left - cheapest) / share].min())
-    return found
+        bounds[name] = float(seconds[each <= cheapest + (left - cheapest) / share].min())
+    return bounds
 
 
 def _running(batches: _Batches, tokens_per_s: float) -> float:

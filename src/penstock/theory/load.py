@@ -212,7 +212,7 @@ def multiclass_load(
     if not external.any():
         raise InputError("all arrival rates are 0, so there is no load; give at least one class arrivals from outside")
     effective = traffic(external, np.zeros((classes, classes)) if routing is None else routing, names=names)
-    prompts, outputs = (_mean_tokens(name, given, classes) for name, given in (("prompt", prompt), ("output", output)))
+    prompts, outputs = _mean_tokens("prompt", prompt, classes), _mean_tokens("output", output, classes)
     if not isinstance(server, Server):
         raise InputError(f"multiclass_load takes a Server, not {checks.shown(server)}; give one")
     refuse_composition(server, "the load of classes given by mean lengths", "ask `check` with the lengths themselves")
@@ -243,9 +243,9 @@ def traffic(arrival_rates: npt.ArrayLike, routing: npt.ArrayLike, *, names: Sequ
     """
     external = _rates(arrival_rates)
     classes = external.size
-    known = [f"class {i}" for i in range(classes)] if names is None else [str(name) for name in names]
-    if len(known) != classes:
-        raise InputError(f"{len(known)} names for {classes} arrival rates; give one name per class")
+    labels = [f"class {i}" for i in range(classes)] if names is None else [str(name) for name in names]
+    if len(labels) != classes:
+        raise InputError(f"{len(labels)} names for {classes} arrival rates; give one name per class")
     chances = checks.array("routing", routing).astype(np.float64)
     if chances.shape != (classes, classes):
         raise InputError(
@@ -256,16 +256,16 @@ def traffic(arrival_rates: npt.ArrayLike, routing: npt.ArrayLike, *, names: Sequ
     if bad.any():
         i, j = np.argwhere(bad)[0]
         raise InputError(
-            f"the routing from {known[i]} to {known[j]} is {chances[i, j]}, but a probability is from 0 to 1; mend it"
+            f"the routing from {labels[i]} to {labels[j]} is {chances[i, j]}, but a probability is from 0 to 1; mend it"
         )
     total = chances.sum(axis=1)
     if (total > 1 + _ROUNDING).any():
         i = int(np.argmax(total))
         raise InputError(
-            f"the routing from {known[i]} adds up to {total[i]:.12g}, but probabilities add up to 1 at most, and what "
+            f"the routing from {labels[i]} adds up to {total[i]:.12g}, but probabilities add up to 1 at most, and what "
             "is missing to 1 leaves; scale that row"
         )
-    _refuse_closed_loop(chances, total, known)
+    _refuse_closed_loop(chances, total, labels)
     return np.asarray(np.linalg.solve(np.eye(classes) - chances.T, external), np.float64)
 
 
@@ -274,14 +274,14 @@ def _refuse_closed_loop(chances: Floats, total: Floats, names: list[str]) -> Non
     loop = closed_loop(chances, total < 1 - _ROUNDING)
     if not loop:
         return
-    path = " -> ".join(names[place] for place in loop)
+    path = " -> ".join(names[index] for index in loop)
     raise InputError(
         f"requests never leave the loop {path}, so their number grows for ever; lower one of its routing probabilities"
     )
 
 
-def _rates(given: npt.ArrayLike) -> Floats:
-    rates = checks.column("arrival_rates", given).astype(np.float64)
+def _rates(arrival_rates: npt.ArrayLike) -> Floats:
+    rates = checks.column("arrival_rates", arrival_rates).astype(np.float64)
     bad = ~(np.isfinite(rates) & (rates >= 0))
     if bad.any():
         row = int(np.argmax(bad))
@@ -291,8 +291,8 @@ def _rates(given: npt.ArrayLike) -> Floats:
     return rates
 
 
-def _mean_tokens(name: str, given: npt.ArrayLike, classes: int) -> Floats:
-    tokens = checks.column(name, given).astype(np.float64)
+def _mean_tokens(name: str, mean: npt.ArrayLike, classes: int) -> Floats:
+    tokens = checks.column(name, mean).astype(np.float64)
     if tokens.size not in (1, classes):
         raise InputError(f"{tokens.size} mean values of {name} for {classes} classes; give one per class")
     for value in tokens.tolist():

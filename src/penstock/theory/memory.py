@@ -185,11 +185,8 @@ class _Full:
         self.spread = _spread(prompt, decodes, peak if reserves(server) else None)
 
         drawn_row = np.random.default_rng(0).integers(0, prompt.size, _BATCHES)
-        self.prompt, self.reserved, self.returned = (
-            prompt[drawn_row],
-            reserved[drawn_row],
-            (prompt + decodes + (memory.block_size - 1) // 2)[drawn_row],
-        )
+        self.prompt, self.reserved = prompt[drawn_row], reserved[drawn_row]
+        self.returned = (prompt + decodes + (memory.block_size - 1) // 2)[drawn_row]
         few = drawn_row[:_REQUESTS]
         self.lives = decodes[few]
         longest = max(int(decodes.max()), 1)
@@ -199,9 +196,8 @@ class _Full:
         done, left = np.minimum(d, self.age), np.maximum(d - self.age, 0.0)
         self.rise = (p * done + done**2 / 2).mean(axis=1)
         variance = ((p + d) ** 3 - (p + left) ** 3).mean(axis=1) / 3
-        self.variance = np.maximum(
-            variance, np.finfo(float).tiny
-        )  # 0 only if none of the few decodes: nor do they grow
+        # 0 only if none of the few decodes: nor do they grow
+        self.variance = np.maximum(variance, np.finfo(float).tiny)
         self.growth = left.mean(axis=1)
 
     def solve(self, over: Callable[[_State], bool], *, short: bool) -> _State:
@@ -273,10 +269,10 @@ def _known_for(workload: Workload, server: Server) -> Memory:
     if memory is None:
         raise InputError("the server has no KV memory, so memory limits nothing; give kv_blocks")
     if isinstance(policy, Engine):
-        known = bool(policy.work_conserving)
+        decodes_first = bool(policy.work_conserving)
     else:
-        known = policy.function is POLICIES["sarathi"].function and memory.admission != "optimistic"
-    if not known:
+        decodes_first = policy.function is POLICIES["sarathi"].function and memory.admission != "optimistic"
+    if not decodes_first:
         raise InputError(
             f"what memory carries is estimated for sarathi with admission input or completion, and for vllm and "
             f"tensorrt-llm with chunked prompts, not for {policy.name} as it is here; ask max_rate"

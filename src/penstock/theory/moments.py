@@ -99,10 +99,9 @@ def _reaches(length: Length, tokens: Floats) -> Floats | None:
             chance = beyond[np.clip(tokens.astype(np.int64) - length.low, 0, beyond.size - 1)]
         case Mixture():
             parts = [_reaches(part, tokens) for part in length.parts]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
+            if any(part is None for part in parts):
                 return None
-            return np.asarray(np.array(length.weights) @ np.array(known))
+            return np.asarray(np.array(length.weights) @ np.array(parts))
         case _:
             return None
     chance = np.where(tokens > 1, chance, 1.0)
@@ -117,11 +116,12 @@ def _hermite(length: Tabulated) -> Floats:
     below = np.cumsum(length.probabilities)[:-1]
     z = special.ndtri(below[(below > 0) & (below < 1)])
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    found, one, other = np.empty(_ORDERS), np.ones_like(z), np.zeros_like(z)  # He_k / sqrt(k!), and the one before
+    means = np.empty(_ORDERS)
+    polynomial, before = np.ones_like(z), np.zeros_like(z)  # He_k / sqrt(k!), and the one before
     for k in range(_ORDERS):
-        found[k] = np.sum(density * one) / math.sqrt(k + 1)
-        one, other = (z * one - math.sqrt(k) * other) / math.sqrt(k + 1), one
-    return found
+        means[k] = np.sum(density * polynomial) / math.sqrt(k + 1)
+        polynomial, before = (z * polynomial - math.sqrt(k) * before) / math.sqrt(k + 1), polynomial
+    return means
 
 
 def _variance(length: Tabulated) -> float:

@@ -30,7 +30,7 @@ from penstock.system import hull
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, PiecewiseConstant
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
-from penstock.workload.lengths import LONGEST, Constant, Length
+from penstock.workload.lengths import LONGEST, Length, as_length
 from penstock.workload.pairs import Lengths
 
 Floats = npt.NDArray[np.float64]
@@ -87,8 +87,7 @@ class Region:
         start, end = self.vertices[1:-1], self.vertices[2:]
         normal = np.column_stack([end[:, 1] - start[:, 1], start[:, 0] - end[:, 0]])
         prices = normal / (normal * start).sum(axis=1)[:, None]
-        costs: Floats = prices[np.argmax(prices @ _direction(direction))]
-        return costs
+        return np.asarray(prices[np.argmax(prices @ _direction(direction))])
 
     def margin(self, point: npt.ArrayLike) -> float:
         """Return 1 less the load: what is left before the boundary along the point's ray, negative outside.
@@ -114,16 +113,9 @@ class Region:
 
 
 class Use(NamedTuple):
-    """A batch of the best mix, and the share of time it takes.
+    """A batch of the best mix, and the share of the server's time that it takes.
 
-    Attributes
-    ----------
-    prefill_tokens, decode_tokens
-        What is in the batch.
-    prefill_requests
-        Over at most so many prompts its prefill tokens are spread.
-    share
-        Share of the server's time.
+    Its prefill tokens are spread over at most so many prefill requests.
     """
 
     prefill_tokens: int
@@ -166,8 +158,7 @@ class Optimum:
     slot_price: float
 
 
-_MANY = 20_000
-"""Batches."""
+_MANY = 20_000  # batches
 
 
 class _Prompt(NamedTuple):
@@ -214,10 +205,10 @@ def region(server: Server, *, prompt: int | Length | Lengths, output: int | Leng
     >>> region(server, prompt=1_000).vertices.round().tolist()
     [[0.0, 0.0], [1000.0, 0.0], [500.0, 500.0], [0.0, 510.0]]
     """
-    _check_server(server)
+    if not isinstance(server, Server):
+        raise InputError(f"a region belongs to a Server, not to {checks.shown(server)}; give one")
     tokens = _prompt(prompt)
-    columns = _columns(server, tokens.longest)
-    vertices = _outline(_operating_points(columns, tokens.mean))
+    vertices = _outline(_operating_points(_columns(server, tokens.longest), tokens.mean))
     return Region(vertices, _request(server, prompt, output, tokens.mean))
 
 
@@ -238,6 +229,7 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
     InputError
         If a value cannot be used.
     """
+    # Rates in units of the fastest, so that all numbers of the program are about 1.
     tokens, wanted = _prompt(prompt), _direction(direction)
     columns = _corners(_columns(server, tokens.longest), tokens.mean)
     fastest = server.batch_time.capacity(server.most_tokens)
@@ -302,8 +294,8 @@ def closed_form(batch_time: BatchTime, token_budget: int, max_batch_size: int) -
     k = checks.whole("the max batch size", max_batch_size, 1, MOST_TOKENS, "requests", "a batch holds at least one")
     remedy = "use `region`, which needs no such hypothesis"
     if not isinstance(batch_time, PiecewiseConstant):
-        given = checks.shown(batch_time)
-        raise InputError(f"the closed form needs piecewise constant batch times, but these are {given}; {remedy}")
+        shown = checks.shown(batch_time)
+        raise InputError(f"the closed form needs piecewise constant batch times, but these are {shown}; {remedy}")
     c, a, b0 = batch_time.c, batch_time.a, batch_time.b0
     if a == 0:
         raise InputError(f"the closed form needs a > 0, but a is 0 s, so blocks cost nothing; {remedy}")
@@ -379,17 +371,14 @@ def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
     """Keep the batches that a best mix may need, where there are so many that the linear program would take long."""
     if columns.prefill.size <= _MANY:
         return columns
-    rates = (
-        np.column_stack([columns.prefill, columns.decode, columns.requests * mean_prompt]) / columns.seconds[:, None]
-    )
-    kept = _extreme(rates)
+    tokens = np.column_stack([columns.prefill, columns.decode, columns.requests * mean_prompt])
+    kept = _extreme(tokens / columns.seconds[:, None])
     return _Columns(columns.prefill[kept], columns.decode[kept], columns.requests[kept], columns.seconds[kept])
 
 
 def _extreme(points: Floats) -> Ints:
     """Return which of the points are corners of their convex hull with the origin and the axes; shape (corners,)."""
-    tops = points.max(axis=0)
-    vertices = ConvexHull(np.vstack([points / tops, np.zeros(3), np.eye(3)])).vertices
+    vertices = ConvexHull(np.vstack([points / points.max(axis=0), np.zeros(3), np.eye(3)])).vertices
     return np.asarray(vertices[vertices < len(points)], np.int64)
 
 
@@ -423,15 +412,10 @@ def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -
     return binding or ("batch time",), gain if gain > noise else 0.0
 
 
-def _check_server(server: Server) -> None:
-    if not isinstance(server, Server):
-        raise InputError(f"a region belongs to a Server, not to {checks.shown(server)}; give one")
-
-
 def _prompt(prompt: int | Length | Lengths) -> _Prompt:
     if isinstance(prompt, Lengths):
         return _Prompt(prompt.mean_prompt, prompt.max_prompt or LONGEST)
-    length = _length("prompt", prompt)
+    length = as_length("prompt", prompt)
     return _Prompt(length.mean, length.max or LONGEST)
 
 
@@ -446,28 +430,21 @@ def _request(
     elif output is None:
         return None
     else:
-        mean_output = _length("output", output).mean
+        mean_output = as_length("output", output).mean
     return mean_prompt, max(server.tokens_per_request(mean_prompt, mean_output) - mean_prompt, 0.0)
 
 
-def _length(name: str, given: int | Length) -> Length:
-    if isinstance(given, Length):
-        return given
-    remedy = "give tokens, or a distribution such as Geometric(112)"
-    return Constant(checks.whole(name, given, 1, LONGEST, "tokens", remedy))
-
-
 def _pair(what: str, value: npt.ArrayLike) -> Floats:
-    given = checks.array(what, value)
-    if given.shape != (2,) or not (np.isfinite(given) & (given >= 0)).all():
+    pair = checks.array(what, value)
+    if pair.shape != (2,) or not (np.isfinite(pair) & (pair >= 0)).all():
         raise InputError(
             f"{what} is {checks.shown(value)}, but must be two finite numbers of at least 0: prefill and decode tokens"
         )
-    return np.array(given, np.float64)
+    return np.array(pair, np.float64)
 
 
 def _direction(value: npt.ArrayLike) -> Floats:
-    given = _pair("the direction", value)
-    if not given.any():
+    direction = _pair("the direction", value)
+    if not direction.any():
         raise InputError("the direction is (0, 0), which points nowhere; give tokens of prefill, of decode, or of both")
-    return given
+    return direction

@@ -211,10 +211,10 @@ def download(
         ) from None
     try:
         with os.fdopen(handle, "wb") as file:
-            found = _fetch(address, file.write, progress)
-        _refuse_change(entry, target, record, found)
+            digest = _fetch(address, file.write, progress)
+        _refuse_change(entry, target, record, digest)
         os.replace(partial, target)
-        record.write_text(f"{found}\n", encoding="ascii")
+        record.write_text(f"{digest}\n", encoding="ascii")
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -222,7 +222,7 @@ def download(
     finally:
         with suppress(FileNotFoundError):
             os.unlink(partial)
-    return target, found, first_time
+    return target, digest, first_time
 
 
 def _entry(name: str) -> Entry:
@@ -256,24 +256,22 @@ def _fetch(address: str, write: Callable[[bytes], object], progress: Callable[[i
     return digest.hexdigest()
 
 
-def _refuse_change(entry: Entry, target: Path, record: Path, found: str) -> None:
+def _refuse_change(entry: Entry, target: Path, record: Path, digest: str) -> None:
     """Raise if the content is neither the published one nor that of the first download."""
-    if entry.sha256 is not None:
-        if found != entry.sha256:
-            raise InputError(
-                f"what came is not {entry.name} as published: its SHA-256 is {found}, not {entry.sha256}; nothing was "
-                "kept. Fetch it from another place, or download it by hand and give its path in the scenario"
-            )
-        return
-    if not target.exists():
+    if entry.sha256 is not None and digest != entry.sha256:
+        raise InputError(
+            f"what came is not {entry.name} as published: its SHA-256 is {digest}, not {entry.sha256}; nothing was "
+            "kept. Fetch it from another place, or download it by hand and give its path in the scenario"
+        )
+    if entry.sha256 is not None or not target.exists():
         return
     if record.exists():
         expected = record.read_text(encoding="ascii").strip()
     else:
         expected = hashlib.sha256(target.read_bytes()).hexdigest()
-    if found != expected:
+    if digest != expected:
         raise InputError(
-            f"{entry.name} has changed: SHA-256 {found} now, {expected} expected, so earlier results would not "
+            f"{entry.name} has changed: SHA-256 {digest} now, {expected} expected, so earlier results would not "
             f"repeat; nothing was replaced. Delete {target} to accept the new one"
         )
 

@@ -7,7 +7,7 @@ whether it is a sequence of independent, identically distributed gaps, which The
 import abc
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,13 @@ BLOCK = 65_536
 
 Seconds = npt.NDArray[np.float64]
 
-
 _HIGHEST_RATE = 1e9
+_SEGMENTS = 1024  # of a rate that changes, drawn at a time
 
 
 def _check_rate(rate: float) -> None:
-    why = "below, nothing arrives in years; above, gaps are shorter than a nanosecond"
-    checks.number("the arrival rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", why)
+    reason = "below, nothing arrives in years; above, gaps are shorter than a nanosecond"
+    checks.number("the arrival rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", reason)
 
 
 def _check_seconds(what: str, seconds: float) -> None:
@@ -70,7 +70,28 @@ def _running_sums(gaps: Callable[[], Seconds]) -> Iterator[Seconds]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(Arrivals):
+class _AtRate(Arrivals):
+    """Arrivals without end at a rate that is given."""
+
+    rate: float
+
+    words: ClassVar[str]
+    """What it is, in a few words."""
+
+    def __post_init__(self) -> None:
+        _check_rate(self.rate)
+
+    def with_rate(self, rate: float) -> Self:
+        """Return the same pattern at another rate."""
+        return dataclasses.replace(self, rate=rate)
+
+    def describe(self) -> str:
+        """Say what it is."""
+        return self.words
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(_AtRate):
     """Exponential gaps: arrivals of many independent users.
 
     Parameters
@@ -79,28 +100,16 @@ class Poisson(Arrivals):
         Requests per second.
     """
 
-    rate: float
-
     iid = True
-
-    def __post_init__(self) -> None:
-        _check_rate(self.rate)
+    words = "Poisson arrivals"
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield running sums of exponential gaps."""
         return _running_sums(lambda: rng.standard_exponential(BLOCK) / self.rate)
 
-    def with_rate(self, rate: float) -> Self:
-        """Return Poisson arrivals at another rate."""
-        return dataclasses.replace(self, rate=rate)
-
-    def describe(self) -> str:
-        """Say what it is."""
-        return "Poisson arrivals"
-
 
 @dataclasses.dataclass(frozen=True)
-class Deterministic(Arrivals):
+class Deterministic(_AtRate):
     """Equal gaps.
 
     Parameters
@@ -109,12 +118,8 @@ class Deterministic(Arrivals):
         Requests per second.
     """
 
-    rate: float
-
     iid = True
-
-    def __post_init__(self) -> None:
-        _check_rate(self.rate)
+    words = "evenly spaced arrivals"
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield 0, 1, 2, ... gaps, each time rounded once."""
@@ -123,17 +128,9 @@ class Deterministic(Arrivals):
             yield np.arange(first, first + BLOCK) / self.rate
             first += BLOCK
 
-    def with_rate(self, rate: float) -> Self:
-        """Return equal gaps at another rate."""
-        return dataclasses.replace(self, rate=rate)
-
-    def describe(self) -> str:
-        """Say what it is."""
-        return "evenly spaced arrivals"
-
 
 @dataclasses.dataclass(frozen=True)
-class GammaRenewal(Arrivals):
+class GammaRenewal(_AtRate):
     """Gamma-distributed gaps: burstier than Poisson for a coefficient of variation above 1, smoother below.
 
     Parameters
@@ -144,22 +141,17 @@ class GammaRenewal(Arrivals):
         Standard deviation of a gap over its mean.
     """
 
-    rate: float
     cv: float
 
     iid = True
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
+        super().__post_init__()
         _check_cv("the cv of gamma arrivals", self.cv)
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield running sums of gamma gaps."""
         return _running_sums(lambda: rng.standard_gamma(1 / self.cv**2, BLOCK) * (self.cv**2 / self.rate))
-
-    def with_rate(self, rate: float) -> Self:
-        """Return gamma gaps of the same cv at another rate."""
-        return dataclasses.replace(self, rate=rate)
 
     def describe(self) -> str:
         """Say what it is."""
@@ -167,7 +159,7 @@ class GammaRenewal(Arrivals):
 
 
 @dataclasses.dataclass(frozen=True)
-class Modulated(Arrivals):
+class Modulated(_AtRate):
     """A gamma renewal stream whose rate changes: bursts, or a level that wanders.
 
     The rate is constant on segments; in *operational* time (the integral of the rate) gaps are gamma with mean 1.
@@ -180,13 +172,12 @@ class Modulated(Arrivals):
         Of the gaps in operational time; 1: exponential.
     """
 
-    rate: float
     gamma_shape: float
 
     iid = False
 
     def __post_init__(self) -> None:
-        _check_rate(self.rate)
+        super().__post_init__()
         checks.number("gamma_shape", self.gamma_shape, 1e-6, 1e6, "", "1 gives exponential gaps, less burstier ones")
 
     @abc.abstractmethod
@@ -201,10 +192,10 @@ class Modulated(Arrivals):
         last = 0.0
         for now in _running_sums(lambda: gap_rng.standard_gamma(self.gamma_shape, BLOCK) / self.gamma_shape):
             while ends_op[-1] < now[-1]:
-                durations, more = next(segments)
+                durations, new_rates = next(segments)
                 ends_s = np.concatenate([ends_s, ends_s[-1] + np.cumsum(durations)])
-                ends_op = np.concatenate([ends_op, ends_op[-1] + np.cumsum(durations * more)])
-                rates = np.concatenate([rates, more])
+                ends_op = np.concatenate([ends_op, ends_op[-1] + np.cumsum(durations * new_rates)])
+                rates = np.concatenate([rates, new_rates])
             segment = np.searchsorted(ends_op, now)  # the first that ends then or later, so its rate is not 0
             times = ends_s[segment] - (ends_op[segment] - now) / rates[segment]
             times = np.maximum.accumulate(np.maximum(times, last))  # rounding, where segments meet
@@ -233,6 +224,8 @@ class OnOff(Modulated):
     off_cv: float
     burst_log_sd: float
 
+    words = "bursts and silences"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_seconds("on_mean_s", self.on_mean_s)
@@ -242,15 +235,13 @@ class OnOff(Modulated):
         checks.number("burst_log_sd", self.burst_log_sd, 0, 5, "", "beyond, almost all arrivals come in a few bursts")
 
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
-        count = 1024
         rate_on = self.rate * (self.on_mean_s + self.off_mean_s) / self.on_mean_s
         while True:
-            on = rng.gamma(1 / self.on_cv**2, self.on_mean_s * self.on_cv**2, count)
-            off = rng.gamma(1 / self.off_cv**2, self.off_mean_s * self.off_cv**2, count)
-            level = np.exp(self.burst_log_sd * rng.standard_normal(count) - self.burst_log_sd**2 / 2)
-            durations = np.stack([on, off], axis=1).ravel()
-            rates = np.stack([rate_on * level, np.zeros(count)], axis=1).ravel()
-            yield durations, rates
+            on = rng.gamma(1 / self.on_cv**2, self.on_mean_s * self.on_cv**2, _SEGMENTS)
+            off = rng.gamma(1 / self.off_cv**2, self.off_mean_s * self.off_cv**2, _SEGMENTS)
+            level = np.exp(self.burst_log_sd * rng.standard_normal(_SEGMENTS) - self.burst_log_sd**2 / 2)
+            rates = np.stack([rate_on * level, np.zeros(_SEGMENTS)], axis=1)
+            yield np.stack([on, off], axis=1).ravel(), rates.ravel()
 
     def with_rate(self, rate: float) -> Self:
         """Return the same bursts, stretched in time so that the long-run rate is the one asked for."""
@@ -259,10 +250,6 @@ class OnOff(Modulated):
         return dataclasses.replace(
             self, rate=rate, on_mean_s=self.on_mean_s * stretch, off_mean_s=self.off_mean_s * stretch
         )
-
-    def describe(self) -> str:
-        """Say what it is."""
-        return "bursts and silences"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +272,8 @@ class WanderingRate(Modulated):
     log_sd: float
     correlation: float
 
+    words = "arrivals at a wandering rate"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_seconds("step_s", self.step_s)
@@ -292,23 +281,18 @@ class WanderingRate(Modulated):
         checks.number("correlation", self.correlation, -0.9999, 0.9999, "", "at 1 the rate would never come back")
 
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
-        count = 1024
         level = self.log_sd * rng.standard_normal()
         while True:
-            shocks = rng.standard_normal(count) * self.log_sd * np.sqrt(1 - self.correlation**2)
-            levels = np.empty(count)
-            for i, shock in enumerate(shocks):
-                levels[i] = level = self.correlation * level + shock
-            yield np.full(count, self.step_s), self.rate * np.exp(levels - self.log_sd**2 / 2)
+            shocks = rng.standard_normal(_SEGMENTS) * self.log_sd * np.sqrt(1 - self.correlation**2)
+            levels = np.empty(_SEGMENTS)
+            for index, shock in enumerate(shocks):
+                levels[index] = level = self.correlation * level + shock
+            yield np.full(_SEGMENTS, self.step_s), self.rate * np.exp(levels - self.log_sd**2 / 2)
 
     def with_rate(self, rate: float) -> Self:
         """Return the same wandering, stretched in time so that the long-run rate is the one asked for."""
         _check_rate(rate)
         return dataclasses.replace(self, rate=rate, step_s=self.step_s * self.rate / rate)
-
-    def describe(self) -> str:
-        """Say what it is."""
-        return "arrivals at a wandering rate"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

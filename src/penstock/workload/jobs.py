@@ -100,13 +100,13 @@ class Jobs:
         columns = {name: getattr(self, name)[:0] for name in _PER_REQUEST}
         return Jobs(self.arrival_s, self.workflow, np.zeros(self.count + 1, np.int64), **columns)
 
-    def taken(self, places: Ints) -> "Jobs":
-        """Return the jobs at these places, in this order."""
-        counts = np.diff(self.first_request)[places]
+    def taken(self, chosen: Ints) -> "Jobs":
+        """Return the jobs of these numbers, in this order."""
+        counts = np.diff(self.first_request)[chosen]
         first = _bounds(counts)
-        requests = np.arange(first[-1]) + np.repeat(self.first_request[:-1][places] - first[:-1], counts)
+        requests = np.arange(first[-1]) + np.repeat(self.first_request[:-1][chosen] - first[:-1], counts)
         columns = {name: getattr(self, name)[requests] for name in _PER_REQUEST}
-        return Jobs(self.arrival_s[places], self.workflow[places], first, **columns)
+        return Jobs(self.arrival_s[chosen], self.workflow[chosen], first, **columns)
 
     def numbered(self, workflow: int, first_stage: int) -> "Jobs":
         """Return them as jobs of a network: its workflow of that number, whose stages begin at ``first_stage``."""
@@ -146,16 +146,17 @@ def merged(streams: Sequence[Iterator[Jobs]]) -> Iterator[Jobs]:
         return
     blocks = [next(stream, None) for stream in streams]
     while any(block is not None for block in blocks):
-        in_hand = [(place, block) for place, block in enumerate(blocks) if block is not None]
+        in_hand = [(number, block) for number, block in enumerate(blocks) if block is not None]
         # up to the end of the block that ends first; what another block of that stream may bring there comes after it
-        ends, last = min((float(block.arrival_s[-1]), place) for place, block in in_hand)
+        ends, last = min((float(block.arrival_s[-1]), number) for number, block in in_hand)
         parts = []
-        for place, block in in_hand:
-            side = "right" if place <= last else "left"
-            stop = block.count if place == last else int(np.searchsorted(block.arrival_s, ends, side))  # type: ignore[call-overload]
+        for number, block in in_hand:
+            stop = block.count
+            if number != last:
+                stop = int(np.searchsorted(block.arrival_s, ends, "right" if number < last else "left"))
             parts.append(block.span(0, stop))
             rest = block.span(stop, block.count)
-            blocks[place] = rest if rest.count else next(streams[place], None)
+            blocks[number] = rest if rest.count else next(streams[number], None)
         joined = Jobs.joined(parts)
         yield joined.taken(np.argsort(joined.arrival_s, kind="stable"))
 

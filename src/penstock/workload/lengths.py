@@ -40,6 +40,12 @@ def _check_cv(what: str, value: float) -> None:
     checks.number(what, value, 1e-3, 1e3, "", "it is the standard deviation over the mean; for one length use Constant")
 
 
+def _settle(length: "Length", **checked: object) -> None:
+    """Put what was checked in place of what was given: numbers as Python's own, sequences as tuples."""
+    for name, value in checked.items():
+        object.__setattr__(length, name, value)
+
+
 class Length(abc.ABC):
     """Distribution of one length, in tokens."""
 
@@ -66,7 +72,7 @@ class Constant(Length):
     tokens: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", _check_tokens("a constant length", self.tokens))
+        _settle(self, tokens=_check_tokens("a constant length", self.tokens))
 
     @property
     def max(self) -> int:  # type: ignore[override]
@@ -96,12 +102,11 @@ class Uniform(Length):
     high: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "low", _check_tokens("the low end of a uniform length", self.low))
-        object.__setattr__(self, "high", _check_tokens("the high end of a uniform length", self.high))
-        if self.high < self.low:
-            raise InputError(
-                f"a uniform length from {self.low:,} to {self.high:,} tokens ends below where it begins; swap them"
-            )
+        low = _check_tokens("the low end of a uniform length", self.low)
+        high = _check_tokens("the high end of a uniform length", self.high)
+        if high < low:
+            raise InputError(f"a uniform length from {low:,} to {high:,} tokens ends below where it begins; swap them")
+        _settle(self, low=low, high=high)
 
     @property
     def max(self) -> int:  # type: ignore[override]
@@ -156,7 +161,17 @@ class Geometric(Length):
 
 @dataclasses.dataclass(frozen=True)
 class _Rounded(Length):
-    """A continuous distribution, rounded to whole tokens of at least 1 and cut to ``max``."""
+    """A continuous distribution, rounded to whole tokens of at least 1 and cut to ``max``.
+
+    Parameters
+    ----------
+    mean_tokens
+        Mean before rounding and cutting.
+    cv
+        Standard deviation over mean, before rounding and cutting.
+    max
+        Longer draws are cut to it; None: no limit but `LONGEST`.
+    """
 
     mean_tokens: float
     cv: float
@@ -185,32 +200,18 @@ class _Rounded(Length):
         return np.clip(np.rint(self._draw(rng, size)), 1, self.max or LONGEST).astype(np.int64)
 
     @functools.cached_property
-    def _mean(self) -> float:
+    def mean(self) -> float:
+        """Exact mean after rounding and cutting."""
         # E[N] = 1 + sum over n >= 2 of P(N >= n), and P(N >= n) = P(X > n - 1/2) up to the limit
         limit = self.max or LONGEST
         last = min(limit, _TERM_BY_TERM)
         near = float(self._above(np.arange(2, last + 1) - 0.5).sum())
         return 1 + near + (self._excess(last) - self._excess(limit) if last < limit else 0.0)
 
-    @property
-    def mean(self) -> float:
-        """Exact mean after rounding and cutting."""
-        return self._mean
-
 
 @dataclasses.dataclass(frozen=True)
 class LogNormal(_Rounded):
-    """Lognormal, rounded to whole tokens.
-
-    Parameters
-    ----------
-    mean_tokens
-        Mean before rounding and cutting.
-    cv
-        Standard deviation over mean, before rounding and cutting.
-    max
-        Longer draws are cut to it; None: no limit but `LONGEST`.
-    """
+    """Lognormal, rounded to whole tokens: by ``mean_tokens`` and ``cv`` before rounding, and cut to ``max``."""
 
     @property
     def _sigma(self) -> float:
@@ -233,17 +234,7 @@ class LogNormal(_Rounded):
 
 @dataclasses.dataclass(frozen=True)
 class Gamma(_Rounded):
-    """Gamma, rounded to whole tokens.
-
-    Parameters
-    ----------
-    mean_tokens
-        Mean before rounding and cutting.
-    cv
-        Standard deviation over mean, before rounding and cutting.
-    max
-        Longer draws are cut to it; None: no limit but `LONGEST`.
-    """
+    """Gamma, rounded to whole tokens: by ``mean_tokens`` and ``cv`` before rounding, and cut to ``max``."""
 
     @property
     def _shape(self) -> float:
@@ -266,7 +257,7 @@ class Gamma(_Rounded):
 
 def _check_max(length: Geometric | _Rounded) -> None:
     if length.max is not None:
-        object.__setattr__(length, "max", _check_tokens("the max of a length", length.max))
+        _settle(length, max=_check_tokens("the max of a length", length.max))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +278,8 @@ class Mixture(Length):
     def __post_init__(self) -> None:
         if not isinstance(self.parts, Iterable):
             raise InputError(f"the parts of a mixture are {checks.shown(self.parts)}; give a list of distributions")
-        parts, weights = tuple(self.parts), checks.column("mixture weights", self.weights).astype(np.float64)
+        parts = tuple(self.parts)
+        weights = checks.column("mixture weights", self.weights).astype(np.float64)
         for part in parts:
             if not isinstance(part, Length):
                 raise InputError(
@@ -295,8 +287,7 @@ class Mixture(Length):
                 )
         if len(parts) != weights.size:
             raise InputError(f"a mixture of {len(parts)} parts with {weights.size} weights: give one weight per part")
-        object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "weights", tuple(_shares("mixture weights", weights).tolist()))
+        _settle(self, parts=parts, weights=tuple(_shares("mixture weights", weights).tolist()))
 
     @property
     def max(self) -> int | None:  # type: ignore[override]
@@ -340,10 +331,10 @@ class Tabulated(Length):
     probabilities: Floats
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "low", _check_tokens("the smallest tabulated length", self.low))
-        given = checks.column("probabilities", self.probabilities).astype(np.float64)
-        _check_tokens("the largest tabulated length", self.low + given.size - 1)
-        object.__setattr__(self, "probabilities", _shares("probabilities", given))
+        low = _check_tokens("the smallest tabulated length", self.low)
+        probabilities = checks.column("probabilities", self.probabilities).astype(np.float64)
+        _check_tokens("the largest tabulated length", low + probabilities.size - 1)
+        _settle(self, low=low, probabilities=_shares("probabilities", probabilities))
 
     @property
     def max(self) -> int:  # type: ignore[override]
@@ -369,10 +360,10 @@ class Tabulated(Length):
         """Return the smallest length whose cumulative probability reaches each share (a number from 0 to 1)."""
         share = np.asarray(share, np.float64)
         cell = np.minimum((share * _CELLS).astype(np.int64), _CELLS - 1)
-        place = self._guide[cell]
-        rest = place != self._guide[cell + 1]  # few; all others lie in a cell with one length
-        place[rest] = np.searchsorted(self._cumulative, share[rest])
-        return self.low + place
+        above = self._guide[cell]
+        rest = above != self._guide[cell + 1]  # few; all others lie in a cell with one length
+        above[rest] = np.searchsorted(self._cumulative, share[rest])
+        return self.low + above
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw by inversion."""
@@ -396,3 +387,11 @@ def _shares(what: str, weights: Floats) -> Floats:
         raise InputError(f"{what} are all 0, so nothing is ever chosen; make one of them positive")
     weights = weights / largest  # or the sum of large ones would overflow
     return weights / float(weights.sum())
+
+
+def as_length(name: str, length: int | Length) -> Length:
+    """Return a length given as tokens as a `Constant`, and a distribution as it is."""
+    if isinstance(length, Length):
+        return length
+    remedy = "give tokens, or a distribution such as Geometric(112)"
+    return Constant(checks.whole(name, length, 1, LONGEST, "tokens", remedy))

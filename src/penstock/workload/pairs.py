@@ -51,8 +51,8 @@ class Independent(Lengths):
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):
             if not isinstance(getattr(self, name), Length):
-                given = checks.shown(getattr(self, name))
-                raise InputError(f"{name} is {given}, but must be a distribution of lengths such as Constant(100)")
+                value = checks.shown(getattr(self, name))
+                raise InputError(f"{name} is {value}, but must be a distribution of lengths such as Constant(100)")
         checks.number("the correlation", self.correlation, -1, 1, "", "a Gaussian copula knows no other")
         if self.correlation and not (isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated)):
             raise InputError(
@@ -165,12 +165,12 @@ class Recorded(Empirical):
 
 def checked_lengths(name: str, tokens: npt.ArrayLike) -> Tokens:
     """Return lengths as int64, or raise an `InputError` that names the first bad one."""
-    given = checks.column(name, tokens)
-    bad = ~((given >= 1) & (given <= LONGEST) & (given == np.floor(given)))
+    lengths = checks.column(name, tokens)
+    bad = ~((lengths >= 1) & (lengths <= LONGEST) & (lengths == np.floor(lengths)))
     if bad.any():
         row = int(np.argmax(bad))
         raise InputError(
-            f"{name}[{row}] is {given[row]}, but a length is a whole number from 1 to {LONGEST:,} tokens; "
+            f"{name}[{row}] is {lengths[row]}, but a length is a whole number from 1 to {LONGEST:,} tokens; "
             "drop or mend that row"
         )
-    return given.astype(np.int64)
+    return lengths.astype(np.int64)

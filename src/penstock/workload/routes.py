@@ -180,11 +180,9 @@ class Routes:
             if self.joins[stage] and most is not None:
                 closes = dataclasses.replace(self, most_visits=(None,) * len(self.names)).closes
                 again = [fork for fork, join in closes.items() if join == stage and self._paths()[join, fork]]
-                remedy = (
-                    f"limit the fork {self.names[again[0]]!r} instead"
-                    if again
-                    else "let a loop come back to a stage of its own that is no join, and limit that one"
-                )
+                remedy = "let a loop come back to a stage of its own that is no join, and limit that one"
+                if again:
+                    remedy = f"limit the fork {self.names[again[0]]!r} instead"
                 raise self._fault(stage, f"is a join with most_visits, and past it branches would never join; {remedy}")
         if self.joins[self.first]:
             raise self._fault(self.first, "is a join, and jobs begin there, where no fork is open; begin elsewhere")
@@ -213,12 +211,9 @@ class Routes:
             while path[-1] not in path[:-1]:
                 path.append(int(np.argmax(matrix[path[-1]] * share)))
             loop = [states[state][0] for state in path[path.index(path[-1]) :]]
-            multiply = growth[largest].real > 1 + _ROUNDING
-            follows = (
-                f"{growth[largest].real:.4g} more, so they multiply"
-                if multiply
-                else f"one more, or so nearly that a job has over {1 / _ROUNDING:,.0f} of them"
-            )
+            follows = f"one more, or so nearly that a job has over {1 / _ROUNDING:,.0f} of them"
+            if growth[largest].real > 1 + _ROUNDING:
+                follows = f"{growth[largest].real:.4g} more, so they multiply"
             raise InputError(
                 f"{self.workflow} never ends on average: in the loop {self._path(loop)} each request is followed by "
                 f"{follows}; lower a probability, or limit a stage with most_visits"
@@ -236,24 +231,24 @@ class Routes:
             for stage, targets in enumerate(self.targets):
                 edges = self._edges(stage)
                 of = [frozenset({t}) if self.joins[t] and not self.forks[stage] else exits[t] for t in edges]
-                found = frozenset().union(*of)
-                if self.forks[stage] and len(found) == 1 and -1 not in found:
-                    found = exits[next(iter(found))]  # past the join that closes it
+                leaving = frozenset().union(*of)
+                if self.forks[stage] and len(leaving) == 1 and -1 not in leaving:
+                    leaving = exits[next(iter(leaving))]  # past the join that closes it
                 if self.ends(stage) or all(self.most_visits[target] is not None for target in targets):
-                    found |= {-1}
-                exits[stage] |= found
+                    leaving |= {-1}
+                exits[stage] |= leaving
             if exits == before:
                 return tuple(exits)
 
     @functools.cached_property
     def closes(self) -> dict[int, int]:
         """Of each fork that has one, the join that closes it."""
-        found = {}
+        closes = {}
         for fork, targets in enumerate(self.targets):
             exits = frozenset().union(*(self._exits[target] for target in targets))
             if self.forks[fork] and len(exits) == 1 and -1 not in exits:
-                found[fork] = next(iter(exits))
-        return found
+                closes[fork] = next(iter(exits))
+        return closes
 
     def _check_branches(self) -> None:
         for fork, targets in enumerate(self.targets):
@@ -272,13 +267,10 @@ class Routes:
         for stage, targets in enumerate(self.targets):
             for target in targets:
                 if self.joins[target] and None in self._inside[stage]:
-                    looped = target in closing and paths[target, stage]
-                    remedy = (
-                        "let the loop come back to the fork, or to a stage of its own that is no join"
-                        if looped
-                        else "make it no join, or fork before it"
-                    )
-                    comes = "comes back to" if looped else "reaches"
+                    comes, remedy = "reaches", "make it no join, or fork before it"
+                    if target in closing and paths[target, stage]:
+                        comes = "comes back to"
+                        remedy = "let the loop come back to the fork, or to a stage of its own that is no join"
                     raise self._fault(
                         stage,
                         f"{comes} the join {self.names[target]!r} outside of a fork, so there is nothing to wait for; "
@@ -313,14 +305,14 @@ class Routes:
         """
         ways = self._matrix(limits=limits)
         states = [(stage, fork) for stage, forks in enumerate(self._inside) for fork in sorted(forks, key=str)]
-        place = {state: number for number, state in enumerate(states)}
+        index = {state: number for number, state in enumerate(states)}
         matrix = np.zeros((len(states), len(states)))
-        for (stage, fork), row in place.items():
+        for (stage, fork), row in index.items():
             for target in np.flatnonzero(ways[stage]).tolist():
                 if not self.joins[target]:
-                    matrix[row, place[target, stage if self.forks[stage] else fork]] = ways[stage, target]
+                    matrix[row, index[target, stage if self.forks[stage] else fork]] = ways[stage, target]
             if stage in self.closes and ways[stage].any():
-                matrix[row, place[self.closes[stage], fork]] = 1
+                matrix[row, index[self.closes[stage], fork]] = 1
         return states, matrix
 
     @functools.cached_property
@@ -355,7 +347,7 @@ class Routes:
 
         Only the first on each path: what follows runs again because they do.
         """
-        found: dict[int, str] = {}
+        sentences: dict[int, str] = {}
         for fork, targets in enumerate(self.targets):
             if not self.forks[fork]:
                 continue
@@ -366,13 +358,13 @@ class Routes:
             after = {target for stage in reached - shared for target in self._edges(stage)}
             for stage in shared & (after | set(targets)):
                 count = sum(stage in branches[target] for target in targets)
-                found.setdefault(
+                sentences.setdefault(
                     stage,
                     f"stage {self.names[stage]!r} of {self.workflow} is reached by {count} branches of "
                     f"{self.names[fork]!r} and is no join, so it runs once for each that comes; give it join: true if "
                     "it is to wait for them",
                 )
-        return [found[stage] for stage in sorted(found)]
+        return [sentences[stage] for stage in sorted(sentences)]
 
     def _branch(self, fork: int, first: int) -> frozenset[int]:
         """Return the stages that a branch of a fork comes to before it joins, or comes back to the fork."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +20,7 @@ from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jo
 from penstock.workload.lengths import LONGEST
 from penstock.workload.means import Means
 from penstock.workload.stage import Stage
+from penstock.workload.traces import NO_ROWS
 
 _AT_A_TIME = 1024
 """Sessions drawn at a time; fixed, so that the first n do not depend on how many are asked for."""
@@ -34,8 +35,9 @@ _COLUMNS: Mapping[str, tuple[float, bool, str]] = {
     "block_size": (LONGEST, True, f"a whole number of tokens from 1 to {LONGEST:,}"),
 }
 """Highest value, whether it is whole, and what it must be."""
+_SESSION = ("trace_id", "agent")
 _LOWEST = {"in_tokens": 1, "block_size": 1}
-_ARRIVALS = ("poisson", "deterministic")
+_ARRIVALS: Mapping[str, Callable[[float], Arrivals]] = {"poisson": Poisson, "deterministic": Deterministic}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,11 +111,11 @@ class Sessions:
             origin = block[0] if origin is None else origin
             for times in np.split(block, range(_AT_A_TIME, block.size, _AT_A_TIME)):
                 if self.ends:
-                    places = np.arange(done, done + times.size)
+                    chosen = np.arange(done, done + times.size)
                 else:
-                    places = draw.integers(0, self.recorded.count, times.size)
+                    chosen = draw.integers(0, self.recorded.count, times.size)
                 done += times.size
-                yield self._at(times - origin, places, coin)
+                yield self._at(times - origin, chosen, coin)
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` sessions."""
@@ -127,8 +129,8 @@ class Sessions:
         _, draw, coin = _streams(checked_seed(seed))
         return self._at(np.zeros(count), draw.integers(0, self.recorded.count, count), coin)
 
-    def _at(self, arrival_s: npt.NDArray[np.float64], places: Ints, coin: np.random.Generator) -> Jobs:
-        jobs = self.recorded.taken(places)
+    def _at(self, arrival_s: npt.NDArray[np.float64], chosen: Ints, coin: np.random.Generator) -> Jobs:
+        jobs = self.recorded.taken(chosen)
         coins = coin.integers(0, 2**32, jobs.requests, np.uint32)
         return dataclasses.replace(jobs, arrival_s=arrival_s, coin=coins)
 
@@ -203,26 +205,27 @@ def read_sessions(
         have = "call has" if missing == 1 else "calls have"
         notices.append(f"{missing:,} {have} no think_time_s: it is the time since the call before began")
     if most_requests is not None:
-        why = "leave it out to keep all"
-        most = checks.whole("most_requests", most_requests, 1, 2**31 - 1, "calls of a session", why)
-        kept = rows.filter(pl.int_range(pl.len()).over("trace_id", "agent") < most)
-        left = len(rows) - len(kept)
-        if left:
-            calls, are = ("call", "is") if left == 1 else ("calls", "are")
-            notices.append(f"{left:,} {calls} beyond the first {most:,} of a session {are} left out")
-        rows = kept
+        rows = _cut(rows, most_requests, notices)
     jobs = _chains(rows)
-    process: Arrivals
-    if rate is None:
-        process = Replay(jobs.arrival_s)
-    else:
-        process = Poisson(rate) if arrivals == "poisson" else Deterministic(rate)
+    process = Replay(jobs.arrival_s) if rate is None else _ARRIVALS[arrivals](rate)
     return Sessions(Path(path).name.split(".")[0], pool, jobs, process, seed, tuple(notices))
+
+
+def _cut(rows: pl.DataFrame, most_requests: int, notices: list[str]) -> pl.DataFrame:
+    """Keep the first calls of each session, and take note of how many are left out."""
+    remedy = "leave it out to keep all"
+    most = checks.whole("most_requests", most_requests, 1, 2**31 - 1, "calls of a session", remedy)
+    kept = rows.filter(pl.int_range(pl.len()).over(_SESSION) < most)
+    left = len(rows) - len(kept)
+    if left:
+        calls, are = ("call", "is") if left == 1 else ("calls", "are")
+        notices.append(f"{left:,} {calls} beyond the first {most:,} of a session {are} left out")
+    return kept
 
 
 def _rows(source: Source, table: Table) -> pl.DataFrame:
     """Return the calls as numbers, in order of their sessions' starts, then of session, then of call."""
-    names = ("trace_id", "agent", *_COLUMNS)
+    names = (*_SESSION, *_COLUMNS)
     absent = [name for name in names if name not in table.header]
     if absent:
         raise source.fault(
@@ -230,12 +233,11 @@ def _rows(source: Source, table: Table) -> pl.DataFrame:
         )
     text = table.read(names)
     if text.is_empty():
-        raise source.fault("has no rows, so nothing arrives. Check that the file was written completely")
+        raise source.fault(NO_ROWS)
     cast = {name: _cast(source, table, text[name], name) for name in _COLUMNS}
-    rows = text.select("trace_id", "agent").with_columns(**cast)
-    session = ("trace_id", "agent")
+    rows = text.select(_SESSION).with_columns(**cast)
     _check_calls(source, table, rows)
-    return rows.sort(pl.col("t_s").min().over(session), *session, "idx", maintain_order=True)
+    return rows.sort(pl.col("t_s").min().over(_SESSION), *_SESSION, "idx", maintain_order=True)
 
 
 def _check_calls(source: Source, table: Table, rows: pl.DataFrame) -> None:
@@ -246,9 +248,9 @@ def _check_calls(source: Source, table: Table, rows: pl.DataFrame) -> None:
             f"{table.explain(nameless[0])[0]} has an empty trace_id, so which session the call belongs to is unclear. "
             "Correct or delete the row"
         )
-    again = (~rows.select("trace_id", "agent", "idx").to_struct().is_first_distinct()).arg_true()
+    again = (~rows.select(*_SESSION, "idx").to_struct().is_first_distinct()).arg_true()
     if len(again):
-        trace, agent, idx = rows.select("trace_id", "agent", "idx").row(again[0])
+        trace, agent, idx = rows.select(*_SESSION, "idx").row(again[0])
         raise source.fault(
             f"{table.explain(again[0])[0]} is the second call with idx {idx:,} of agent {shown(agent)} in session "
             f"{shown(trace)}, so which comes first is unclear. Correct or delete the row"
@@ -257,26 +259,24 @@ def _check_calls(source: Source, table: Table, rows: pl.DataFrame) -> None:
 
 def _cast(source: Source, table: Table, text: pl.Series, name: str) -> pl.Series:
     highest, whole, wanted = _COLUMNS[name]
-    given = text.str.strip_chars()
-    number = given.cast(pl.Float64, strict=False)
+    stripped = text.str.strip_chars()
+    number = stripped.cast(pl.Float64, strict=False)
     fits = number.is_between(_LOWEST.get(name, 0), highest) & ((number == number.floor()) | (not whole))
     if name == "think_time_s":
-        fits |= given.is_null() | (given == "")
-    bad = (~fits.fill_null(False)).arg_max()
-    if bad is not None and not fits.fill_null(False)[bad]:
-        place, problem = table.explain(bad)
-        raise source.fault(
-            f"{place} {problem}"
-            if problem
-            else f"{place}, column {shown(name)}: {shown(text[bad])}, but it must be "
-            f"{wanted}. Correct or delete the row"
-        )
+        fits |= stripped.is_null() | (stripped == "")
+    faults = (~fits.fill_null(False)).arg_true()
+    if len(faults):
+        where, problem = table.explain(faults[0])
+        if problem:
+            raise source.fault(f"{where} {problem}")
+        value = f"column {shown(name)}: {shown(text[faults[0]])}"
+        raise source.fault(f"{where}, {value}, but it must be {wanted}. Correct or delete the row")
     return number.cast(pl.Int64) if whole else number
 
 
 def _chains(rows: pl.DataFrame) -> Jobs:
     """Return the table of jobs: each session's calls one after another."""
-    trace, agent = (rows[name].rle_id().to_numpy() for name in ("trace_id", "agent"))
+    trace, agent = (rows[name].rle_id().to_numpy() for name in _SESSION)
     begins = (np.diff(trace, prepend=-1) != 0) | (np.diff(agent, prepend=-1) != 0)
     ends = np.append(begins[1:], True)
     column = {name: rows[name].to_numpy() for name in _COLUMNS}

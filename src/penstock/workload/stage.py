@@ -85,8 +85,8 @@ def check_stage(workflow: str, name: str, stage: Stage, known: Mapping[str, Stag
     _check_tokens(f"the prompt of {what}", stage.prompt, ("job",))
     _check_tokens(f"the output of {what}", stage.output, ("job", "rest"))
     if not isinstance(stage.delay_ms, Length):
-        why = "give a bare number, which counts ms, or for a random delay a distribution"
-        checks.number(f"delay_ms of {what}", stage.delay_ms, 0, LONGEST_DELAY_MS, "ms", why)
+        remedy = "give a bare number, which counts ms, or for a random delay a distribution"
+        checks.number(f"delay_ms of {what}", stage.delay_ms, 0, LONGEST_DELAY_MS, "ms", remedy)
     per_token = stage.transfer_ms_per_token
     checks.number(f"transfer_ms_per_token of {what}", per_token, 0, 1e6, "ms", "0 for no transfer")
     if per_token and stage.join:

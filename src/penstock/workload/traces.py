@@ -5,11 +5,9 @@ used stops the reading with one line that says where it stands, so nothing is dr
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -19,11 +17,10 @@ from penstock.checks import shown
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
+from penstock.words import counted
+from penstock.workload.casts import Unit, cast_text
 from penstock.workload.lengths import LONGEST
 from penstock.workload.prefixes import Prefixes
-
-Unit = Literal["tokens", "date", "s", "ms", "us", "ns", "time", "ids", "rank"]
-_DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # from the unit down to nanoseconds
 
 
 @dataclass(frozen=True)
@@ -89,18 +86,9 @@ _OWN_NAMES = {
 }
 _ARRIVAL_UNITS: dict[str, Unit] = {"arrival_s": "s", "arrival_ms": "ms", "arrival_us": "us", "arrival_ns": "ns"}
 _LIKE_TIMES = (
-    "arrival",
-    "arrivals",
-    "arrived_at",
-    "arrival_time",
-    "created",
-    "created_at",
-    "time",
-    "times",
-    "timestamp",
-    "date",
-    "datetime",
-)
+    "arrival", "arrivals", "arrived_at", "arrival_time", "created", "created_at",
+    "time", "times", "timestamp", "date", "datetime",
+)  # fmt: skip
 _SINCE_1970: dict[Unit, tuple[float, float]] = {
     "s": (1e9, 1e10),
     "ms": (1e12, 1e13),
@@ -108,6 +96,7 @@ _SINCE_1970: dict[Unit, tuple[float, float]] = {
     "ns": (1e18, 1e19),
 }
 """From 2001 to 2286, as clocks of computers count: no number is a time of these years in two units."""
+NO_ROWS = "has no rows, so nothing arrives. Check that the file was written completely"
 _REMEDY = "`columns: {arrival_s: NAME, prompt_tokens: NAME, output_tokens: NAME}` (arrival_s may be left out)"
 
 
@@ -160,22 +149,35 @@ def load(
     InputError
         If the file, or a value in it, cannot be used; one line that says where and why.
     """
-    if format is not None and not isinstance(format, str):
-        raise InputError(
-            f"format is {shown(format)}, but must be the name of a trace format; leave it out to detect it"
-        )
-    if columns is not None and not (
-        isinstance(columns, Mapping) and all(isinstance(name, str) for pair in columns.items() for name in pair)
-    ):
-        raise InputError(f"columns is {shown(columns)}, but must map names to names of columns, as {_REMEDY}")
+    _check_choice(format, columns)
     source = Source.at(path, max_gib)
     table = open_table(source)
     chosen = _choose(source, table.header, format, columns)
-    hashes = (_HASHES,) if chosen.hash_block and _HASHES in table.header else ()
-    ranks = (chosen.priority,) if chosen.priority else ()
-    text = table.read(tuple(dict.fromkeys((*chosen.columns, *hashes, *ranks))))
+    rows, notices = _cast_rows(source, table, chosen)
+
+    # Arrivals count from the first one, in order; what prompts share is told by the ids of their blocks.
+    arrival_s = prefixes = None
+    if chosen.arrival:
+        rows = _in_order(rows, notices)
+        nanoseconds = rows["arrival"].to_numpy()
+        arrival_s = (nanoseconds - nanoseconds[0]) / 1e9
+    prompt, output = (rows[role].to_numpy(writable=True) for role in ("prompt", "output"))
+    if "ids" in rows.columns:
+        ids = rows["ids"].explode().drop_nulls().to_numpy()
+        prefixes = Prefixes.of(ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block)
+    priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
+    return Trace(arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority)
+
+
+def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFrame, list[str]]:
+    """Return the rows as numbers, a column for each role, and what there is to say of them."""
+    hashes = chosen.hash_block > 0 and _HASHES in table.header
+    names = [*chosen.columns, *([_HASHES] if hashes else []), *([chosen.priority] if chosen.priority else [])]
+    text = table.read(tuple(dict.fromkeys(names)))
     if text.is_empty():
-        raise source.fault("has no rows, so nothing arrives. Check that the file was written completely")
+        raise source.fault(NO_ROWS)
+
+    # Every column is cast from text; null stands for what cannot be used.
     reads: dict[str, tuple[str, Unit]] = {}
     if chosen.arrival:
         reads["arrival"] = chosen.arrival, _unit(source, chosen, text[chosen.arrival])
@@ -184,132 +186,52 @@ def load(
         reads["ids"] = _HASHES, "ids"
     if chosen.priority:
         reads["priority"] = chosen.priority, "rank"
-    rows = pl.DataFrame({role: _cast(text[column], unit) for role, (column, unit) in reads.items()})
+    rows = pl.DataFrame({role: cast_text(text[column], unit) for role, (column, unit) in reads.items()})
     rows = rows.with_row_index("row")
 
+    # A request that failed is none; any other length of 0 is a fault.
     notices: list[str] = []
     if chosen.zero_output_failed:
-        rows = rows.filter(pl.col("output").ne_missing(0))
-        failed = len(text) - len(rows)
-        if rows.is_empty():
-            raise source.fault(
-                f"all {failed:,} rows have 0 output tokens, so no request succeeded. Choose another file"
-            )
-        if failed:
-            notices.append(f"{_rows(failed)} with 0 output tokens: failed requests, dropped")
+        rows = _succeeded(source, rows, notices)
     rows = rows.with_columns(pl.col("prompt", "output").replace(0, None))
     unusable = rows.filter(pl.any_horizontal(pl.all().is_null()))
     if len(unusable):
         raise _bad_row(source, table, text, reads, unusable)
     if chosen.arrival and reads["arrival"][1] == "date":
         _refuse_mixed_zones(source, table, text[chosen.arrival])
-
-    arrival_s = None
-    if chosen.arrival:
-        late = int((rows["arrival"] < rows["arrival"].cum_max()).sum())
-        if late:
-            rows = rows.sort("arrival", maintain_order=True)
-            notices.append(f"{_rows(late)} {'was' if late == 1 else 'were'} out of order; sorted by arrival")
-        nanoseconds = rows["arrival"].to_numpy()
-        arrival_s = (nanoseconds - nanoseconds[0]) / 1e9
-    prompt, output = (rows[role].to_numpy(writable=True) for role in ("prompt", "output"))
-    prefixes = None
-    if hashes:
-        ids = rows["ids"].explode().drop_nulls().to_numpy()
-        prefixes = Prefixes.of(ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block)
-    priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
-    return Trace(arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority)
+    return rows, notices
 
 
-# Casting: null means "cannot be used".
+def _check_choice(format: object, columns: object) -> None:
+    """Refuse a format that is no name, and columns that are no mapping of names."""
+    if format is not None and not isinstance(format, str):
+        raise InputError(
+            f"format is {shown(format)}, but must be the name of a trace format; leave it out to detect it"
+        )
+    if columns is None:
+        return
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for pair in columns.items() for name in pair):
+        raise InputError(f"columns is {shown(columns)}, but must map names to names of columns, as {_REMEDY}")
 
 
-def _cast(text: pl.Series, unit: Unit) -> pl.Series:
-    """Cast a million rows at a time: the intermediate columns of 27 million would take gigabytes."""
-    casts: dict[Unit, Callable[[pl.Series], pl.Series]] = {
-        "tokens": _tokens,
-        "date": _dates,
-        "ids": _ids,
-        "rank": _ranks,
-    }
-    cast = casts.get(unit, partial(_numbers, unit=unit))
-    return pl.concat(cast(text.slice(start, 1_000_000)) for start in range(0, len(text), 1_000_000))
+def _succeeded(source: Source, rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
+    """Drop requests that failed, and take note of how many."""
+    kept = rows.filter(pl.col("output").ne_missing(0))
+    failed = len(rows) - len(kept)
+    if kept.is_empty():
+        raise source.fault(f"all {failed:,} rows have 0 output tokens, so no request succeeded. Choose another file")
+    if failed:
+        notices.append(f"{counted(failed, 'row')} with 0 output tokens: failed requests, dropped")
+    return kept
 
 
-def _tokens(text: pl.Series) -> pl.Series:
-    """Whole numbers from 0 to `LONGEST`; 12.0 and 1e3 are whole."""
-    text = text.str.strip_chars()
-    tokens = text.cast(pl.Int64, strict=False)
-    if tokens.null_count():
-        number = text.cast(pl.Float64, strict=False)
-        whole = (number == number.floor()) & number.is_between(0, LONGEST)
-        tokens = pl.select(pl.when(whole).then(number).cast(pl.Int64)).to_series()
-    return pl.select(pl.when(tokens.is_between(0, LONGEST)).then(tokens)).to_series()
-
-
-def _ranks(text: pl.Series) -> pl.Series:
-    ranks = text.str.strip_chars().cast(pl.Int64, strict=False)
-    return pl.select(pl.when(ranks.abs() < 2**31).then(ranks)).to_series()
-
-
-def _ids(text: pl.Series) -> pl.Series:
-    """Lists of whole numbers; a request without one has nothing in common with others."""
-    text = text.fill_null("[]").str.strip_chars()
-    inside = text.str.strip_prefix("[").str.strip_suffix("]").str.strip_chars()
-    ids = inside.str.split(",").list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
-    empty = pl.lit([], dtype=pl.List(pl.Int64))
-    listed = (
-        text.str.starts_with("[") & text.str.ends_with("]") & (ids.list.eval(pl.element().null_count()).list.sum() == 0)
-    )
-    return pl.select(pl.when(listed).then(ids).when(text.str.contains(r"^\[\s*\]$")).then(empty)).to_series()
-
-
-def _numbers(text: pl.Series, unit: Unit) -> pl.Series:
-    """Nanoseconds from decimal numbers, digit by digit, since a double cannot hold 19440110.123456789 s."""
-    decimals = _DECIMALS[unit]
-    scale = 10**decimals
-    latest = (2**63 - 1) // scale - 1
-    table = pl.DataFrame({"text": text.str.strip_chars()}).with_columns(
-        pl.col("text").str.splitn(".", 2).struct.rename_fields(["whole", "digits"]).struct.unnest()
-    )
-    whole = pl.col("whole").cast(pl.Int64, strict=False)
-    digits = pl.col("digits").fill_null("")
-    fraction = digits.str.slice(0, decimals).str.pad_end(decimals, "0").cast(pl.Int64, strict=False).fill_null(0)
-    rounded_up = (digits.str.slice(decimals, 1) >= "5").cast(pl.Int64)
-    decimal = pl.col("text").str.contains(r"^[0-9]+(?:\.[0-9]*)?$") & (whole <= latest)
-    exact = table.select(pl.when(decimal).then(whole * scale + fraction + rounded_up)).to_series()
-    if not exact.null_count():
-        return exact
-    number = pl.col("text").cast(pl.Float64, strict=False)
-    rough = pl.when(number.is_between(0, latest)).then((number * scale).round().cast(pl.Int64, strict=False))
-    return table.select(pl.coalesce(exact, rough)).to_series()
-
-
-_TAIL = r"^(?:\.([0-9]{0,9}))?(?:Z|([+-])([01][0-9]|2[0-3]):?([0-5][0-9]))?$"
-
-
-def _dates(text: pl.Series) -> pl.Series:
-    """Nanoseconds since 1970 from dates with 0 to 9 decimals, with or without an offset from UTC."""
-    text = text.str.strip_chars()
-    stamp, tail = text.str.slice(0, 19), text.str.slice(19)
-    second = stamp.str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False, time_unit="us", cache=False)
-    if second.null_count():
-        iso = stamp.str.to_datetime("%Y-%m-%dT%H:%M:%S", strict=False, time_unit="us", cache=False)
-        second = pl.select(pl.coalesce(second, iso)).to_series()
-    # Polars reads second 60 as the next minute's 0; 1969 may be 1970 in UTC.
-    in_range = second.dt.year().is_between(1969, 2261) & (text.str.slice(17, 2) != "60")
-    fraction = tail.str.strip_suffix("+00:00")
-    if fraction.str.contains(r"^(?:\.[0-9]{0,9})?$").all():  # as in every public file so far; the regex below is slow
-        fraction, offset = fraction.str.slice(1), pl.repeat(0, len(text), dtype=pl.Int64, eager=True)
-    else:
-        in_range &= tail.str.contains(_TAIL)
-        fraction = tail.str.extract(_TAIL, 1).fill_null("")
-        hours, minutes = (tail.str.extract(_TAIL, group).cast(pl.Int64) for group in (3, 4))
-        sign = (tail.str.extract(_TAIL, 2) == "-").cast(pl.Int64) * -2 + 1
-        offset = (sign * (hours * 3600 + minutes * 60)).fill_null(0)
-    nanosecond = fraction.str.pad_end(9, "0").cast(pl.Int64, strict=False)
-    since_1970 = second.dt.epoch("s") - offset
-    return pl.select(pl.when(in_range & (since_1970 >= 0)).then(since_1970 * 1_000_000_000 + nanosecond)).to_series()
+def _in_order(rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
+    """Sort the requests by arrival, and take note of how many were late."""
+    late = int((rows["arrival"] < rows["arrival"].cum_max()).sum())
+    if not late:
+        return rows
+    notices.append(f"{counted(late, 'row')} {'was' if late == 1 else 'were'} out of order; sorted by arrival")
+    return rows.sort("arrival", maintain_order=True)
 
 
 def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
@@ -320,10 +242,10 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
     odd = (zoned != zoned[0]).arg_max()
     if odd is None or zoned[odd] == zoned[0]:
         return
-    place, _ = table.explain(odd)
+    where, _ = table.explain(odd)
     says, before = ("an", "none") if zoned[odd] else ("no", "one")
     raise source.fault(
-        f"{place}, column {shown(text.name)}: {shown(text[odd])} has {says} offset from UTC, but the rows before have "
+        f"{where}, column {shown(text.name)}: {shown(text[odd])} has {says} offset from UTC, but the rows before have "
         f"{before}, so their order is unclear. Write all of them alike"
     )
 
@@ -364,21 +286,21 @@ def _bad_row(
 ) -> InputError:
     """Return the error for the first row with a value that cannot be used."""
     first = unusable.row(0, named=True)
-    place, problem = table.explain(first["row"])
+    where, problem = table.explain(first["row"])
     if problem:
-        return source.fault(f"{place} {problem}")
+        return source.fault(f"{where} {problem}")
     column, unit = next(read for role, read in reads.items() if first[role] is None)
     value = text[column][first["row"]]
     what = "the value" if value is None or not value.strip() else shown(value)
     others = len(unusable) - 1
-    more = f" ({_rows(others)} more cannot be used)" if others else ""
+    more = f" ({counted(others, 'row')} more cannot be used)" if others else ""
     return source.fault(
-        f"{place}, column {shown(column)}: {what} {_why(value, unit)}, but {_WANTED[unit]}{more}. "
+        f"{where}, column {shown(column)}: {what} {_problem(value, unit)}, but {_WANTED[unit]}{more}. "
         "Correct or delete the row"
     )
 
 
-def _why(text: str | None, unit: Unit) -> str:
+def _problem(text: str | None, unit: Unit) -> str:
     if text is None or not text.strip():
         return "is missing"
     if unit == "date":
@@ -407,32 +329,28 @@ def _listed(names: Collection[str]) -> str:
     return first + (f" and {len(names) - 12:,} more" if len(names) > 12 else "")
 
 
-def _rows(count: int) -> str:
-    return f"{count:,} row{'' if count == 1 else 's'}"
-
-
 # Which format.
 
 
 def _choose(source: Source, seen: Collection[str], name: str | None, columns: Mapping[str, str] | None) -> Format:
-    known = [format.name for format in FORMATS]
-    if name is not None and name not in (*known, _PLAIN):
-        raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*known, _PLAIN))}")
+    names = [format.name for format in FORMATS]
+    if name is not None and name not in (*names, _PLAIN):
+        raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*names, _PLAIN))}")
     if columns is not None and name not in (None, _PLAIN):
         raise InputError(f"`columns` are for plain tables, but the format {name!r} has its own; leave one of them out")
-    if columns is None and name in known:
-        chosen = FORMATS[known.index(name)]
-        for column in chosen.columns:
-            if column not in seen:
-                raise source.fault(
-                    f"format {name!r} needs the column {column!r}, but the file has {_listed(seen)}. "
-                    f"Leave `format` out to have it recognised, or name the columns with {_REMEDY}"
-                )
+    if columns is None and name in names:
+        chosen = FORMATS[names.index(name)]
+        absent = [column for column in chosen.columns if column not in seen]
+        if absent:
+            raise source.fault(
+                f"format {name!r} needs the column {absent[0]!r}, but the file has {_listed(seen)}. "
+                f"Leave `format` out to have it recognised, or name the columns with {_REMEDY}"
+            )
         return chosen
     if columns is None and name is None:
-        recognised = next((format for format in FORMATS if format.fits(seen)), None)
-        if recognised:
-            return recognised
+        for format in FORMATS:
+            if format.fits(seen):
+                return format
     return _plain(source, seen, columns or {})
 
 
@@ -440,19 +358,19 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
     """Describe a table whose columns the user names, or that bears Penstock's own names."""
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
-    owns = dict(roles)
-    roles["priority"] = "priority"  # only where it is asked for: many tables have such a column, of words too
+    keys = roles | {"priority": "priority"}  # only where it is asked for: many tables have such a column, of words too
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
-        if key not in roles:
-            raise InputError(f"`columns` have the key {shown(key)}, which is not known{nearest(key, roles)}")
+        if key not in keys:
+            raise InputError(f"`columns` have the key {shown(key)}, which is not known{nearest(key, keys)}")
         if column not in seen:
             raise source.fault(f"`columns` name the column {shown(column)}, which is not there{nearest(column, seen)}")
-        if roles[key] in named:
-            raise InputError(f"`columns` name {roles[key]} twice, as {named[roles[key]][0]!r} and {key!r}; keep one")
-        named[roles[key]] = key, column
+        role = keys[key]
+        if role in named:
+            raise InputError(f"`columns` name {role} twice, as {named[role][0]!r} and {key!r}; keep one")
+        named[role] = key, column
     by_user = set(named)
-    for own, role in owns.items():
+    for own, role in roles.items():
         if own not in seen or role in by_user:
             continue
         if role in named:
@@ -462,9 +380,9 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
             )
         named[role] = own, own
     if "prompt_tokens" not in named or "output_tokens" not in named:
-        known = ", ".join(format.name for format in FORMATS)
+        formats = ", ".join(format.name for format in FORMATS)
         raise source.fault(
-            f"the columns {_listed(seen)} are those of no known format ({known}). Name them with {_REMEDY}"
+            f"the columns {_listed(seen)} are those of no known format ({formats}). Name them with {_REMEDY}"
         )
     times = [column for column in seen if column.strip().lower() in _LIKE_TIMES]
     unit: Unit | None = None

@@ -207,9 +207,8 @@ class _Unfolding:
             output[places] = _drawn(plan.output[stage], streams.output[stage], self.job_output, jobs)
             coin[places] = streams.coin[stage].integers(0, 2**32, jobs.size, np.uint32)
             if delay is not None:
-                given = plan.delay_s[stage]
-                drawn = given.sample(streams.delay[stage], jobs.size) / 1e3 if isinstance(given, Length) else given
-                delay[places] = drawn
+                own = plan.delay_s[stage]
+                delay[places] = own.sample(streams.delay[stage], jobs.size) / 1e3 if isinstance(own, Length) else own
         if delay is not None and wave.released_by is not None:
             delay += np.array(plan.transfer_s)[wave.stage] * wave.released_by
         rows: dict[str, npt.NDArray[Any]] = {
@@ -392,18 +391,18 @@ class _Unfolding:
         """Put the requests in order of job, then of visit."""
         first = np.zeros(arrival_s.size + 1, np.int64)
         np.cumsum(self.of_job, out=first[1:])
-        place = np.concatenate([first[rows["job"]] + rows["place"] for rows in self.waves])
+        order = np.concatenate([first[rows["job"]] + rows["place"] for rows in self.waves])
 
         def column(name: str, dtype: type[_Number]) -> npt.NDArray[_Number]:
-            found = np.zeros(self.requests, dtype)
+            values = np.zeros(self.requests, dtype)
             if name in self.waves[0]:
-                found[place] = np.concatenate([rows[name] for rows in self.waves])
-            return found
+                values[order] = np.concatenate([rows[name] for rows in self.waves])
+            return values
 
         def offset(to: Ints, origin: Ints) -> npt.NDArray[np.int32]:
-            found = np.zeros(self.requests, np.int32)
-            found[place[origin]] = place[to] - place[origin]
-            return found
+            offsets = np.zeros(self.requests, np.int32)
+            offsets[order[origin]] = order[to] - order[origin]
+            return offsets
 
         parents, children = (np.concatenate(part) for part in zip(*self.released, strict=True))
         if self.joined:

@@ -108,8 +108,8 @@ class Workflow:
         """
         last = len(calls)
         stages = {
-            str(place): Stage(*call, then=END if place == last else str(place + 1))
-            for place, call in enumerate(calls, start=1)
+            str(number): Stage(*call, then=END if number == last else str(number + 1))
+            for number, call in enumerate(calls, start=1)
         }
         return cls(name, arrivals, stages, context=context)
 
@@ -234,24 +234,24 @@ class Workflow:
 
     @functools.cached_property
     def _plan(self) -> Plan:
-        given = self.stages.values()
+        stages = self.stages.values()
         return Plan(
             routes=self._routes(),
-            prompt=tuple(_tokens(stage.prompt) for stage in given),
-            output=tuple(_tokens(stage.output) for stage in given),
-            delay_s=tuple(s.delay_ms if isinstance(s.delay_ms, Length) else s.delay_ms / 1e3 for s in given),
-            transfer_s=tuple(stage.transfer_ms_per_token / 1e3 for stage in given),
+            prompt=tuple(_tokens(stage.prompt) for stage in stages),
+            output=tuple(_tokens(stage.output) for stage in stages),
+            delay_s=tuple(s.delay_ms if isinstance(s.delay_ms, Length) else s.delay_ms / 1e3 for s in stages),
+            transfer_s=tuple(stage.transfer_ms_per_token / 1e3 for stage in stages),
             context=self.context,
         )
 
     def _routes(self) -> Routes:
-        places = {name: place for place, name in enumerate(self.stages)}
+        index = {name: number for number, name in enumerate(self.stages)}
         edges = [released(stage) for stage in self.stages.values()]
         return Routes(
             workflow=self.name,
             names=tuple(self.stages),
-            first=places[self.begins],
-            targets=tuple(tuple(places[target] for target, _ in edge) for edge in edges),
+            first=index[self.begins],
+            targets=tuple(tuple(index[target] for target, _ in edge) for edge in edges),
             chances=tuple(tuple(chance for _, chance in edge) for edge in edges),
             forks=tuple(is_fork(stage) for stage in self.stages.values()),
             joins=tuple(stage.join for stage in self.stages.values()),
@@ -303,9 +303,12 @@ class Workflow:
     @functools.cached_property
     def _means(self) -> Means:
         routes, stages = self._plan.routes, self.stages.values()
+        # By formula, as far as one goes.
         prompt, output, both, max_prompt, max_output = np.array([self._lengths_of(stage) for stage in stages]).T
         external = np.eye(len(stages))[routes.first]
         onward, sampled, covariance = np.empty(0), None, np.zeros((len(stages), len(stages)))
+
+        # From a sample: contexts that grow, visits where they are limited, and who has both phases.
         if self.context != "new" or routes.limited or np.isnan(both).any():
             sampled = sampled_jobs(self._requests_of_job)
             blocks = self._resampled(sampled, self._at_a_time, (self.arrivals.seed, 4), routes.first)
@@ -332,9 +335,9 @@ class Workflow:
         return prompt, output, both, most_prompt, most_output
 
 
-def _tokens(given: int | Length | str) -> int | Length | str:
+def _tokens(tokens: int | Length | str) -> int | Length | str:
     """Return tokens as a whole number, not 10.0; distributions and words as they are."""
-    return given if isinstance(given, Length | str) else int(given)
+    return tokens if isinstance(tokens, Length | str) else int(tokens)
 
 
 def _mean_and_most(tokens: int | Length | str, mean_of_job: float, most_of_job: int | None) -> tuple[float, float]:

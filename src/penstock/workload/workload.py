@@ -14,7 +14,7 @@ from penstock.errors import InputError, nearest
 from penstock.workload import arrivals as processes
 from penstock.workload import traces
 from penstock.workload.arrivals import Arrivals, Replay
-from penstock.workload.lengths import LONGEST, Constant, Length, Tokens
+from penstock.workload.lengths import Length, Tokens, as_length
 from penstock.workload.lookalikes import lookalike
 from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
 from penstock.workload.prefixes import Prefixes, checked_prefixes
@@ -313,7 +313,7 @@ def _lengths(prompt: int | Length | Lengths, output: int | Length | None) -> Len
         return prompt
     if output is None:
         raise InputError("no output length given; give tokens, a distribution, or a joint distribution as `prompt`")
-    return Independent(_length("prompt", prompt), _length("output", output))
+    return Independent(as_length("prompt", prompt), as_length("output", output))
 
 
 def _priority(given: npt.ArrayLike | None, rows: int) -> Tokens | None:
@@ -330,13 +330,6 @@ def _priority(given: npt.ArrayLike | None, rows: int) -> Tokens | None:
             f"priority is {checks.shown(given)}, but each of the {rows:,} requests has one, a whole number below 2^31"
         )
     return values.astype(np.int32)
-
-
-def _length(name: str, given: int | Length) -> Length:
-    if isinstance(given, Length):
-        return given
-    remedy = "give tokens, or a distribution such as Geometric(112)"
-    return Constant(checks.whole(name, given, 1, LONGEST, "tokens", remedy))
 
 
 def read_trace(

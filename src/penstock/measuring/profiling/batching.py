@@ -122,12 +122,13 @@ class Batching:
         prompts, tokens = self._in_reach()
         queue = Queue(len(prompts), tokens, len(self._decodes))
         x, y, first = self.policy(queue, Limits(self.token_budget, self.max_running))
+        x, y = min(x, tokens), min(y, queue.decoding)
         if first == PREFILL_FIRST:
-            x = min(x, tokens, self.token_budget)
-            y = min(y, queue.decoding, self.token_budget - x)
+            x = min(x, self.token_budget)
+            y = min(y, self.token_budget - x)
         else:
-            y = min(y, queue.decoding, self.token_budget)
-            x = min(x, tokens, self.token_budget - y)
+            y = min(y, self.token_budget)
+            x = min(x, self.token_budget - y)
         if x + y <= 0:
             raise InputError(f"policy {self.policy.name!r} forms an empty batch at {queue}; mend it")
         decode = tuple((r.number, r.processed) for r, _ in zip(self._decodes.values(), range(y), strict=False))
@@ -169,3 +170,24 @@ class Batching:
         for request in ended:
             if request.output > 1:
                 self._decodes[request.number] = request
+
+
+class PolicyDriven:
+    """An engine whose batches are formed here, or mirrored."""
+
+    _batching: Batching
+
+    @property
+    def policy(self) -> Policy:
+        """What forms the batches."""
+        return self._batching.policy
+
+    @property
+    def token_budget(self) -> int:
+        """Most tokens in a batch."""
+        return self._batching.token_budget
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is unfinished."""
+        return self._batching.busy

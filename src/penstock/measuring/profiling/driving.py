@@ -105,6 +105,38 @@ class Timeline:
     batches: Batches
 
 
+class _Steps:
+    """Batches that an engine runs from now on, and when."""
+
+    def __init__(self, engine: RealEngine) -> None:
+        self.engine, self.clock = engine, engine.clock
+        self.times: list[tuple[float, float]] = []
+        self.batches: list[Batch] = []
+        self.start, self.now = self.clock(), 0.0
+
+    def wait(self, until: float) -> None:
+        """Wait until so many seconds after the start."""
+        while (left := until - self._passed()) > 0:
+            self.clock.wait(left)
+
+    def next(self) -> Batch:
+        """Run a batch; it began when the one before it ended, or when there was something to do."""
+        batch = self.engine.step()
+        begin = self.now
+        self.times.append((begin, self._passed()))
+        self.batches.append(batch)
+        return batch
+
+    @property
+    def done(self) -> Batches:
+        """The batches in columns."""
+        return Batches.of(self.times, self.batches)
+
+    def _passed(self) -> float:
+        self.now = self.clock() - self.start
+        return self.now
+
+
 def drive(
     engine: RealEngine,
     arrival_s: Floats,
@@ -136,40 +168,33 @@ def drive(
     arrivals, prompts, outputs = arrival_s.tolist(), prompt_tokens.tolist(), output_tokens.tolist()
     submitted, first, last = [0.0] * count, [-1.0] * count, [0.0] * count
     gaps: list[float] = []
-    times: list[tuple[float, float]] = []
-    batches: list[Batch] = []
     came = 0
     clock.between_batches()
     with without_garbage_collection():
-        start = clock()
-        now = 0.0
+        steps = _Steps(engine)
         while came < count or engine.busy:
             if not engine.busy:
-                now = _wait(clock, start, arrivals[came])
-            while came < count and arrivals[came] <= now:
+                steps.wait(arrivals[came])
+            while came < count and arrivals[came] <= steps.now:
                 engine.submit(came, prompts[came], outputs[came])
-                submitted[came] = now
+                submitted[came] = steps.now
                 came += 1
-            batch = engine.step()
-            begin, now = now, clock() - start
-            times.append((begin, now))
-            batches.append(batch)
-            for request in batch.puts_out:
+            for request in steps.next().puts_out:
                 if first[request] < 0:
-                    first[request] = now
+                    first[request] = steps.now
                 else:
-                    gaps.append(now - last[request])
-                last[request] = now
+                    gaps.append(steps.now - last[request])
+                last[request] = steps.now
             clock.between_batches()
-            if now > most_seconds:
+            if steps.now > most_seconds:
                 raise InputError(
-                    f"the engine is not done after {now:,.0f} s, with {count - came:,} requests still to come; the "
-                    "machine is much slower than when it was measured: lower the load, or let nothing else run on it"
+                    f"the engine is not done after {steps.now:,.0f} s, with {count - came:,} requests still to come; "
+                    "the machine is much slower than when it was measured: lower the load, or let nothing else run on "
+                    "it"
                 )
-            if progress is not None and len(batches) % 32 == 0:
+            if progress is not None and len(steps.batches) % 32 == 0:
                 progress(min(came / count, 0.999))
-    when = [np.array(column, np.float64) for column in (submitted, first, last, gaps)]
-    return Timeline(arrival_s, when[0], when[1], when[2], when[3], Batches.of(times, batches))
+    return Timeline(arrival_s, np.array(submitted), np.array(first), np.array(last), np.array(gaps), steps.done)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,39 +206,26 @@ class Episode:
 
 def run_episode(engine: RealEngine, episode: Episode) -> Batches:
     """Run an episode to its end as fast as the engine goes."""
-    times: list[tuple[float, float]] = []
-    batches: list[Batch] = []
     came, step = 0, 0
-    requests, clock = episode.requests, engine.clock
-    clock.between_batches()
-    start = clock()
-    now = 0.0
+    requests = episode.requests
+    engine.clock.between_batches()
+    steps = _Steps(engine)
     while came < len(requests) or engine.busy:
         if not engine.busy:
             step = max(step, requests[came][0])
         while came < len(requests) and requests[came][0] <= step:
             engine.submit(came, *requests[came][1:])
             came += 1
-        batch = engine.step()
-        begin, now = now, clock() - start
-        times.append((begin, now))
-        batches.append(batch)
-        clock.between_batches()
+        steps.next()
+        engine.clock.between_batches()
         step += 1
-    return Batches.of(times, batches)
+    return steps.done
 
 
 def joined(parts: Sequence[Batches]) -> Batches:
     """Put measurements after one another; each part counts its own seconds."""
     columns = zip(*((part.begin_s, part.end_s, part.sums) for part in parts), strict=True)
     return Batches(*(np.concatenate(column) for column in columns))
-
-
-def _wait(clock: Clock, start: float, until: float) -> float:
-    """Wait until so many seconds after the start; return the seconds that have passed."""
-    while (left := until - (now := clock() - start)) > 0:
-        clock.wait(left)
-    return now
 
 
 @contextmanager

@@ -17,12 +17,11 @@ import platformdirs
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.measuring.profiling.batching import Batch, Batching
+from penstock.measuring.profiling.batching import Batch, Batching, PolicyDriven
 from penstock.measuring.profiling.clock import Clock
 from penstock.measuring.profiling.driving import Episode, run_episode
 from penstock.measuring.profiling.llama import LONGEST_CONTEXT, LlamaShape
 from penstock.measuring.profiling.machine import machine
-from penstock.system.policies import Policy
 
 _INSTALL = "install it with: pip install 'penstock-llm[openvino]'"
 _PACKAGES = ("openvino", "openvino-genai")
@@ -31,7 +30,7 @@ _BLOCK = 32
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(PolicyDriven):
     """OpenVINO GenAI's `ContinuousBatchingPipeline`, driven step by step.
 
     Parameters
@@ -66,9 +65,8 @@ class OpenVinoEngine:
         genai, openvino = _import()
         self._batching = Batching("sarathi", token_budget)
         threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
-        cache_tokens = checks.whole(
-            "cache_tokens", cache_tokens, 1_024, 2**30, "tokens", "requests lie in the KV cache"
-        )
+        reason = "requests lie in the KV cache"
+        cache_tokens = checks.whole("cache_tokens", cache_tokens, 1_024, 2**30, "tokens", reason)
         model = exported(shape, folder)
         config = genai.SchedulerConfig()
         config.max_num_batched_tokens = token_budget
@@ -88,21 +86,6 @@ class OpenVinoEngine:
         self.facts = machine(_PACKAGES, threads)
         prompts = ((0, _BLOCK * 8, 1),) * (cache_tokens // (_BLOCK * 8) + 1)
         run_episode(self, Episode(prompts))  # blocks are taken in turn
-
-    @property
-    def policy(self) -> Policy:
-        """What the engine's own scheduler does."""
-        return self._batching.policy
-
-    @property
-    def token_budget(self) -> int:
-        """Most tokens in a batch."""
-        return self._batching.token_budget
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is unfinished."""
-        return self._batching.busy
 
     def submit(self, request: int, prompt: int, output: int) -> None:
         """Put a request of random tokens at the end of the queue."""
@@ -148,22 +131,23 @@ class OpenVinoEngine:
 def exported(shape: LlamaShape, folder: Path | None = None) -> Path:
     """Return the folder of a random Llama for OpenVINO, made first if it is not there."""
     folder = Path(platformdirs.user_cache_dir("penstock")) / "models" if folder is None else folder
-    place = folder / f"openvino-{shape.key}"
-    if (place / "openvino_model.xml").exists():
-        return place
+    target = folder / f"openvino-{shape.key}"
+    if (target / "openvino_model.xml").exists():
+        return target
     main_export = _import_export()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made, out = Path(scratch) / "llama", Path(scratch) / "openvino"
+            made = Path(scratch) / "llama"
+            out = Path(scratch) / "openvino"
             _make(shape, made)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 main_export(str(made), str(out), task="text-generation-with-past", library_name="transformers")
-            shutil.move(out, place)
+            shutil.move(out, target)
     except OSError as error:
         raise InputError(f"cannot keep the model in {folder}: {error}; give another folder") from None
-    return place
+    return target
 
 
 def _make(shape: LlamaShape, folder: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.measuring.profiling.batching import Batch, Batching
+from penstock.measuring.profiling.batching import Batch, Batching, PolicyDriven
 from penstock.measuring.profiling.clock import Clock
 from penstock.measuring.profiling.llama import LlamaShape
 from penstock.measuring.profiling.machine import machine
@@ -27,7 +27,7 @@ _SPARE = 0.9
 """Share of the free memory that weights, keys and values may take."""
 
 
-class TorchEngine:
+class TorchEngine(PolicyDriven):
     """A random Llama on PyTorch, whose batches a policy forms.
 
     Parameters
@@ -96,21 +96,6 @@ class TorchEngine:
         if cuda:
             self.facts["cuda"] = str(torch.version.cuda)
 
-    @property
-    def policy(self) -> Policy:
-        """What forms the batches."""
-        return self._batching.policy
-
-    @property
-    def token_budget(self) -> int:
-        """Most tokens in a batch."""
-        return self._batching.token_budget
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is unfinished."""
-        return self._batching.busy
-
     def submit(self, request: int, prompt: int, output: int) -> None:
         """Put a request of random tokens at the end of the queue."""
         if prompt + output > self.longest:
@@ -144,7 +129,7 @@ class TorchEngine:
                 return self._replay(batch)
             ids = [token for _, new, before in batch.prefill for token in self._ids[before : before + new].tolist()]
             ids += [self._last[request] for request, _ in batch.decode]
-            places = [place for _, new, before in batch.prefill for place in range(before, before + new)]
+            places = [index for _, new, before in batch.prefill for index in range(before, before + new)]
             places += [before for _, before in batch.decode]
             chunks = [(self._rows[request], new, before) for request, new, before in batch.prefill]
             decode = self._decodes(batch) if batch.decode else None
@@ -157,26 +142,27 @@ class TorchEngine:
         """Return rows, tokens before, rows in use, and the context to attend to, of the decodes."""
         torch = self._torch
         rows = [self._rows[request] for request, _ in batch.decode]
-        before = [place for _, place in batch.decode]
-        context = min(-(-(max(before) + 1) // _ROUND) * _ROUND, self.longest)
-        return (
-            torch.tensor(rows, device=self._device), torch.tensor(before, device=self._device), max(rows) + 1, context
-        )  # fmt: skip
+        before = [tokens for _, tokens in batch.decode]
+        on = self._device
+        return torch.tensor(rows, device=on), torch.tensor(before, device=on), max(rows) + 1, self._context(before)
+
+    def _context(self, before: list[int]) -> int:
+        """Return the context to attend to, for decodes after so many tokens."""
+        return min(-(-(max(before) + 1) // _ROUND) * _ROUND, self.longest)
 
     def _replay(self, batch: Batch) -> list[int]:
         """Run decodes as a CUDA graph for a power of two of them; those that are missing decode in nobody's row."""
         torch, count = self._torch, len(batch.decode)
         size = 1 << (count - 1).bit_length()
-        before = [place for _, place in batch.decode]
-        context = min(-(-(max(before) + 1) // _ROUND) * _ROUND, self.longest)
-        graph, ids, rows, places, tokens = self._graphs[size, context]
+        before = [tokens for _, tokens in batch.decode]
+        graph, ids, rows, places, tokens = self._graphs[size, self._context(before)]
         fill, nobody = size - count, self.max_running
         ids.copy_(torch.tensor([self._last[r] for r, _ in batch.decode] + [0] * fill))
         rows.copy_(torch.tensor([self._rows[r] for r, _ in batch.decode] + [nobody] * fill))
         places.copy_(torch.tensor(before + [0] * fill))
         graph.replay()
-        found: list[int] = tokens[:count].tolist()
-        return found
+        emitted: list[int] = tokens[:count].tolist()
+        return emitted
 
     def _capture_all(self) -> None:
         """Capture a graph for each power of two of decodes and each context, before any clock runs."""
@@ -270,25 +256,25 @@ class _Llama:
         """Keep keys and values, and return what attention finds, shape (tokens, heads x head size)."""
         torch, shape = self.torch, self.shape
         keys, values = self.keys[layer], self.values[layer]
-        found, at = [], 0
+        outs, at = [], 0
         for row, new, before in chunks:
             keys[row, :, before : before + new] = k[:, at : at + new]
             values[row, :, before : before + new] = v[:, at : at + new]
             end = before + new
-            seen = torch.ones(new, end, dtype=torch.bool, device=q.device).tril(before) if before else None
+            visible = torch.ones(new, end, dtype=torch.bool, device=q.device).tril(before) if before else None
             shared = shape.heads // shape.kv_heads
             out = torch.nn.functional.scaled_dot_product_attention(
-                q[None, :, at : end - before + at],
+                q[None, :, at : at + new],
                 keys[row, :, :end].repeat_interleave(shared, 0)[None],
                 values[row, :, :end].repeat_interleave(shared, 0)[None],
-                attn_mask=seen,
+                attn_mask=visible,
                 is_causal=not before,
             )
-            found.append(out[0].transpose(0, 1).reshape(new, -1))
-            at = end - before + at
+            outs.append(out[0].transpose(0, 1).reshape(new, -1))
+            at += new
         if decode is not None:
-            found.append(self._attend_decodes(keys, values, q[:, at:], k[:, at:], v[:, at:], decode))
-        return torch.cat(found) if len(found) > 1 else found[0]
+            outs.append(self._attend_decodes(keys, values, q[:, at:], k[:, at:], v[:, at:], decode))
+        return torch.cat(outs) if len(outs) > 1 else outs[0]
 
     def _attend_decodes(self, keys: Any, values: Any, q: Any, k: Any, v: Any, decode: Any) -> Any:
         """Attend from one token of each row to all before it."""

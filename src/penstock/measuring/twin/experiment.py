@@ -177,8 +177,8 @@ class Trial:
 
     def error(self, metric: str, statistic: str = "mean") -> float:
         """Return the relative error of a predicted latency."""
-        found, predicted = self.latency(metric, statistic)
-        return predicted / found - 1
+        measured, predicted = self.latency(metric, statistic)
+        return predicted / measured - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -219,8 +219,8 @@ Say = Callable[[str], None]
 
 def calibrate(sweep: Sweep, batches: Batches, description: str) -> Calibration:
     """Fit a model to measured batches."""
-    found = fit(measured(batches, description))
-    return Calibration(found.model, found, sweep)
+    fitted = fit(measured(batches, description))
+    return Calibration(fitted.model, fitted, sweep)
 
 
 def predict(server: Server, lengths: Lengths, loads: Sequence[float], seed: int = 0) -> list[Prediction]:
@@ -276,14 +276,14 @@ def run_trial(
             f"a request of {longest:,} tokens was drawn, but the engine takes {engine.longest:,}; give lengths a max"
         )
     patience = _SLOWEST * (settings.seconds + settings.backlog_s) + 10
-    seen = drive(engine, arrival, prompt, output, most_seconds=patience, progress=progress)
-    found = observed_run(server, prompt, output, seen)
+    timeline = drive(engine, arrival, prompt, output, most_seconds=patience, progress=progress)
+    observed = observed_run(server, prompt, output, timeline)
     workload = Workload.from_arrays(arrival - arrival[0], prompt, output)
     simulated = simulate(workload, server, record="batches")
     offered = prediction.rate * server.tokens_per_request(settings.lengths.mean_prompt, settings.lengths.mean_output)
-    measured_drift, simulated_drift = (drift_of(run, offered) if backlog else None for run in (found, simulated))
-    error = _batch_error(server.batch_time, seen.batches)
-    return Trial(prediction, seed, backlog, found, simulated, measured_drift, simulated_drift, error)
+    measured_drift, simulated_drift = (drift_of(run, offered) if backlog else None for run in (observed, simulated))
+    error = _batch_error(server.batch_time, timeline.batches)
+    return Trial(prediction, seed, backlog, observed, simulated, measured_drift, simulated_drift, error)
 
 
 def rehearse(engine: RealEngine, prediction: Prediction, settings: Settings, seed: int) -> Batches:
@@ -356,20 +356,21 @@ def twin(
     first = 0.0
     measure(engine, sweep, 0.01)  # first times are slow
     for seed in range(settings.seed, settings.seed + settings.seeds):
-        known: Batches | None = None
+        # Each round begins with a sweep, since machines drift.
+        batches: Batches | None = None
         if batch_time is None:
-            known = measure(engine, sweep, settings.calibrate_s, warm=False, progress=next(share))
-            calibrations.append(calibrate(sweep, known, engine.description))
+            batches = measure(engine, sweep, settings.calibrate_s, warm=False, progress=next(share))
+            calibrations.append(calibrate(sweep, batches, engine.description))
         if not first:
             _probe(engine, sweep)  # its first time is slow
             first = _probe(engine, sweep)
         for load in settings.loads:
             server = Server(calibrations[-1].batch_time, engine.token_budget, engine.max_running, policy=engine.policy)
             (prediction,) = predict(server, settings.lengths, [load], settings.seed)
-            if known is not None:
+            if batches is not None:  # what was measured just before counts most
                 rehearsed = rehearse(engine, prediction, settings, seed)
-                known = joined([known, rehearsed])
-                model = calibrate(sweep, known, engine.description).batch_time
+                batches = joined([batches, rehearsed])
+                model = calibrate(sweep, batches, engine.description).batch_time
                 pace = 1 / (1 + _batch_error(model, rehearsed))
                 server = dataclasses.replace(server, batch_time=scaled(model, pace))
                 (prediction,) = predict(server, settings.lengths, [load], settings.seed)
@@ -385,11 +386,11 @@ def twin(
 
 def summary(trial: Trial) -> str:
     """Say in a line what a run showed."""
-    found, simulated = trial.latency("e2e_s")
-    said = f"  E2E {found:.3g} s, simulated {simulated:.3g} s ({trial.error('e2e_s'):+.1%})"
+    measured, simulated = trial.latency("e2e_s")
+    line = f"  E2E {measured:.3g} s, simulated {simulated:.3g} s ({trial.error('e2e_s'):+.1%})"
     if trial.drift:
-        said += f"; a backlog {trial.drift.direction}: load {trial.drift.load:.3f}"
-    return said + f"; batches: model {trial.batch_error:+.1%}"
+        line += f"; a backlog {trial.drift.direction}: load {trial.drift.load:.3f}"
+    return line + f"; batches: model {trial.batch_error:+.1%}"
 
 
 def _shares(settings: Settings, calibrates: bool, progress: Progress | None) -> Iterator[Progress | None]:
@@ -403,21 +404,21 @@ def _share(progress: Progress, stage: int, stages: int) -> Progress:
     return lambda done: progress((stage + done) / stages)
 
 
-def as_dict(found: Twin) -> dict[str, Any]:
+def as_dict(twin: Twin) -> dict[str, Any]:
     """Return what JSON says of it."""
     return {
-        "engine": found.description,
-        "machine": found.facts,
-        "seconds": found.settings.seconds,
-        "speed": found.speed,
-        "pace": found.pace,
-        "calibrations": [None if c.fit is None else c.fit.as_dict() for c in found.calibrations],
-        "runs": [_trial_as_dict(trial) for trial in found.trials],
+        "engine": twin.description,
+        "machine": twin.facts,
+        "seconds": twin.settings.seconds,
+        "speed": twin.speed,
+        "pace": twin.pace,
+        "calibrations": [None if c.fit is None else c.fit.as_dict() for c in twin.calibrations],
+        "runs": [_trial_as_dict(trial) for trial in twin.trials],
     }
 
 
 def _trial_as_dict(trial: Trial) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    record: dict[str, Any] = {
         "rho": trial.prediction.rho,
         "rate": trial.prediction.rate,
         "seed": trial.seed,
@@ -432,7 +433,7 @@ def _trial_as_dict(trial: Trial) -> dict[str, Any]:
         ("simulated", trial.simulated, trial.simulated_drift),
     ):
         latency = {metric.pop("metric"): metric for metric in run.latency().to_dicts()}
-        said[name] = {"latency": latency, "utilisation": run.utilisation, "batches": run.n_batches}
+        record[name] = {"latency": latency, "utilisation": run.utilisation, "batches": run.n_batches}
         if drift:
-            said[name]["drift"] = dataclasses.asdict(drift) | {"load": drift.load, "direction": drift.direction}
-    return said
+            record[name]["drift"] = dataclasses.asdict(drift) | {"load": drift.load, "direction": drift.direction}
+    return record

@@ -88,17 +88,17 @@ class PrefixCache(Server):
 
     def cached(self, request: Request) -> list[Block]:
         """Blocks that hold its prefix; its last token is always computed."""
-        found: list[Block] = []
+        blocks: list[Block] = []
         for name in self.names(request, request.target - 1):
             if name not in self.pool.named:
                 break
-            found.append(self.pool.named[name][0])
-        return found
+            blocks.append(self.pool.named[name][0])
+        return blocks
 
     def cached_blocks(self, request: Request) -> tuple[int, int]:
         """KV blocks that hold its prefix, and how many of them nobody uses."""
-        found = self.cached(request)
-        return len(found), sum(block.users == 0 for block in found)
+        blocks = self.cached(request)
+        return len(blocks), sum(block.users == 0 for block in blocks)
 
     def admit(self, request: Request, blocks: int) -> None:
         """Move it to the running list, with the blocks that hold its prefix."""

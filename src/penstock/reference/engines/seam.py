@@ -91,15 +91,15 @@ class SeamServer(Server):
 
     def refuse_foreign_settings(self) -> None:
         """Raise if a setting is unknown."""
-        for setting, found, known in (
+        for setting, value, possible in (
             ("order", self.limits.order, self.orders),
             ("scope", self.limits.scope, ("running", "batch")),
             ("convention", self.limits.convention, ("engine", "paper")),
             ("preemption", self.limits.preemption, ("recompute", "swap")),
             ("admission", self.limits.admission or "input", ADMISSIONS),
         ):
-            if found not in known:
-                raise InputError(f"there is no {setting} {found!r}{nearest(found, known)}")
+            if value not in possible:
+                raise InputError(f"there is no {setting} {value!r}{nearest(value, possible)}")
 
     @property
     def swaps(self) -> bool:

@@ -120,14 +120,14 @@ class Server:
     def refuse_foreign_settings(self) -> None:
         """Raise if a setting was given that this engine does not have."""
         limits = self.limits
-        for setting, found, known in (
+        for setting, value, possible in (
             ("order", limits.order, self.orders),
             ("scope", limits.scope, ("running",)),
             ("convention", limits.convention, ("engine",)),
             ("preemption", limits.preemption, ("recompute",)),
         ):
-            if found not in known:
-                raise InputError(f"{setting} {found!r} is not one that {self.name!r} has: {' or '.join(known)}")
+            if value not in possible:
+                raise InputError(f"{setting} {value!r} is not one that {self.name!r} has: {' or '.join(possible)}")
         if limits.admission is not None:
             raise InputError(f"admission {limits.admission!r} is a seam policy's; {self.name!r} has its own rule")
         if limits.watermark and not self.has_watermark:
@@ -228,7 +228,7 @@ class Server:
     def make_room_for_decodes(self) -> None:
         """Preempt until every decoding request, in running order, can have the block for its next token."""
         passed: list[Request] = []
-        for request in [request for request in self.running if request.decoding]:
+        for request in self.decoding:
             while request in self.running and self.lack([*passed, request]) > self.free:
                 victim = self.victim()
                 if victim in passed:

@@ -136,8 +136,17 @@ def simulate(
             lengths = f"{request.prompt} prompt and {request.output} output tokens"
             raise InputError(f"request {request.index} of {lengths} {reason}, so it could never finish; drop it")
 
-    now, pending, batches = 0, deque(requests), list[Batch]()
     end = None if until is None else at_least("until", until, 0)
+
+    def duration_of(batch: Allocation) -> int:
+        return at_least("batch_time", ticks_of(batch, batch_time), 1) + swap_ticks * server.moved
+
+    return _run(server, requests, duration_of, end)
+
+
+def _run(server: Server, requests: list[Request], duration_of: Callable[[Allocation], int], end: int | None) -> History:
+    """Go from event to event: arrivals join, the scheduler forms a batch, the batch ends."""
+    now, pending, batches = 0, deque(requests), list[Batch]()
     while True:
         while pending and pending[0].arrival <= now:
             server.arrive(pending.popleft())
@@ -145,7 +154,7 @@ def simulate(
             break
         batch, preempted = next_batch(server)
         if batch:
-            duration = at_least("batch_time", ticks_of(batch, batch_time), 1) + swap_ticks * server.moved
+            duration = duration_of(batch)
             allocation = {request.index: tokens for request, tokens in batch.items()}
             batches.append(Batch(now, duration, allocation, [request.index for request in preempted]))
             if end is None or now + duration <= end:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.reference.engines.server import Allocation, Limits, Request, Server, count, token_load
+from penstock.reference.engines.vllm import VllmV0
 
 
 class _Reserving(Server):
@@ -54,29 +55,14 @@ class VidurFasterTransformer(_Reserving):
         return batch
 
 
-class VidurVllm(Server):
+class VidurVllm(VllmV0):
     """Whole prompts alone, padded to the longest of them; else decodes in order of arrival."""
 
-    has_watermark = True
-    default_watermark = 0.01
     budgeted = False  # the padded load has the budget
 
-    def step(self) -> Allocation:
-        """Form the next batch."""
-        return self.prefill() or self.decode()
-
-    def prefill(self) -> Allocation:
-        """Admit whole prompts while memory, padded budget and max batch size let the next one in."""
-        batch: Allocation = {}
-        while self.waiting and len(self.running) < self.k_max:
-            request = self.waiting[0]
-            if self.free - self.blocks(request.target) < self.watermark:
-                break
-            if (len(batch) + 1) * max([request.target, *batch.values()]) > self.b_max:
-                break
-            self.admit(request, self.blocks(request.target))
-            batch[request] = request.target
-        return batch
+    def exceeds_budget(self, request: Request, batch: Allocation) -> bool:
+        """Whether the batch would have too many tokens, each prompt padded to the longest."""
+        return (len(batch) + 1) * max([request.target, *batch.values()]) > self.b_max
 
     def decode(self) -> Allocation:
         """Serve all, oldest first; the youngest are preempted for want of a free block."""
@@ -87,10 +73,6 @@ class VidurVllm(Server):
                 self.grow(request)
                 batch[request] = 1
         return batch
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say that memory or the budget is too small, prefills being whole."""
-        return super().cannot_fit(request) or self.too_long(request)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert the padded budget too."""

@@ -103,13 +103,15 @@ class VllmV0(Server):
         batch: Allocation = {}
         while self.waiting and len(self.running) < self.k_max:
             request = self.waiting[0]
-            if token_load(batch) + request.target > self.b_max:
-                break
-            if self.free - self.blocks(request.target) < self.watermark:
+            if self.exceeds_budget(request, batch) or self.free - self.blocks(request.target) < self.watermark:
                 break
             self.admit(request, self.blocks(request.target))
             batch[request] = request.target
         return batch
+
+    def exceeds_budget(self, request: Request, batch: Allocation) -> bool:
+        """Whether the batch would have too many tokens with this prompt."""
+        return token_load(batch) + request.target > self.b_max
 
     def decode(self) -> Allocation:
         """Serve all in running order; the last are preempted for want of a free block."""

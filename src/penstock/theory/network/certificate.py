@@ -41,11 +41,11 @@ OVERLOAD = "Theorem 1(a)"
 SLOTS = "Section 6 (stability region under a max batch size)"
 
 CERTIFIED = "cycles of pools are certified"
+_BACK_PRESSURE = "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides 1992)"
 _KNOWN_ELSEWHERE = {
     "hlpps": "single-token fluid models under HLPPS are stable below load 1 (Bramson 1996)",
-    "back-pressure": "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides 1992)",
-    "back-pressure-phase": "back-pressure is throughput-optimal in networks without batches "
-    "(Tassiulas and Ephremides 1992)",
+    "back-pressure": _BACK_PRESSURE,
+    "back-pressure-phase": _BACK_PRESSURE,
 }
 
 
@@ -118,31 +118,35 @@ def certify_network(network: Network) -> NetworkCertificate:
             "Network.single(workload, server)"
         )
     network.check_rates()
-    given = workflow_hypotheses(network)
     model, at_most = network.model(), not network.reuse_is_certain
-    found = network_certificate(model, pool_rules(network), given, at_most=at_most)
-    pools = tuple(within_batch_size(pool, network, model) for pool in found.pools)
-    found = dataclasses.replace(found, pools=pools)
-    tightest = found.bottleneck
-    error = STANDARD_ERRORS * tightest.standard_error / tightest.offered_tokens_per_s
-    if found.verdict == "unknown" and (alone := _one_server(network)) is not None and alone.verdict == "stable":
+    certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network), at_most=at_most)
+    pools = tuple(within_batch_size(pool, network, model) for pool in certificate.pools)
+    certificate = dataclasses.replace(certificate, pools=pools)
+
+    # Of a server alone more is known.
+    alone = _one_server(network) if certificate.verdict == "unknown" else None
+    if alone is not None and alone.verdict == "stable":
         certified = None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
         return dataclasses.replace(
-            found,
+            certificate,
             verdict="stable",
             theorem=alone.theorem,
             reason=alone.reason,
             hypotheses=alone.hypotheses,
             certified_load=certified,
         )
-    if found.verdict == "unstable" or at_most or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND:
-        return found
+
+    # The means know no max batch size.
+    tightest = certificate.bottleneck
+    error = STANDARD_ERRORS * tightest.standard_error / tightest.offered_tokens_per_s
+    if certificate.verdict == "unstable" or at_most or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND:
+        return certificate
     slots = network.pools[tightest.name].server.max_batch_size
     reason = (
         f"under any policy the max batch size of {slots:,} lets pool {tightest.name} carry at most "
         f"{tightest.max_load:.3f} times what arrives, so its backlog grows for ever"
     )
-    return dataclasses.replace(found, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None)
+    return dataclasses.replace(certificate, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None)
 
 
 def _one_server(network: Network) -> Certificate | None:
@@ -199,44 +203,80 @@ def network_certificate(
         raise InputError(f"{len(rules)} rules for {len(model.pools)} pools; give one per pool")
     stages = fluid_classes(model, False)
     sets = components(stages)
-    phases = [rule.phases for rule in rules]
-    anyone = fixed = virtual = spiral = None
-    tried = [*given, *pool_hypotheses(model, stages, sets, rules)]
-    theorem = _theorem(model, sets, rules)
-    if cyclic := [s for stations in sets for s in stations if len(stations) > 1]:
-        balanced = [rule.router in SHORTEST and not rule.affinity for rule in rules]
-        anyone = global_stability(model, phases, balanced)
-        if static := _ranking(model, rules, cyclic):
-            fixed = priority_stability(model, static, phases)
-            virtual = priority_limit(model, static, phases)
-            if fixed.max_load < 1 and (virtual is None or virtual.max_load >= 1 - CRITICAL_BAND):
-                spiral = _spiral(model, static, phases)
-        tried += _cycle_hypotheses(model, rules, cyclic, anyone, fixed)
+    cycles = _Cycles(model, rules, [s for stations in sets for s in stations if len(stations) > 1])
+    tried = [*given, *pool_hypotheses(model, stages, sets, rules), *cycles.hypotheses]
+
+    # Where the fluid model is not known to hold, an order that fails in it proves nothing.
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
-    if not failed <= {BOUNDED, ROUTED} or at_most:  # the fluid model is not known to hold
+    virtual, spiral = cycles.virtual, cycles.spiral
+    if not failed <= {BOUNDED, ROUTED} or at_most:
         virtual = spiral = None
     if virtual is not None and not _alike(model, rules, virtual):
         virtual = None
     fails = _why_the_order_fails(virtual, spiral)
+
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
-    if verdict == "unstable":
+    theorem = None
+    if verdict == "stable":
+        theorem = _theorem(model, sets, rules)
+    elif verdict == "unstable":
         by_order = VIRTUAL if spiral is None else SPIRAL
         theorem = by_order if reason == fails else OVERLOAD
-    limits = [found.max_load for found in (anyone, fixed) if found is not None]
-    most_offered, busy = model.offered + STANDARD_ERRORS * model.standard_error, model.offered > 0
-    carried = float((model.full_batch[busy] / most_offered[busy]).min())
     return NetworkCertificate(
         verdict=verdict,
-        theorem=theorem if verdict in ("stable", "unstable") else None,
+        theorem=theorem,
         reason=reason,
         hypotheses=tuple(tried),
         pools=pool_loads(model, stages, sets),
-        certified_load=min(carried, max(limits, default=carried)) or None if not failed else None,
-        any_policy=anyone,
+        certified_load=None if failed else _certified_load(model, cycles),
+        any_policy=cycles.anyone,
         virtual_station=virtual,
         order=tuple(tuple(model.pools[s] for s in stations) for stations in sets),
         joins=join_bounds(model, rules),
     )
+
+
+class _Cycles:
+    """What is known of pools between which jobs go round.
+
+    Attributes
+    ----------
+    anyone, fixed
+        What is certified for every work-conserving policy, and for the static order, if there is one.
+    virtual, spiral
+        Where the static order fails: a virtual station, or a class whose flood grows, and the factor.
+    hypotheses
+        What the certificate asks of the cycles.
+    """
+
+    def __init__(self, model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> None:
+        self.anyone: GlobalStability | None = None
+        self.fixed: GlobalStability | None = None
+        self.virtual: VirtualStation | None = None
+        self.spiral: tuple[str, float] | None = None
+        self.hypotheses: tuple[Hypothesis, ...] = ()
+        if not cyclic:
+            return
+        phases = [rule.phases for rule in rules]
+        balanced = [rule.router in SHORTEST and not rule.affinity for rule in rules]
+        self.anyone = global_stability(model, phases, balanced)
+        ranking = _ranking(model, rules, cyclic)
+        if ranking:
+            self.fixed = priority_stability(model, ranking, phases)
+            self.virtual = priority_limit(model, ranking, phases)
+            stands = self.virtual is None or self.virtual.max_load >= 1 - CRITICAL_BAND
+            if self.fixed.max_load < 1 and stands:
+                self.spiral = _spiral(model, ranking, phases)
+        self.hypotheses = _cycle_hypotheses(model, rules, cyclic, self.anyone, self.fixed)
+
+
+def _certified_load(model: NetworkModel, cycles: _Cycles) -> float | None:
+    """Return the factor on all rates up to which full batches carry the load, and cycles are certified."""
+    most_offered = model.offered + STANDARD_ERRORS * model.standard_error
+    busy = model.offered > 0
+    carried = float((model.full_batch[busy] / most_offered[busy]).min())
+    limits = [stability.max_load for stability in (cycles.anyone, cycles.fixed) if stability is not None]
+    return min(carried, max(limits, default=carried)) or None
 
 
 def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[PoolRules]) -> str:
@@ -315,15 +355,19 @@ def _cycle_hypotheses(
     anyone: GlobalStability,
     fixed: GlobalStability | None,
 ) -> tuple[Hypothesis, ...]:
+    # Jobs at a stage must be alike, whichever way they came.
     remembered = _remembered(model, rules, cyclic)
+    reason = "lengths and routes are drawn anew at each stage"
     if model.sampled is not None:
-        why = "caps on visits or growing contexts make later visits unlike earlier ones, and only their mean is known"
+        reason = (
+            "caps on visits or growing contexts make later visits unlike earlier ones, and only their mean is known"
+        )
     elif remembered:
-        why = f"{', '.join(remembered)}: lengths come with the job, so its later requests are like its earlier ones"
-    else:
-        why = "lengths and routes are drawn anew at each stage"
+        reason = f"{', '.join(remembered)}: lengths come with the job, so its later requests are like its earlier ones"
     forgets = model.sampled is None and not remembered
-    best = max((found for found in (fixed, anyone) if found is not None), key=lambda found: found.max_load)
+
+    # The linear program, for the static order or for every policy: whichever certifies more.
+    best = anyone if fixed is None or anyone.max_load > fixed.max_load else fixed
     pools = "; ".join(" - ".join(cycle.pools) for cycle in best.cycles)
     whose = "every work-conserving policy"
     if not any(rules[s].phases for s in cyclic):
@@ -334,11 +378,11 @@ def _cycle_hypotheses(
     else:
         limit = f"the linear program certifies {whose} up to {best.max_load:.4g} times this load"
     by_age = [model.pools[s] for s in cyclic if rules[s].order == "global-age"]
-    aged = (
-        f"{', '.join(by_age)}: older jobs overtake; take fcfs" if by_age else "each has a line of its own, or shares it"
-    )
+    aged = "each has a line of its own, or shares it"
+    if by_age:
+        aged = f"{', '.join(by_age)}: older jobs overtake; take fcfs"
     return (
-        Hypothesis("stages forget the way to them", forgets, why),
+        Hypothesis("stages forget the way to them", forgets, reason),
         Hypothesis("stages are served in order of arrival", not by_age, aged),
         Hypothesis(CERTIFIED, held, f"jobs go round between {pools}; {limit}"),
     )
@@ -346,11 +390,11 @@ def _cycle_hypotheses(
 
 def _remembered(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str]:
     """Return the stages in cycles with lengths of the job if more than one request of a job may have them."""
-    found = [name for s in cyclic for name in rules[s].of_job]
-    workflows = [name.split(".")[0] for name in found]
+    stages = [name for s in cyclic for name in rules[s].of_job]
+    workflows = [name.split(".")[0] for name in stages]
     visits = np.linalg.inv(np.eye(len(model.stages)) - model.onward).diagonal()
     again = dict(zip(model.stages, visits > 1 + 1e-9, strict=True))
-    return [name for name, own in zip(found, workflows, strict=True) if again[name] or workflows.count(own) > 1]
+    return [name for name, own in zip(stages, workflows, strict=True) if again[name] or workflows.count(own) > 1]
 
 
 def _verdict(
@@ -398,8 +442,8 @@ def _verdict(
             f"finite and have a steady state{trust}"
         )
     failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
-    known = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
+    elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
     return "unknown", (
         f"no pool has a load above 1, {name} the highest with {rho[worst]:.3f}, but no theorem says stable, because "
-        f"these hypotheses fail: {failed}" + "".join(f"; {what}, which is not shown here" for what in sorted(known))
+        f"these hypotheses fail: {failed}" + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
     )

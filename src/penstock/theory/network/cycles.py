@@ -199,31 +199,33 @@ def _cycle(classes: FluidClasses, stations: tuple[int, ...], conditions: Conditi
         return Cycle(names, False, 0.0, overload, {}, False)
     program = LyapunovProgram(classes, conditions)
     low, high = 0.0, overload
-    found = program.weights(overload * (1 - _PRECISION))
-    if found is not None:
+    best = program.weights(overload * (1 - _PRECISION))
+    if best is not None:
         low = overload
     while high - low > _PRECISION * high / 2:
         middle = (low + high) / 2
-        fall = program.weights(middle)
-        if fall is None:
+        weights = program.weights(middle)
+        if weights is None:
             high = middle
         else:
-            low, found = middle, fall
-    given = program.weights(1.0) if overload > 1 else None
-    shown = found if given is None else given
-    weights = [] if shown is None else zip(shown[0].tolist(), shown[1].tolist(), strict=True)
-    named = dict(zip(classes.names, weights, strict=False))
-    return Cycle(names, given is not None, low, overload, named, exact or low == overload)
+            low, best = middle, weights
+
+    # Shown are the weights that certify the load given, or else the highest load.
+    at_load = program.weights(1.0) if overload > 1 else None
+    shown = best if at_load is None else at_load
+    pairs = [] if shown is None else zip(shown[0].tolist(), shown[1].tolist(), strict=True)
+    named = dict(zip(classes.names, pairs, strict=False))
+    return Cycle(names, at_load is not None, low, overload, named, exact or low == overload)
 
 
 def _combined(classes: FluidClasses, of_station: dict[int, list[Condition]]) -> Conditions:
     """Return every combination of conditions of which one at least holds fluid; coarser ones if they are too many."""
-    if math.prod(len(given) for given in of_station.values()) > MOST_CONDITIONS:
+    if math.prod(len(conditions) for conditions in of_station.values()) > MOST_CONDITIONS:
         none = np.zeros_like(classes.joins)
         others = {s: Condition((1.0, 1.0), classes.station == s, none, open=True) for s in of_station}
-        return [{**others, s: own} for s, given in of_station.items() for own in given if own.share[0] > 0]
-    found = [dict(zip(of_station, given, strict=True)) for given in itertools.product(*of_station.values())]
-    return [given for given in found if any(state.share[0] > 0 for state in given.values())]
+        return [{**others, s: own} for s, conditions in of_station.items() for own in conditions if own.share[0] > 0]
+    combined = [dict(zip(of_station, states, strict=True)) for states in itertools.product(*of_station.values())]
+    return [states for states in combined if any(state.share[0] > 0 for state in states.values())]
 
 
 def _any_policy(classes: FluidClasses, station: int, replicas: int) -> list[Condition]:

@@ -73,23 +73,26 @@ class FluidClasses:
         """Shape (pools,)."""
         return np.asarray(np.bincount(self.station, self.load, len(self.pools)), np.float64)
 
+    @property
+    def leads(self) -> npt.NDArray[np.bool_]:
+        """Shape (pools, pools), whether requests go on from the first to the second."""
+        leads = np.zeros((len(self.pools),) * 2, np.bool_)
+        i, j = np.nonzero(self.onward > 0)
+        leads[self.station[i], self.station[j]] = True
+        return leads
+
     def at(self, stations: Iterable[int]) -> "FluidClasses":
         """Return the classes of some stations alone; what reaches them from the others comes from outside."""
         kept = np.isin(self.station, np.array(list(stations), np.int64))
         onward = self.onward[np.ix_(kept, kept)]
-        return FluidClasses(
+        per_class = ("stage", "phase", "station", "seconds", "fastest", "rate", "joins")
+        return dataclasses.replace(
+            self,
             names=tuple(name for name, keep in zip(self.names, kept, strict=True) if keep),
-            stage=self.stage[kept],
-            phase=self.phase[kept],
-            station=self.station[kept],
-            seconds=self.seconds[kept],
-            fastest=self.fastest[kept],
             external=np.maximum(self.rate[kept] - self.rate[kept] @ onward, 0.0),
             onward=onward,
-            rate=self.rate[kept],
-            joins=self.joins[kept],
-            pools=self.pools,
             left_out=(),
+            **{name: getattr(self, name)[kept] for name in per_class},
         )
 
 
@@ -154,10 +157,7 @@ def components(classes: FluidClasses) -> list[tuple[int, ...]]:
 
     Stations that no job can leave and come back to by way of another are components of one.
     """
-    count = len(classes.pools)
-    edge = np.zeros((count, count), np.bool_)
-    for i, j in np.argwhere(classes.onward > 0):
-        edge[classes.station[i], classes.station[j]] = True
+    edge = classes.leads
     number, label = connected_components(csr_array(edge), directed=True, connection="strong")
     after = np.zeros((number, number), np.bool_)
     for i, j in np.argwhere(edge):

@@ -85,13 +85,13 @@ class PoolRules:
 
 def pool_rules(network: Network) -> tuple[PoolRules, ...]:
     """Return how each pool of a network chooses."""
-    found = []
+    rules = []
     for (name, pool), priorities in zip(network.pools.items(), network.priorities, strict=True):
         limit = pool.server.max_batch_size
         stages = [(f"{w.name}.{n}", s) for w in network.workflows for n, s in w.stages.items() if s.pool == name]
-        known = ORDERS.get(pool.order.name)
-        named = known is not None and known.function is pool.order.function
-        found.append(
+        namesake = ORDERS.get(pool.order.name)
+        named = namesake is not None and namesake.function is pool.order.function
+        rules.append(
             PoolRules(
                 policy=pool.policy.name,
                 work_conserving=pool.work_conserving,
@@ -106,7 +106,7 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                 checked=pool.order.fills or conditions.work_conserving(pool.server).checked,
             )
         )
-    return tuple(found)
+    return tuple(rules)
 
 
 def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
@@ -156,7 +156,7 @@ def pool_hypotheses(
     cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
     visited = np.bincount(model.pool[model.visits > 0], minlength=len(model.pools))  # those without a token, too
     most_offered = model.offered + STANDARD_ERRORS * model.standard_error
-    back = {int(stages.station[i]) for i, j in np.argwhere(stages.onward > 0) if stages.station[i] == stages.station[j]}
+    comes_back = stages.leads.diagonal()
 
     def fills(s: int) -> str | None:
         if rules[s].work_conserving:
@@ -177,29 +177,28 @@ def pool_hypotheses(
     def routed(s: int) -> str | None:
         if model.replicas[s] == 1:
             return None
-        return _not_routed(rules[s], int(visited[s]), s in back, s in cyclic, model.sampled is not None)
+        return _not_routed(rules[s], int(visited[s]), bool(comes_back[s]), s in cyclic, model.sampled is not None)
 
-    trusted = any(rule.work_conserving and not rule.checked for rule in rules)
-    found = [
+    hypotheses = [
         _everywhere(
             model, "work-conserving policy at every pool", fills, "batches are filled whenever what waits allows"
         ),
         _everywhere(model, "max batch size never binds", slots, "there is none below the token budget"),
         _everywhere(model, CARRIED, carried, "each has less than its full batches can process"),
     ]
-    if trusted:
-        found[0] = dataclasses.replace(found[0], checked=False, why=found[0].why + ", as the author of one claims")
+    if any(rule.work_conserving and not rule.checked for rule in rules):
+        reason = hypotheses[0].why + ", as the author of one claims"
+        hypotheses[0] = dataclasses.replace(hypotheses[0], checked=False, why=reason)
     if (model.replicas > 1).any():
-        found.append(
-            _everywhere(model, ROUTED, routed, "their routers keep requests from busy ones, or share them out")
-        )
-    return tuple(found)
+        held = "their routers keep requests from busy ones, or share them out"
+        hypotheses.append(_everywhere(model, ROUTED, routed, held))
+    return tuple(hypotheses)
 
 
 def _everywhere(model: NetworkModel, name: str, fails: Callable[[int], str | None], held: str) -> Hypothesis:
     """Put the pools at which a hypothesis fails into one."""
-    failed = {pool: why for s, pool in enumerate(model.pools) if (why := fails(s))}
-    return _of_all(name, [f"{pool}: {why}" for pool, why in failed.items()], held)
+    failed = [f"{pool}: {reason}" for s, pool in enumerate(model.pools) if (reason := fails(s))]
+    return _of_all(name, failed, held)
 
 
 def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, sampled: bool) -> str | None:
@@ -208,9 +207,9 @@ def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, s
     Requests that come back to random replicas do no harm if all are alike: a generalised Jackson network.
     """
     if rules.router in SHORTEST:
-        return (
-            "affinity sends requests back to busy replicas in a cycle of pools" if cyclic and rules.affinity else None
-        )
+        if cyclic and rules.affinity:
+            return "affinity sends requests back to busy replicas in a cycle of pools"
+        return None
     if cyclic:
         return f"{rules.router} may send requests to busy replicas, in a cycle of pools; take jsq"
     if rules.router == "random":

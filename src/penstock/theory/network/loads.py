@@ -94,14 +94,13 @@ class JoinBound:
 
 def pool_loads(model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]]) -> tuple[PoolLoad, ...]:
     """Return the load of each pool; the sets of pools are in topological order."""
-    leads = np.zeros((len(model.pools),) * 2, np.bool_)
-    for i, j in np.argwhere(stages.onward > 0):
-        leads[stages.station[i], stages.station[j]] = True
+    leads = stages.leads
+    np.fill_diagonal(leads, False)
     seconds = np.zeros(len(model.pools))
     full = model.offered / model.full_batch
     for stations in sets:
         for s in stations:
-            before = seconds[leads[:, s] & (np.arange(len(leads)) != s)].max(initial=0.0)
+            before = seconds[leads[:, s]].max(initial=0.0)
             drains = len(stations) == 1 and full[s] < 1
             seconds[s] = (1 + before) / (1 - full[s]) if drains else np.inf
     return tuple(

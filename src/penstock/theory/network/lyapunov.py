@@ -94,10 +94,10 @@ class LyapunovProgram:
         cost = np.zeros(len(self._bounds))
         cost[2 * size] = -1.0
         accuracy = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-        found = linprog(cost, A_ub=matrix, b_ub=np.zeros(self._rows), bounds=self._bounds, options=accuracy)
-        if found.status != 0 or -found.fun < _LEAST_FALL:
+        solved = linprog(cost, A_ub=matrix, b_ub=np.zeros(self._rows), bounds=self._bounds, options=accuracy)
+        if solved.status != 0 or -solved.fun < _LEAST_FALL:
             return None
-        common, own = found.x[:size] * self._unit, found.x[size : 2 * size] * self._unit
+        common, own = solved.x[:size] * self._unit, solved.x[size : 2 * size] * self._unit
         largest = (common + own).max()
         return (common + own) / largest, common / largest
 

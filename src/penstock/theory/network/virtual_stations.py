@@ -116,34 +116,33 @@ def worst_priority(model: NetworkModel, phases: bool | Sequence[bool] = False) -
         for order in itertools.product(*(itertools.permutations(of) for of in members)):
             rank = np.empty(classes.seconds.size, np.int64)
             rank[[*itertools.chain(*order), *others]] = np.arange(rank.size)
-            found = _tightest(classes, rank)
-            if found is not None and (best is None or found.max_load < best.max_load):
-                best = found
+            station = _tightest(classes, rank)
+            if station is not None and (best is None or station.max_load < best.max_load):
+                best = station
     return best
 
 
 def ranks(classes: FluidClasses, ranking: Sequence[str]) -> Ints:
     """Return the rank of each class, 0 the highest; shape (classes,)."""
-    known: dict[str, list[int]] = {name: [] for name in classes.left_out}
-    known |= {name: [k] for k, name in enumerate(classes.names)}
+    classes_of: dict[str, list[int]] = {name: [] for name in classes.left_out}
+    classes_of |= {name: [k] for k, name in enumerate(classes.names)}
     for k in range(len(classes.names) - 1, -1, -1):  # decodes come last, so they are put first
         stage = classes.names[k].removesuffix(" prefill").removesuffix(" decode")
         if stage != classes.names[k]:
-            known.setdefault(stage, []).append(k)
+            classes_of.setdefault(stage, []).append(k)
     order: list[int] = []
     for name in ranking:
-        if name not in known:
-            raise InputError(f"the ranking has {name!r}, which is no class of this network{nearest(str(name), known)}")
-        order += known[name]
+        if name not in classes_of:
+            hint = nearest(str(name), classes_of)
+            raise InputError(f"the ranking has {name!r}, which is no class of this network{hint}")
+        order += classes_of[name]
     missing = [name for k, name in enumerate(classes.names) if k not in order]
     if missing:
         raise InputError(f"the ranking lacks {missing[0]}, so its priority is not known; rank all stages")
     if len(order) > len(set(order)):
         twice = next(classes.names[k] for i, k in enumerate(order) if k in order[:i])
         raise InputError(f"the ranking has {twice} twice, so its priority is not known; name it once")
-    found = np.empty(len(order), np.int64)
-    found[order] = np.arange(len(order))
-    return found
+    return np.argsort(order)
 
 
 def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
@@ -154,9 +153,9 @@ def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
             at = [np.flatnonzero(classes.station == s) for s in (i, j)]
             for cuts in itertools.product(*(rank[of] for of in at)):
                 above = [(classes.station == s) & (rank <= cut) & ~pushed for s, cut in zip((i, j), cuts, strict=True)]
-                found = _exclusive(classes, rank, above)
-                if found is not None:
-                    station = _station(classes, rank, (i, j), found, pushed)
+                exclusive = _exclusive(classes, rank, above)
+                if exclusive is not None:
+                    station = _station(classes, rank, (i, j), exclusive, pushed)
                     if best is None or station.max_load < best.max_load:
                         best = station
     return best
@@ -165,10 +164,10 @@ def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
 def _pushes(classes: FluidClasses, rank: Ints) -> Mask:
     """Classes that stay empty for ever: ranked on top, and fed from outside or by their like only."""
     above = (classes.station[:, None] == classes.station) & (rank[:, None] < rank)
-    found = np.zeros(rank.size, np.bool_)
+    pushed = np.zeros(rank.size, np.bool_)
     for _ in range(rank.size):
-        found = ~(((classes.onward > 0) | above) & ~found[:, None]).any(axis=0) & ~classes.joins
-    return found
+        pushed = ~(((classes.onward > 0) | above) & ~pushed[:, None]).any(axis=0) & ~classes.joins
+    return pushed
 
 
 def _exclusive(classes: FluidClasses, rank: Ints, above: list[Mask]) -> list[Mask] | None:

@@ -1,0 +1,27 @@
+"""Results kept for arguments that come again, where these can be keys."""
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def cached(size: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Keep so many results of a function; none for lengths or batch times of the user's own that cannot be keys."""
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        kept = functools.lru_cache(size)(function)
+
+        @functools.wraps(function)
+        def answer(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                hash((args, tuple(kwargs.values())))
+            except TypeError:
+                return function(*args, **kwargs)
+            return kept(*args, **kwargs)  # type: ignore[arg-type]
+
+        return answer
+
+    return decorated
