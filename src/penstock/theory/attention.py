@@ -126,12 +126,12 @@ def attention_of(
         return np.zeros_like(v), np.zeros_like(v)
     decodes = output.astype(np.float64) - outputs_of_prefill(server)
     before = decodes * v + decodes * (decodes - 1) / 2
-    each = decodes * (model.self_attention + model.per_request)
+    own = decodes * (model.self_attention + model.per_request)
     least, most = prefill_seconds(v, model, server.most_tokens)
     if reused:
         least = np.full_like(v, model.self_attention + model.per_request)
     low, high = _of_decodes(server, model)
-    return least + each + low * before, most + each + high * before
+    return least + own + low * before, most + own + high * before
 
 
 def beside_prefill(batch_time: BatchTime) -> float:
@@ -170,16 +170,17 @@ def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Fl
     Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v sqrt(g / e). The most
     counts e once; see `beside_prefill` for what further pieces cost, and for w.
     """
-    each, pair = model.per_request, model.cross_attention / 2
+    per_piece = model.per_request
+    pair = model.cross_attention / 2
     excess = model.self_attention - pair
     fewest = np.ceil(prompt / budget)
     rest = prompt - (fewest - 1) * budget
     largest = (fewest - 1) * float(budget) ** 2 + rest**2  # sum n_i^2 of the fewest pieces
     whole = pair * prompt**2
     if excess > 0:
-        pieces = np.clip(prompt * np.sqrt(excess / each), fewest, prompt) if each else prompt
-        return whole + excess * prompt**2 / pieces + each * pieces, whole + excess * largest + each
-    return whole + excess * largest + each * fewest, whole + excess * prompt + each
+        pieces = np.clip(prompt * np.sqrt(excess / per_piece), fewest, prompt) if per_piece else prompt
+        return whole + excess * prompt**2 / pieces + per_piece * pieces, whole + excess * largest + per_piece
+    return whole + excess * largest + per_piece * fewest, whole + excess * prompt + per_piece
 
 
 def _of_decodes(server: Server, model: Composition) -> Pair:
@@ -203,9 +204,9 @@ def _of_distribution(lengths: Lengths, server: Server, model: Composition, reuse
     if cheapest is None or dearest is None or pairs is None:
         return None
     once = model.self_attention + model.per_request
-    each = (lengths.mean_output - last) * once
+    decodes = (lengths.mean_output - last) * once
     products = mean_product(lengths)
     fewest, most = (product - last * lengths.mean_prompt + two for product, two in zip(products, pairs, strict=True))
     low, high = _of_decodes(server, model)
-    least = (once if reused else cheapest[0]) + each + low * max(fewest, 0.0)
-    return Attention(least, max(least, dearest[1] + each + high * most))
+    least = (once if reused else cheapest[0]) + decodes + low * max(fewest, 0.0)
+    return Attention(least, max(least, dearest[1] + decodes + high * most))

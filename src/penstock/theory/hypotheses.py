@@ -59,27 +59,27 @@ def independent_arrivals(workload: Workload) -> Hypothesis:
     process = workload.arrivals
     held = process is not None and process.iid
     name = workload.describe().split(": ")[-1]
-    why = f"{name} are renewals" if held else f"{name} are not i.i.d.; try arrivals 'poisson'"
-    return Hypothesis("i.i.d. arrivals", held, why, checked=not held or _of_penstock(process))
+    reason = f"{name} are renewals" if held else f"{name} are not i.i.d.; try arrivals 'poisson'"
+    return Hypothesis("i.i.d. arrivals", held, reason, checked=not held or _of_penstock(process))
 
 
 def independent_lengths(workload: Workload) -> Hypothesis:
     """Requests draw their lengths independently, from one distribution."""
     held = workload.lengths.iid
-    why = "drawn anew for each request" if held else "recorded in order; resample them with arrivals 'poisson'"
-    return Hypothesis("i.i.d. lengths", held, why, checked=not held or _known_lengths(workload.lengths))
+    reason = "drawn anew for each request" if held else "recorded in order; resample them with arrivals 'poisson'"
+    return Hypothesis("i.i.d. lengths", held, reason, checked=not held or _known_lengths(workload.lengths))
 
 
 def bounded_lengths(workload: Workload) -> Hypothesis:
     """No prompt and no output is longer than a limit."""
     lengths = workload.lengths
     if workload.bounded:
-        why = f"prompts up to {lengths.max_prompt:,} tokens, outputs up to {lengths.max_output:,}"
+        reason = f"prompts up to {lengths.max_prompt:,} tokens, outputs up to {lengths.max_output:,}"
     else:
         what = "prompts" if lengths.max_prompt is None else "outputs"
-        why = f"{what} have no upper limit; give their distribution a `max`"
+        reason = f"{what} have no upper limit; give their distribution a `max`"
     checked = not workload.bounded or _known_lengths(lengths)
-    return Hypothesis("bounded lengths", workload.bounded, why, checked)
+    return Hypothesis("bounded lengths", workload.bounded, reason, checked)
 
 
 def dropped(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
@@ -87,8 +87,8 @@ def dropped(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
     work = served(workload, server)
     if not work.sampled:
         return ()
-    why = f"{1 - work.share:.3%} of {SAMPLE:,} draws"
-    return (Hypothesis("share of the requests that are dropped", True, why, checked=False),)
+    reason = f"{1 - work.share:.3%} of {SAMPLE:,} draws"
+    return (Hypothesis("share of the requests that are dropped", True, reason, checked=False),)
 
 
 def sampled_attention(asked: Load) -> tuple[Hypothesis, ...]:
@@ -96,8 +96,8 @@ def sampled_attention(asked: Load) -> tuple[Hypothesis, ...]:
     if not asked.sampled:
         return ()
     low, high = asked.attention_s
-    why = f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
-    return (Hypothesis("mean attention of a request", True, why, checked=False),)
+    reason = f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
+    return (Hypothesis("mean attention of a request", True, reason, checked=False),)
 
 
 def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
@@ -110,37 +110,39 @@ def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
             return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")
     longest = largest(served(workload, server).lengths)
     if slots is None or server.scope == "batch":
-        why = "any number of requests may hold memory; set a max batch size in scope 'running'"
+        reason = "any number of requests may hold memory; set a max batch size in scope 'running'"
     elif longest is None:
-        why = "lengths have no upper limit, so no memory is sure to hold them; give their distributions a `max`"
+        reason = "lengths have no upper limit, so no memory is sure to hold them; give their distributions a `max`"
     elif reuses(workload, server):
-        why = "what requests share by prefix caching is not known"
+        reason = "what requests share by prefix caching is not known"
     else:
         spare = server.watermark_blocks
         most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)  # longer ones are not served
         kept = max(spare, 1) if policy.name == "vidur-sarathi" else spare  # a block for decodes that need none, too
         held = slots * most + kept <= usable
         beside = f" beside a watermark of {spare:,}" if spare else ""
-        why = f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV memory has {usable:,}"
+        reason = (
+            f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV memory has {usable:,}"
+        )
         fitting = (usable - kept) // most
-        why += "" if held or not fitting else f"; a max batch size of {fitting:,} is sure to fit"
-        return Hypothesis(name, held, why)
-    return Hypothesis(name, False, why)
+        reason += "" if held or not fitting else f"; a max batch size of {fitting:,} is sure to fit"
+        return Hypothesis(name, held, reason)
+    return Hypothesis(name, False, reason)
 
 
 def work_conserving(server: Server) -> Hypothesis:
     """The policy fills the token budget whenever what waits allows it."""
     policy = server.policy
     if policy.work_conserving:
-        why = f"{policy.name} fills the token budget whenever what waits allows it"
+        reason = f"{policy.name} fills the token budget whenever what waits allows it"
     elif policy.work_conserving is None:
-        why = f"nothing is known of {policy.name}; if it is, say so with @policy(work_conserving=True)"
+        reason = f"nothing is known of {policy.name}; if it is, say so with @policy(work_conserving=True)"
     else:
-        why = f"{policy.name} leaves room in batches while requests wait"
+        reason = f"{policy.name} leaves room in batches while requests wait"
     checked = not policy.work_conserving or _proved(policy)
     if not checked:
-        why += ", as its author claims; `audit` can refute it"
-    return Hypothesis("work-conserving policy", bool(policy.work_conserving), why, checked)
+        reason += ", as its author claims; `audit` can refute it"
+    return Hypothesis("work-conserving policy", bool(policy.work_conserving), reason, checked)
 
 
 def batch_size(server: Server) -> Hypothesis:
@@ -148,12 +150,12 @@ def batch_size(server: Server) -> Hypothesis:
     limit = server.max_batch_size
     held = limit is None or limit >= server.token_budget
     if limit is None:
-        why = "there is none"
+        reason = "there is none"
     elif held:
-        why = f"{limit:,} is at least the token budget of {server.token_budget:,}"
+        reason = f"{limit:,} is at least the token budget of {server.token_budget:,}"
     else:
-        why = f"{limit:,} is below the token budget of {server.token_budget:,}, so it can keep batches from filling"
-    return Hypothesis("max batch size never binds", held, why)
+        reason = f"{limit:,} is below the token budget of {server.token_budget:,}, so it can keep batches from filling"
+    return Hypothesis("max batch size never binds", held, reason)
 
 
 def full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
@@ -161,22 +163,24 @@ def full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
     held = asked.offered_tokens_per_s < asked.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
     attention = asked.attention_s[1]
     most = f" even with the most that attention takes, {attention:.4g} s a request" if attention else ""
-    why = (
+    reason = (
         f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} tokens carry "
         f"{asked.full_batch_tokens_per_s:,.0f}{most}"
     )
     wasted = asked.filled_batch_tokens_per_s < asked.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
     if not held and wasted and not attention:
-        why += f" but batches of {asked.best_token_load:,} would carry {asked.best_batch_tokens_per_s:,.0f}: lower it"
-    return Hypothesis("full batches carry the load", held, why)
+        reason += (
+            f" but batches of {asked.best_token_load:,} would carry {asked.best_batch_tokens_per_s:,.0f}: lower it"
+        )
+    return Hypothesis("full batches carry the load", held, reason)
 
 
 def every_batch_drains(asked: Load, drift: Drift) -> Hypothesis:
     """Every batch that a backlog leads to takes more weighted tokens than arrive while it lasts."""
     rate = drift.certified_rate
     held = rate is not None and asked.arrival_rate < rate * (1 - CRITICAL_BAND)
-    why = drift.why if rate is None else f"{drift.why}, and {asked.arrival_rate:.4g} arrive"
-    return Hypothesis("every batch under a backlog drains", held, why)
+    reason = drift.why if rate is None else f"{drift.why}, and {asked.arrival_rate:.4g} arrive"
+    return Hypothesis("every batch under a backlog drains", held, reason)
 
 
 def _proved(policy: Policy | Engine) -> bool:

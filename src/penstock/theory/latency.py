@@ -195,14 +195,9 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
 
     # How far off the estimate may be.
     ranges = _ranges(points[0], full_load, what, server)
-    for name, (low, high) in ranges.items():
-        off = max(getattr(points[0], name) / low, high / getattr(points[0], name))
-        if off > _LARGEST_FACTOR:
-            doubt = (
-                f"mean {name[:-2].upper()} may be off by a factor of {off:.1f}, as on servers whose "
-                "batches differ so much in length or are so full of decodes; simulate"
-            )
-            return InstantEstimate(points, rho, full_load, {}, (doubt,))
+    doubt = _too_wide(points[0], ranges)
+    if doubt:
+        return InstantEstimate(points, rho, full_load, {}, (doubt,))
     return InstantEstimate(points, rho, full_load, ranges, ())
 
 
@@ -269,8 +264,8 @@ def _terms(what: _About, server: Server) -> Floats:
     model = server.batch_time
     if not isinstance(model, Composition):
         return np.zeros(4)
-    each = model.self_attention + model.per_request
-    alone, mixed = (each + of_token * what.context for of_token in model.of_decodes)
+    per_decode = model.self_attention + model.per_request
+    alone, mixed = (per_decode + of_token * what.context for of_token in model.of_decodes)
     pieces = min(what.prompt_square / what.prompt, float(server.token_budget))  # tokens of a piece, seen by a token
     prompt = model.cross_attention * what.prompt_square / (2 * what.prompt)
     prompt += max(model.self_attention - model.cross_attention / 2, 0.0) * pieces + model.per_request / what.prompt
@@ -350,6 +345,18 @@ def _ranges(point: FixedPoint, full_load: float, what: _About, server: Server) -
         if value is not None:
             ranges[name] = (value * math.exp(-math.exp(causes @ high)), value * math.exp(math.exp(causes @ low)))
     return ranges
+
+
+def _too_wide(point: FixedPoint, ranges: dict[str, tuple[float, float]]) -> str | None:
+    """Return which mean may be so far off that the estimate says nothing."""
+    for name, (low, high) in ranges.items():
+        off = max(getattr(point, name) / low, high / getattr(point, name))
+        if off > _LARGEST_FACTOR:
+            return (
+                f"mean {name[:-2].upper()} may be off by a factor of {off:.1f}, as on servers whose "
+                "batches differ so much in length or are so full of decodes; simulate"
+            )
+    return None
 
 
 def _doubts(workload: Workload, points: tuple[FixedPoint, ...], full_load: float) -> tuple[str, ...]:

@@ -137,8 +137,8 @@ def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool =
     if isinstance(model, Composition):
         vidur = isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi"
         reused = reused or (vidur and server.memory is not None)
-        each = model.self_attention + model.per_request
-        prefill = np.full_like(tokens, each) if reused else prefill_seconds(tokens, model, budget)[0]
+        per_piece = model.self_attention + model.per_request
+        prefill = np.full_like(tokens, per_piece) if reused else prefill_seconds(tokens, model, budget)[0]
         first = first + model.with_prefill + prefill
         end = end + model.with_prefill + attention_of(prompt, output, server, reused=reused)[0]
     if server.convention == "paper":
@@ -150,17 +150,18 @@ class _Batches(NamedTuple):
     """Seconds of batches and seconds per token in them, shape (kinds,): all that are best for some mix."""
 
     seconds: Floats
-    each: Floats
+    per_token: Floats
 
 
 @cached(256)
 def _batches(batch_time: BatchTime, budget: int) -> _Batches:
     seconds = batch_time.table(budget)[1:]
-    each: Floats = seconds / np.arange(1, budget + 1)
-    order = np.lexsort((each, seconds))
-    seconds, each = seconds[order], each[order]
-    best = np.r_[True, each[1:] < np.minimum.accumulate(each)[:-1]]  # longer batches only if cheaper per token
-    return _Batches(seconds[best], each[best])
+    per_token: Floats = seconds / np.arange(1, budget + 1)
+    order = np.lexsort((per_token, seconds))
+    seconds, per_token = seconds[order], per_token[order]
+    # Longer batches only if they are cheaper per token.
+    best = np.r_[True, per_token[1:] < np.minimum.accumulate(per_token)[:-1]]
+    return _Batches(seconds[best], per_token[best])
 
 
 @cached(256)
@@ -212,28 +213,28 @@ def _statistics(seconds: Floats, sampled: bool) -> dict[str, float]:
 
 def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[str, float]:
     """Return bounds of the time between tokens by load."""
-    seconds, each = batches
-    cheapest = float(each.min())
+    seconds, per_token = batches
+    cheapest = float(per_token.min())
     if not gaps:
         return dict.fromkeys(("mean", *PERCENTILES), 0.0)
     left = (1 - rate * others * cheapest) / (rate * gaps)
     if left <= cheapest:
         return dict.fromkeys(("mean", *PERCENTILES), math.inf)
-    mean = max(float((seconds + gamma * each).min()) - gamma * left for gamma in _MULTIPLIERS.tolist())
+    mean = max(float((seconds + gamma * per_token).min()) - gamma * left for gamma in _MULTIPLIERS.tolist())
     bounds = {"mean": mean}
     for name, share in PERCENTILES.items():
-        bounds[name] = float(seconds[each <= cheapest + (left - cheapest) / share].min())
+        bounds[name] = float(seconds[per_token <= cheapest + (left - cheapest) / share].min())
     return bounds
 
 
 def _running(batches: _Batches, tokens_per_s: float) -> float:
     """Return the least mean of what is left of the batch that runs when a request arrives."""
-    seconds, each = batches
-    if tokens_per_s * float(each.min()) >= 1:
+    seconds, per_token = batches
+    if tokens_per_s * float(per_token.min()) >= 1:
         return math.inf
     return float(
         max(
-            tokens_per_s * float(((seconds / 2 + gamma) * each).min()) - gamma
+            tokens_per_s * float(((seconds / 2 + gamma) * per_token).min()) - gamma
             for gamma in (_MULTIPLIERS * float(seconds[0])).tolist()
         )
     )
@@ -241,8 +242,8 @@ def _running(batches: _Batches, tokens_per_s: float) -> float:
 
 def _queue(batches: _Batches, rate: float, own: _Requests) -> float:
     """Return the mean time in system of an M/G/1 queue of the prompts alone."""
-    each = float(batches.each.min())
-    used = rate * each * own.least_prompt
+    per_token = float(batches.per_token.min())
+    used = rate * per_token * own.least_prompt
     if used >= 1:
         return math.inf
-    return float(each * own.least_prompt + rate * each**2 * own.least_prompt_square / (2 * (1 - used)))
+    return float(per_token * own.least_prompt + rate * per_token**2 * own.least_prompt_square / (2 * (1 - used)))

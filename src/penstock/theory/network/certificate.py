@@ -208,19 +208,15 @@ def network_certificate(
 
     # Where the fluid model is not known to hold, an order that fails in it proves nothing.
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
-    virtual, spiral = cycles.virtual, cycles.spiral
     if not failed <= {BOUNDED, ROUTED} or at_most:
-        virtual = spiral = None
-    if virtual is not None and not _alike(model, rules, virtual):
-        virtual = None
-    fails = _why_the_order_fails(virtual, spiral)
-
+        cycles.virtual = cycles.spiral = None
+    fails = _why_the_order_fails(cycles.virtual, cycles.spiral)
     verdict, reason = _verdict(model, rules, tuple(tried), fails, at_most)
     theorem = None
     if verdict == "stable":
         theorem = _theorem(model, sets, rules)
     elif verdict == "unstable":
-        by_order = VIRTUAL if spiral is None else SPIRAL
+        by_order = VIRTUAL if cycles.spiral is None else SPIRAL
         theorem = by_order if reason == fails else OVERLOAD
     return NetworkCertificate(
         verdict=verdict,
@@ -230,7 +226,7 @@ def network_certificate(
         pools=pool_loads(model, stages, sets),
         certified_load=None if failed else _certified_load(model, cycles),
         any_policy=cycles.anyone,
-        virtual_station=virtual,
+        virtual_station=cycles.virtual,
         order=tuple(tuple(model.pools[s] for s in stations) for stations in sets),
         joins=join_bounds(model, rules),
     )
@@ -267,6 +263,8 @@ class _Cycles:
             stands = self.virtual is None or self.virtual.max_load >= 1 - CRITICAL_BAND
             if self.fixed.max_load < 1 and stands:
                 self.spiral = _spiral(model, ranking, phases)
+            if self.virtual is not None and not _alike(model, rules, self.virtual):
+                self.virtual = None
         self.hypotheses = _cycle_hypotheses(model, rules, cyclic, self.anyone, self.fixed)
 
 
