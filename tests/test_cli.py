@@ -455,3 +455,20 @@ def test_interrupting_is_one_line_and_leaves_no_file(after_s: float, tmp_path: P
     assert out == ""
     assert [line for line in err.splitlines() if not line.startswith("Compiling")] == ["penstock: interrupted"]
     assert [p.name for p in tmp_path.iterdir()] == ["s.yaml"]
+
+
+def test_no_report_overwrites_a_file_that_the_scenario_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = {
+        "tr.csv": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,9,9\n1,9,9\n",
+        "times.csv": "tokens,ms\n1,5\n512,20\n",
+        "times.yaml": "description: x\nsource: y\nbatch_time: {table: times.csv}\n",
+        "s.yaml": "workload: {trace: tr.csv}\nserver: {token_budget: 512, batch_time: {file: times.yaml}}\n",
+    }
+    for name, text in held.items():
+        Path(name).write_text(text)
+    for name, text in held.items():
+        done = penstock("simulate", "s.yaml", "--report", name)
+        assert done.returncode == 2
+        assert "is what is read, which would be lost" in done.stderr
+        assert Path(name).read_text() == text

@@ -33,6 +33,7 @@ from penstock.show.options import (
     Seed,
     Strict,
     check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -108,7 +109,7 @@ def check(
       server: {hardware: codellama-34b-a100-tp1, token_budget: 512, policy: sarathi}
       simulate: {requests: 20000, seed: 0}
     """
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock.checking import answer
     from penstock.checking.targets import Target
@@ -150,7 +151,7 @@ def compare(
     strict: Strict = False,
 ) -> None:
     """Put policies side by side on the same requests."""
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = _scenario(scenario, None, requests, seed)
     from penstock.checking import answer
     from penstock.system.policies import POLICIES
@@ -184,7 +185,7 @@ def region(
     report: Report = None,
 ) -> None:
     """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = _scenario(scenario, policy, None, None)
     from penstock.theory.operating_point import operating_point
 
@@ -291,7 +292,7 @@ def simulate(
     report: Report = None,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says."""
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = _scenario(scenario, policy, requests, seed)
     from penstock.checking import answer
     from penstock.simulation.simulate import simulate as run_once

@@ -1,5 +1,6 @@
 """YAML: read, checked against what its sections may hold, and refused in one line."""
 
+import os
 import re
 import typing
 from collections.abc import Hashable, Mapping, Sequence
@@ -98,7 +99,7 @@ def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Secti
     InputError
         In one line that names the key.
     """
-    _refuse_endless(document, name)
+    _every_value(document, name)
     if not isinstance(document, Mapping):
         raise InputError(
             f"{name} holds {'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
@@ -137,13 +138,20 @@ _Loader.add_implicit_resolver(  # as in YAML 1.2; 1.1 wants 1.0e+3
 )
 
 
-def _refuse_endless(document: Any, name: str) -> None:
-    """Refuse a document that contains itself, or a value so often that it could not be gone through."""
-    left, count = [document], 0
+def files_named(document: Any, folder: Path) -> dict[str, Path]:
+    """Return the files that are named anywhere in a document, by their names in it."""
+    texts = [value for value in _every_value(document, "scenario") if isinstance(value, str)]
+    paths = {text: folder / os.path.expanduser(text) for text in texts}
+    return {text: path for text, path in paths.items() if os.path.isfile(path)}
+
+
+def _every_value(document: Any, name: str) -> list[Any]:
+    """Return all values; refuse a document that contains itself, or one so often that this would not end."""
+    left, values = [document], []
     while left:
         value = left.pop()
-        count += 1
-        if count + len(left) > _MOST_VALUES:
+        values.append(value)
+        if len(values) + len(left) > _MOST_VALUES:
             raise InputError(
                 f"{name} holds more than {_MOST_VALUES:,} values with its aliases (*) written out, or one within "
                 "itself, so reading would not end; write the values themselves"
@@ -152,6 +160,7 @@ def _refuse_endless(document: Any, name: str) -> None:
             left.extend(value.values())
         elif isinstance(value, list | tuple):
             left.extend(value)
+    return values
 
 
 def one_line(error: ValidationError, model: type[Section]) -> str:

@@ -160,3 +160,28 @@ def test_a_job_is_not_given_more_replicas_than_the_plan_may_cost(penstock: Calla
     found = json.loads(penstock("plan", path, "--json")[1])["job"]
     assert found["best"] is None
     assert "above 2; allow more (plan.search.replicas, plan.max_cost" in found["unreachable"]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        ["--manifest", "fleet.yaml"],
+        ["--report", "day.csv"],
+        ["--manifest", "m", "--report", "m"],
+        ["--manifest", "m", "--report", "link"],
+    ],
+)
+def test_no_output_overwrites_what_is_read_or_another_output(
+    penstock: Callable[..., Said], scenario: Path, outputs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scenario.parent)
+    Path("day.csv").write_text("h,rate\n0,5\n")
+    Path("link").symlink_to("m")
+    changed(scenario, day={"file": "day.csv"})
+    before = scenario.read_text()
+    status, out, err = penstock("plan", "fleet.yaml", *outputs)
+    assert (status, out) == (2, "")
+    assert "be lost; give" in err
+    assert scenario.read_text() == before
+    assert Path("day.csv").read_text() == "h,rate\n0,5\n"
+    assert not Path("m").exists()

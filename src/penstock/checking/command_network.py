@@ -17,6 +17,7 @@ from penstock.show.options import (
     Seed,
     Strict,
     check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -46,7 +47,7 @@ def network(
 
     With --orders: the same under each order between stages, for the same jobs.
     """
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = _scenario(scenario, jobs)
     if orders is not None:
         if figures is not None or report is not None:
