@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.theory.certificate import Certificate
     from penstock.theory.operating_point import OperatingPoint
 
+_NARROWEST = 20  # columns
+
 COLOUR_OF = {
     "stable": "bold blue",
     "met": "bold blue",
@@ -78,7 +80,10 @@ def _row_by_row(table: Table) -> Table:
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that leaves names as they are: ``a:b:c`` holds no emoji."""
-    return _Terminal(stderr=stderr, emoji=False)
+    console = _Terminal(stderr=stderr, emoji=False)
+    if console.width < _NARROWEST:  # COLUMNS=0, where nothing could be read
+        console.width = _NARROWEST
+    return console
 
 
 def print_run(scenario: "Scenario", certificate: "Certificate", run: "Run", warnings: list[str]) -> None:

@@ -450,6 +450,11 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
             raise source.fault(f"`columns` name the column {shown(column)}, which is not there{nearest(column, seen)}")
         if roles[key] in named:
             raise InputError(f"`columns` name {roles[key]} twice, as {named[roles[key]][0]!r} and {key!r}; keep one")
+        twice = next((other for other, held in named.values() if held == column), None)
+        if twice is not None:
+            raise InputError(
+                f"`columns` give the column {shown(column)} to {twice} and {key}, but it is one of them; name another"
+            )
         named[roles[key]] = key, column
     by_user = set(named)
     for own, role in owns.items():

@@ -7,6 +7,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.source import refuse_twice
 from penstock.show.options import (
     Description,
     Figures,
@@ -60,6 +61,7 @@ def fit(
     from penstock.show import progress
 
     check_outputs(files, {"--output": output, "--report": report}, figures)
+    refuse_twice(files)
     chosen = dict(_pair(text) for text in where or ())
     batches = joined(
         [read_batches(file, format, where=chosen or None, layers=layers, max_gib=max_gib) for file in files]
