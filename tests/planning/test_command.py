@@ -106,6 +106,7 @@ def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> N
         ({"search": {"replicas": {"min": 5, "max": 2}}}, "search.replicas.min is 5"),
         ({"search": {"replicas": ["many"]}}, "must be a whole number"),
         ({"search": {"policy": ["sarathy"]}}, "sarathi"),
+        ({"search": {"token_budget": []}}, "plan.search.token_budget: the list is empty"),
         ({"price": {"a100": 2.0}}, "no price matches a server without a preset"),
         ({"goodput": 1.5, "objective": "goodput"}, "the goodput is 1.5"),
         ({"objective": "speed"}, "plan.objective must be 'cost' or 'goodput'"),
