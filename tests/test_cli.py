@@ -478,3 +478,50 @@ def test_interrupting_is_one_line_and_leaves_no_file(after_s: float, tmp_path: P
     assert out == ""
     assert [line for line in err.splitlines() if not line.startswith("Compiling")] == ["penstock: interrupted"]
     assert [p.name for p in tmp_path.iterdir()] == ["s.yaml"]
+
+
+def test_no_report_overwrites_a_file_that_the_scenario_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = {
+        "tr.csv": "arrived_at,num_prefill_tokens,num_decode_tokens\n0,9,9\n1,9,9\n",
+        "times.csv": "tokens,ms\n1,5\n512,20\n",
+        "times.yaml": "description: x\nsource: y\nbatch_time: {table: times.csv}\n",
+        "s.yaml": "workload: {trace: tr.csv}\nserver: {token_budget: 512, batch_time: {file: times.yaml}}\n",
+    }
+    for name, text in held.items():
+        Path(name).write_text(text)
+    for name, text in held.items():
+        done = penstock("simulate", "s.yaml", "--report", name)
+        assert done.returncode == 2
+        assert "is what is read, which would be lost" in done.stderr
+        assert Path(name).read_text() == text
+
+
+SMALL = """workload: {poisson: {rate: 10000, prompt: 100, output: 20}}
+server: {hardware: codellama-34b-a100-tp1, token_budget: 512}
+"""
+
+
+@pytest.mark.parametrize(("command", "length"), [("check", "requests: 300"), ("simulate", "until: 0.01")])
+def test_a_run_without_a_recorded_batch_has_a_report(tmp_path: Path, command: str, length: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{SMALL}simulate: {{{length}}}\n")
+    done = penstock(command, path, "--report", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "Tokens in the system" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_a_terminal_without_width_is_taken_for_a_narrow_one(tmp_path: Path, width: int) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL)
+    usual = penstock("simulate", path, "--requests", 300, width=20)
+    assert usual.stdout
+    assert penstock("simulate", path, "--requests", 300, width=width).stdout == usual.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_bad_input_is_status_2_where_no_message_can_be_written(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PENSTOCK, "check", "none.yaml"], stderr=full, cwd=tmp_path, timeout=300, check=False)
+    assert done.returncode == 2

@@ -114,4 +114,7 @@ def _drop_output() -> None:
 
 
 def _complain(message: str) -> None:
-    print(f"penstock: {' '.join(message.split())}", file=sys.stderr)
+    try:
+        print(f"penstock: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    except OSError:  # no room there: the status alone says it, and Python need not try again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

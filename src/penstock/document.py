@@ -1,5 +1,6 @@
 """YAML: read, checked against what its sections may hold, and refused in one line."""
 
+import os
 import re
 import typing
 from collections.abc import Hashable, Mapping, Sequence
@@ -15,6 +16,8 @@ from penstock.inputs.source import Source
 
 _MOST_VALUES = 100_000
 """In a scenario, its aliases written out: nine lines of them can stand for billions."""
+
+_MOST_CHARACTERS = 4_000_000
 
 _TOO_DEEP = "nests values too deeply to be read; a scenario needs few levels"
 
@@ -62,7 +65,12 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
         if path.is_file() and not path.stat().st_size:
             return None
         with Source.at(path).text() as file:
-            text = file.read()
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise InputError(
+                f"{path} holds more than {_MOST_CHARACTERS:,} characters, so it is no {kind} and would take minutes to "
+                "read; name a YAML file, and keep tables in files of their own"
+            )
     except InputError:
         raise
     except (OSError, ValueError) as error:  # a name that is too long or holds a zero; no UTF-8
@@ -98,7 +106,7 @@ def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Secti
     InputError
         In one line that names the key.
     """
-    _refuse_endless(document, name)
+    _every_value(document, name)
     if not isinstance(document, Mapping):
         raise InputError(
             f"{name} holds {'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
@@ -132,18 +140,47 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(  # as in YAML 1.2; 1.1 wants 1.0e+3
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Return a whole number; 0512 is 512, and not octal."""
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    return int(re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", text), 0)
 
 
-def _refuse_endless(document: Any, name: str) -> None:
-    """Refuse a document that contains itself, or a value so often that it could not be gone through."""
-    left, count = [document], 0
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_NUMBERS = {
+    _INT: re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)$"),
+    _FLOAT: re.compile(
+        r"""[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?
+        |[0-9][0-9_]*[eE][-+]?[0-9]+
+        |\.[0-9][0-9_]*([eE][-+]?[0-9]+)?
+        |\.(inf|Inf|INF))$
+        |\.(nan|NaN|NAN)$""",
+        re.VERBOSE,
+    ),
+}
+"""What is a number, as in YAML 1.2: 1.1 wants 1.0e+3, takes 1:30 for 90, and 0512 for 330."""
+
+_Loader.add_constructor(_INT, _whole_number)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBERS.get(tag, pattern)) for tag, pattern in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def files_named(document: Any, folder: Path) -> dict[str, Path]:
+    """Return the files that are named anywhere in a document, by their names in it."""
+    texts = [value for value in _every_value(document, "scenario") if isinstance(value, str)]
+    paths = {text: folder / os.path.expanduser(text) for text in texts}
+    return {text: path for text, path in paths.items() if os.path.isfile(path)}
+
+
+def _every_value(document: Any, name: str) -> list[Any]:
+    """Return all values; refuse a document that contains itself, or one so often that this would not end."""
+    left, values = [document], []
     while left:
         value = left.pop()
-        count += 1
-        if count + len(left) > _MOST_VALUES:
+        values.append(value)
+        if len(values) + len(left) > _MOST_VALUES:
             raise InputError(
                 f"{name} holds more than {_MOST_VALUES:,} values with its aliases (*) written out, or one within "
                 "itself, so reading would not end; write the values themselves"
@@ -152,6 +189,7 @@ def _refuse_endless(document: Any, name: str) -> None:
             left.extend(value.values())
         elif isinstance(value, list | tuple):
             left.extend(value)
+    return values
 
 
 def one_line(error: ValidationError, model: type[Section]) -> str:
@@ -208,11 +246,13 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
 
 def _places(problem: Any) -> list[int | str]:
     """Return where a problem is, without the class that pydantic names where a section is one of several choices."""
-    *places, last = problem["loc"] or ("",)
+    if not problem["loc"]:
+        return []
+    *places, last = problem["loc"]
     choices = {section.__name__ for section in Section.__subclasses__()}
     kept = [place for place in places if place not in choices]
     is_choice = last in choices and problem["type"] != "extra_forbidden"
-    return kept if is_choice or last == "" else [*kept, last]
+    return kept if is_choice else [*kept, last]
 
 
 def _path(places: Sequence[object]) -> str:

@@ -136,7 +136,7 @@ BAD = {
     "priority of what": (("network", RESEARCH, "--orders", "priority"), "priority without stages"),
     "orders and figures": (("network", RESEARCH, "--orders", "fcfs", "--figures", "f"), "leave --orders out"),
     "resolution": (("network", RESEARCH, "--resolution", "0"), "resolution is 0"),
-    "report over the scenario": (("network", RESEARCH, "--report", RESEARCH), "the scenario itself"),
+    "report over the scenario": (("network", RESEARCH, "--report", RESEARCH), "is what is read"),
 }
 
 

@@ -106,6 +106,7 @@ def test_a_server_needs_no_more_than_the_search_leaves_open(tmp_path: Path) -> N
         ({"search": {"replicas": {"min": 5, "max": 2}}}, "search.replicas.min is 5"),
         ({"search": {"replicas": ["many"]}}, "must be a whole number"),
         ({"search": {"policy": ["sarathy"]}}, "sarathi"),
+        ({"search": {"token_budget": []}}, "plan.search.token_budget: the list is empty"),
         ({"price": {"a100": 2.0}}, "no price matches a server without a preset"),
         ({"goodput": 1.5, "objective": "goodput"}, "the goodput is 1.5"),
         ({"objective": "speed"}, "plan.objective must be 'cost' or 'goodput'"),
@@ -186,3 +187,28 @@ def test_a_bad_day_or_job_is_refused_before_the_search(penstock, tmp_path, monke
         status, out, error = penstock("plan", path)
         assert (status, out) == (2, ""), section
         assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        ["--manifest", "fleet.yaml"],
+        ["--report", "day.csv"],
+        ["--manifest", "m", "--report", "m"],
+        ["--manifest", "m", "--report", "link"],
+    ],
+)
+def test_no_output_overwrites_what_is_read_or_another_output(
+    penstock: Callable[..., Said], scenario: Path, outputs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scenario.parent)
+    Path("day.csv").write_text("h,rate\n0,5\n")
+    Path("link").symlink_to("m")
+    changed(scenario, day={"file": "day.csv"})
+    before = scenario.read_text()
+    status, out, err = penstock("plan", "fleet.yaml", *outputs)
+    assert (status, out) == (2, "")
+    assert "be lost; give" in err
+    assert scenario.read_text() == before
+    assert Path("day.csv").read_text() == "h,rate\n0,5\n"
+    assert not Path("m").exists()

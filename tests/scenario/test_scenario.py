@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import penstock as ps
+from penstock.document import read_document
 from penstock.scenario.scenario import build, read_scenario
 
 SERVER = {"hardware": "codellama-34b-a100-tp1", "token_budget": 512}
@@ -300,3 +301,42 @@ def test_a_gpu_that_says_too_little_or_holds_no_model_is_refused(server: dict[st
     with pytest.raises(ps.InputError, match=said) as caught:
         build({"workload": WORKLOAD, "server": server}, Path())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("'': 5\n", "'' is not a key of a scenario"),
+        ("server: {'': 5}\nworkload: {}\n", "server.'' is not a key"),
+        ("a" * 4_000_001, "more than 4,000,000 characters"),
+    ],
+)
+def test_a_scenario_with_an_empty_key_or_without_end_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(text)
+    with pytest.raises(ps.InputError, match=words):
+        read_scenario(path)
+
+
+def test_numbers_are_decimal_and_a_time_of_day_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    values = "[0512, -007, 0, 1e3, 1_000, 0x10, .5, 1.5e-3, -1.0, .inf, 00.5, 1:30, 1:30.5]"
+    path.write_text(f"a: {values}\n")
+    expected = [512, -7, 0, 1e3, 1000, 16, 0.5, 1.5e-3, -1.0, float("inf"), 0.5, "1:30", "1:30.5"]
+    assert read_document(path) == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        ({"memory_gib": float("nan")}, "memory_gib is nan"),
+        ({"memory_gib": 80, "model": ""}, "the model '' is not known"),
+        ({"memory_gib": 80, "tensor_parallel": 0}, "tensor_parallel is 0"),
+    ],
+)
+def test_no_key_of_a_gpu_is_passed_over(gpu: dict[str, object], words: str) -> None:
+    server = SERVER | {"policy": "vllm", "gpu": gpu}
+    with pytest.raises(ps.InputError, match=words):
+        build({"workload": WORKLOAD, "server": server}, Path())
+    with pytest.raises(ps.InputError, match="gpu is 'x'; give a Gpu"):
+        ps.Server(ps.Affine(0.01, 1e-4), 512, gpu="x")  # type: ignore[arg-type]

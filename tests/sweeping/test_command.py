@@ -245,3 +245,18 @@ def test_a_full_disk_names_the_table_and_what_is_kept(
     assert len(err.splitlines()) == 1
     assert sweep(scenario, "--vary", "workload.poisson.rate=1,2", "--out", out)[0] == 0
     assert pl.read_csv(out).height == 2
+
+
+def test_no_output_overwrites_the_journal_or_a_file_that_varies(
+    scenario: Path, sweep: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scenario.parent)
+    Path("a.csv").write_text("tokens,ms\n1,5\n512,20\n")
+    journal = ["--out", "z.csv", "--report", "z.csv.journal"]
+    table = ["--vary", "server.batch_time.table=a.csv,b.csv", "--report", "a.csv"]
+    for words in (["--vary", "server.token_budget=256,512", *journal], table):
+        status, out, err = sweep(scenario, *words)
+        assert (status, out) == (2, "")
+        assert "be lost; give" in err
+    assert not Path("z.csv.journal").exists()
+    assert Path("a.csv").read_text().startswith("tokens")

@@ -27,6 +27,7 @@ from penstock.show.options import (
     Seed,
     Strict,
     check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -45,7 +46,7 @@ def region(
     report: Report = None,
 ) -> None:
     """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, None, None)
     from penstock.theory.operating_point import operating_point
 

@@ -32,6 +32,7 @@ from penstock.show.options import (
     Seed,
     Strict,
     check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -75,7 +76,7 @@ def check(
 
     or, for a network, `network` with pools and workflows in place of the first two.
     """
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     from penstock.document import read_document
     from penstock.scenario.network import describes_network
 
@@ -140,7 +141,7 @@ def compare(
     strict: Strict = False,
 ) -> None:
     """Put policies side by side on the same requests."""
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, None, requests, seed)
     from penstock.checking import answer
     from penstock.system.policies import POLICIES
@@ -175,7 +176,7 @@ def simulate(
     report: Report = None,
 ) -> None:
     """Say what happened in one finite run, whatever the theory says."""
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, requests, seed)
     from penstock.checking import answer
     from penstock.simulation.simulate import simulate as run_once

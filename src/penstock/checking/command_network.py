@@ -17,6 +17,7 @@ from penstock.show.options import (
     Seed,
     Strict,
     check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -52,7 +53,7 @@ def network(
     """
     from penstock.document import read_document
 
-    check_outputs(scenario, figures, report)
+    check_outputs(files_of(scenario), {"--report": report}, figures)
     document = read_document(scenario)
     chosen = chosen_network(scenario, document, jobs)
     answer_network(chosen, seed, resolution, orders, as_json, figures, report, strict)

@@ -256,8 +256,11 @@ def _runs_table(runs: Mapping[str, Run], found: Mapping[str, Answer]) -> Table:
 
 
 def _batch_sections(scenario: Scenario, runs: Mapping[str, Run]) -> list[Section]:
-    """Return the batches in the region, and who was in the first of them."""
+    """Return the batches in the region, and who was in the first of them, where there was any batch."""
     workload = scenario.workload
+    runs = {name: run for name, run in runs.items() if run.compositions.height}
+    if not runs:
+        return []
     places = {name: operating_point(workload, run.server) for name, run in runs.items()}
     place = next(iter(places.values()))
     own = {name: each.own for name, each in places.items() if each.own is not None}

@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -56,6 +57,8 @@ class Source:
         source = cls(path, None, most_gib)
         try:
             if str(path) == _STANDARD_INPUT:
+                if sys.stdin is None:
+                    raise source.fault("is closed. Pipe a file into it, or name a file")
                 source = source._with(_bounded(sys.stdin.buffer, source))
             else:
                 source._refuse_irregular()
@@ -77,7 +80,7 @@ class Source:
     @property
     def name(self) -> str:
         """File name, for messages."""
-        name = self.path.name
+        name = self.path.name or str(self.path)
         if name == _STANDARD_INPUT:
             return "standard input"
         return name if name.isprintable() and len(name) <= 80 else shown(name)
@@ -163,6 +166,16 @@ class Source:
                 _count(gzip.GzipFile(fileobj=file), self)
             file.seek(0)
             return self._with(_bounded(gzip.GzipFile(fileobj=file), self, "unpacks to"))
+
+
+def refuse_twice(paths: Iterable[Path]) -> None:
+    """Refuse a file that is given twice: what it holds would count twice."""
+    seen: set[str] = set()
+    for path in paths:
+        place = os.path.realpath(path)
+        if place in seen:
+            raise Source(path, None).fault("is given twice, so what it holds would count twice. Give it once")
+        seen.add(place)
 
 
 def _count(file: BinaryIO | gzip.GzipFile, source: Source) -> None:

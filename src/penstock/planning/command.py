@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock import checks
 from penstock.errors import InputError
 from penstock.show import progress
 from penstock.show.options import (
@@ -20,6 +19,7 @@ from penstock.show.options import (
     Seed,
     Strict,
     check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -66,9 +66,7 @@ def plan(
     Beside `workload` and `server` the scenario has a `plan` that says where to look, such as
     `plan: {targets: [ttft_p99<2s], search: {token_budget: [256, 512, 1024], replicas: {max: 32}}}`.
     """
-    check_outputs(scenario, figures, report)
-    if manifest is not None:
-        checks.writable("--manifest", manifest)
+    check_outputs(files_of(scenario), {"--report": report, "--manifest": manifest}, figures)
     from penstock.planning.scenario import read_plan
 
     asked = read_plan(

@@ -20,9 +20,16 @@ from penstock.workload.workload import Workload
 DEFAULT_MOST_REPLICAS = 32
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """Let one value stand for a list of it."""
     return value if isinstance(value, list) else [value]
+
+
+def _listed(value: Any) -> Any:
+    """Return what may be tried: one value, or a list of some."""
+    if value == []:
+        raise InputError("the list is empty, so there is nothing to try; name a value, or leave it out")
+    return _as_list(value)
 
 
 Names = Annotated[list[str], BeforeValidator(_listed)]
@@ -62,7 +69,7 @@ class SearchSection(Section):
 class PlanSection(Section):
     """What is asked for, and where to look."""
 
-    targets: Names | None = None
+    targets: Annotated[list[str], BeforeValidator(_as_list)] | None = None
     objective: Literal["cost", "goodput"] = "cost"
     goodput: float = 0.99
     confidence: float = 0.95

@@ -342,7 +342,9 @@ class ServerSection(Section):
         if asked is None:
             return known
         memory_gib = self._memory_gib(measured)
-        model = asked.model or (known.model if known else None)
+        model = asked.model
+        if model is None and known is not None:
+            model = known.model
         if model is None:
             idle = asked.model_fields_set & {"tensor_parallel", "gpu_memory_utilization"}
             if idle:
@@ -351,7 +353,9 @@ class ServerSection(Section):
                     "give kv_tokens"
                 )
             return None
-        parallel = asked.tensor_parallel or (known.tensor_parallel if known else 1)
+        parallel = known.tensor_parallel if known else 1
+        if asked.tensor_parallel is not None:
+            parallel = asked.tensor_parallel
         if known is not None and parallel != known.tensor_parallel:
             name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
             raise InputError(
@@ -365,6 +369,9 @@ class ServerSection(Section):
         """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is known."""
         assert self.gpu is not None
         given = self.gpu.memory_gib
+        if given is not None:
+            what = "it is the memory of one GPU"
+            checks.number("server.gpu.memory_gib", given, 1, 4096, "GiB", what)
         known = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
         if known is None:
             if given is None:

@@ -1,7 +1,9 @@
 """What the commands of the command line share: their options, exit statuses, and what they write."""
 
 import json
+import os
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,9 @@ from penstock.errors import InputError
 
 EXIT_ANSWER_IS_NO = 1
 EXIT_BAD_INPUT = 2
+
+_DATA = (".json", ".csv", ".jsonl", ".parquet", ".gz")
+"""Endings of what is read from a folder; a report in it may be written again."""
 
 ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the scenario's.")]
@@ -40,26 +45,65 @@ MaxGib = Annotated[
 ]
 
 
-def check_outputs(scenario: Path, figures: Path | None, report: Path | None) -> None:
-    """Refuse what cannot be written before the work, not after."""
+def check_outputs(inputs: Iterable[Path], outputs: Mapping[str, Path | None], figures: Path | None = None) -> None:
+    """Refuse before the work what could not be written after it, or would be lost.
+
+    Parameters
+    ----------
+    inputs
+        What is read: files, and folders of files.
+    outputs
+        The files to write, by the options that name them; None: not asked for.
+    figures
+        The folder of the figures.
+
+    Raises
+    ------
+    InputError
+        If one cannot be written, or is an input or another output.
+    """
     if figures is not None:
         checks.writable("--figures", figures, folder=True)
-    if report is not None:
-        checks.writable("--report", report)
-        if report.exists() and scenario.exists() and report.samefile(scenario):
-            raise InputError(f"--report {report} is the scenario itself, which would be lost; give another file")
+    read = [path for path in inputs if os.path.exists(path)]
+    others: dict[str, Path] = {}
+    for option, output in outputs.items():
+        if output is None:
+            continue
+        checks.writable(option, output)
+        if any(_overwrites(output, path) for path in read):
+            raise InputError(f"{option} {output} is what is read, which would be lost; give another file")
+        for other, path in others.items():
+            if _overwrites(output, path):
+                raise InputError(f"{other} and {option} are both {output}, so one would be lost; give two files")
+        others[option] = output
 
 
-def check_fit_outputs(inputs: list[Path], output: Path | None, figures: Path | None, report: Path | None) -> None:
-    """Refuse what cannot be written, or would overwrite an input or another output."""
-    for path in inputs:
-        check_outputs(path, figures, report)
-        if output is not None and output.exists() and path.exists() and output.samefile(path):
-            raise InputError(f"--output {output} is what is read, which would be lost; give another file")
-    if output is not None:
-        checks.writable("--output", output)
-        if report is not None and output.resolve() == report.resolve():
-            raise InputError(f"--output and --report are both {output}, so one would be lost; give two files")
+def files_of(scenario: Path, *values: str) -> list[Path]:
+    """Return the files that a scenario is read from: itself, and those named in it or in values beside it.
+
+    A batch-time file that it names may name a table. What cannot be read is refused where it is read.
+    """
+    from penstock.document import files_named, read_document
+
+    found = [scenario]
+    try:
+        found += files_named([read_document(scenario), *values], scenario.parent).values()
+        for path in found[1:]:
+            if path.suffix in (".yaml", ".yml"):
+                found += files_named(read_document(path), path.parent).values()
+    except InputError:
+        pass
+    return found
+
+
+def _overwrites(output: Path, path: Path) -> bool:
+    """Return whether writing a file would change another, or a result in a folder."""
+    if path.is_dir():
+        is_data = output.is_file() and output.suffix in _DATA
+        return is_data and path.resolve() in output.resolve().parents
+    if output.exists() and path.exists():
+        return output.samefile(path)
+    return output.resolve() == path.resolve()
 
 
 def save_figures(drawings: dict[str, Any], folder: Path, as_json: bool) -> None:

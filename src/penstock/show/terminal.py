@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_NARROWEST = 20  # columns
+
 COLOUR_OF = {
     "stable": "bold blue",
     "met": "bold blue",
@@ -66,7 +68,10 @@ def _row_by_row(table: Table) -> Table:
 
 def make_console(*, stderr: bool = False) -> Console:
     """Return a console that leaves names as they are: ``a:b:c`` holds no emoji."""
-    return _Terminal(stderr=stderr, emoji=False)
+    console = _Terminal(stderr=stderr, emoji=False)
+    if console.width < _NARROWEST:  # COLUMNS=0, where nothing could be read
+        console.width = _NARROWEST
+    return console
 
 
 def styled(word: str) -> str:

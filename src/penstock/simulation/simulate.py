@@ -17,6 +17,8 @@ from penstock.system.server import Server
 from penstock.workload.pairs import Independent
 from penstock.workload.workload import Requests, Workload
 
+_MOST_REQUESTS = 10**10
+
 _Report = Callable[[], None]
 
 
@@ -163,7 +165,8 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None,
         if workload.rows is None:
             raise InputError(f"{workload.name} never ends; say how much of it to simulate with `requests` or `until`")
         return workload.rows
-    requests = checks.whole("requests", requests, 1, 10**12, "", "it is the number of arrivals")
+    tells = "it is the number of arrivals, of which more take days; give fewer, a million tells a mean well"
+    requests = checks.whole("requests", requests, 1, _MOST_REQUESTS, "", tells)
     if workload.rows is not None and requests > workload.rows:
         raise InputError(
             f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed once; "

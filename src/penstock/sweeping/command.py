@@ -1,6 +1,5 @@
 """The command ``penstock sweep``: many scenarios from one, into a table that can be resumed."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from penstock.show.options import (
     ScenarioPath,
     Seed,
     check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -70,16 +70,21 @@ def sweep(
     Killed at any moment, the same call goes on where it stopped: finished points are kept beside the table.
     """
     from penstock.sweeping import terminal as terminal_sweep
-    from penstock.sweeping.store import journal_of
+    from penstock.sweeping.store import checked_output, journal_of
     from penstock.sweeping.sweep import set_up
     from penstock.sweeping.sweep import sweep as run_sweep
 
-    check_outputs(scenario, figures, report)
-    out = None if out is None else _checked_out(out, scenario, report)
+    varied = None if vary is None else fields(vary)
+    journal = None
+    if out is not None:
+        out = checked_output(out)
+        journal = journal_of(out)
+    values = [value for given in (varied or {}).values() for value in given.split(",")]
+    outputs = {"--out": out, "the journal of --out": journal, "--report": report}
+    check_outputs(files_of(scenario, *values), outputs, figures)
     terminal_sweep.checked_sort(sort)
     asked = set_up(
-        scenario, None if vary is None else fields(vary), sample=sample, seed=seed, seeds=seeds,
-        independent=independent or None, test=test,
+        scenario, varied, sample=sample, seed=seed, seeds=seeds, independent=independent or None, test=test,
     )  # fmt: skip
     with terminal_sweep.bar("Sweeping") as show:
         table = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
@@ -96,18 +101,6 @@ def sweep(
         terminal_sweep.print_sweep(scenario.stem, table, sort)
     if figures is not None or report is not None:
         _draw(asked, table, figures, report, as_json)
-
-
-def _checked_out(out: Path, scenario: Path, report: Path | None) -> Path:
-    """Return where the table goes, if nothing is lost there."""
-    from penstock.sweeping.store import checked_output
-
-    target = checked_output(out)
-    if target.exists() and os.path.exists(scenario) and target.samefile(scenario):
-        raise InputError(f"--out {target} is the scenario itself, which would be lost; give another file")
-    if report is not None and target.resolve() == report.resolve():
-        raise InputError(f"--out and --report are both {target}, so one would be lost; give two files")
-    return target
 
 
 def _draw(asked: "Sweep", table: "pl.DataFrame", figures: Path | None, report: Path | None, as_json: bool) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from penstock import checks
-from penstock.document import Section, Whole, parsed, read_document
+from penstock.document import Section, Whole, files_named, parsed, read_document
 from penstock.errors import InputError
 from penstock.scenario.network import describes_network
 from penstock.scenario.scenario import DEFAULT_REQUESTS
@@ -171,11 +170,12 @@ def set_up(
     if independent:
         points = [dataclasses.replace(point, seed=_own_seed(first, point.place)) for point in points]
     job = Job(document, folder, places, test)
-    listed = [axis.values for axis in chosen.values() if isinstance(axis, grid.Values)]
+    varied = [axis.values for axis in chosen.values() if isinstance(axis, grid.Values)]
+    files = files_named([document, *varied], folder)
     digest = store.fingerprint(
         {
             "scenario": document,
-            "files": _files(folder, [document, *listed]),
+            "files": {name: store.file_digest(path) for name, path in files.items()},
             "fields": list(chosen),
             "points": [(point.values, point.seed) for point in points],
             "test": test,
@@ -276,15 +276,3 @@ def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
         raise InputError(f"{name} describes a network; sweeps vary scenarios of one server: `workload` and `server`")
     parsed(document, _Parts, name, "`workload` and `server`")
     return document, folder, Path(name).stem
-
-
-def _files(folder: Path, values: Any) -> dict[str, str]:
-    """Return the digests of all files that are named anywhere in the values."""
-    if isinstance(values, Mapping):
-        values = list(values.values())
-    if isinstance(values, list | tuple):
-        return {name: digest for value in values for name, digest in _files(folder, value).items()}
-    if not isinstance(values, str):
-        return {}
-    path = folder / values
-    return {values: store.file_digest(path)} if os.path.isfile(path) else {}

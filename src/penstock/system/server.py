@@ -99,6 +99,8 @@ class Server:
         chosen = resolve(policy)
         memory = _memory(memory, kv_blocks, kv_tokens, block_size, usual_block_size(chosen))
         if gpu is not None:
+            if not isinstance(gpu, Gpu):
+                raise InputError(f"gpu is {checks.shown(gpu)}; give a Gpu, such as Gpu('Llama-3.1-8B', 80)")
             gpu, memory = _memory_of_gpu(gpu, chosen, token_budget, memory)
         elif memory is not None and memory.estimated:
             memory = dataclasses.replace(memory, estimated=False)

@@ -368,6 +368,11 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
         role = keys[key]
         if role in named:
             raise InputError(f"`columns` name {role} twice, as {named[role][0]!r} and {key!r}; keep one")
+        twice = next((other for other, held in named.values() if held == column), None)
+        if twice is not None:
+            raise InputError(
+                f"`columns` give the column {shown(column)} to {twice} and {key}, but it is one of them; name another"
+            )
         named[role] = key, column
     by_user = set(named)
     for own, role in roles.items():

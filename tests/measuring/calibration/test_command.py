@@ -198,3 +198,58 @@ def test_what_tools_write_beside_their_results_is_left_out_unless_it_is_all(
     status, _, err = penstock("calibrate", inputs)
     assert status == 2
     assert "inputs.json: is JSON of no known benchmark" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--seed", "-1"], "seed is -1"),
+        (["--fit-rows", "spread:" + "9" * 5_000], "give lowest:3, spread:3"),
+        (["--max-batch-size", "0"], "max_batch_size is 0"),
+        (["mine.csv"], "mine.csv: is given twice"),
+        (["./mine.csv"], "mine.csv: is given twice"),
+    ],
+)
+def test_no_value_is_taken_for_another(
+    penstock: Callable[..., Said],
+    results: Path,
+    options: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(results.parent)
+    status, out, err = penstock("calibrate", "mine.csv", *options)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_more_rows_than_there_are_mean_all(penstock: Callable[..., Said], results: Path) -> None:
+    many = penstock("calibrate", results, *FEW[:2], "--fit-rows", "spread:999999999999", "--json")[1]
+    assert json.loads(many)["rows_fitted"] == 3
+
+
+def test_two_columns_of_one_time_are_refused(penstock: Callable[..., Said], results: Path) -> None:
+    results.write_text("rate,prompt,output,ttft_mean_ms,ttft_mean_s\n1,500,60,21,9\n")
+    status, _, err = penstock("calibrate", results)
+    assert status == 2
+    assert "columns ttft_mean_ms and ttft_mean_s, so which one is meant is unclear" in err
+
+
+@pytest.mark.parametrize("command", ["calibrate", "fit"])
+def test_closed_standard_input_is_refused(
+    penstock: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    status, _, err = penstock(command, "-")
+    assert status == 2
+    assert "standard input: is closed" in err
+
+
+def test_outputs_of_one_token_have_no_panel_of_gaps(penstock: Callable[..., Said], tmp_path: Path) -> None:
+    table = tmp_path / "c.csv"
+    rows = "1,100,1,30,5\n2,100,1,30,5\n"
+    table.write_text(f"rate,prompt,output,ttft_mean_ms,itl_mean_ms\n{rows}")
+    status, _, err = penstock("calibrate", table, "--figures", tmp_path / "d")
+    assert status == 0, err
+    assert (tmp_path / "d" / "predicted_over_measured.svg").exists()

@@ -144,3 +144,9 @@ def test_a_file_that_is_not_there_is_one_line(penstock: Callable[..., Said], tmp
     assert (status, out) == (2, "")
     assert "does not exist" in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_file_given_twice_is_refused(penstock: Callable[..., Said], measured: Path) -> None:
+    status, _, err = penstock("fit", measured, measured)
+    assert status == 2
+    assert "is given twice" in err

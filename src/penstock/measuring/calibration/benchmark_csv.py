@@ -56,6 +56,11 @@ def rows(source: Source) -> list[dict[str, Any]]:
         metric = _METRIC.fullmatch(lower)
         if metric:
             column = f"{_METRICS[metric[1]]}_{_STATISTICS[metric[2] or '']}_s"
+            before = column in found and _METRIC.fullmatch(found[column][0].strip().lower())
+            if before and before[1] == metric[1]:
+                raise source.fault(
+                    f"has the columns {found[column][0]} and {name}, so which one is meant is unclear. Drop one"
+                )
             found.setdefault(column, (name, _UNITS[metric[3]]))
     for column, names in _CALLED.items():
         for name in names:

@@ -10,7 +10,7 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.inputs.source import Source, first_line
+from penstock.inputs.source import Source, first_line, refuse_twice
 from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools
 from penstock.measuring.calibration.results import NoResult, Row
 
@@ -90,6 +90,7 @@ def read_benchmarks(
     if format is not None and format not in FORMATS:
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
     files, left_out = _files(paths)
+    refuse_twice(files)
     same_name = len({path.name for path in files}) < len(files)
     rows: list[Row] = []
     no_result: NoResult | None = None

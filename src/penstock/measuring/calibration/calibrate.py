@@ -57,6 +57,7 @@ _MOST_REQUESTS = 10_000  # of a row, while it is fitted: the rest tells little m
 LESS = 0.05
 """Share by which having no more KV memory than the rows held may lower what a shape carries, without a warning."""
 
+_DIGITS = 15  # of a number of rows: more than anybody measures
 _PER_RUN = ("nothing", "overhead", "all")
 _KINDS = ("lowest", "spread", "all")
 _TOLD = 0.6  # of the prior's standard deviation: a cost that stays less certain is not identified by the rows
@@ -354,6 +355,10 @@ def calibrate(
     """
     if per_run not in _PER_RUN:
         raise InputError(f"per_run is {checks.shown(per_run)}{nearest(str(per_run), _PER_RUN)}")
+    checks.whole("seed", seed, 0, 2**62, "", "take any")
+    if max_batch_size is not None:
+        serves = "a batch serves at least one request; leave it out where it is not known"
+        checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves)
     stated = {"token_budget": token_budget, "max_batch_size": max_batch_size}
     assumed = tuple(name for name, limit in stated.items() if limit is None)
     token_budget = TOKEN_BUDGET if token_budget is None else token_budget
@@ -370,7 +375,9 @@ def calibrate(
 
     def build(values: Values) -> tuple[Server, Overhead]:
         known = dict.fromkeys(UNITS, 0.0) | values
-        places = round(values["max_batch_size"]) if "max_batch_size" in values else max_batch_size
+        places = max_batch_size
+        if "max_batch_size" in values:
+            places = max(round(values["max_batch_size"]), 1)
         memory = None
         if "kv_tokens" in values:  # one that is tried may be too short for some requests
             size = usual_block_size(resolve(policy))
@@ -378,7 +385,7 @@ def calibrate(
         server = Server(
             _batch_time(known),
             token_budget,
-            max(places, 1),
+            places,
             policy,
             memory=memory,
             kv_tokens=kv_tokens,
@@ -498,7 +505,8 @@ def _chosen(rows: Sequence[Row], fit_rows: str | Sequence[bool]) -> list[bool]:
             raise InputError(f"fit_rows has {len(chosen):,} values for {len(rows):,} rows; give one for each")
         return chosen
     kind, _, number = fit_rows.partition(":")
-    if kind not in _KINDS or (kind != "all") != number.isdecimal() or (number and int(number) < 1):
+    count = int(number) if number.isdecimal() and len(number) <= _DIGITS else 0
+    if kind not in _KINDS or (count < 1 if kind != "all" else number):
         raise InputError(f"fit_rows is {checks.shown(fit_rows)}; give lowest:3, spread:3 (of each shape), or all")
     by_shape: dict[str, list[Row]] = {}
     for row in rows:
@@ -508,9 +516,10 @@ def _chosen(rows: Sequence[Row], fit_rows: str | Sequence[bool]) -> list[bool]:
         ordered = sorted(same, key=lambda row: (row["requests_per_s"] or row["rate"] or 0, row["in_flight"] or 0))
         places = list(range(len(ordered)))
         if kind == "lowest":
-            places = places[: int(number)]
+            places = places[:count]
         elif kind == "spread":
-            places = np.unique(np.rint(np.linspace(0, len(ordered) - 1, int(number))).astype(int)).tolist()
+            spread = np.linspace(0, len(ordered) - 1, min(count, len(ordered)))
+            places = np.unique(np.rint(spread).astype(int)).tolist()
         used |= {ordered[place]["row"] for place in places}
     return [row["row"] in used for row in rows]
 

@@ -14,7 +14,7 @@ from penstock.show.options import (
     MaxGib,
     Output,
     Report,
-    check_fit_outputs,
+    check_outputs,
     print_json,
     save_figures,
     say_written,
@@ -74,7 +74,7 @@ def calibrate(
     ] = False,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off that is."""
-    check_fit_outputs(results, output, figures, report)
+    check_outputs(results, {"--output": output, "--report": report}, figures)
     from penstock.measuring.calibration.benchmarks import read_benchmarks
     from penstock.measuring.calibration.calibrate import calibrate as calibrate_on
 

@@ -26,7 +26,8 @@ def figures(found: Calibration) -> dict[str, Any]:
 
 def predicted_over_measured(found: Calibration) -> alt.HConcatChart:
     """Each row as a point, measured across and predicted upwards, on logarithmic axes with the line of no error."""
-    panels = [_panel(found, metric) for metric in _SHOWN if found.rows[f"{metric}_error"].count()]
+    predicted = [name for name in _SHOWN if _rows(found, name).drop_nulls("predicted").height]
+    panels = [_panel(found, metric) for metric in predicted]
     row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
     return row
 

@@ -7,6 +7,7 @@ import typer
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.source import refuse_twice
 from penstock.show.options import (
     Description,
     Figures,
@@ -14,7 +15,7 @@ from penstock.show.options import (
     MaxGib,
     Output,
     Report,
-    check_fit_outputs,
+    check_outputs,
     print_json,
     save_figures,
     say_written,
@@ -59,7 +60,8 @@ def fit(
     from penstock.measuring.fitting.readers import read_batches
     from penstock.show import progress
 
-    check_fit_outputs(files, output, figures, report)
+    check_outputs(files, {"--output": output, "--report": report}, figures)
+    refuse_twice(files)
     chosen = dict(_pair(text) for text in where or ())
     batches = joined(
         [read_batches(file, format, where=chosen or None, layers=layers, max_gib=max_gib) for file in files]

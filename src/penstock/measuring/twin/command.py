@@ -15,6 +15,8 @@ from penstock.show.options import (
     Json,
     Report,
     Strict,
+    check_outputs,
+    files_of,
     print_json,
     save_figures,
     say_written,
@@ -67,9 +69,7 @@ def profile(
 
     A scenario uses it as `server: {batch_time: {file: FILE}}`.
     """
-    checks.writable("the batch-time file", out)
-    if measurements is not None:
-        checks.writable("--measurements", measurements)
+    check_outputs([], {"the batch-time file": out, "--measurements": measurements})
     from penstock.measuring.fitting.fit import fit
     from penstock.measuring.profiling import measurements as files
     from penstock.measuring.profiling.sweep import Sweep, measure
@@ -134,10 +134,8 @@ def twin(
     Batch times are measured first; then it is said at each load whether a backlog drains or grows, and after each run
     how latencies and drift compare. Takes about (calibrate + loads x (20 s + seconds + backlog)) x seeds.
     """
-    if figures is not None:
-        checks.writable("--figures", figures, folder=True)
-    if report is not None:
-        checks.writable("--report", report)
+    inputs = [] if batch_time is None else files_of(batch_time)
+    check_outputs(inputs, {"--report": report}, figures)
     from penstock.measuring.twin import experiment
     from penstock.measuring.twin import terminal as terminal_twin
 
