@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.cli import _servers, main
+from penstock.checking.choices import chosen_servers
+from penstock.cli import main
 from penstock.scenario.scenario import build
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "azure_code.yaml"
@@ -156,7 +157,7 @@ def test_every_command_says_on_what_kv_memory_an_engine_counts(command: str, eng
 
 def test_policies_compared_with_an_engine_have_its_kv_memory_whichever_stands_in_the_file() -> None:
     compared = [
-        _servers(build(yaml.safe_load(ENGINE.replace("vllm", name)), Path()), "sarathi,vllm,sglang,orca", ())
+        chosen_servers(build(yaml.safe_load(ENGINE.replace("vllm", name)), Path()), "sarathi,vllm,sglang,orca", ())
         for name in ("vllm", "sarathi", "orca")
     ]
     for servers in compared:
@@ -165,7 +166,7 @@ def test_policies_compared_with_an_engine_have_its_kv_memory_whichever_stands_in
         for name in ("sarathi", "orca"):
             assert (servers[name].memory, servers[name].kv_note) == (engine.memory, engine.kv_note)
             assert servers[name].kv_note is not None
-    alone = _servers(build(yaml.safe_load(ENGINE.replace("vllm", "orca")), Path()), "sarathi,orca", ())
+    alone = chosen_servers(build(yaml.safe_load(ENGINE.replace("vllm", "orca")), Path()), "sarathi,orca", ())
     assert [server.memory for server in alone.values()] == [None, None]
 
 
