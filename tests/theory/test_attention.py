@@ -327,7 +327,6 @@ def test_what_is_known_by_token_load_only_is_refused_in_one_line() -> None:
         lambda: foster(server, arrival_rate=1.0, prompt=100, output=100),
         lambda: fluid(server, arrival_rate=1.0, prompt=100, output=100),
         lambda: sarathi_region(dataclasses.replace(server, max_batch_size=100)),
-        lambda: ps.memory_estimate(CHAT, dataclasses.replace(server, memory=ps.Memory(1000))),
     ]
     for ask in refused:
         with pytest.raises(
