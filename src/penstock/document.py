@@ -200,7 +200,7 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
     places = _places(problem)
     where = _path(places) or "the scenario"
     value = problem.get("input")
-    shown = f", not {checks.shown(value)}"
+    shown = f", not {_in_yaml(value)}"
     quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", value[:100])
     bare = "; write it without quotes" if quoted else "; give one"
     if places[-1:] == ["[key]"]:
@@ -242,6 +242,15 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
             return f"{where} must be {problem['ctx']['expected']}{shown}"
         case _:
             return f"{where}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
+
+
+def _in_yaml(value: object) -> str:
+    """Show a value as the file has it: null, and true."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return checks.shown(value)
 
 
 def _places(problem: Any) -> list[int | str]:

@@ -154,10 +154,10 @@ BAD = {
     "nobody's home": (said("{trace: ~nosuchuser/x}"), "nosuchuser"),
     "true for a number": (
         said() + "\nsimulate: {requests: true}",
-        "simulate.requests must be a whole number, not True",
+        "simulate.requests must be a whole number, not true",
     ),
     "a number in quotes": (said(server=f"{KNOWN}, token_budget: '512'"), "write it without quotes"),
-    "true for a rate": (said("{preset: azure-code, rate: true}"), "rate must be a number, not True"),
+    "true for a rate": (said("{preset: azure-code, rate: true}"), "rate must be a number, not true"),
     "half a request": (said() + "\nsimulate: {requests: 1.5}", "must be a whole number, not 1.5"),
     "a negative c_ms": (
         said(server="batch_time: {c_ms: -1, a_ms: 1, b0: 8}, token_budget: 5"),

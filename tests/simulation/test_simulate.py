@@ -238,3 +238,8 @@ def test_long_and_short_outputs_together_are_served_exactly_as_long_as_they_are(
     run = ps.simulate(recording, SERVER, record="summary")
     assert run.tokens == 200_000 + 99_999
     assert run.gaps.size == 99_999
+
+
+def test_a_run_that_would_take_days_is_refused() -> None:
+    with pytest.raises(ps.InputError, match="more take days; give fewer"):
+        ps.simulate(WORKLOAD, SERVER, requests=10**12)

@@ -70,6 +70,7 @@ def test_ctrl_c_leaves_what_the_next_call_goes_on_with(long_scenario: Path) -> N
     assert process.returncode == 130
     assert said.strip().splitlines()[-1].startswith("penstock: interrupted")
     assert "Traceback" not in said
+    assert "Warning" not in said
     kept = lines(out)
     assert kept >= 5
     assert not out.exists()

@@ -406,6 +406,8 @@ def test_formats_and_columns_that_do_not_exist_are_refused(write):
     assert "did you mean 'prompt_tokens'" in refusal(path, columns={"prompt_token": "num_prefill_tokens"})
     assert "twice" in refusal(path, columns={"arrival_s": "arrived_at", "arrival_ms": "arrived_at"})
     assert "Name them with `columns: {" in refusal(path, columns={"prompt_tokens": "num_prefill_tokens"})
+    both = dict.fromkeys(("prompt_tokens", "output_tokens"), "num_prefill_tokens")
+    assert "to prompt_tokens and output_tokens, but it is one of them" in refusal(path, columns=both)
     assert load(path, format="lengths").arrival_s is None
 
 

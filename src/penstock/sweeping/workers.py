@@ -26,6 +26,9 @@ KINDS = ("loky", "ray", "dask")
 
 _ROUND = 4  # chunks to each worker before Ray's are waited for: its backend hands results back all at once
 _PATIENCE_S = 30.0
+_NO_LEAKS = "ignore::UserWarning:joblib.externals.loky.backend.resource_tracker"
+"""For the process that cleans up after loky: what an interrupt leaves behind is removed without a word."""
+
 _WATCH_S = 0.1
 
 
@@ -176,7 +179,15 @@ def checked(backend: str, jobs: int) -> tuple[str, str]:
 def _loky(_: str, wanted: Wanted) -> Iterator[Workers]:
     from joblib import cpu_count
 
-    yield Workers("loky", wanted(cpu_count()), {}, (BrokenExecutor,))
+    usual = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (usual, _NO_LEAKS)))
+    try:
+        yield Workers("loky", wanted(cpu_count()), {}, (BrokenExecutor,))
+    finally:
+        if usual is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = usual
 
 
 @contextlib.contextmanager
