@@ -236,6 +236,7 @@ def test_what_cannot_be_used_is_said_in_one_line(benchmarks: pl.DataFrame, optio
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_two_real_sweeps_are_predicted_from_three_loads_of_each(sweeps: Path) -> None:
     """Mean errors over the 14 rows that were not used: 5% at most, in time to first token and between tokens."""
     found = calibrate(read_benchmarks([sweeps / "sweep-i1024-o256.json.gz", sweeps / "sweep-i256-o64.json.gz"]))
