@@ -27,6 +27,14 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def seconds(value: float | None) -> str:
+    """Return seconds with as many decimals as matter, or a dash."""
+    if value is None:
+        return "-"
+    decimals = next((count for count, limit in enumerate((100, 10, 1)) if value >= limit), 3)
+    return f"{value:,.{decimals}f}"
+
+
 def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
     """Return each sentence once, after the names of those that it is about, unless it is about all."""
     names_of: dict[str, list[str]] = {}

@@ -101,6 +101,7 @@ def test_check_answers_for_a_network_as_it_does_for_a_server(penstock: Callable[
     [
         (RYBKO_STOLYAR, "--requests", "give --jobs"),
         (RYBKO_STOLYAR, "--precision", "leave it out"),
+        (RYBKO_STOLYAR, "--alpha", "leave it out"),
         (SERVER, "--jobs", "give --requests"),
     ],
 )
@@ -110,6 +111,15 @@ def test_check_refuses_what_the_other_kind_of_scenario_knows(
     status, out, err = penstock("check", path, option, 100)
     assert (status, out) == (2, "")
     assert f"knows no {option}; {remedy}" in err
+
+
+@pytest.mark.parametrize("path", [RYBKO_STOLYAR, SERVER])
+def test_a_resolution_of_nothing_is_refused_and_not_taken_for_the_default(
+    path: Path, penstock: Callable[..., Said]
+) -> None:
+    status, out, err = penstock("check", path, "--resolution", 0)
+    assert (status, out) == (2, "")
+    assert "resolution" in err
 
 
 @pytest.mark.parametrize("command", ["compare", "region", "max-rate", "recommend", "simulate"])

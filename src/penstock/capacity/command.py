@@ -10,7 +10,6 @@ from penstock.checking.choices import (
     PolicyName,
     Requests,
     Targets,
-    _kv_notes,
     about,
     chosen_policies,
     chosen_scenario,
@@ -62,7 +61,7 @@ def region(
         page.report_region(report, chosen, found)
         say_written("Report", [report], as_json)
     if as_json:
-        print_json(found.as_dict() | {"warnings": _kv_notes(chosen.server)})
+        print_json(found.as_dict() | {"warnings": chosen.server.kv_notes})
     else:
         terminal.print_region(chosen, found)
 
@@ -89,7 +88,7 @@ def max_rate(
                 chosen.workload, server, precision=precision, alpha=alpha, seed=chosen.workload.seed,
                 progress=part_of(show, index, len(servers)),
             )  # fmt: skip
-    notes = gathered({name: _kv_notes(server) for name, server in servers.items()})
+    notes = gathered({name: server.kv_notes for name, server in servers.items()})
     if as_json:
         print_json(
             {

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from penstock.scenario.scenario import Scenario
     from penstock.theory.operating_point import OperatingPoint
 from penstock.checking.terminal import _print_targets, print_heading
-from penstock.show.terminal import facts, make_console, print_contradiction, print_warnings, seconds
+from penstock.show.terminal import facts, make_console, print_contradiction, print_warnings
+from penstock.words import seconds
 
 
 def print_region(scenario: "Scenario", found: "OperatingPoint") -> None:

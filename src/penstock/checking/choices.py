@@ -16,18 +16,11 @@ if TYPE_CHECKING:
     from penstock.system.policies import Policy
     from penstock.system.server import Server
 
-
 Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
-
-
 Targets = Annotated[
     list[str] | None, typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable.")
 ]
-
-
 Alpha = Annotated[float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")]
-
-
 PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")]
 
 
@@ -37,10 +30,6 @@ def measured(scenario: "Scenario") -> dict[str, Any] | None:
     if known is None:
         return None
     return {"description": known.description, "source": known.source, "year": known.year}
-
-
-def _kv_notes(server: "Server") -> list[str]:
-    return [f"{server.kv_note}."] if server.kv_note else []
 
 
 def chosen_scenario(

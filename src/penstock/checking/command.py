@@ -12,7 +12,6 @@ from penstock.checking.choices import (
     PolicyName,
     Requests,
     Targets,
-    _kv_notes,
     about,
     chosen_scenario,
     chosen_servers,
@@ -55,7 +54,9 @@ def check(
     ] = None,
     jobs: Jobs = None,
     orders: Orders = None,
-    alpha: Alpha = 0.01,
+    alpha: Annotated[
+        float | None, typer.Option("--alpha", help="Probability of a wrong verdict of the test of a server: 0.01.")
+    ] = None,
     resolution: Annotated[
         float | None,
         typer.Option("--resolution", help="Share of the load that the test must tell from none: 0.01, networks 0.02."),
@@ -82,11 +83,11 @@ def check(
 
     document = read_document(scenario)
     if describes_network(document):
-        _refuse(f"{scenario} describes a network", {"--policy": policy, "--requests": requests, "--target": targets})
-        _refuse(f"{scenario} describes a network", {"--precision": precision})
-        of_network = 0.02 if resolution is None else resolution
+        of_server = {"--policy": policy, "--requests": requests, "--target": targets}
+        _refuse(f"{scenario} describes a network", of_server | {"--precision": precision, "--alpha": alpha})
         network = chosen_network(scenario, document, jobs)
-        answer_network(network, seed, of_network, orders, as_json, figures, report, strict)
+        resolution = 0.02 if resolution is None else resolution
+        answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
         return
     _refuse(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
     chosen = chosen_scenario(scenario, policy, requests, seed, document)
@@ -98,7 +99,8 @@ def check(
     with progress.bar(f"Simulating {name}") as show:
         found = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
-            targets=limits, precision=precision, alpha=alpha, resolution=resolution or 0.01, progress=show,
+            targets=limits, precision=precision, alpha=0.01 if alpha is None else alpha,
+            resolution=0.01 if resolution is None else resolution, progress=show,
         )  # fmt: skip
     _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
     _write_report(report, chosen, {name: found}, as_json)
@@ -194,7 +196,7 @@ def simulate(
             progress=show,
         )
     warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
-    front = _kv_notes(chosen.server)
+    front = chosen.server.kv_notes
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     if report is not None:
         from penstock.checking import report as page

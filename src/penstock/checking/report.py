@@ -19,7 +19,7 @@ from penstock.theory.certificate import Certificate
 from penstock.theory.load import Load
 from penstock.theory.operating_point import OperatingPoint, operating_point
 from penstock.theory.region import Region
-from penstock.words import METRICS, STATISTICS, gathered
+from penstock.words import METRICS, STATISTICS, amount, gathered, seconds
 
 _CDF_ROWS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 _SERIES_ROWS, _MIX_ROWS = 20, 12
@@ -89,7 +89,7 @@ def report_run(path: Path, scenario: Scenario, certificate: Certificate, run: Ru
         path,
         title=scenario.name,
         heading=_heading(scenario, [name]),
-        notes=_kv_notes(scenario),
+        notes=scenario.server.kv_notes,
         verdicts=[Verdict("no verdict", "one finite run, from empty; for a verdict ask penstock check")],
         sections=[
             _load_section(scenario, certificate),
@@ -141,7 +141,7 @@ def report_region(path: Path, scenario: Scenario, found: OperatingPoint) -> None
         path,
         title=scenario.name,
         heading=_heading(scenario, [policy]),
-        notes=_kv_notes(scenario),
+        notes=scenario.server.kv_notes,
         verdicts=[Verdict(side, reason, "the condition of Section 6, necessary for every policy")],
         sections=[
             Section("Stability region", figures=[figure]),
@@ -187,10 +187,6 @@ def _targets_table(found: Mapping[str, Answer]) -> Table:
     targets = [str(given) for given, _, _ in next(iter(found.values())).targets]
     rows = [(name, *(f"{word}\n{text}" for _, word, text in _targets(answer))) for name, answer in found.items()]
     return Table(("Policy", *targets), rows)
-
-
-def _kv_notes(scenario: Scenario) -> list[str]:
-    return [f"{scenario.server.kv_note}."] if scenario.server.kv_note else []
 
 
 def _next_section(scenario: Scenario, answer: Answer, several: bool) -> list[Section]:
@@ -276,7 +272,7 @@ def _batch_sections(scenario: Scenario, runs: Mapping[str, Run]) -> list[Section
 
 
 def _run_cells(run: Run) -> Cells:
-    return {m: ["-" if v is None else _figure(v) for v in values] for m, *values in run.latency().iter_rows()}
+    return {m: ["-" if v is None else seconds(v) for v in values] for m, *values in run.latency().iter_rows()}
 
 
 def _steady_cells(steady: SteadyState) -> Cells:
@@ -287,10 +283,10 @@ def with_interval(estimate: Estimate, gap: str = " ") -> str:
     """Return an estimate and its interval as text; ? for an end that is not known."""
     if estimate.value is None:
         return "-"
-    value, low, high = _figure(estimate.value), estimate.low, estimate.high
+    value, low, high = seconds(estimate.value), estimate.low, estimate.high
     if low is None:
         return value
-    return f"{value}{gap}({_figure(low)} to {'?' if high is None else _figure(high)})"
+    return f"{value}{gap}({seconds(low)} to {'?' if high is None else seconds(high)})"
 
 
 def token_figure(runs: Mapping[str, Run]) -> Figure:
@@ -309,7 +305,7 @@ def token_figure(runs: Mapping[str, Run]) -> Figure:
                 ("Time (s)", *runs),
                 [
                     (
-                        f"{time:,.0f}" if time >= 1000 else f"{time:.4g}",
+                        amount(float(time)),
                         *(_nearest(series, time) for series in ends.values()),
                     )
                     for time in np.linspace(0, max(s["time_s"][-1] for s in ends.values()), _SERIES_ROWS + 1)
@@ -390,7 +386,7 @@ def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
     """Draw the first batches of a run, simulated with ``record="allocations"``, coloured by phase."""
     window = figures.first_batches(run, batches)
     text = (
-        f"Gantt chart of {window.height} batches from {_figure(window['start_s'][0])} s: a row per request, a bar per "
+        f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row per request, a bar per "
         f"batch that it is in; {window['prefill_tokens'].sum():,} prefill and {window['decode_tokens'].sum():,} decode "
         "tokens in all."
     )
@@ -419,10 +415,6 @@ def latency_tables(known: Mapping[str, Run | SteadyState]) -> list[Table]:
         for metric, name in METRICS.items()
         if cells
     ]
-
-
-def _seconds(time: float) -> str:
-    return f"{time:,.0f}" if time >= 1000 else f"{time:.4g}"
 
 
 def _nearest(series: pl.DataFrame, time: float) -> str:
@@ -470,9 +462,4 @@ def _mix_table(name: str, mix: pl.DataFrame) -> Table:
 
 
 def _quantile(samples: Distribution, share: float, tick_s: float) -> str:
-    return _figure(samples.quantile(share) * tick_s) if samples.size else "-"
-
-
-def _figure(seconds: float) -> str:
-    decimals = 0 if seconds >= 100 else 1 if seconds >= 10 else 2 if seconds >= 1 else 3
-    return f"{seconds:,.{decimals}f}"
+    return seconds(samples.quantile(share) * tick_s) if samples.size else "-"

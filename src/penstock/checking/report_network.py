@@ -16,6 +16,7 @@ from penstock.show.page import Fact, Figure, Section, Table, Verdict
 from penstock.simulation.network_run import NetworkRun
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
+from penstock.words import amount
 
 _ROWS = 20
 """Of a table of values over time."""
@@ -276,16 +277,10 @@ def queue_figure(run: NetworkRun) -> Figure:
         most = "; ".join(f"{s} at most {wide[s].to_numpy().max():,}" for s in here)
         charts[f"Lines of requests at pool {pool} over time: {most}."] = panel
     picked = np.unique(np.linspace(0, wide.height - 1, _ROWS + 1).astype(int)).tolist()
-    rows = [
-        (_seconds(time), *(f"{n:,}" for n in of)) for time, *of in wide.select("time_s", *stages)[picked].iter_rows()
-    ]
+    rows = [(amount(time), *(f"{n:,}" for n in of)) for time, *of in wide.select("time_s", *stages)[picked].iter_rows()]
     return Figure(
         "Queues",
         charts,
         [Table(("Time (s)", *stages), rows, "Requests, waiting and served")],
         "Requests at each stage, waiting and served, while jobs arrive.",
     )
-
-
-def _seconds(time: float) -> str:
-    return f"{time:,.0f}" if time >= 1000 else f"{time:.4g}"

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from penstock.system.batch_time_file import BatchTimeFile
     from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
-from penstock.show.terminal import facts, make_console, print_contradiction, print_warnings, seconds, signed, styled
+from penstock.show.terminal import facts, make_console, print_contradiction, print_warnings, signed, styled
+from penstock.words import seconds
 
 
 def print_run(scenario: "Scenario", certificate: "Certificate", run: "Run", warnings: list[str]) -> None:
@@ -42,7 +43,7 @@ def print_heading(console: Console, scenario: "Scenario", policies: str, notes: 
         highlight=False,
     )
     if notes is None:
-        notes = [f"{server.kv_note}."] if server.kv_note else []
+        notes = server.kv_notes
     print_warnings(console, notes)
     console.print()
 

@@ -9,16 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.checking.network_answer import ANOTHER_ORDER, POOLS_IN_WORDS
-from penstock.show.terminal import (
-    facts,
-    make_console,
-    print_contradiction,
-    print_warnings,
-    seconds,
-    signed,
-    styled,
-)
-from penstock.words import digits
+from penstock.show.terminal import facts, make_console, print_contradiction, print_warnings, signed, styled
+from penstock.words import digits, seconds
 
 if TYPE_CHECKING:
     from penstock.checking.latency_network import Statistics

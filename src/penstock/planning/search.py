@@ -183,7 +183,12 @@ class Search:
         step = 1
         while top - failed > 1:
             # from where the search began, in steps that double, then by halves
-            probe = (top + failed) // 2 if not step else failed + step if upward else top - step
+            if not step:
+                probe = (top + failed) // 2
+            elif upward:
+                probe = failed + step
+            else:
+                probe = top - step
             probe = min(max(probe, failed + 1), top - 1)
             if missed(probe):
                 failed, step = probe, 2 * step if upward else 0

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from penstock.planning.evaluate import MOST_ROWS
 from penstock.planning.plan import Plan, shortfalls, told
-from penstock.show.terminal import facts, make_console, print_warnings, seconds, styled
-from penstock.words import amount, counted, span
+from penstock.show.terminal import facts, make_console, print_warnings, styled
+from penstock.words import amount, counted, seconds, span
 
 if TYPE_CHECKING:
     from penstock.planning.evaluate import Evaluation

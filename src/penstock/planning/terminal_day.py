@@ -13,8 +13,8 @@ from penstock.planning.job import JobPlan
 from penstock.planning.job_run import JobResult
 from penstock.planning.launch import Launch
 from penstock.planning.rates import DAY_S
-from penstock.show.terminal import facts, make_console, print_warnings, seconds, styled
-from penstock.words import amount, counted, span
+from penstock.show.terminal import facts, make_console, print_warnings, styled
+from penstock.words import amount, counted, seconds, span
 
 _MOST_ROWS = 30
 """Of a table of a day."""

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,6 +64,8 @@ def check_outputs(inputs: Iterable[Path], outputs: Mapping[str, Path | None], fi
     """
     if figures is not None:
         checks.writable("--figures", figures, folder=True)
+    if not any(outputs.values()):
+        return  # without looking into the inputs
     read = [path for path in inputs if os.path.exists(path)]
     others: dict[str, Path] = {}
     for option, output in outputs.items():
@@ -78,22 +80,21 @@ def check_outputs(inputs: Iterable[Path], outputs: Mapping[str, Path | None], fi
         others[option] = output
 
 
-def files_of(scenario: Path, *values: str) -> list[Path]:
-    """Return the files that a scenario is read from: itself, and those named in it or in values beside it.
+def files_of(scenario: Path, *values: str) -> Iterator[Path]:
+    """Yield the files that a scenario is read from: itself, and those named in it or in values beside it.
 
     A batch-time file that it names may name a table. What cannot be read is refused where it is read.
     """
     from penstock.document import files_named, read_document
 
-    found = [scenario]
+    yield scenario
     try:
-        found += files_named([read_document(scenario), *values], scenario.parent).values()
-        for path in found[1:]:
+        for path in files_named([read_document(scenario), *values], scenario.parent).values():
+            yield path
             if path.suffix in (".yaml", ".yml"):
-                found += files_named(read_document(path), path.parent).values()
+                yield from files_named(read_document(path), path.parent).values()
     except InputError:
-        pass
-    return found
+        return
 
 
 def _overwrites(output: Path, path: Path) -> bool:

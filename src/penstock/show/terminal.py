@@ -96,17 +96,11 @@ def facts(rows: list[tuple[str, str, str]]) -> Table:
     return table
 
 
-def seconds(value: float | None) -> str:
-    """Return seconds with as many decimals as matter."""
-    if value is None:
-        return "-"
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:,.{decimals}f}"
-
-
 def signed(growth: float) -> str:
     """Return a rate of growth with its sign."""
-    return "-" if math.isnan(growth) else f"{growth:+,.1f}" if abs(growth) >= 0.05 else "0.0"
+    if math.isnan(growth):
+        return "-"
+    return f"{growth:+,.1f}" if abs(growth) >= 0.05 else "0.0"
 
 
 def print_warnings(console: Console, warnings: "Sequence[str]") -> None:

@@ -205,6 +205,11 @@ class Server:
         return None
 
     @property
+    def kv_notes(self) -> list[str]:
+        """The `kv_note` as sentences, where there is one."""
+        return [f"{self.kv_note}."] if self.kv_note else []
+
+    @property
     def usable_blocks(self) -> int | None:
         """Blocks that requests can hold, or None without a limit."""
         if self.memory is None:

@@ -130,7 +130,7 @@ def test_the_log_of_iterations_is_read_in_full() -> None:
     assert 0 < np.median((batches.seconds - truth)[prompts_alone]) < 2e-3, "scheduling is timed, too"
     # lengths of 100 to 140 tokens do not fill half of a block of 128 on average, but less than one
     full = truth + 10e-6 * 64 * batches.requests
-    assert np.median(batches.seconds - full) < 1e-3 < np.median(batches.seconds - truth)
+    assert -1e-3 < np.median(batches.seconds - full) < 1e-3 < np.median(batches.seconds - truth) < 3e-3
 
 
 @pytest.mark.parametrize("path", sorted((SHARED / "bad_inputs").glob("*")), ids=lambda path: path.name)

@@ -563,7 +563,9 @@ def _judged(
         for metric in METRICS:
             known, value = measured(row, metric), predicted[column_of(row, metric)]
             said = value if np.isfinite(value) else None
-            error = None if known is None else -1.0 if said is None else said / known - 1
+            error = None
+            if known is not None:
+                error = -1.0 if said is None else said / known - 1
             entry |= {f"{metric}_measured": known, f"{metric}_predicted": said, f"{metric}_error": error}
         entry["limit_per_s"] = limit
         entry["limit_at_least_per_s"] = at_least

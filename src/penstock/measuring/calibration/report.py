@@ -62,7 +62,8 @@ def _rows(found: Calibration) -> Table:
             measured, predicted = row[f"{metric}_measured"], row[f"{metric}_predicted"]
             both = [f"{value * per:,.4g}" if value is not None else "-" for value in (measured, predicted)]
             cells.append(f"{' / '.join(both)} {unit}")
-        rows.append((*cells, "-" if row["beyond"] is None else "yes" if row["beyond"] else "no"))
+        beyond = {None: "-", True: "yes", False: "no"}[row["beyond"]]
+        rows.append((*cells, beyond))
     columns = (
         "Row",
         *(["File"] if several else []),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.show.terminal import facts, make_console, seconds
-from penstock.words import METRICS
+from penstock.show.terminal import facts, make_console
+from penstock.words import METRICS, seconds
 
 if TYPE_CHECKING:
     from penstock.measuring.fitting.fit import Fit
