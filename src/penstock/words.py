@@ -42,3 +42,8 @@ def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
         for sentence in sentences:
             names_of.setdefault(sentence, []).append(name)
     return [text if len(names) == len(said) else f"{', '.join(names)}: {text}" for text, names in names_of.items()]
+
+
+def sentence(text: str) -> str:
+    """Return a clause as a sentence: with a capital, and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."

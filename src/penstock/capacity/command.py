@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.capacity import terminal
 from penstock.checking.choices import (
     Alpha,
     PolicyName,
@@ -27,9 +26,8 @@ from penstock.show.options import (
     Strict,
     check_outputs,
     files_of,
-    print_json,
     save_figures,
-    say_written,
+    show_page,
 )
 from penstock.words import gathered
 
@@ -47,6 +45,7 @@ def region(
     """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, None, None)
+    from penstock.capacity.view import region_page
     from penstock.theory.operating_point import operating_point
 
     found = operating_point(chosen.workload, chosen.server)
@@ -55,15 +54,8 @@ def region(
 
         chart = region_chart(found.region, found.point, found.own, about=about(chosen))
         save_figures({"region": chart}, figures, as_json)
-    if report is not None:
-        from penstock.checking import report as page
-
-        page.report_region(report, chosen, found)
-        say_written("Report", [report], as_json)
-    if as_json:
-        print_json(found.as_dict() | {"warnings": chosen.server.kv_notes})
-    else:
-        terminal.print_region(chosen, found)
+    document = found.as_dict() | {"warnings": chosen.server.kv_notes}
+    show_page(region_page(found, chosen), document, report, as_json)
 
 
 def max_rate(
@@ -79,6 +71,7 @@ def max_rate(
     """Find the highest rate at which each policy is stable, beside the rate above which none is."""
     chosen = chosen_scenario(scenario, None, None, seed)
     from penstock.capacity import max_rate as search
+    from penstock.capacity.view import max_rate_page
 
     servers = chosen_servers(chosen, policies, [chosen.server.policy])
     found: dict[str, MaxRate] = {}
@@ -89,15 +82,9 @@ def max_rate(
                 progress=part_of(show, index, len(servers)),
             )  # fmt: skip
     notes = gathered({name: server.kv_notes for name, server in servers.items()})
-    if as_json:
-        print_json(
-            {
-                "policies": {name: each.as_dict() for name, each in found.items()},
-                "warnings": [*notes, *chosen.workload.notices],
-            }
-        )
-    else:
-        terminal.print_max_rate(chosen, found, notes)
+    policies_found = {name: rate.as_dict() for name, rate in found.items()}
+    document = {"policies": policies_found, "warnings": [*notes, *chosen.workload.notices]}
+    show_page(max_rate_page(found, chosen, notes), document, None, as_json)
 
 
 def recommend(
@@ -123,6 +110,7 @@ def recommend(
     """Say which token budget to use, which policy unless the scenario names an engine, why, and what that gains."""
     chosen = chosen_scenario(scenario, None, requests, seed)
     from penstock.capacity import recommend as study
+    from penstock.capacity.view import recommend_page
 
     whole_trace = requests is None and chosen.workload.rows is not None  # more than a comparison needs
     with progress.bar("Comparing") as show:
@@ -131,9 +119,6 @@ def recommend(
             policies=None if policies is None else chosen_policies(chosen, policies, ()), targets=targets or (),
             requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha, progress=show,
         )  # fmt: skip
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        terminal.print_recommend(chosen, found)
+    show_page(recommend_page(found, chosen), found.as_dict(), None, as_json)
     if strict and (found.recommended.answer.verdict != "stable" or found.recommended.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)

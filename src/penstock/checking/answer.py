@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import checks
 from penstock.checking.drift_test import Stability, verdict
@@ -11,6 +11,7 @@ from penstock.checking.kv_limit import kv_notes
 from penstock.checking.latency import SteadyState, estimate
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.errors import InputError
+from penstock.show.page import Page, Shown
 from penstock.simulation.run import TICK_S, Progress, Record, Run
 from penstock.simulation.simulate import length_of_run, simulate
 from penstock.system.server import Server
@@ -18,15 +19,19 @@ from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import reuses, served
 from penstock.theory.load import Load
 from penstock.theory.memory import MemoryEstimate
-from penstock.theory.operating_point import memory_is_full
+from penstock.theory.operating_point import OperatingPoint, memory_is_full, operating_point
 from penstock.words import STATISTICS
 from penstock.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from penstock.scenario.scenario import Scenario
 
 ROWS_UP_TO = 1_000_000
 """Longer runs keep a summary instead of a row per request, and latency has no intervals."""
 
 _LOSS_WORTH_A_WARNING = 0.01
 _SOME = 0.01  # preemptions of a request
+_FIRST_REQUESTS = 300
 _TEST_SHARE = 0.2  # of the work, for the progress bar
 
 
@@ -39,17 +44,23 @@ class TargetAnswer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answer:
+class Answer(Shown):
     """What is known about a workload on a server.
 
     Attributes
     ----------
+    workload, server
+        What was asked about.
     certificate
         What a theorem says.
     stability
         What the sequential test says.
     run
         What was simulated from empty.
+    first
+        Its first batches, with who was in them.
+    point
+        Where the workload lies in the region of the server.
     latency
         Latency of the steady state, or None where it is refused or the run kept no rows.
     latency_refused
@@ -66,9 +77,13 @@ class Answer:
         What the server carries once KV memory is full, by an estimate; None where something else is, or none is known.
     """
 
+    workload: Workload
+    server: Server
     certificate: Certificate
     stability: Stability
     run: Run
+    first: Run
+    point: OperatingPoint
     latency: SteadyState | None
     latency_refused: str | None
     targets: tuple[TargetAnswer, ...]
@@ -89,6 +104,19 @@ class Answer:
     def missed(self) -> bool:
         """Whether a target is not known to be met."""
         return any(target.judgement != "met" for target in self.targets)
+
+    @property
+    def reason(self) -> str:
+        """Why the verdict is what it is."""
+        if self.disagreement:
+            return self.disagreement
+        return self.stability.reason if self.certificate.verdict == "unknown" else self.certificate.reason
+
+    def page(self, scenario: "Scenario | None" = None) -> Page:
+        """Return the answer as a page; a scenario says how the question is called."""
+        from penstock.checking.view import answer_page
+
+        return answer_page(self, scenario)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``check``."""
@@ -123,7 +151,10 @@ class Answer:
             return None
         asked = " ".join(f"--target '{given}'" for given, _, _ in self.targets)
         if all(judgement != "missed" for _, _, judgement in self.targets):
-            return f"longer runs may decide it: `penstock check {file} --requests {16 * self.run.arrived} {asked}`"
+            longer = min(16 * self.run.arrived, ROWS_UP_TO)
+            if longer <= self.run.arrived:
+                return f"no longer run is kept: with {longer:,} requests the target is too near the latency to tell"
+            return f"a longer run may decide it: `penstock check {file} --requests {longer} {asked}`"
         return (
             f"`penstock recommend {file} {asked}` looks for limits with which this server meets it; where none do, "
             "`penstock plan` finds how many replicas, and of which hardware, do"
@@ -136,7 +167,7 @@ class Answer:
         if rate >= bound.max_rate:
             cause = f"the {bound.name} lets no policy carry more than {bound.max_rate:,.4g} requests/s"
             return f"{cause}: `penstock recommend {file}` looks for other limits, and {plan}"
-        cause = f"{self.run.server.policy.name} does not carry it, though some policy may"
+        cause = f"the policy, {self.server.policy.name}, does not carry it, though another may"
         if self.full is not None and self.full.rate < rate:
             cause = f"KV memory holds it back, which carries about {self.full.rate:,.4g} requests/s once it is full"
         return (
@@ -225,10 +256,17 @@ def check(
     if latency:
         warnings += latency.notices
     return Answer(
-        certificate, stability, run, latency, refused, tuple(judged(target, latency) for target in limits),
+        workload, server, certificate, stability, run, first_batches(workload, server),
+        operating_point(workload, server, estimate_memory=False), latency, refused, tuple(judged(target, latency) for target in limits),
         _disagreement(certificate, stability), tuple(warnings),
         kv_notes(workload, server, stability.verdict, search=estimate_memory), full,
     )  # fmt: skip
+
+
+def first_batches(workload: Workload, server: Server) -> Run:
+    """Return a short run that tells who was in each batch."""
+    requests = min(_FIRST_REQUESTS, workload.rows or _FIRST_REQUESTS)
+    return simulate(workload, server, requests=requests, record="allocations")
 
 
 def _refused(certificate: Certificate, stability: Stability) -> str | None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.checking import terminal
 from penstock.checking.choices import (
     Alpha,
     PolicyName,
@@ -32,9 +31,8 @@ from penstock.show.options import (
     Strict,
     check_outputs,
     files_of,
-    print_json,
     save_figures,
-    say_written,
+    show_page,
 )
 
 if TYPE_CHECKING:
@@ -103,11 +101,8 @@ def check(
             resolution=0.01 if resolution is None else resolution, progress=show,
         )  # fmt: skip
     _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
-    _write_report(report, chosen, {name: found}, as_json)
-    if as_json:
-        print_json(found.as_dict() | {"measured": measured(chosen), "next": found.next_step(chosen.file)})
-    else:
-        terminal.print_check(chosen, found)
+    document = found.as_dict() | {"measured": measured(chosen), "next": found.next_step(chosen.file)}
+    show_page(found.page(chosen), document, report, as_json)
     if strict and (found.verdict != "stable" or found.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -146,6 +141,7 @@ def compare(
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, None, requests, seed)
     from penstock.checking import answer
+    from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES
 
     found: dict[str, Answer] = {}
@@ -159,11 +155,8 @@ def compare(
             )  # fmt: skip
     refused = [name for name, a in found.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
-    _write_report(report, chosen, found, as_json)
-    if as_json:
-        print_json({"policies": {name: a.as_dict() for name, a in found.items()}, "measured": measured(chosen)})
-    else:
-        terminal.print_compare(chosen, found)
+    answers = {name: a.as_dict() for name, a in found.items()}
+    show_page(compare_page(chosen, found), {"policies": answers, "measured": measured(chosen)}, report, as_json)
     if strict and any(a.verdict != "stable" for a in found.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -181,8 +174,10 @@ def simulate(
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, requests, seed)
     from penstock.checking import answer
+    from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
     from penstock.theory.certificate import certify
+    from penstock.theory.operating_point import operating_point
 
     certificate = certify(chosen.workload, chosen.server)
     asked = certificate.load
@@ -198,23 +193,16 @@ def simulate(
     warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
     front = chosen.server.kv_notes
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
-    if report is not None:
-        from penstock.checking import report as page
-
-        page.report_run(report, chosen, certificate, run, warnings)
-        say_written("Report", [report], as_json)
-    if as_json:
-        print_json(
-            {
-                "load": answer.load_as_dict(certificate),
-                "simulation": answer.run_as_dict(run),
-                "latency": answer.latency_as_dict(run),
-                "latency_refused": None,
-                "warnings": [*front, *warnings],
-            }
-        )
-        return
-    terminal.print_run(chosen, certificate, run, warnings)
+    document_of_run = {
+        "load": answer.load_as_dict(certificate),
+        "simulation": answer.run_as_dict(run),
+        "latency": answer.latency_as_dict(run),
+        "latency_refused": None,
+        "warnings": [*front, *warnings],
+    }
+    first = answer.first_batches(chosen.workload, chosen.server)
+    point = operating_point(chosen.workload, chosen.server, estimate_memory=False)
+    show_page(run_page(chosen, certificate, run, first, point, warnings), document_of_run, report, as_json)
 
 
 def _draw(
@@ -232,12 +220,3 @@ def _draw(
     if steady:
         drawings["latency_cdfs"] = figures.latency_cdfs(steady, line, policies=runs)
     save_figures(drawings, folder, as_json)
-
-
-def _write_report(path: Path | None, scenario: "Scenario", found: "dict[str, Answer]", as_json: bool) -> None:
-    if path is None:
-        return
-    from penstock.checking import report
-
-    report.report_answers(path, scenario, found)
-    say_written("Report", [path], as_json)

@@ -18,9 +18,8 @@ from penstock.show.options import (
     Strict,
     check_outputs,
     files_of,
-    print_json,
     save_figures,
-    say_written,
+    show_page,
 )
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ def answer_network(
             raise InputError("--figures and --report show one order; leave --orders out, or them")
         _compare(chosen, orders, seed, resolution, as_json, strict)
         return
-    from penstock.checking import terminal_network
     from penstock.checking.network_answer import check_network
 
     with progress.bar(f"Simulating {chosen.name}") as show:
@@ -84,15 +82,7 @@ def answer_network(
         )
     if figures is not None:
         _draw(figures, found, as_json)
-    if report is not None:
-        from penstock.checking.report_network import report_network
-
-        report_network(report, chosen, found)
-        say_written("Report", [report], as_json)
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        terminal_network.print_network(chosen, found)
+    show_page(found.page(chosen), found.as_dict(), report, as_json)
     if strict and found.verdict != "stable":
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -101,8 +91,8 @@ def _compare(
     chosen: "NetworkScenario", orders: str, seed: int | None, resolution: float, as_json: bool, strict: bool
 ) -> None:
     """Answer for the scenario's own order and those named."""
-    from penstock.checking import terminal_network
     from penstock.checking.orders import compare_orders, own_order
+    from penstock.checking.view_network import orders_page
 
     named = _orders(chosen, orders)
     own = own_order(chosen.network)
@@ -112,10 +102,8 @@ def _compare(
         found = compare_orders(
             chosen.network, each, jobs=chosen.jobs, until=chosen.until, seed=seed, resolution=resolution, progress=show
         )
-    if as_json:
-        print_json({"orders": {name: answer.as_dict() for name, answer in found.items()}})
-    else:
-        terminal_network.print_orders(chosen, found)
+    document = {"orders": {name: answer.as_dict() for name, answer in found.items()}}
+    show_page(orders_page(found, chosen), document, None, as_json)
     if strict and any(answer.verdict != "stable" for answer in found.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 

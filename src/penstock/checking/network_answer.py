@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from penstock.checking.latency_network import NetworkSteadyState, network_steady
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
 from penstock.checking.targets import Estimate
 from penstock.errors import InputError
+from penstock.show.page import Page, Shown
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.run import Progress
 from penstock.simulation.simulate_network import simulate_network
@@ -22,17 +23,13 @@ from penstock.theory.network.certificate import CERTIFIED, SPIRAL, VIRTUAL, Netw
 from penstock.theory.network.hypotheses import CARRIED
 from penstock.workload.sessions import Sessions
 
+if TYPE_CHECKING:
+    from penstock.scenario.network import NetworkScenario
+
 MOST_JOBS = 10_000_000
 """Of a run: each keeps a row per request in memory."""
 
 RECORDED = "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to test stability"
-
-POOLS_IN_WORDS = (
-    "Load: tokens that arrive, over the most that batches filled up to the token budget process. Margin: what is left "
-    "up to the load that no policy carries within all limits of a batch, so the two need not add up to 1. Busy: share "
-    "of the time in batches; decoding keeps a replica busy at any load, so busy is no sign of overload."
-)
-ANOTHER_ORDER = "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
 
 _TEST_SHARE = 0.5  # of the work, for the progress bar
 
@@ -88,7 +85,7 @@ class StageAnswer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NetworkAnswer:
+class NetworkAnswer(Shown):
     """What is known about a network.
 
     Attributes
@@ -135,6 +132,21 @@ class NetworkAnswer:
             return "contradiction"
         said = self.certificate.verdict
         return self.stability.verdict if said == "unknown" and self.stability else said
+
+    @property
+    def reason(self) -> str:
+        """Why the verdict is what it is."""
+        if self.disagreement:
+            return self.disagreement
+        if self.certificate.verdict == "unknown" and self.stability:
+            return self.stability.reason
+        return self.certificate.reason
+
+    def page(self, scenario: "NetworkScenario | None" = None) -> Page:
+        """Return the answer as a page; a scenario says how the question is called."""
+        from penstock.checking.view_network import network_page
+
+        return network_page(self, scenario)
 
     @property
     def bottleneck(self) -> PoolAnswer:

@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock import checks
 from penstock.errors import InputError
+
+if TYPE_CHECKING:
+    from penstock.show.page import Page
 
 EXIT_ANSWER_IS_NO = 1
 EXIT_BAD_INPUT = 2
@@ -123,3 +126,18 @@ def say_written(what: str, paths: list[Path], as_json: bool) -> None:
 def print_json(document: dict[str, Any]) -> None:
     """Print a document on standard output."""
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def show_page(page: "Page", document: dict[str, Any], report: Path | None, as_json: bool) -> None:
+    """Print an answer as words or as one JSON document, after it was written as a page where that is asked for."""
+    if report is not None:
+        from penstock.show import html
+
+        html.write(report, page)
+        say_written("Report", [report], as_json)
+    if as_json:
+        print_json(document)
+        return
+    from penstock.show.terminal import print_page
+
+    print_page(page)

@@ -1,49 +1,23 @@
-"""A page: verdicts and sections as one HTML file that a phone, a printer and a screen reader can use.
+"""A page: what an answer says, as plain data that a terminal, a browser and a notebook can show.
 
-A section is paragraphs, facts, hypotheses, tables and figures. Charts are drawn to SVG when the page is written, so it
-needs no network and no script.
+`penstock.show.terminal` prints any page, `penstock.show.html` writes any page as one file. A page says what is in the
+answer and computes nothing; charts alone are drawn late, because a terminal has no use for them.
 """
 
+import abc
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from importlib import metadata
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jinja2
-import vl_convert as vlc
-from markupsafe import Markup, escape
-
-from penstock import checks
-from penstock.errors import InputError
-from penstock.show import charts
-
-GOOD = frozenset({"stable", "met", "held", "same"})
-BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside"})
-PLAIN = frozenset({"swept", "compared", "calibrated", "changed"})
+GOOD = frozenset({"stable", "met", "held", "same", "inside"})
+BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside", "overloaded"})
+PLAIN = frozenset({"swept", "compared", "calibrated", "changed", "fitted", "measured", "keep", "change"})
 """Words that say what was done and judge nothing."""
 
 _NUMBER = re.compile(r"[+-]?\.?\d")
 _SENTENCE = 40  # letters of a line: no figure is as long
 _PHRASE = 24  # letters of a line that would leave the other columns of a phone too little
-_LOOK = {
-    "aria": False,  # the chart has one description, its marks need none
-    "background": "transparent",  # so that the shadow shows at the side where more of a wide chart is
-    "padding": {"left": 5, "top": 5, "bottom": 5, "right": 24},  # fonts may be wider where the page is read
-    "font": "Arial, Helvetica, 'Liberation Sans', sans-serif",  # of the widths that the layout was computed with
-    "legend": {
-        "orient": "bottom",
-        "columns": 2,
-        "columnPadding": 24,
-        "labelLimit": 125,
-        "titleLimit": 340,
-        "labelFontSize": 12,
-        "layout": {"bottom": {"anchor": "start", "direction": "vertical", "margin": 8}},
-    },
-    "axis": {"gridColor": charts.GRID, "labelFontSize": 12, "titleFontSize": 12},
-    "title": {"fontSize": 13, "anchor": "start", "limit": 380},
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +32,7 @@ class Verdict:
     reason
         One sentence.
     source
-        What says so: a theorem, the simulation.
+        What says so: ``by Theorem 1(b)``, ``by simulation``.
     about
         What it is about, where there are several: a policy, a target.
     """
@@ -93,36 +67,56 @@ class Table:
 
     Attributes
     ----------
-    columns, rows, caption
+    columns, rows
         What it shows.
+    caption
+        How to read it.
+    title
+        What it shows, where the section does not say so.
     prose
         Whether all columns hold words, even if some begin with a figure.
+    strong
+        Rows that matter most: the best one, or those that sum up others.
+    spare
+        Columns that a narrow terminal leaves out, the first one first.
+    detail
+        Whether a terminal leaves the whole table out.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
+    title: str = ""
     prose: bool = False
+    strong: Sequence[int] = ()
+    spare: Sequence[str] = ()
+    detail: bool = False
 
     @property
     def of_words(self) -> list[bool]:
-        """Of each column whether it holds words and not figures, so that it is flush left and its lines may break."""
+        """Of each column whether it holds words and not figures: flush left, and its lines may break."""
         return [
             self.prose
-            or place == 0
-            or self._longest(place) > _SENTENCE
-            or not any(_NUMBER.match(row[place]) for row in self.rows)
-            for place in range(len(self.columns))
+            or index == 0
+            or self._longest(index) > _SENTENCE
+            or not any(_NUMBER.match(row[index]) for row in self.rows)
+            for index in range(len(self.columns))
         ]
 
     @property
     def stacks(self) -> bool:
         """Whether a phone shows each row as a list of its cells, because a cell is a phrase or a sentence."""
-        return any(words and self._longest(place) > _PHRASE for place, words in enumerate(self.of_words))
+        return any(words and self._longest(index) > _PHRASE for index, words in enumerate(self.of_words))
 
-    def _longest(self, place: int) -> int:
+    def without(self, column: str) -> "Table":
+        """Return the table without a column."""
+        kept = [index for index, name in enumerate(self.columns) if name != column]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return dataclasses.replace(self, columns=[self.columns[index] for index in kept], rows=rows)
+
+    def _longest(self, index: int) -> int:
         """Return the letters of the longest line of a column."""
-        return max((len(line) for row in self.rows for line in row[place].splitlines()), default=0)
+        return max((len(line) for row in self.rows for line in row[index].splitlines()), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,94 +147,62 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading."""
+    """A part of the page with a heading.
+
+    Attributes
+    ----------
+    title
+        The heading.
+    paragraphs, facts, hypotheses, tables
+        What it says, in this order.
+    figures
+        Draws what it shows; a terminal never asks.
+    notes
+        What to know besides; a terminal says it last.
+    """
 
     title: str
     paragraphs: Sequence[str] = ()
     facts: Sequence[Fact] = ()
     hypotheses: Sequence[Hypothesis] = ()
     tables: Sequence[Table] = ()
-    figures: Sequence[Figure] = ()
+    figures: Callable[[], Sequence[Figure]] = tuple
     notes: Sequence[str] = ()
 
 
-def write(
-    path: Path,
-    *,
-    title: str,
-    heading: str,
-    verdicts: Sequence[Verdict],
-    sections: Sequence[Section],
-    notes: Sequence[str] = (),
-) -> None:
-    """Write one HTML page, whole or not at all.
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """All that is said of an answer.
 
-    Parameters
+    Attributes
     ----------
-    path
-        File to write; its folder is made where it is missing.
     title
         Name of what was asked about, such as the scenario.
     heading
         One line: workload, server, policies.
     verdicts
-        What comes first; at least one.
+        What comes first.
     sections
         What follows, in this order.
     notes
-        What to know before the sections are read.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be written.
+        What to know before the verdicts are read.
     """
-    path = checks.writable("--report", path)
-    page = render(title=title, heading=heading, verdicts=verdicts, sections=sections, notes=notes)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        charts.write_whole(path, page.encode())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}; give another file to --report") from None
+
+    title: str
+    heading: str
+    verdicts: Sequence[Verdict] = ()
+    sections: Sequence[Section] = ()
+    notes: Sequence[str] = ()
 
 
-def render(
-    *, title: str, heading: str, verdicts: Sequence[Verdict], sections: Sequence[Section], notes: Sequence[str] = ()
-) -> str:
-    """Return the page that `write` writes."""
-    return rendered("report.html.j2", title=title, heading=heading, verdicts=verdicts, sections=sections, notes=notes)
+class Shown(abc.ABC):
+    """An answer that has a page, which a notebook shows."""
 
+    @abc.abstractmethod
+    def page(self) -> Page:
+        """Return what is known, to be shown."""
 
-def rendered(template: str, **values: Any) -> str:
-    """Return a template of the package, filled in."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("penstock.show"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["tone"] = _tone
-    drawn = iter(range(1_000_000))
-    environment.globals["stacked"] = charts.stacked
-    environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
-    return environment.get_template(template).render(version=metadata.version("penstock-llm"), **values)
+    def _repr_html_(self) -> str:
+        from penstock.show import html
 
-
-def _tone(word: str) -> str:
-    """Return how a word looks: good, bad, open, or plain where it judges nothing."""
-    tones = {"good": GOOD, "bad": BAD, "plain": PLAIN}
-    return next((tone for tone, words in tones.items() if word in words), "open")
-
-
-def _svg(chart: Any, text: str, prefix: str) -> Markup:
-    """Draw a chart that scales to its container, with a text alternative and identifiers of its own on the page."""
-    specification = chart.to_dict()
-    specification["config"] = specification.get("config", {}) | _LOOK
-    drawing = vlc.vegalite_to_svg(specification)
-    start = drawing.index(">") + 1
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing[:start])
-    assert size is not None
-    inside = re.sub(r'(id="|url\(#)(?=(?:clip|gradient)_?\d+["\)])', rf"\g<1>{prefix}", drawing[start:])
-    most = f"max-width:{1.25 * float(size[1]):.0f}px"
-    return Markup(f'<svg role="img" aria-label="{escape(text)}" {size[0]} style="{most}">{inside}')
+        return html.render(self.page())

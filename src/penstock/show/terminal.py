@@ -1,32 +1,27 @@
-"""Answers as words and tables on the terminal, at any width."""
+"""Any page as words and tables on the terminal, at any width."""
 
-import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from penstock.show import page as pages
 
 _NARROWEST = 20  # columns
 
-COLOUR_OF = {
-    "stable": "bold blue",
-    "met": "bold blue",
-    "unstable": "bold red",
-    "critical": "bold red",
-    "missed": "bold red",
-    "fails": "bold red",
-    "held": "default",
-    "on trust": "default",
-    "unknown": "bold yellow",
-    "undecided": "bold yellow",
-}
+_COLOUR_OF = (
+    dict.fromkeys(pages.GOOD, "bold blue")
+    | dict.fromkeys(pages.BAD, "bold red")
+    | dict.fromkeys(pages.PLAIN, "bold")
+    | dict.fromkeys(("unknown", "undecided", "not tested", "differs"), "bold yellow")
+    | dict.fromkeys(("held", "on trust", "same"), "default")
+    | {"contradiction": "bold red reverse"}
+)
 
 
 class _Terminal(Console):
@@ -74,36 +69,97 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def styled(word: str) -> str:
-    """Put a verdict into its colour."""
-    colour = COLOUR_OF[word.lower()]
-    return f"[{colour}]{word}[/{colour}]"
+def print_page(page: pages.Page, console: Console | None = None) -> None:
+    """Print a page: verdicts first, then the sections, then what to know besides."""
+    console = console or make_console()
+    _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}")
+    for note in page.notes:
+        _note(console, note)
+    if page.verdicts:
+        console.print()
+    for verdict in page.verdicts:
+        parts = [_styled(verdict.word, verdict.word.upper())]
+        parts += [escape(part) for part in (verdict.about, verdict.source) if part]
+        _say(console, f"{' '.join(parts)}: {escape(verdict.reason)}")
+    for section in page.sections:
+        _print_section(console, section)
+    for section in page.sections:
+        for note in section.notes:
+            _note(console, note)
 
 
-def print_contradiction(console: Console, said: str) -> None:
-    """Shout that theory and simulation do not agree."""
-    console.print(f"\n[bold red reverse] CONTRADICTION [/] {escape(said)}.", highlight=False)
+def _print_section(console: Console, section: pages.Section) -> None:
+    tables = [table for table in section.tables if not table.detail]
+    if not (section.paragraphs or section.facts or section.hypotheses or tables):
+        return
+    title = f"[bold]{escape(section.title)}[/bold]" if section.title else ""
+    first, *others = section.paragraphs or [""]
+    console.print()
+    if title or first:
+        _say(console, "  ".join(part for part in (title, escape(first)) if part))
+    for paragraph in others:
+        _say(console, escape(paragraph))
+    if section.facts:
+        console.print(_facts(section.facts), highlight=False)
+    if section.hypotheses:
+        console.print(_hypotheses(section.hypotheses), highlight=False)
+    for table in tables:
+        _print_table(console, table)
 
 
-def facts(rows: list[tuple[str, str, str]]) -> Table:
+def _facts(facts: Sequence[pages.Fact]) -> Table:
     """Lay out name, figure, explanation."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column()
-    for row in rows:
-        table.add_row(*row)
-    return table
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for fact in facts:
+        grid.add_row(escape(fact.name), escape(fact.figure), escape(fact.explanation))
+    return grid
 
 
-def signed(growth: float) -> str:
-    """Return a rate of growth with its sign."""
-    if math.isnan(growth):
-        return "-"
-    return f"{growth:+,.1f}" if abs(growth) >= 0.05 else "0.0"
+def _hypotheses(hypotheses: Sequence[pages.Hypothesis]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for hypothesis in hypotheses:
+        state = _styled(hypothesis.state, hypothesis.state)
+        grid.add_row("", state, escape(hypothesis.name), escape(hypothesis.why))
+    return grid
 
 
-def print_warnings(console: Console, warnings: "Sequence[str]") -> None:
-    """Print notes, each a paragraph."""
-    for warning in warnings:
-        console.print(f"\n[bold yellow]Note[/bold yellow]  {escape(warning)}", highlight=False)
+def _print_table(console: Console, table: pages.Table) -> None:
+    """Print a table, without its spare columns where there is no room for them."""
+    for column in table.spare:
+        unbroken = console.options.update(max_width=10_000)
+        if Measurement.get(console, unbroken, _laid_out(table)).maximum <= console.width:
+            break
+        table = table.without(column)
+    if table.title:
+        _say(console, f"[bold]{escape(table.title)}[/bold]")
+    console.print(_laid_out(table), highlight=False)
+    if table.caption:
+        _say(console, f"[dim]{escape(table.caption)}[/dim]")
+
+
+def _laid_out(table: pages.Table) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column, words in zip(table.columns, table.of_words, strict=True):
+        justify: Literal["left", "right"] = "left" if words else "right"
+        grid.add_column(escape(column), justify=justify, no_wrap=not words)
+    for index, row in enumerate(table.rows):
+        style = "bold" if index in table.strong else None
+        grid.add_row(*(_styled(cell, cell) for cell in row), style=style)
+    return grid
+
+
+def _styled(word: str, text: str) -> str:
+    """Return a text in the colour of a verdict, if the word is one."""
+    colour = _COLOUR_OF.get(word)
+    return f"[{colour}]{escape(text)}[/{colour}]" if colour else escape(text)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False)
+
+
+def _note(console: Console, note: str) -> None:
+    _say(console, f"\n[bold yellow]Note[/bold yellow]  {escape(note)}")

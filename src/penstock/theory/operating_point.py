@@ -103,13 +103,15 @@ class OperatingPoint:
         }
 
 
-def operating_point(workload: Workload, server: Server) -> OperatingPoint:
+def operating_point(workload: Workload, server: Server, *, estimate_memory: bool = True) -> OperatingPoint:
     """Return where a workload lies in the region of a server.
 
     Parameters
     ----------
     workload, server
         What arrives and what serves.
+    estimate_memory
+        Whether to estimate what is carried once KV memory is full (it may take seconds).
 
     Raises
     ------
@@ -134,7 +136,7 @@ def operating_point(workload: Workload, server: Server) -> OperatingPoint:
             "hold more than can be carried; the highest rate counts attention"
         )
     bound = min(bounds(workload, server, asked), key=lambda bound: bound.max_rate)
-    full = memory_is_full(workload, server)
+    full = memory_is_full(workload, server) if estimate_memory else None
     if full is not None and full.rate >= bound.max_rate:
         full = None
     if server.memory is not None and bound.name != "KV memory":

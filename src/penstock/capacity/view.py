@@ -1,0 +1,225 @@
+"""Regions, highest rates and recommendations as pages."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.checking.view import heading, target_verdicts, with_interval
+from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.words import METRICS, seconds, sentence
+
+if TYPE_CHECKING:
+    from penstock.capacity.max_rate import MaxRate
+    from penstock.capacity.recommend import Candidate, Recommendation
+    from penstock.scenario.scenario import Scenario
+    from penstock.theory.operating_point import OperatingPoint
+
+
+def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
+    """Show the region's corners, where the load lies, and what holds it back."""
+    policy = scenario.server.policy.name
+    reason = f"{point.arrival_rate:,.4g} requests/s arrive, and no policy is stable above {point.max_rate:,.4g}."
+    if point.inside:
+        reason += f" Inside, some policy may be stable; whether {policy} is, say check and max-rate."
+    word = "inside" if point.inside else "outside"
+    corners = [(f"{x:,.1f}", f"{y:,.1f}") for x, y in point.region.vertices[1:]]
+    mix = [
+        (f"{use.prefill_tokens:,}", f"{use.decode_tokens:,}", f"{use.prefill_requests:,}", f"{use.share:.1%}")
+        for use in point.optimum.mix
+    ]
+    mixed = "Most prompts: requests in prefill that a batch needs room for. Other batches may do as well."
+
+    def region() -> list[Figure]:
+        from penstock.checking.illustrations import region_figure
+
+        own = {} if point.own is None else {policy: point.own}
+        return [region_figure(point.region, point=point.point, own=own)]
+
+    return Page(
+        title=scenario.name,
+        heading=heading(scenario.workload, scenario.server, policy),
+        notes=scenario.server.kv_notes,
+        verdicts=[Verdict(word, reason, "by a condition that every policy needs (Section 6)", "the region")],
+        sections=[
+            Section("Load", facts=_load_facts(point, policy), notes=point.notes),
+            Section("Corners of the region", tables=[Table(("Prefill tokens/s", "Decode tokens/s"), corners)]),
+            Section(
+                "Batches that carry the most along the load's ray",
+                tables=[Table(("Prefill tokens", "Decode tokens", "Most prompts", "Share of time"), mix, mixed)],
+            ),
+            Section("Stability region", figures=region),
+        ],
+    )
+
+
+def _load_facts(point: "OperatingPoint", policy: str) -> list[Fact]:
+    prefill, decode = point.point
+    best = point.optimum
+    facts = [
+        Fact("Offered", f"{prefill + decode:,.0f}", f"tokens/s: {prefill:,.0f} of prefill, {decode:,.0f} of decode"),
+        Fact("Margin", f"{point.margin:.3f}", f"no policy is stable above {point.max_rate:,.4g} requests/s"),
+    ]
+    if point.own_max_rate is not None:
+        by = f"requests/s: {policy} at this budget, by a fluid argument"
+        facts.append(Fact("Its own", f"{point.own_max_rate:,.4g}", by))
+    return [
+        *facts,
+        Fact("Held by", " and ".join(point.binding), _held_by(point)),
+        Fact("Prefill token", f"{best.seconds_per_prefill_token * 1e3:.4g} ms", "of server time is what it costs"),
+        Fact("Decode token", f"{best.seconds_per_decode_token * 1e3:.4g} ms", "of server time is what it costs"),
+    ]
+
+
+def _held_by(point: "OperatingPoint") -> str:
+    """Say what more of the binding limit would bring."""
+    if point.full is not None:
+        return f"the server carries about {point.full.rate:,.4g} requests/s once it is full (an estimate)"
+    if point.bound.name == "KV memory":
+        return point.bound.why
+    if point.binding == ("batch time",):
+        return "the speed of its batches: no limit that you set, only faster hardware helps"
+    price = point.optimum.slot_price
+    if price:
+        return f"one more slot lets the best policy carry {price:,.1f} tokens/s more; others may carry less"
+    return ""
+
+
+def max_rate_page(rates: "Mapping[str, MaxRate]", scenario: "Scenario", notes: Sequence[str]) -> Page:
+    """Show the highest stable rate of each policy beside its bound, after notes on their KV memory."""
+    rows = []
+    for name, rate in rates.items():
+        certified = rate.certificate.certified_rate
+        rows.append(
+            (
+                name,
+                f"{rate.rate:,.4g}",
+                f"{rate.above:,.4g}",
+                f"{rate.bound:,.4g}",
+                f"{rate.share:.1%}",
+                "-" if certified is None else f"{certified:,.4g}",
+            )
+        )
+    columns = ("Policy", "Stable up to", "Not at", "Any policy", "Share", "Certified to")
+    caption = (
+        "Requests/s. 'Stable up to' and 'not at' were found by simulation of the same requests at each rate; above "
+        "'any policy' none is stable; up to 'certified to' a theorem says stable."
+    )
+    policies = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
+    contradictions = [
+        Verdict("contradiction", f"{rate.disagreement}.", about=name)
+        for name, rate in rates.items()
+        if rate.disagreement
+    ]
+    rates_section = Section("", tables=[Table(columns, rows, caption)], notes=scenario.workload.notices)
+    return Page(
+        title=scenario.name,
+        heading=heading(scenario.workload, scenario.server, policies),
+        notes=notes,
+        verdicts=contradictions,
+        sections=[rates_section],
+    )
+
+
+def recommend_page(recommendation: "Recommendation", scenario: "Scenario") -> Page:
+    """Show what to use, what that gains, and what else was looked at."""
+    server = scenario.server
+    asides = {
+        "Worth knowing": recommendation.trade,
+        "With the plugin": recommendation.with_plugin,
+        "Next": recommendation.next_step(scenario.file),
+    }
+    sections = [Section(title, [sentence(text)]) for title, text in asides.items() if text]
+    sections.append(Section("What it brings", tables=[_gains(recommendation)]))
+    sections.append(_candidates(recommendation))
+    if recommendation.pruned:
+        sections.append(Section("What was ruled out", facts=_pruned(recommendation)))
+    if recommendation.step:
+        step = recommendation.step
+        brings = f"no policy would exceed {step.bound:,.4g} requests/s then ({step.gain:+.1%}), by theory"
+        sections.append(Section("Max batch size", [f"It binds; with {step.max_batch_size:,}, {brings}."]))
+    return Page(
+        title=scenario.name,
+        heading=heading(scenario.workload, server, server.policy.name),
+        notes=server.kv_notes,
+        verdicts=_verdicts(recommendation),
+        sections=[*sections, Section("", notes=recommendation.warnings)],
+    )
+
+
+def _verdicts(recommendation: "Recommendation") -> list[Verdict]:
+    new = recommendation.recommended.server
+    if recommendation.change:
+        word, use = "change", f"to policy {new.policy.name}, token budget {new.token_budget:,}"
+    else:
+        word, use = "keep", "what you have"
+    verdicts = [Verdict(word, f"{recommendation.reason}.", about=use)]
+    if recommendation.overload:
+        verdicts.insert(0, Verdict("overloaded", f"{recommendation.overload}."))
+    return verdicts + target_verdicts(recommendation.recommended)
+
+
+def _gains(recommendation: "Recommendation") -> Table:
+    """Lay out what there is now beside what is recommended."""
+    now, then = recommendation.current, recommendation.recommended
+    candidates = (now, then) if recommendation.change else (now,)
+    rows = [["Stable up to", *(f"{one.stable_rate:,.4g} requests/s" for one in candidates)]]
+    gains = [recommendation.gains["stable_rate"]] if recommendation.change else []
+    for metric in METRICS:
+        for statistic in ("mean", "p99"):
+            row = [f"{metric[:-2].upper()} {statistic}"]
+            for one in candidates:
+                latency = one.answer.latency
+                row.append(f"{with_interval(latency.estimates[metric][statistic])} s" if latency else "refused")
+            rows.append(row)
+            if recommendation.change:
+                gains.append(recommendation.gains[metric] if statistic == "mean" else None)
+    if not recommendation.change:
+        return Table(("", "Now"), rows)
+    for row, gain in zip(rows, gains, strict=True):
+        row.append("" if gain is None else f"{gain:+.1%}")
+    caption = ""
+    if now.answer.latency and then.answer.latency:
+        caption = "Gains are of means: a p99 is known less well, see its interval (?: no upper end)."
+    return Table(("", "Now", "Recommended", "Gain"), rows, caption)
+
+
+def _candidates(recommendation: "Recommendation") -> Section:
+    columns = ("Policy", "Budget", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E", "E2E p99")
+    candidates = recommendation.candidates
+    rows = [_candidate(one) for one in candidates]
+    best = [index for index, one in enumerate(candidates) if one is recommendation.recommended]
+    caption = (
+        "The same requests for all; the first is the current one, the recommended one is bold. No policy exceeds "
+        f"{recommendation.bound:,.4g} requests/s at any of these token budgets."
+    )
+    if any(one.answer.latency is None for one in candidates):
+        caption += " Refused: not stable at this rate."
+    if recommendation.only_with_plugin:
+        names = ", ".join(recommendation.only_with_plugin)
+        caption += f" Only with the plugin, penstock.vllm_plugin: {names}."
+    spoken = f"Stable rate (requests/s), and latency (s) at {recommendation.rate:,.4g} requests/s."
+    table = Table(columns, rows, caption, strong=best, spare=("E2E p99", "TBT p99", "TTFT p99"))
+    return Section("What was simulated", [spoken], tables=[table])
+
+
+def _candidate(candidate: "Candidate") -> tuple[str, ...]:
+    server, latency = candidate.server, candidate.answer.latency
+    values = ["refused", *[""] * (2 * len(METRICS) - 1)]
+    if latency:
+        values = [seconds(latency.estimates[metric][of].value) for metric in METRICS for of in ("mean", "p99")]
+    return (server.policy.name, f"{server.token_budget:,}", f"{candidate.stable_rate:,.4g}", *values)
+
+
+def _pruned(recommendation: "Recommendation") -> list[Fact]:
+    """Return what was ruled out, by its reason."""
+    by_reason: dict[str, dict[str, list[int]]] = {}
+    for policy, budget, reason in recommendation.pruned:
+        by_reason.setdefault(reason, {}).setdefault(policy, []).append(budget)
+    facts = []
+    for reason, budgets in by_reason.items():
+        alike: dict[str, list[str]] = {}
+        for policy, at in budgets.items():
+            *most, last = (f"{budget:,}" for budget in sorted(at))
+            alike.setdefault(f"{', '.join(most)} and {last}" if most else last, []).append(policy)
+        what = "; ".join(f"{', '.join(names)} at {at}" for at, names in alike.items())
+        facts.append(Fact(what, "", reason))
+    return facts

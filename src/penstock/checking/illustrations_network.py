@@ -1,0 +1,108 @@
+"""Illustrations of a page on a network: charts, what they show in words, and their figures as a table."""
+
+import numpy as np
+
+from penstock.checking import figures_network, graph
+from penstock.checking.flood_test import NetworkStability
+from penstock.checking.graph_layout import network_ways, pool_cycles
+from penstock.show.page import Figure, Table
+from penstock.simulation.network_run import NetworkRun
+from penstock.system.network import Network
+from penstock.theory.network.certificate import NetworkCertificate
+from penstock.words import amount
+
+_ROWS = 20
+"""Of a table of values over time."""
+_PHONE = 480
+"""Px; a wider drawing scrolls on a phone."""
+_FLOODS = (
+    "Each stage in turn is flooded with jobs that begin there, beside those that arrive; the network is stable if its "
+    "work falls from every flood, and unstable if it rises from any."
+)
+
+
+def graph_figure(network: Network, certificate: NetworkCertificate | None = None) -> Figure:
+    """Draw pools, stages and the ways of jobs."""
+    names, ways, model = list(network.pools), network_ways(network), network.model()
+    loads = graph.pool_loads(network)
+    cycles = pool_cycles(network)
+    pools = "; ".join(f"{name}, {graph.load_in_words(load)}" for name, load in loads.items())
+    round_trips = "; ".join(" - ".join(name for name in names if name in of) for of in cycles)
+    cycle = f"jobs can go round between {round_trips}" if cycles else "no job comes back to a pool that it has left"
+    text = f"Graph of {len(names)} pools and {len(network.stages)} stages: {pools}; {cycle}."
+    rows = [
+        (
+            stage,
+            names[network.stage_pool[k]],
+            f"{model.visits[k]:,.4g}",
+            f"{model.prefill[k] + model.decode[k]:,.0f}",
+            _then_in_words(*ways[stage]),
+        )
+        for k, stage in enumerate(network.stages)
+    ]
+    columns = ("Stage", "Pool", "Requests/s", "Tokens", "What follows")
+    caption = (
+        "A column is a pool, darker where its load is higher; jobs go down, and a number is the share of them that "
+        "takes a way. A bar below a stage: all that follow begin; above: it waits for all. "
+    )
+    marked = any(name in of for of in cycles for name in names)
+    caption += "Dashed: pools between which jobs can go round, where load below 1 is not enough." if marked else ""
+    chart = graph.network_graph(network, certificate)
+    wide = chart.width > _PHONE
+    return Figure("The network", {text: chart}, [Table(columns, rows)], caption.strip(), wide=wide)
+
+
+def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
+    if fork:
+        return f"all of {', '.join(targets)}"
+    said = [to if chance == 1 else f"{to} {chance:.3g}" for to, chance in targets.items()]
+    ends = 1 - sum(targets.values())
+    return ", ".join(said + ([f"end {ends:.3g}"] if 1e-9 < ends < 1 else [])) or "end"
+
+
+def flood_figure(stability: NetworkStability) -> Figure:
+    """Draw how the work went after each flood."""
+    told = "; ".join(
+        f"with {flood.stage} flooded it went to {flood.ratio:.2f} times, at most {flood.highest:.2f}"
+        for flood in stability.floods
+    )
+    rows = [
+        (flood.stage, flood.outcome, f"{flood.initial:,}", f"{flood.arrivals:,}", f"{flood.ratio:.2f}",
+         f"{flood.highest:.2f}", f"{flood.path[-1, 0]:,.4g}")
+        for flood in stability.floods
+    ]  # fmt: skip
+    columns = (
+        "Flooded stage",
+        "Outcome",
+        "Jobs at the start",
+        "Jobs that arrived",
+        "Work at the end",
+        "Most",
+        "Seconds",
+    )
+    return Figure(
+        "Floods",
+        {f"Lines of work over that at the start, against time: {told}.": figures_network.flood_paths(stability)},
+        [Table(columns, rows, "Work: all that jobs in the network still need, over that at the start")],
+        f"{_FLOODS} Drawn is the work that jobs in the network still need, calls to come included. It may rise before it "
+        "falls.",
+    )
+
+
+def queue_figure(run: NetworkRun) -> Figure:
+    """Draw the requests at each stage over time, a chart per pool."""
+    stages = run.network.stages
+    wide = figures_network.stage_queues(run).pivot(on="stage", index="time_s", values="requests")
+    charts = {}
+    for pool, panel in figures_network.queue_panels(run).items():
+        here = [s for s, k in zip(stages, run.network.stage_pool, strict=True) if list(run.network.pools)[k] == pool]
+        most = "; ".join(f"{s} at most {wide[s].to_numpy().max():,}" for s in here)
+        charts[f"Lines of requests at pool {pool} over time: {most}."] = panel
+    picked = np.unique(np.linspace(0, wide.height - 1, _ROWS + 1).astype(int)).tolist()
+    rows = [(amount(time), *(f"{n:,}" for n in of)) for time, *of in wide.select("time_s", *stages)[picked].iter_rows()]
+    return Figure(
+        "Queues",
+        charts,
+        [Table(("Time (s)", *stages), rows, "Requests, waiting and served")],
+        "Requests at each stage, waiting and served, while jobs arrive.",
+    )

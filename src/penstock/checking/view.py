@@ -1,0 +1,365 @@
+"""What is known of a server as a page: of one policy, of several side by side, of one finite run."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
+from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence
+
+if TYPE_CHECKING:
+    from penstock.checking.answer import Answer
+    from penstock.checking.latency import SteadyState
+    from penstock.checking.targets import Estimate
+    from penstock.scenario.scenario import Scenario
+    from penstock.simulation.run import Run
+    from penstock.system.server import Server
+    from penstock.theory.certificate import Certificate
+    from penstock.theory.operating_point import OperatingPoint
+    from penstock.workload.workload import Workload
+
+_SAME = 0.01
+"""Share by which a certified rate may differ from the one above which no policy is stable, to be called the same."""
+
+_HIGHLIGHTS = ("p50", "p99")
+"""Statistics in the table of several policies."""
+
+
+def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
+    """Show the answer for one policy: verdicts first.
+
+    Parameters
+    ----------
+    answer
+        What is known.
+    scenario
+        Where the question stands: its name, and where its batch times come from.
+    """
+    name = answer.server.policy.name
+    load = _load_facts(answer.certificate, answer.server)
+    if scenario and scenario.measured and scenario.measured.year:
+        load.append(Fact("Measured", str(scenario.measured.year), scenario.measured.origin))
+    step = answer.next_step(scenario.file if scenario else "SCENARIO")
+    refused = [name] if answer.latency_refused else []
+    return Page(
+        title=scenario.name if scenario else "check",
+        heading=heading(answer.workload, answer.server, name),
+        notes=answer.front,
+        verdicts=_verdicts(answer),
+        sections=[
+            *([Section("Next", [sentence(step)])] if step else []),
+            Section("Load", facts=load),
+            *_hypotheses(answer.certificate),
+            Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
+            _latency_section(answer),
+            *_figure_sections({name: answer.run}, refused),
+            *_batch_sections({name: answer.run}, {name: answer.first}, {name: answer.point}),
+        ],
+    )
+
+
+def run_page(
+    scenario: "Scenario",
+    certificate: "Certificate",
+    run: "Run",
+    first: "Run",
+    point: "OperatingPoint",
+    warnings: Sequence[str],
+) -> Page:
+    """Show what happened in one finite run, and in its first batches, without a verdict."""
+    name = run.server.policy.name
+    return Page(
+        title=scenario.name,
+        heading=heading(scenario.workload, run.server, name),
+        notes=run.server.kv_notes,
+        verdicts=[Verdict("no verdict", "this is what happened in one finite run from empty; for one ask check.")],
+        sections=[
+            Section("Load", facts=_load_facts(certificate, run.server)),
+            Section("Simulated", [run_in_words(run)], notes=warnings),
+            Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(run)]),
+            *_figure_sections({name: run}),
+            *_batch_sections({name: run}, {name: first}, {name: point}),
+        ],
+    )
+
+
+def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
+    """Show the answers for several policies side by side."""
+    first = next(iter(answers.values()))
+    runs = {name: answer.run for name, answer in answers.items()}
+    firsts = {name: answer.first for name, answer in answers.items()}
+    refused = [name for name, answer in answers.items() if answer.latency_refused]
+    return Page(
+        title=scenario.name,
+        heading=heading(scenario.workload, scenario.server, f"{len(answers)} policies"),
+        notes=gathered({name: answer.front for name, answer in answers.items()}),
+        verdicts=[
+            Verdict("contradiction", f"{answer.disagreement}.", about=name)
+            for name, answer in answers.items()
+            if answer.disagreement
+        ],
+        sections=[
+            Section("Load", facts=_load_facts(first.certificate, scenario.server)),
+            Section(
+                "Policies",
+                tables=[_policies_table(answers)],
+                notes=gathered({name: answer.warnings for name, answer in answers.items()}),
+            ),
+            Section("Latency", ["In seconds."], tables=_latency_of_all(answers)),
+            Section("Theory", facts=_reasons(answers)),
+            *_figure_sections(runs, refused),
+            *_batch_sections(runs, firsts, {name: answer.point for name, answer in answers.items()}),
+        ],
+    )
+
+
+def heading(workload: "Workload", server: "Server", policies: str) -> str:
+    """Say what arrives, and what serves it."""
+    return (
+        f"{workload.describe()}, {workload.rate:,.4g} requests/s, "
+        f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens; "
+        f"{policies}, {server.limits}"
+    )
+
+
+def _verdicts(answer: "Answer") -> list[Verdict]:
+    """Return what theorem and test say, whichever decides first, and the targets."""
+    certificate = answer.certificate
+    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
+    both = [
+        Verdict(certificate.verdict, f"{certificate.reason}.", source),
+        Verdict(answer.stability.verdict, f"{answer.stability.reason}.", "by simulation"),
+    ]
+    if certificate.verdict == "unknown":
+        both.reverse()
+    if answer.disagreement:
+        both.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
+    return both + target_verdicts(answer)
+
+
+def target_verdicts(answer: "Answer") -> list[Verdict]:
+    """Return each target, whether it is met, and the estimate that says so."""
+    return [
+        Verdict(
+            judgement, f"{with_interval(estimate)} s." if estimate else "there is no steady state.", "", str(target)
+        )
+        for target, estimate, judgement in answer.targets
+    ]
+
+
+def with_interval(estimate: "Estimate") -> str:
+    """Return an estimate and its interval as text; ? for an end that is not known."""
+    if estimate.value is None:
+        return "-"
+    value = seconds(estimate.value)
+    if estimate.low is None:
+        return value
+    high = "?" if estimate.high is None else seconds(estimate.high)
+    return f"{value} ({seconds(estimate.low)} to {high})"
+
+
+def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
+    """Return what arrives and what can be carried."""
+    load, max_rate = certificate.load, certificate.max_rate
+    capacity = load.capacity_in_words
+    if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
+        capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
+    offered = f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} to process a request"
+    headroom = max_rate / load.arrival_rate - 1
+    limit = f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
+    facts = [
+        Fact("Load rho", share(load.rho, 1.0), offered),
+        Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
+        Fact("Margin", share(1 - load.arrival_rate / max_rate), limit + _beside_the_limit(certificate, server)),
+    ]
+    if len(certificate.bounds) > 1:
+        facts += [
+            Fact(f"  {bound.name}", f"{bound.max_rate:,.4g}", f"requests/s at most: {bound.why} ({bound.theorem})")
+            for bound in certificate.bounds
+        ]
+    return facts
+
+
+def share(value: float, limit: float = 0.0) -> str:
+    """Return a load or a margin with three digits, or five near its limit."""
+    digits = 3 if abs(limit - value) > 0.01 else 5
+    return f"{value:.{digits}f}"
+
+
+def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
+    """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be lower."""
+    certified = certificate.certified_rate or 0.0
+    if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
+        return ""
+    memory = server.memory is not None and certificate.binding.name != "KV memory"
+    counted = ", KV memory not counted" if memory else ""
+    return f"{counted}; a scheduler's own limit may be lower: ask max-rate"
+
+
+def _hypotheses(certificate: "Certificate") -> list[Section]:
+    if not certificate.hypotheses:
+        return []
+    rows = [Hypothesis(h.name, h.state, h.why) for h in certificate.hypotheses]
+    return [Section(f"Hypotheses of {certificate.theorem or 'the theorems'}", hypotheses=rows)]
+
+
+def run_in_words(run: "Run") -> str:
+    """Say what one run did."""
+    return (
+        f"{run.arrived:,} requests ({run.unfinished:,} unfinished), "
+        f"{run.n_batches:,} batches of {_tokens_per_batch(run):,.0f} tokens on average, {run.seconds:,.0f} s: "
+        f"{run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time; over the second half of the "
+        f"arrivals the backlog changed by {growth(run.growth_tokens_per_s)}{run.memory_facts}."
+    )
+
+
+def growth(tokens_per_s: float) -> str:
+    """Return a rate of growth with its sign."""
+    if np.isnan(tokens_per_s):
+        return "an unknown number of tokens/s"
+    if abs(tokens_per_s) < 0.05:
+        return "0.0 tokens/s"
+    return f"{tokens_per_s:+,.1f} tokens/s"
+
+
+def _tokens_per_batch(run: "Run") -> float:
+    return run.started_tokens / run.n_batches if run.n_batches else 0.0
+
+
+def _latency_section(answer: "Answer") -> Section:
+    if answer.latency_refused:
+        return Section("No latency", [sentence(answer.latency_refused)])
+    if answer.latency is None:
+        return Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(answer.run)])
+    said = f"In seconds, and its {answer.latency.confidence:.0%} interval."
+    return Section("Latency in the steady state", [said], tables=[_latency_of(answer.latency)])
+
+
+def _latency_of_run(run: "Run") -> Table:
+    rows = [(METRICS[metric], *map(seconds, values)) for metric, *values in run.latency().iter_rows()]
+    return Table(("", *STATISTICS), rows)
+
+
+def _latency_of(latency: "SteadyState") -> Table:
+    """Lay out each latency over the ends of its interval."""
+    rows: list[tuple[str, ...]] = []
+    strong = []
+    for metric, estimates in latency.estimates.items():
+        statistics = [estimates[name] for name in STATISTICS]
+        strong.append(len(rows))
+        rows.append((METRICS[metric], *(seconds(estimate.value) for estimate in statistics)))
+        if any(estimate.low is not None or estimate.high is not None for estimate in statistics):
+            rows.append(("  from", *(seconds(estimate.low) for estimate in statistics)))
+            rows.append(("  to", *(seconds(estimate.high) for estimate in statistics)))
+    return Table(("", *STATISTICS), rows, strong=strong)
+
+
+def _policies_table(answers: "Mapping[str, Answer]") -> Table:
+    """Lay out verdicts and runs, a row per policy."""
+    columns = ["Policy", "Theory", "Test", "Can do", "Tokens/s", "A batch", "Unfinished"]
+    limited = any(answer.server.memory for answer in answers.values())
+    if limited:
+        columns.append("Preempted")
+    rows = []
+    for name, answer in answers.items():
+        run, test = answer.run, answer.stability
+        row = [
+            name,
+            answer.certificate.verdict,
+            test.verdict,
+            f"{1 - test.drift:,.3g} x" if test.interval else "> 1 x",
+            f"{run.tokens_per_s:,.0f}",
+            f"{_tokens_per_batch(run):,.0f}",
+            f"{run.unfinished:,}",
+        ]
+        rows.append([*row, f"{run.preemptions:,}"] if limited else row)
+    caption = "Can do: work done under a large backlog over the work that arrives; below 1 it grows"
+    if any(answer.stability.interval is None for answer in answers.values()):
+        caption += "; > 1 where it was gone before it could be measured"
+    return Table(columns, rows, f"{caption}. A batch: tokens in it, on average.", spare=("Preempted",))
+
+
+def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
+    """Lay out latency by policy; intervals in a table per metric."""
+    columns = [f"{metric[:-2].upper()} {name}" for metric in METRICS for name in _HIGHLIGHTS]
+    rows = []
+    open_end = False
+    for name, answer in answers.items():
+        if answer.latency_refused:
+            rows.append((name, "refused", *[""] * (len(columns) - 1)))
+        elif answer.latency:
+            estimates = [answer.latency.estimates[metric][of] for metric in METRICS for of in _HIGHLIGHTS]
+            open_end = open_end or any(estimate.high is None for estimate in estimates)
+            rows.append((name, *(f"{seconds(e.value)}{'' if e.high is not None else '?'}" for e in estimates)))
+        else:
+            run = answer.run.latency().iter_rows(named=True)
+            rows.append((name, *(seconds(row[of]) for row in run for of in _HIGHLIGHTS)))
+    caption = "?: the run is too short to bound this from above; check shows intervals." if open_end else ""
+    steady = {name: answer.latency.estimates for name, answer in answers.items() if answer.latency}
+    intervals = [
+        Table(
+            ("Policy", *STATISTICS),
+            [
+                (name, *(with_interval(of[metric][statistic]) for statistic in STATISTICS))
+                for name, of in steady.items()
+            ],
+            title=f"{words}, in seconds and with intervals",
+            detail=True,
+        )
+        for metric, words in METRICS.items()
+        if steady
+    ]
+    return [Table(("Policy", *columns), rows, caption), *intervals]
+
+
+def _reasons(answers: "Mapping[str, Answer]") -> list[Fact]:
+    """Return what theory says of each policy, those of which it says the same together."""
+    names_of: dict[tuple[str, str], list[str]] = {}
+    for name, answer in answers.items():
+        certificate = answer.certificate
+        names_of.setdefault((certificate.verdict, certificate.reason), []).append(name)
+    return [Fact(", ".join(names), word, f"{reason}.") for (word, reason), names in names_of.items()]
+
+
+def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> list[Section]:
+    """Draw tokens in the system, and latency but for those that have no steady state."""
+
+    def tokens() -> list[Figure]:
+        from penstock.checking.illustrations import token_figure
+
+        return [token_figure(runs)]
+
+    def latencies() -> list[Figure]:
+        from penstock.checking.illustrations import latency_figure
+
+        return [latency_figure(runs, refused)]
+
+    sections = [Section("Tokens in the system", figures=tokens)]
+    if len(refused) < len(runs):
+        sections.append(Section("Distribution of latency", figures=latencies))
+    return sections
+
+
+def _batch_sections(
+    runs: "Mapping[str, Run]", firsts: "Mapping[str, Run]", points: "Mapping[str, OperatingPoint]"
+) -> list[Section]:
+    """Draw the batches in the region, and who was in the first of them, where there was any batch."""
+    runs = {name: run for name, run in runs.items() if run.n_batches}
+    if not runs:
+        return []
+
+    def region() -> list[Figure]:
+        from penstock.checking.illustrations import region_figure
+
+        point = next(iter(points.values()))
+        own = {name: points[name].own for name in runs}
+        known = {name: region for name, region in own.items() if region is not None}
+        return [region_figure(point.region, runs, point=point.point, own=known)]
+
+    def batches() -> list[Figure]:
+        from penstock.checking.illustrations import gantt_figure
+
+        return [gantt_figure(firsts[name], name) for name in runs]
+
+    return [Section("Batches in the region", figures=region), Section("The first batches", figures=batches)]

@@ -1,0 +1,326 @@
+"""What is known of a network as a page: under one order between stages, or several side by side."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.checking.view import growth, share, with_interval
+from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, Verdict
+from penstock.words import counted, digits, gathered, seconds, sentence
+
+if TYPE_CHECKING:
+    from penstock.checking.network_answer import NetworkAnswer, StageAnswer, Statistics
+    from penstock.scenario.network import NetworkScenario
+    from penstock.simulation.network_run import NetworkRun
+    from penstock.theory.network.certificate import NetworkCertificate
+
+_POOLS = (
+    "Load: tokens that arrive, over the most that batches filled up to the token budget process. Margin: what is left "
+    "up to the load that no policy carries within all limits of a batch, so the two need not add up to 1. Busy: share "
+    "of the time in batches; decoding keeps a replica busy at any load, so busy is no sign of overload. A batch: "
+    "tokens in it, on average."
+)
+_ANOTHER_ORDER = "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
+_STATISTICS = ("mean", "p50", "p90", "p99")
+_LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
+
+
+def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = None) -> Page:
+    """Show the answer for a network: verdicts first.
+
+    Parameters
+    ----------
+    answer
+        What is known.
+    scenario
+        Where the question stands, for its name.
+    """
+    certificate = answer.certificate
+    used = certificate.theorem if certificate.verdict == "stable" else "the theorems that say stable"
+    failing_first = sorted(certificate.hypotheses, key=lambda hypothesis: hypothesis.held)
+    return Page(
+        title=scenario.name if scenario else "check",
+        heading=_heading(answer),
+        verdicts=_verdicts(answer),
+        sections=[
+            Section("Load", facts=_load_facts(answer)),
+            Section("Pools", tables=[_pools_table(answer)]),
+            Section("The network", figures=lambda: _graph(answer)),
+            Section(
+                f"Hypotheses of {used}",
+                hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
+            ),
+            Section("Workflows and stages", ["In the long run, tokens a visit."], tables=[_asked(answer)]),
+            Section("Simulated", [_run_in_words(answer.run)], notes=answer.warnings),
+            _latency_section(answer),
+            Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
+        ],
+    )
+
+
+def orders_page(answers: "Mapping[str, NetworkAnswer]", scenario: "NetworkScenario") -> Page:
+    """Show the answers under several orders between stages side by side."""
+    first = next(iter(answers.values()))
+    columns = ("Order", "Theory", "Test", *(f"E2E of {workflow.name} (s)" for workflow in first.workflows))
+    rows = []
+    for name, answer in answers.items():
+        test = answer.stability.verdict if answer.stability else "skipped"
+        e2e = [with_interval(of.e2e["mean"]) if of.e2e else "refused" for of in answer.workflows]
+        rows.append((name, answer.certificate.verdict, test, *e2e))
+    steady = next((answer.latency for answer in answers.values() if answer.latency), None)
+    caption = "The same jobs under all orders. E2E: mean in the steady state"
+    if steady:
+        caption += f", and the {steady.confidence:.0%} interval that holds it"
+    contradictions = [
+        Verdict("contradiction", f"{answer.disagreement}.", about=name)
+        for name, answer in answers.items()
+        if answer.disagreement
+    ]
+    return Page(
+        title=scenario.name,
+        heading=_heading(first),
+        verdicts=contradictions,
+        sections=[
+            Section(
+                "Orders",
+                tables=[Table(columns, rows, f"{caption}. Refused: there is none.")],
+                notes=gathered({name: answer.warnings for name, answer in answers.items()}),
+            ),
+            *_reasons(answers),
+        ],
+    )
+
+
+def _reasons(answers: "Mapping[str, NetworkAnswer]") -> list[Section]:
+    """Return what theory and test say of the orders, those of which they say the same together."""
+    theory: dict[str, list[str]] = {}
+    failing: dict[str, list[str]] = {}
+    test: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        certificate = answer.certificate
+        if certificate.verdict != "unknown":
+            theory[name] = [certificate.reason]
+        else:
+            failed = [f"{h.name}: {h.why}" for h in certificate.hypotheses if not h.held]
+            failing[name] = failed or [certificate.reason]
+        if answer.stability and answer.stability.verdict != "stable":
+            test[name] = [answer.stability.reason]
+    titles = {"Theory": theory, "What keeps theorems from saying stable": failing, "The test": test}
+    return [Section(title, facts=_gathered(of, len(answers))) for title, of in titles.items() if of]
+
+
+def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:
+    """Return each sentence once, after the names of which it is true."""
+    names_of: dict[str, list[str]] = {}
+    for name, texts in sentences.items():
+        for text in texts:
+            names_of.setdefault(text, []).append(name)
+    return [
+        Fact("all" if len(names) == count else ", ".join(names), "", f"{text}.") for text, names in names_of.items()
+    ]
+
+
+def _heading(answer: "NetworkAnswer") -> str:
+    network = answer.network
+    replicas = int(network.replicas.sum())
+    pools = counted(len(network.pools), "pool")
+    if replicas > len(network.pools):
+        pools += f" of {replicas:,} replicas in all"
+    workflows = [
+        f"{workflow.name}: {workflow.jobs_per_s:,.4g} jobs/s, {counted(len(_of(answer, workflow.name)), 'stage')}"
+        for workflow in answer.workflows
+    ]
+    return "; ".join([pools, *workflows])
+
+
+def _verdicts(answer: "NetworkAnswer") -> list[Verdict]:
+    """Return what theorem and test say, whichever decides first."""
+    certificate, test = answer.certificate, answer.stability
+    source = f"by {certificate.theorem}" if certificate.theorem else "to theory"
+    verdicts = [Verdict(certificate.verdict, f"{certificate.reason}.", source)]
+    if test:
+        verdicts.append(Verdict(test.verdict, f"{test.reason}.", "by simulation"))
+        if certificate.verdict == "unknown":
+            verdicts.reverse()
+    elif answer.stability_skipped:
+        verdicts.append(Verdict("not tested", f"{answer.stability_skipped}.", "by simulation"))
+    if answer.disagreement:
+        verdicts.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
+    return verdicts
+
+
+def _load_facts(answer: "NetworkAnswer") -> list[Fact]:
+    """Return bottleneck, margin, cycles, virtual station and joins."""
+    certificate, tightest = answer.certificate, answer.bottleneck
+    held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
+    if not answer.network.reuse_is_certain:
+        held += ", if replicas reuse nothing"
+    limit = f"no policy is stable above {answer.max_load:,.4g} times this load, at pool {tightest.name}{held}"
+    facts = [
+        Fact("Bottleneck", tightest.name, f"load {share(tightest.rho, 1.0)}, the least margin of all"),
+        Fact("Margin", share(tightest.margin), limit),
+    ]
+    if certificate.certified_load is not None:
+        certified = f"{certificate.certified_load:,.4g} x"
+        facts.append(Fact("Certified", certified, "up to so many times this load, by theorem"))
+    facts += [Fact("Cycle", f"{factor:,.4g} x", meaning) for factor, meaning in answer.cycles_in_words()]
+    facts += _virtual_station(certificate)
+    if answer.order_fails:
+        facts.append(Fact("To try", "another order", _ANOTHER_ORDER))
+    facts += [Fact("Join", join.stage, f"{join.branches} branches; {join.bound}") for join in certificate.joins]
+    return facts
+
+
+def _virtual_station(certificate: "NetworkCertificate") -> list[Fact]:
+    """Return up to which load a priority order is not known to fail."""
+    virtual = certificate.virtual_station
+    if not virtual:
+        return []
+    starving = zip(virtual.classes, virtual.loads, virtual.pools, strict=True)
+    both = " and ".join(f"{', '.join(stages)} ({load:.3f} of {pool})" for stages, load, pool in starving)
+    grows = digits(math.prod(virtual.amplification()))
+    meaning = (
+        f"fails above so many times this load: {both} are never served at once, and each round between them "
+        f"multiplies a backlog by {grows} at this load"
+    )
+    return [Fact("This order", f"{virtual.max_load:,.4g} x", meaning)]
+
+
+def _pools_table(answer: "NetworkAnswer") -> Table:
+    columns = ("Pool", "Load", "Margin", "Busy", "A batch", "Replicas", "Tokens/s", "Order", "Router", "Policy")
+    rows = [
+        (
+            pool.name,
+            share(pool.rho, 1.0),
+            share(pool.margin),
+            f"{pool.busy:.0%}",
+            f"{pool.tokens_per_batch:,.0f}",
+            f"{pool.replicas:,}",
+            f"{pool.tokens_per_s:,.0f}",
+            pool.order,
+            pool.router if pool.replicas > 1 else "-",
+            pool.policy,
+            " and ".join(pool.binding) or "-",
+        )
+        for pool in answer.pools
+    ]
+    return Table((*columns, "Held by"), rows, _POOLS, spare=("Policy", "Router", "Tokens/s"))
+
+
+def _asked(answer: "NetworkAnswer") -> Table:
+    """Lay out what each workflow and stage asks for."""
+    rows = []
+    strong = []
+    for workflow in answer.workflows:
+        strong.append(len(rows))
+        rows.append((workflow.name, "", f"{workflow.jobs_per_s:,.4g}", "", ""))
+        rows += [
+            (
+                f"  {_short(stage.name)}",
+                stage.pool,
+                f"{stage.visits_per_s:,.4g}",
+                f"{stage.prefill_tokens:,.0f}",
+                f"{stage.decode_tokens:,.0f}",
+            )
+            for stage in _of(answer, workflow.name)
+        ]
+    return Table(("", "Pool", "Visits/s", "Prefill tokens", "Decode tokens"), rows, strong=strong)
+
+
+def _run_in_words(run: "NetworkRun") -> str:
+    return (
+        f"{run.arrived:,} jobs ({run.arrived - run.finished:,} unfinished), "
+        f"{run.requests.height:,} requests, {run.seconds:,.0f} s; over the second half of the arrivals the work that "
+        f"is left changed by {growth(run.growth_tokens_per_s)}."
+    )
+
+
+def _latency_section(answer: "NetworkAnswer") -> Section:
+    """Lay out E2E of workflows and stages with intervals, time to first token, and waits at joins."""
+    steady = answer.latency
+    if steady is None:
+        return Section("No latency", [sentence(answer.latency_refused or "there is none")])
+    joins = any("join_wait_s" in (stage.latency or {}) for stage in answer.stages)
+    columns = ("", "E2E", "from", "to", "p99", "TTFT", "TTFT p99", "Join wait")
+    rows = []
+    strong = []
+    for workflow in answer.workflows:
+        assert workflow.e2e is not None
+        strong.append(len(rows))
+        rows.append((workflow.name, *_interval(workflow.e2e), "", "", ""))
+        rows += [_latency_of(stage) for stage in _of(answer, workflow.name)]
+    caption = "Stages: from arrival at a replica to the last token (E2E) and the first (TTFT)"
+    if joins:
+        caption += "; join wait: what a branch that is done waits for the others"
+    if steady.too_short or any(None in (of["mean"].low, of["mean"].high) for of in _end_to_end(answer)):
+        caption += "; -: the run is too short to tell"
+    table = Table(columns, rows, f"{caption}.", strong=strong)
+    if not joins:
+        table = table.without("Join wait")
+    means = f"In seconds: means, with the {steady.confidence:.0%} interval of E2E."
+    return Section("Latency in the steady state", [means], tables=[table, *_intervals(answer)])
+
+
+def _latency_of(stage: "StageAnswer") -> tuple[str, ...]:
+    assert stage.latency is not None
+    ttft = stage.latency["ttft_s"]
+    waits = stage.latency.get("join_wait_s")
+    wait = seconds(waits["mean"].value) if waits else ""
+    first = (seconds(ttft["mean"].value), seconds(ttft["p99"].value))
+    return (f"  {_short(stage.name)}", *_interval(stage.latency["e2e_s"]), *first, wait)
+
+
+def _end_to_end(answer: "NetworkAnswer") -> "list[Statistics]":
+    of_jobs = [workflow.e2e for workflow in answer.workflows if workflow.e2e]
+    return of_jobs + [stage.latency["e2e_s"] for stage in answer.stages if stage.latency]
+
+
+def _intervals(answer: "NetworkAnswer") -> list[Table]:
+    """Lay out all statistics with their intervals, which a terminal has no room for."""
+    jobs = [
+        (workflow.name, f"{workflow.jobs:,}", *_cells(workflow.e2e)) for workflow in answer.workflows if workflow.e2e
+    ]
+    stages = [
+        (stage.name, _LATENCY[metric], *_cells(of))
+        for stage in answer.stages
+        for metric, of in (stage.latency or {}).items()
+        if metric in _LATENCY and of["mean"].value is not None
+    ]
+    return [
+        Table(("Workflow", "Jobs", *_STATISTICS), jobs, title="From the arrival of a job to its end", detail=True),
+        Table(("Stage", "Latency", *_STATISTICS), stages, title="At a stage, from arrival at a replica", detail=True),
+    ]
+
+
+def _cells(of: "Statistics") -> list[str]:
+    return [with_interval(of[name]) for name in _STATISTICS]
+
+
+def _interval(of: "Statistics") -> tuple[str, str, str, str]:
+    mean = of["mean"]
+    return seconds(mean.value), seconds(mean.low), seconds(mean.high), seconds(of["p99"].value)
+
+
+def _of(answer: "NetworkAnswer", workflow: str) -> "list[StageAnswer]":
+    """Return the stages of a workflow."""
+    index = [one.name for one in answer.workflows].index(workflow)
+    first, last = answer.network.first_stage[index : index + 2].tolist()
+    return list(answer.stages[first:last])
+
+
+def _short(stage: str) -> str:
+    """Return a stage's own name."""
+    return stage.partition(".")[2]
+
+
+def _graph(answer: "NetworkAnswer") -> list[Figure]:
+    from penstock.checking.illustrations_network import graph_figure
+
+    return [graph_figure(answer.network, answer.certificate)]
+
+
+def _floods_and_queues(answer: "NetworkAnswer") -> list[Figure]:
+    from penstock.checking.illustrations_network import flood_figure, queue_figure
+
+    floods = [flood_figure(answer.stability)] if answer.stability else []
+    return [*floods, queue_figure(answer.run)]
