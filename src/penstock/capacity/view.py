@@ -154,7 +154,7 @@ def _verdicts(recommendation: "Recommendation") -> list[Verdict]:
     verdicts = [Verdict(word, f"{recommendation.reason}.", about=use)]
     if recommendation.overload:
         verdicts.insert(0, Verdict("overloaded", f"{recommendation.overload}."))
-    return verdicts + target_verdicts(recommendation.recommended)
+    return verdicts + target_verdicts(recommendation.recommended.targets)
 
 
 def _gains(recommendation: "Recommendation") -> Table:

@@ -256,11 +256,21 @@ def check(
     if latency:
         warnings += latency.notices
     return Answer(
-        workload, server, certificate, stability, run, first_batches(workload, server),
-        operating_point(workload, server, estimate_memory=False), latency, refused, tuple(judged(target, latency) for target in limits),
-        _disagreement(certificate, stability), tuple(warnings),
-        kv_notes(workload, server, stability.verdict, search=estimate_memory), full,
-    )  # fmt: skip
+        workload=workload,
+        server=server,
+        certificate=certificate,
+        stability=stability,
+        run=run,
+        first=first_batches(workload, server),
+        point=operating_point(workload, server, estimate_memory=False),
+        latency=latency,
+        latency_refused=refused,
+        targets=tuple(judged(target, latency) for target in limits),
+        disagreement=_disagreement(certificate, stability),
+        warnings=tuple(warnings),
+        front=kv_notes(workload, server, stability.verdict, search=estimate_memory),
+        full=full,
+    )
 
 
 def first_batches(workload: Workload, server: Server) -> Run:

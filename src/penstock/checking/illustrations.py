@@ -44,12 +44,10 @@ def token_figure(runs: Mapping[str, Run]) -> Figure:
     )
 
 
-def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figure | None:
-    """Draw the distributions of latency of the policies that have one; None if none has."""
+def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figure:
+    """Draw the distributions of latency of the policies that have one."""
     left_out = [name for name in runs if name in set(refused)]
     kept = {name: run for name, run in runs.items() if name not in left_out}
-    if not kept:
-        return None
     panels = figures.latency_panels(kept, runs)
     texts, tables = [], []
     for name, pick in zip(METRICS.values(), ("ttft", "gaps", "e2e"), strict=True):

@@ -84,8 +84,8 @@ def flood_figure(stability: NetworkStability) -> Figure:
         "Floods",
         {f"Lines of work over that at the start, against time: {told}.": figures_network.flood_paths(stability)},
         [Table(columns, rows, "Work: all that jobs in the network still need, over that at the start")],
-        f"{_FLOODS} Drawn is the work that jobs in the network still need, calls to come included. It may rise before it "
-        "falls.",
+        f"{_FLOODS} Drawn is the work that jobs in the network still need, calls to come included. It may "
+        "rise before it falls.",
     )
 
 

@@ -9,7 +9,7 @@ from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, V
 from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence
 
 if TYPE_CHECKING:
-    from penstock.checking.answer import Answer
+    from penstock.checking.answer import Answer, TargetAnswer
     from penstock.checking.latency import SteadyState
     from penstock.checking.targets import Estimate
     from penstock.scenario.scenario import Scenario
@@ -49,7 +49,7 @@ def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
         verdicts=_verdicts(answer),
         sections=[
             *([Section("Next", [sentence(step)])] if step else []),
-            Section("Load", facts=load),
+            Section("Load", facts=load, tables=_limits(answer.certificate)),
             *_hypotheses(answer.certificate),
             Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
             _latency_section(answer),
@@ -75,7 +75,7 @@ def run_page(
         notes=run.server.kv_notes,
         verdicts=[Verdict("no verdict", "this is what happened in one finite run from empty; for one ask check.")],
         sections=[
-            Section("Load", facts=_load_facts(certificate, run.server)),
+            Section("Load", facts=_load_facts(certificate, run.server), tables=_limits(certificate)),
             Section("Simulated", [run_in_words(run)], notes=warnings),
             Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(run)]),
             *_figure_sections({name: run}),
@@ -100,13 +100,13 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
             if answer.disagreement
         ],
         sections=[
-            Section("Load", facts=_load_facts(first.certificate, scenario.server)),
             Section(
                 "Policies",
                 tables=[_policies_table(answers)],
                 notes=gathered({name: answer.warnings for name, answer in answers.items()}),
             ),
             Section("Latency", ["In seconds."], tables=_latency_of_all(answers)),
+            Section("Load", facts=_load_facts(first.certificate, scenario.server)),
             Section("Theory", facts=_reasons(answers)),
             *_figure_sections(runs, refused),
             *_batch_sections(runs, firsts, {name: answer.point for name, answer in answers.items()}),
@@ -135,16 +135,16 @@ def _verdicts(answer: "Answer") -> list[Verdict]:
         both.reverse()
     if answer.disagreement:
         both.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
-    return both + target_verdicts(answer)
+    return both + target_verdicts(answer.targets)
 
 
-def target_verdicts(answer: "Answer") -> list[Verdict]:
+def target_verdicts(targets: "Sequence[TargetAnswer]") -> list[Verdict]:
     """Return each target, whether it is met, and the estimate that says so."""
     return [
         Verdict(
             judgement, f"{with_interval(estimate)} s." if estimate else "there is no steady state.", "", str(target)
         )
-        for target, estimate, judgement in answer.targets
+        for target, estimate, judgement in targets
     ]
 
 
@@ -168,17 +168,20 @@ def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
     offered = f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} to process a request"
     headroom = max_rate / load.arrival_rate - 1
     limit = f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
-    facts = [
+    return [
         Fact("Load rho", share(load.rho, 1.0), offered),
         Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
         Fact("Margin", share(1 - load.arrival_rate / max_rate), limit + _beside_the_limit(certificate, server)),
     ]
-    if len(certificate.bounds) > 1:
-        facts += [
-            Fact(f"  {bound.name}", f"{bound.max_rate:,.4g}", f"requests/s at most: {bound.why} ({bound.theorem})")
-            for bound in certificate.bounds
-        ]
-    return facts
+
+
+def _limits(certificate: "Certificate") -> list[Table]:
+    """Lay out the limits of any policy, where there are several."""
+    if len(certificate.bounds) < 2:
+        return []
+    rows = [(bound.name, f"{bound.max_rate:,.4g}", bound.why, bound.theorem) for bound in certificate.bounds]
+    title = "Above these rates no policy is stable"
+    return [Table(("Limit", "Requests/s", "Why", "By"), rows, title=title, detail=True)]
 
 
 def share(value: float, limit: float = 0.0) -> str:

@@ -143,7 +143,7 @@ def _verdicts(answer: "NetworkAnswer") -> list[Verdict]:
         if certificate.verdict == "unknown":
             verdicts.reverse()
     elif answer.stability_skipped:
-        verdicts.append(Verdict("not tested", f"{answer.stability_skipped}.", "by simulation"))
+        verdicts.append(Verdict("not tested", f"{answer.stability_skipped}."))
     if answer.disagreement:
         verdicts.insert(0, Verdict("contradiction", f"{answer.disagreement}."))
     return verdicts
@@ -209,7 +209,7 @@ def _pools_table(answer: "NetworkAnswer") -> Table:
 
 def _asked(answer: "NetworkAnswer") -> Table:
     """Lay out what each workflow and stage asks for."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     strong = []
     for workflow in answer.workflows:
         strong.append(len(rows))
@@ -242,7 +242,7 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
         return Section("No latency", [sentence(answer.latency_refused or "there is none")])
     joins = any("join_wait_s" in (stage.latency or {}) for stage in answer.stages)
     columns = ("", "E2E", "from", "to", "p99", "TTFT", "TTFT p99", "Join wait")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     strong = []
     for workflow in answer.workflows:
         assert workflow.e2e is not None

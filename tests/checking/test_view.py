@@ -1,4 +1,4 @@
-"""A report is one page that says the verdict first and needs nothing but itself."""
+"""A page says the verdict first; written as a file it needs nothing but itself."""
 
 import dataclasses
 import html
@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.checking import answer, report
+from penstock.capacity.view import region_page
+from penstock.checking import answer, illustrations
 from penstock.checking.targets import Target
+from penstock.checking.view import compare_page, run_page
 from penstock.scenario.scenario import Scenario
-from penstock.show.page import Fact, Hypothesis, Section, Verdict, render, write
+from penstock.show import page as pages
+from penstock.show.html import render, write
+from penstock.show.page import Fact, Hypothesis, Section, Table, Verdict
+from penstock.show.terminal import print_page
 from penstock.theory.operating_point import operating_point
 from penstock.theory.region import sarathi_region
 
@@ -74,35 +79,40 @@ def first_batches() -> ps.Run:
 
 @pytest.fixture(scope="module")
 def page(runs: dict[str, ps.Run], first_batches: ps.Run) -> str:
-    latency = report.latency_figure(runs, refused=["fastertransformer"])
-    assert latency is not None
     hypotheses = [
         Hypothesis("i.i.d. arrivals", "held", "Poisson"),
         Hypothesis("max batch size never binds", "fails", HOSTILE),
         Hypothesis("work-conserving policy", "not checked", "its author claims it"),
     ]
-    return render(
+    table = Table(("Policy", HOSTILE), [(name, "1.5") for name in runs], HOSTILE, HOSTILE, strong=[0])
+    shown = pages.Page(
         title=HOSTILE,
         heading=HOSTILE,
         verdicts=[
-            Verdict("unstable", "the backlog grows", "simulation", "fastertransformer"),
+            Verdict("unstable", "the backlog grows", "by simulation", "fastertransformer"),
             Verdict("unknown", HOSTILE, HOSTILE, HOSTILE),
             Verdict("met", "0.2 s, asked: 0.3 s"),
         ],
         sections=[
             Section("Load", [HOSTILE], [Fact("Load rho", "0.830", HOSTILE)], hypotheses),
-            Section("Tokens in the system", figures=[report.token_figure(runs)]),
-            Section("Latency", tables=report.latency_tables(runs), figures=[latency], notes=[HOSTILE]),
+            Section("Tokens in the system", figures=lambda: [illustrations.token_figure(runs)]),
+            Section(
+                "Latency",
+                tables=[table],
+                figures=lambda: [illustrations.latency_figure(runs, refused=["fastertransformer"])],
+                notes=[HOSTILE],
+            ),
             Section(
                 "Region",
-                figures=[
-                    report.region_figure(REGION, runs, point=POINT, own={"sarathi": sarathi_region(SERVER)}),
-                    report.region_figure(REGION, point=POINT),
+                figures=lambda: [
+                    illustrations.region_figure(REGION, runs, point=POINT, own={"sarathi": sarathi_region(SERVER)}),
+                    illustrations.region_figure(REGION, point=POINT),
                 ],
             ),
-            Section(HOSTILE, figures=[report.gantt_figure(first_batches, HOSTILE)]),
+            Section(HOSTILE, figures=lambda: [illustrations.gantt_figure(first_batches, HOSTILE)]),
         ],
     )
+    return render(shown)
 
 
 def test_the_page_is_well_formed_and_the_verdict_is_the_first_word_of_its_body(page: str) -> None:
@@ -158,18 +168,16 @@ def test_every_hypothesis_is_told_in_words(page: str) -> None:
 
 
 def test_a_policy_keeps_its_colour_where_another_has_no_latency(runs: dict[str, ps.Run]) -> None:
-    figure = report.latency_figure(runs, refused=["fastertransformer"])
-    assert figure is not None
+    figure = illustrations.latency_figure(runs, refused=["fastertransformer"])
     for chart in figure.charts.values():
         scale = chart.to_dict()["encoding"]["color"]["scale"]
         assert scale["domain"] == list(runs)
     assert "fastertransformer" in figure.caption
     assert all("fastertransformer" not in table.columns for table in figure.tables)
-    assert report.latency_figure(runs, refused=list(runs)) is None
 
 
 def test_the_table_of_tokens_has_the_values_of_the_series(runs: dict[str, ps.Run]) -> None:
-    (table,) = report.token_figure({"sarathi": runs["sarathi"]}).tables
+    (table,) = illustrations.token_figure({"sarathi": runs["sarathi"]}).tables
     series = runs["sarathi"].series
     for time, tokens in table.rows[1:-1]:
         before = series.filter(series["time_s"] <= float(time.replace(",", "")) * (1 + 5e-4))["uncompleted_tokens"]
@@ -177,7 +185,7 @@ def test_the_table_of_tokens_has_the_values_of_the_series(runs: dict[str, ps.Run
 
 
 def test_the_compositions_of_the_table_add_up_to_the_busy_time(runs: dict[str, ps.Run]) -> None:
-    tables = report.region_figure(REGION, runs, point=POINT).tables
+    tables = illustrations.region_figure(REGION, runs, point=POINT).tables
     assert [table.caption for table in tables] == list(runs)
     for table in tables:
         assert sum(float(row[-1].rstrip("%")) for row in table.rows) == pytest.approx(100, abs=0.05 * len(table.rows))
@@ -185,14 +193,8 @@ def test_the_compositions_of_the_table_add_up_to_the_busy_time(runs: dict[str, p
 
 def test_a_run_without_gaps_has_a_report() -> None:
     run = ps.simulate(ps.Workload.poisson(1.0, 10, 1), SERVER, requests=50)
-    figure = report.latency_figure({"sarathi": run})
-    assert figure is not None
-    page = render(
-        title="t",
-        heading="h",
-        verdicts=[Verdict("stable", "yes")],
-        sections=[Section("Latency", tables=report.latency_tables({"sarathi": run}), figures=[figure])],
-    )
+    figures = lambda: [illustrations.latency_figure({"sarathi": run})]  # noqa: E731
+    page = render(pages.Page("t", "h", [Verdict("stable", "yes")], [Section("Latency", figures=figures)]))
     assert "no samples" in page
 
 
@@ -214,82 +216,103 @@ def asked(given: Scenario, policies: list[str], *targets: str) -> dict[str, answ
     }
 
 
-def text_of(path: Path) -> str:
-    return " ".join(" ".join(Page(path.read_text()).body).split())
+def text_of(page: pages.Page) -> str:
+    return " ".join(" ".join(Page(render(page)).body).split())
 
 
-def test_the_report_of_one_policy_says_what_theorem_and_test_say_and_judges_the_targets(tmp_path: Path) -> None:
+def printed(page: pages.Page, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_page(page)
+    return capsys.readouterr().out
+
+
+def in_order(words: list[str], text: str) -> bool:
+    starts = [text.index(word) for word in words]
+    return starts == sorted(starts)
+
+
+def test_the_page_of_one_policy_says_what_theorem_and_test_say_and_judges_the_targets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = scenario(None, rate=10.0)
-    found = asked(given, ["sarathi"], "ttft_p90<100s", "e2e_p50<1ms")
-    report.report_answers(tmp_path / "report.html", given, found)
-    text = text_of(tmp_path / "report.html")
+    found = asked(given, ["sarathi"], "ttft_p90<100s", "e2e_p50<1ms")["sarathi"]
+    text = text_of(found.page(given))
     assert text.startswith("stable ")
-    order = ["(Theorem 1(b))", "(simulation)", "met ttft_p90<100s", "missed e2e_p50<0.001s", "cluster.yaml", "Load rho"]
-    order += [
-        "Hypotheses",
-        "Simulated",
-        "Tokens in the system",
-        "Latency",
-        "Batches in the region",
-        "The first batches",
-    ]
-    places = [text.index(words) for words in order]
-    assert places == sorted(places)
-    estimate = found["sarathi"].targets[0].estimate
+    verdicts = ["(by Theorem 1(b))", "(by simulation)", "met ttft_p90<100s", "missed e2e_p50<0.001s"]
+    sections = ["cluster.yaml", "Next", "Load rho", "Hypotheses", "Simulated", "Latency in the steady state"]
+    drawn = ["Tokens in the system", "Distribution of latency", "Batches in the region", "The first batches"]
+    assert in_order([*verdicts, *sections, *drawn], text)
+    estimate = found.targets[0].estimate
     assert estimate is not None
     assert f"{estimate.value:.3f}" in text
+    on_terminal = printed(found.page(given), capsys, monkeypatch, 80)
+    words = ["STABLE by Theorem 1(b)", "STABLE by simulation", "MET ttft_p90<100s", "MISSED e2e_p50<0.001s"]
+    assert in_order(["cluster.yaml", *words, *sections[1:]], on_terminal)
+    assert not any(title in on_terminal for title in drawn)
 
 
-def test_the_report_of_several_policies_has_a_verdict_for_each_and_no_latency_where_it_is_refused(
-    tmp_path: Path,
+def test_a_notebook_shows_the_page() -> None:
+    found = asked(scenario(None, rate=10.0), ["sarathi"])["sarathi"]
+    assert Page(found._repr_html_()).body[0] == found.verdict == "stable"
+    assert found.reason == found.certificate.reason
+
+
+def test_the_page_of_several_policies_has_verdicts_for_each_and_no_latency_where_it_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = scenario(128)
-    found = asked(given, ["fastertransformer", "sarathi"], "ttft_p99<100s")
+    found = asked(given, ["fastertransformer", "sarathi"])
     assert found["fastertransformer"].latency_refused
-    report.report_answers(tmp_path / "report.html", given, found)
-    text = text_of(tmp_path / "report.html")
-    assert text.startswith("unstable fastertransformer")
-    assert "stable sarathi" in text
-    assert "fastertransformer: none. A backlog" in text
-    assert "sarathi missed" not in text
-    assert "fastertransformer missed no steady state" in text
+    page = compare_page(given, found)
+    policies, latency = page.sections[0].tables[0], page.sections[1].tables[0]
+    assert [row[:3] for row in policies.rows] == [
+        [name, answer.certificate.verdict, answer.stability.verdict] for name, answer in found.items()
+    ]
+    assert latency.rows[0][:2] == ("fastertransformer", "refused")
+    assert all(latency.rows[1][1:])
+    assert all(answer.certificate.reason in text_of(page) for answer in found.values())
+    assert "fastertransformer" in printed(page, capsys, monkeypatch, 80)
 
 
-def test_hypotheses_that_all_policies_share_are_told_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [20, 80, 120])
+def test_a_table_that_is_too_wide_loses_its_spare_columns_and_then_stands_row_by_row(
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ["Policy", *(f"column {letter}" for letter in "abcdefgh")]
+    table = Table(columns, [["sarathi", *"12345678"]], spare=["column h", "column g"], detail=False)
+    page = pages.Page("t", "h", sections=[Section("s", tables=[table, Table(["hidden"], [["cell"]], detail=True)])])
+    text = printed(page, capsys, monkeypatch, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert ("column g" in text, "column h" in text) == (width > 20, width == 120)
+    assert "column f" in text
+    assert "hidden" not in text
+    assert ("Policy: sarathi" in text) == (width == 20)
+    assert "hidden" in text_of(page)
+
+
+def test_the_page_of_a_run_has_no_verdict(runs: dict[str, ps.Run], first_batches: ps.Run) -> None:
     given = scenario(128)
-    report.report_answers(tmp_path / "report.html", given, asked(given, ["fastertransformer", "orca", "sarathi"]))
-    text = text_of(tmp_path / "report.html")
-    assert text.count("i.i.d. arrivals") == 1
-    assert text.count("work-conserving policy") == 3
-
-
-def test_the_report_of_a_run_has_no_verdict(tmp_path: Path, runs: dict[str, ps.Run]) -> None:
-    given = scenario(128)
-    report.report_run(
-        tmp_path / "run.html", given, ps.certify(given.workload, given.server), runs["sarathi"], [HOSTILE]
-    )
-    text = text_of(tmp_path / "run.html")
+    certificate = ps.certify(given.workload, given.server)
+    point = operating_point(given.workload, given.server)
+    text = text_of(run_page(given, certificate, runs["sarathi"], first_batches, point, [HOSTILE]))
     assert text.startswith("no verdict")
     assert "Latency in this run" in text
     assert HOSTILE in text
 
 
 @pytest.mark.parametrize(("rate", "side"), [(12.0, "inside"), (20.0, "outside")])
-def test_the_report_of_a_region_says_on_which_side_the_load_lies_and_what_binds(
-    rate: float, side: str, tmp_path: Path
-) -> None:
+def test_the_page_of_a_region_says_on_which_side_the_load_lies_and_what_binds(rate: float, side: str) -> None:
     given = scenario(128, rate)
-    found = operating_point(given.workload, given.server)
-    report.report_region(tmp_path / "region.html", given, found)
-    text = text_of(tmp_path / "region.html")
+    point = operating_point(given.workload, given.server)
+    text = text_of(region_page(point, given))
     assert text.startswith(side)
-    assert f"above {found.max_rate:.4g}" in text
-    assert "Bound by max batch size" in text
-    assert all(f"{x:,.1f} {y:,.1f}" in text for x, y in found.region.vertices)
+    assert f"above {point.max_rate:.4g}" in text
+    assert "Held by max batch size" in text
+    assert all(f"{x:,.1f} {y:,.1f}" in text for x, y in point.region.vertices)
 
 
 def write_short(path: Path) -> None:
-    write(path, title="t", heading="h", verdicts=[Verdict("stable", "yes")], sections=[])
+    write(path, pages.Page("t", "h", [Verdict("stable", "yes")]))
 
 
 def test_a_report_is_written_into_a_new_folder_and_replaces_what_was_there(tmp_path: Path) -> None:
