@@ -1,6 +1,7 @@
 """The answer to "is it stable, what can it carry, at what latency": theorem, sequential test and run side by side."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,13 +19,13 @@ from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import reuses, served
 from penstock.theory.load import Load
-from penstock.theory.memory import MemoryEstimate
-from penstock.theory.operating_point import OperatingPoint, memory_is_full, operating_point
+from penstock.theory.memory import MemoryEstimate, memory_is_full
 from penstock.words import STATISTICS
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
     from penstock.scenario.scenario import Scenario
+    from penstock.theory.operating_point import OperatingPoint
 
 ROWS_UP_TO = 1_000_000
 """Longer runs keep a summary instead of a row per request, and latency has no intervals."""
@@ -57,10 +58,6 @@ class Answer(Shown):
         What the sequential test says.
     run
         What was simulated from empty.
-    first
-        Its first batches, with who was in them.
-    point
-        Where the workload lies in the region of the server.
     latency
         Latency of the steady state, or None where it is refused or the run kept no rows.
     latency_refused
@@ -82,8 +79,6 @@ class Answer(Shown):
     certificate: Certificate
     stability: Stability
     run: Run
-    first: Run
-    point: OperatingPoint
     latency: SteadyState | None
     latency_refused: str | None
     targets: tuple[TargetAnswer, ...]
@@ -111,6 +106,18 @@ class Answer(Shown):
         if self.disagreement:
             return self.disagreement
         return self.stability.reason if self.certificate.verdict == "unknown" else self.certificate.reason
+
+    @functools.cached_property
+    def first(self) -> Run:
+        """The first batches, with who was in them."""
+        return first_batches(self.workload, self.server)
+
+    @functools.cached_property
+    def point(self) -> "OperatingPoint":
+        """Where the workload lies in the region of the server."""
+        from penstock.theory.operating_point import operating_point
+
+        return operating_point(self.workload, self.server, estimate_memory=False)
 
     def page(self, scenario: "Scenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
@@ -261,8 +268,6 @@ def check(
         certificate=certificate,
         stability=stability,
         run=run,
-        first=first_batches(workload, server),
-        point=operating_point(workload, server, estimate_memory=False),
         latency=latency,
         latency_refused=refused,
         targets=tuple(judged(target, latency) for target in limits),

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from penstock import checks
 from penstock.errors import InputError
 from penstock.show import charts
-from penstock.show.page import BAD, GOOD, PLAIN, Page
+from penstock.show.page import BAD, GOOD, OPEN, PLAIN, Page
 
 _LOOK = {
     "aria": False,  # the chart has one description, its marks need none
@@ -69,6 +69,7 @@ def rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["tone"] = _tone
+    environment.filters["judged"] = lambda cell: _tone(cell) if cell in GOOD | BAD | OPEN else ""
     drawn = iter(range(1_000_000))
     environment.globals["stacked"] = charts.stacked
     environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")

@@ -14,6 +14,7 @@ GOOD = frozenset({"stable", "met", "held", "same", "inside"})
 BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside", "overloaded"})
 PLAIN = frozenset({"swept", "compared", "calibrated", "changed", "fitted", "measured", "keep", "change"})
 """Words that say what was done and judge nothing."""
+OPEN = frozenset({"unknown", "undecided", "not tested", "not checked", "differs"})
 
 _NUMBER = re.compile(r"[+-]?\.?\d")
 _SENTENCE = 40  # letters of a line: no figure is as long

@@ -18,7 +18,7 @@ _COLOUR_OF = (
     dict.fromkeys(pages.GOOD, "bold blue")
     | dict.fromkeys(pages.BAD, "bold red")
     | dict.fromkeys(pages.PLAIN, "bold")
-    | dict.fromkeys(("unknown", "undecided", "not tested", "differs"), "bold yellow")
+    | dict.fromkeys(pages.OPEN, "bold yellow")
     | dict.fromkeys(("held", "on trust", "same"), "default")
     | {"contradiction": "bold red reverse"}
 )

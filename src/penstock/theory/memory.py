@@ -314,3 +314,12 @@ def _queue(tokens: Floats, room: float) -> tuple[Floats, Floats]:
     left = net - np.minimum(np.minimum.accumulate(net), 0.0)
     ahead = np.concatenate([[0.0], left[:-1]])
     return ahead, np.minimum(ahead + tokens, room)
+
+
+def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
+    """Return the estimate of what a server carries whose KV memory is full; None where it is not, or none is known."""
+    try:
+        full = memory_estimate(workload, server)
+    except InputError:  # no memory, or no estimate for such a policy or workload
+        return None
+    return full if full.limit == "KV memory" else None

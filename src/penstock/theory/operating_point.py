@@ -3,12 +3,11 @@
 import dataclasses
 from typing import Any
 
-from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.kv_blocks import least, reuses
 from penstock.theory.load import load
-from penstock.theory.memory import MemoryEstimate, memory_estimate
+from penstock.theory.memory import MemoryEstimate, memory_is_full
 from penstock.theory.region import Optimum, Region, linear_program, region, sarathi_region
 from penstock.workload.workload import Workload
 
@@ -151,12 +150,3 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
         notes=tuple(notes),
         full=full,
     )
-
-
-def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
-    """Return the estimate of what a server carries whose KV memory is full; None where it is not, or none is known."""
-    try:
-        full = memory_estimate(workload, server)
-    except InputError:  # no memory, or no estimate for such a policy or workload
-        return None
-    return full if full.limit == "KV memory" else None
