@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 try:
-    from penstock import POLICIES, Policy, checks
+    from penstock import POLICIES, checks
     from penstock.errors import InputError, nearest
     from penstock.kernel.signatures import PREFILL_FIRST, Limits, Queue
     from penstock.system.adaptive import STARVES_DECODES
     from penstock.system.policies import resolve
+    from penstock.system.scheduler import Scheduler
 except ImportError as error:  # PyPI's `penstock` has a folder of the same name: installed later, its files are there
     raise ImportError(
         f"penstock.vllm_plugin misses the rest of penstock-llm ({error}). The package `penstock` on PyPI is another "
@@ -253,10 +254,10 @@ def _check_vllm(version: str, missing: list[str]) -> None:
         )
 
 
-def _policy(choice: str) -> Policy:
+def _policy(choice: str) -> Scheduler:
     """Return the policy of that name."""
     found = resolve(choice)
-    if not isinstance(found, Policy):
+    if not found.by_phase:
         raise InputError(f"{POLICY} is {choice!r}, the scheduler of an engine and no policy{nearest('', POLICIES)}")
     return found
 

@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.capacity.advice import next_step, trade
-from penstock.capacity.candidates import OWN_BUDGET, candidates
+from penstock.capacity.candidates import candidates
 from penstock.checking.answer import TargetAnswer
 from penstock.checking.targets import Estimate, Target
 
@@ -158,7 +158,7 @@ def test_a_policy_is_found_that_carries_what_the_current_one_does_not() -> None:
     assert "max batch size" in found.binding
     assert found.step is not None
     assert found.step.max_batch_size == 125
-    in_no_engine = found.recommended.server.policy.name in OWN_BUDGET
+    in_no_engine = found.recommended.server.policy.own_budget
     assert in_no_engine == any("penstock.vllm_plugin" in warning for warning in found.warnings)
 
 

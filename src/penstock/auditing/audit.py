@@ -11,20 +11,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from penstock.auditing.preemption import holds
 from penstock.auditing.replay import Replay, replay
 from penstock.errors import InputError
 from penstock.simulation.run import Rows, Run
 from penstock.system.batch_time import Composition
-from penstock.system.engines import Engine
 from penstock.system.server import Server
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 MOST_KEPT = 20  # violations that are put into words; the others are counted
-
-_BEYOND_THE_BUDGET = ("sglang", "vidur-vllm")  # engines that decode for all who run, however many
 
 
 class Shortfall(NamedTuple):
@@ -194,7 +190,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
     if server.scope == "running":
         counted = r.over(np.ones(r.request.size, np.int64), r.batch, r.until)
     sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
-    budget, limit = _token_limits(server, sums["prefill tokens"] > 0), _most_requests(server)
+    budget, limit = _token_limits(server, sums["prefill tokens"] > 0), server.most_requests
     free = np.append(0, r.end)[:m]
     expected, error = _ticks(run, r, requests)
     columns = {"b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free, "expected": expected}
@@ -219,17 +215,8 @@ def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
 def _token_limits(server: Server, prefills: Bools) -> Ints:
     """Return the most tokens of each batch: the budget, beyond which some engines decode, and some do anything."""
     policy = server.policy
-    if not isinstance(policy, Engine) or policy.name not in _BEYOND_THE_BUDGET:
-        prefills = np.ones_like(prefills)
-    has_budget = not isinstance(policy, Engine) or policy.has_token_budget
-    return np.asarray(np.where(prefills & has_budget, server.token_budget, server.most_tokens), np.int64)
-
-
-def _most_requests(server: Server) -> int | None:
-    """Return the max batch size; engines that are given none run as many requests as a batch has tokens."""
-    if server.max_batch_size is None and isinstance(server.policy, Engine):
-        return server.token_budget
-    return server.max_batch_size
+    bounded = prefills if policy.decodes_beyond else np.ones_like(prefills)
+    return np.asarray(np.where(bounded & policy.has_token_budget, server.token_budget, server.most_tokens), np.int64)
 
 
 def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
@@ -266,10 +253,10 @@ def _check_memory(server: Server, r: Replay, found: _Findings) -> None:
     if server.memory is None or server.usable_blocks is None:
         return
     tokens = r.held
-    if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
-        tokens = np.full(tokens.size, int(server.policy.options["max_tokens"]))
+    if server.policy.reserved_tokens:
+        tokens = np.full(tokens.size, server.policy.reserved_tokens)
     blocks = r.over(-(-tokens // server.memory.block_size), r.batch, r.until)
-    reserved = ", reserved to completion" if holds(server) == "completion" else ""
+    reserved = ", reserved to completion" if server.holds == "completion" else ""
     sentence = f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of {server.usable_blocks} (memory)"
     columns = {"b": np.arange(r.start.size), "start": r.start, "blocks": blocks}
     found.note(columns, {sentence: blocks > server.usable_blocks})

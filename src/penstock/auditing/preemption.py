@@ -10,7 +10,6 @@ common is certain.
 from typing import NamedTuple
 
 from penstock.simulation.run import Rows
-from penstock.system.engines import Engine
 from penstock.system.server import Server
 
 
@@ -52,36 +51,17 @@ def story(server: Server, rows: Rows, request: int) -> Story:
         prompt=prompt,
         total=prompt + output - extra,
         extra=extra,
-        forgets=forgets(server),
-        holds_prefill=holds(server) == "prefill",
+        forgets=server.policy.loses_rest_of_prompt,
+        holds_prefill=server.holds == "prefill",
         first_token=int(rows.first_token[request]),
         finish=int(rows.finish[request]),
         preemptions=int(rows.preemptions[request]) if rows.preemptions is not None else 0,
     )
 
 
-def forgets(server: Server) -> bool:
-    """Whether a prompt that was broken off comes back as long as it got, and the rest of it as output."""
-    return isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi"
-
-
-def holds(server: Server) -> str:
-    """Return for which tokens a running request surely has memory: ``computed``, its ``prefill``, to ``completion``."""
-    memory, policy = server.memory, server.policy
-    if isinstance(policy, Engine):
-        if policy.name == "tensorrt-llm":
-            return "prefill" if policy.options["capacity"] == "max_utilization" else "completion"
-        if not policy.has_token_budget:
-            return "completion"
-        return "prefill" if policy.name == "vidur-sarathi" else "computed"
-    if memory is None or memory.admission == "optimistic":
-        return "computed"
-    return "completion" if memory.admission == "completion" else "prefill"
-
-
 def recomputes(server: Server) -> bool:
     """Whether requests may be preempted and computed again."""
-    return server.memory is not None and server.memory.preemption == "recompute" and holds(server) != "completion"
+    return server.memory is not None and server.memory.preemption == "recompute" and server.holds != "completion"
 
 
 def explain(told: Story, prefill: list[int], decode: list[int], ends: list[int]) -> Account | None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from penstock.auditing.preemption import Account, at_once, explain, forgets, holds, recomputes, story
+from penstock.auditing.preemption import Account, at_once, explain, recomputes, story
 from penstock.simulation.run import Rows, Run
 
 Ints = npt.NDArray[np.int64]
@@ -120,9 +120,9 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
     whole = prefilled + prefill >= target
     finished_in = batch_of(whole & (decoded + decode >= total[request] - target))
     held = prefilled + prefill + decoded + decode
-    if holds(server) == "prefill":
+    if server.holds == "prefill":
         held = np.maximum(held, target)
-    elif holds(server) == "completion":
+    elif server.holds == "completion":
         held = total[request]
     stays = np.append(request[1:] == request[:-1], np.zeros(min(request.size, 1), bool))
     for first, account in accounts.items():
@@ -168,7 +168,7 @@ def _accounts(
 
 def _targets(run: Run, prompt: Ints, attempt: Ints, prefill: Ints, decode: Ints, again: Bools) -> Ints:
     """Return the tokens of the prefill of each attempt: the prompt, then also the outputs that were out."""
-    extra, shortens = int(run.server.convention == "engine"), forgets(run.server)
+    extra, shortens = int(run.server.convention == "engine"), run.server.policy.loses_rest_of_prompt
     prefilled, decoded = (np.bincount(attempt, tokens, again.size).astype(np.int64) for tokens in (prefill, decode))
     target = prompt.copy()
     for a in np.flatnonzero(again):

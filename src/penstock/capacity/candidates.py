@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
-from penstock.system.engines import Engine
-from penstock.system.policies import Policy, resolve
+from penstock.system.policies import resolve
+from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.region import sarathi_region
@@ -20,9 +20,6 @@ from penstock.workload.workload import Workload
 
 FROM_SIMPLE_TO_SUBTLE = ("sarathi", "orca", "pool-controlled", "maxweight", "maxweight-tokens")
 """The policies that are tried beside the current one, in the order in which a tie is settled."""
-
-OWN_BUDGET = ("pool-controlled", "maxweight", "maxweight-tokens")
-"""Policies that choose the budget of each batch, up to the token budget; none comes with an engine."""
 
 SAFE = 0.9
 """Share of its stable rate at which a server is still said to carry a load safely."""
@@ -34,7 +31,6 @@ _SAME = 0.01  # bounds that are so close are equal
 
 _STARVES = "it starves decodes where the max batch size counts running requests, as in engines"
 
-AnyPolicy = Policy | Engine
 Ints = npt.NDArray[np.int64]
 
 
@@ -76,7 +72,7 @@ class _Budget(NamedTuple):
 def candidates(
     workload: Workload,
     server: Server,
-    policies: Sequence[str | AnyPolicy] = FROM_SIMPLE_TO_SUBTLE,
+    policies: Sequence[str | Scheduler] = FROM_SIMPLE_TO_SUBTLE,
     *,
     most_stable: bool = False,
     short_gaps: bool = False,
@@ -122,10 +118,12 @@ def candidates(
     return Candidates(tuple(kept), tuple(pruned), max(b.bound for b in budgets.values()))
 
 
-def _policies(server: Server, names: Sequence[str | AnyPolicy]) -> list[AnyPolicy]:
+def _policies(server: Server, names: Sequence[str | Scheduler]) -> list[Scheduler]:
     """Return the current policy, then the others in the order given."""
-    chosen = [resolve(name) for name in names]
-    return [server.policy, *(policy for policy in chosen if policy.name != server.policy.name)]
+    policies = {server.policy.name: server.policy}
+    for policy in map(resolve, names):
+        policies.setdefault(policy.name, policy)
+    return list(policies.values())
 
 
 def _nearest_first(budgets: dict[int, _Budget], current: int) -> list[int]:
@@ -135,7 +133,7 @@ def _nearest_first(budgets: dict[int, _Budget], current: int) -> list[int]:
 def _budgets(workload: Workload, server: Server, short_gaps: bool) -> dict[int, _Budget]:
     """Return the token budgets looked at, and what theory says about each."""
     current = server.token_budget
-    if isinstance(server.policy, Engine) and not server.policy.has_token_budget:
+    if not server.policy.has_token_budget:
         loads = [current]
     else:
         linear = server.batch_time.by_tokens
@@ -218,7 +216,7 @@ def _budget(workload: Workload, server: Server, budget: int) -> _Budget:
 
 
 def _ruled_out(
-    policy: AnyPolicy, budget: int, budgets: dict[int, _Budget], server: Server, wanted: float
+    policy: Scheduler, budget: int, budgets: dict[int, _Budget], server: Server, wanted: float
 ) -> str | None:
     """Say by what a policy at a token budget is ruled out, or None."""
     here = budgets[budget]
@@ -226,20 +224,20 @@ def _ruled_out(
         return (
             f"no policy carries more than {here.bound:,.4g} requests/s at this token budget; {wanted:,.4g} are wanted"
         )
-    if policy.name == "sarathi" and here.carried is not None and here.carried < wanted * (1 - _FLUID_ERROR):
+    if policy.phases == "decode-first" and here.carried is not None and here.carried < wanted * (1 - _FLUID_ERROR):
         carried = f"{here.carried:,.4g} requests/s by a fluid argument"
         return f"its region at this token budget ends at {carried}; {wanted:,.4g} are wanted"
     if policy is server.policy:
         return None
-    if policy.name in OWN_BUDGET and here.proved:
+    if policy.own_budget and here.proved:
         return "Theorem 1(b): sarathi carries all that any policy can"
     current, largest = budgets[server.token_budget], max(budgets)
-    if policy.name in OWN_BUDGET and budget != server.token_budget:
+    if policy.own_budget and budget != server.token_budget:
         if budget < largest:
             return "it chooses the budget of each batch itself, so only the current and the largest are tried"
         if here.bound < current.bound * (1 + _SAME):
             return f"a larger token budget lets no policy carry {_SAME:.0%} more"
     best = max(budgets, key=lambda b: budgets[b].carried or budgets[b].bound)
-    if policy.name == "orca" and budget not in (server.token_budget, best):
+    if policy.phases == "prefill-first" and budget not in (server.token_budget, best):
         return "tried at the current token budget and at the one that carries most"
     return None

@@ -11,9 +11,7 @@ from penstock import checks
 from penstock.capacity import advice
 from penstock.capacity.candidates import (
     FROM_SIMPLE_TO_SUBTLE,
-    OWN_BUDGET,
     SAFE,
-    AnyPolicy,
     Pruned,
     candidates,
 )
@@ -25,7 +23,8 @@ from penstock.checking.latency import BATCHES
 from penstock.checking.targets import Target
 from penstock.errors import InputError, nearest
 from penstock.simulation.run import Progress
-from penstock.system.engines import Engine
+from penstock.system.policies import POLICIES
+from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import served
@@ -120,9 +119,9 @@ class Candidate:
 
     def choice(self) -> dict[str, Any]:
         """Return what to set: policy, token budget, and the parameters given to the policy."""
-        policy = self.server.policy
-        params = dict(policy.options) if isinstance(policy, Engine) else list(self.server.policy_params)
-        return {"policy": policy.name, "token_budget": self.server.token_budget, "policy_params": params}
+        server = self.server
+        params = server.policy.settings(server.policy_params)
+        return {"policy": server.policy.name, "token_budget": server.token_budget, "policy_params": params}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -206,10 +205,11 @@ class Recommendation:
     @property
     def only_with_plugin(self) -> tuple[str, ...]:
         """Policies that were tried or ruled out and that vLLM runs with the plugin only."""
-        if self.current.server.policy.name != "vllm":
+        if not self.current.server.policy.hosts_policies:
             return ()
-        names = [c.server.policy.name for c in self.candidates] + [p.policy for p in self.pruned]
-        return tuple(name for name in dict.fromkeys(names) if name != "vllm")
+        names = dict.fromkeys([c.server.policy.name for c in self.candidates] + [p.policy for p in self.pruned])
+        del names[self.current.server.policy.name]
+        return tuple(names)
 
     @property
     def gains(self) -> dict[str, float | None]:
@@ -299,7 +299,7 @@ def recommend(
     server: Server,
     *,
     objective: Objective | None = None,
-    policies: Sequence[str | AnyPolicy] | None = None,
+    policies: Sequence[str | Scheduler] | None = None,
     targets: Sequence[Target | str] = (),
     requests: int | None = None,
     precision: float = 0.02,
@@ -375,8 +375,9 @@ def recommend(
         else:
             pruned.append(Pruned(each.policy.name, each.token_budget, measured))
     found.sort(key=lambda candidate: tried.servers.index(candidate.server))  # from simple to subtle again
-    of_engine = isinstance(server.policy, Engine)
-    own = [c for c in found if isinstance(c.server.policy, Engine)] if of_engine else found
+    own = found
+    if not server.policy.by_phase:  # an engine has no policy of a few numbers by itself
+        own = [candidate for candidate in found if not candidate.server.policy.by_phase]
     decided, chosen = _choose(own, workload.rate, objective)
     binding = study.binding(chosen)
     step = _step(workload, chosen.server) if "max batch size" in binding else None
@@ -402,19 +403,19 @@ def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> s
 
 def _usual_policies(server: Server) -> Sequence[str]:
     """Return the policies to try beside a server's own: vLLM runs others through the plugin, other engines none."""
-    if not isinstance(server.policy, Engine):
+    policy = server.policy
+    if policy.by_phase:
         return FROM_SIMPLE_TO_SUBTLE
-    if server.policy.name != "vllm":
+    if not policy.hosts_policies:
         return ()
-    own = ("sarathi",) if server.policy.work_conserving else ()  # what vLLM does itself
-    return [name for name in FROM_SIMPLE_TO_SUBTLE if name not in own]
+    return [name for name in FROM_SIMPLE_TO_SUBTLE if not (policy.decode_first and POLICIES[name].decode_first)]
 
 
 def _with_plugin(found: Sequence[Candidate], chosen: Candidate, decided: Objective, rate: float) -> str | None:
     """Say what the best policy that vLLM has only through the plugin would bring, where it is better."""
-    if found[0].server.policy.name != "vllm":
+    if not found[0].server.policy.hosts_policies:
         return None
-    others = [c for c in found if c is chosen or not isinstance(c.server.policy, Engine)]
+    others = [c for c in found if c is chosen or c.server.policy.by_phase]
     _, best = _choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
     if best is chosen:
         return None
@@ -594,7 +595,7 @@ def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate)
             f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} carries: delays are "
             f"long, and a little more is too much; up to {SAFE * chosen.stable_rate:,.4g} would be safe"
         )
-    if chosen is not current and chosen.server.policy.name in OWN_BUDGET:
+    if chosen is not current and chosen.server.policy.own_budget:
         warnings.append(
             f"no engine has {chosen.server.policy.name} by itself; vLLM runs it through penstock.vllm_plugin"
         )

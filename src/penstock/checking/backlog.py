@@ -13,7 +13,6 @@ from penstock.kernel.server import NEVER
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.session_server import Session, Window
-from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.workload import Requests, Workload
@@ -229,7 +228,7 @@ def slots(server: Server) -> int:
 
 def waits_as_prompts(server: Server) -> bool:
     """Return whether decodes of a backlog that find no slot begin as prompts: see `EngineSession.prefilled`."""
-    return server.memory is not None or server.order != "fcfs" or not isinstance(server.policy, Policy)
+    return not server.by_phase
 
 
 def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:

@@ -12,8 +12,7 @@ from penstock.show import progress
 
 if TYPE_CHECKING:
     from penstock.scenario.scenario import Scenario
-    from penstock.system.engines import Engine
-    from penstock.system.policies import Policy
+    from penstock.system.scheduler import Scheduler
     from penstock.system.server import Server
 
 Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
@@ -57,27 +56,26 @@ def chosen_scenario(
 
 
 def chosen_servers(
-    scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
+    scenario: "Scenario", policies: str | None, default: "Sequence[str | Scheduler]"
 ) -> "dict[str, Server]":
     """Return the scenario's server under each of the policies named, by their names.
 
     Policies that have no KV memory of their own are compared in that of the first engine named, else of the scenario's.
     """
-    from penstock.system.engines import Engine
-
     own = scenario.server
     chosen = chosen_policies(scenario, policies, default)
-    servers = {policy.name: own if policy.name == own.policy.name else own.with_policy(policy) for policy in chosen}
-    engine = next((server for server in servers.values() if isinstance(server.policy, Engine)), own)
+    as_it_is = {own.policy.name: own}
+    servers = {policy.name: as_it_is.get(policy.name) or own.with_policy(policy) for policy in chosen}
+    engine = next((server for server in servers.values() if server.policy.has_kv_memory), own)
     for name, server in servers.items():
-        if not isinstance(server.policy, Engine) and server.gpu is not None:
+        if not server.policy.has_kv_memory and server.gpu is not None:
             servers[name] = dataclasses.replace(server, gpu=engine.gpu, memory=engine.memory)
     return servers
 
 
 def chosen_policies(
-    scenario: "Scenario", policies: str | None, default: "Sequence[str | Policy | Engine]"
-) -> "list[Policy | Engine]":
+    scenario: "Scenario", policies: str | None, default: "Sequence[str | Scheduler]"
+) -> "list[Scheduler]":
     """Return the policies named."""
     from penstock.system.policies import POLICIES, resolve
 

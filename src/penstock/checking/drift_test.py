@@ -41,8 +41,6 @@ from scipy import special
 from penstock import checks
 from penstock.checking.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
 from penstock.errors import InputError
-from penstock.kernel.signatures import BATCH_FIELDS, FINISH_FIELDS
-from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, beside_prefill
 from penstock.theory.kv_blocks import Served, fits, served
@@ -478,4 +476,4 @@ def _keeps_long_queues(server: Server) -> bool:
     """Whether long queues may be normal: a policy that looks at them may keep them, a cache is quick about them."""
     if server.memory is not None and server.memory.prefix_caching:
         return True
-    return isinstance(server.policy, Policy) and not server.policy.reads <= {*BATCH_FIELDS, *FINISH_FIELDS}
+    return server.policy.keeps_queues

@@ -6,7 +6,7 @@ import math
 from penstock.checking.drift_test import verdict
 from penstock.errors import InputError
 from penstock.system.memory import Memory
-from penstock.system.server import Server, usual_block_size
+from penstock.system.server import Server
 from penstock.theory.kv_blocks import drawn
 from penstock.workload.workload import Workload
 
@@ -65,7 +65,7 @@ def _below(workload: Workload, server: Server) -> str:
         if math.isinf(stable):
             return ""
         tokens = stable / _COARSE if unstable == 1.0 else math.sqrt(stable * unstable)
-        if tokens < usual_block_size(server.policy):
+        if tokens < server.policy.block_size:
             break
     if unstable == 1.0:
         return f"; with {stable:,.0f} tokens it is stable too"
@@ -74,7 +74,7 @@ def _below(workload: Workload, server: Server) -> str:
 
 def _verdict(workload: Workload, server: Server, tokens: int) -> str:
     """Return the verdict with so many KV tokens; ``unstable`` where a request never fits."""
-    size = usual_block_size(server.policy) if server.memory is None else server.memory.block_size
+    size = server.policy.block_size if server.memory is None else server.memory.block_size
     if tokens < size:
         return "unstable"
     memory = Memory.of_tokens(tokens, size)

@@ -22,7 +22,6 @@ from penstock.errors import InputError
 from penstock.planning.fewest import fewest
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
 from penstock.planning.space import Deployment, Family
-from penstock.system.engines import Engine
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server
 from penstock.words import amount, counted
@@ -264,7 +263,7 @@ def _candidates(
 def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
     if job.online is None:
         return ("alone",)
-    if not isinstance(server.policy, Engine) or "priority" in server.policy.orders:
+    if "priority" in server.policy.orders:
         return ("priority", "paced")
     return ("paced",)
 

@@ -8,35 +8,26 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import yaml
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.planning.space import Deployment
-from penstock.system.engines import Engine
+from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
 from penstock.system.presets import HARDWARE
+from penstock.system.scheduler import Program
 from penstock.system.server import Server
-
-Runs = Literal["vllm", "sglang"]
 
 MODEL = "MODEL"
 """What stands for the weights where neither a preset nor the user says which."""
 
 _PLUGIN_IMAGE = "registry.example.com/vllm-with-penstock:v0.33.0"
-_IMAGES = {"vllm": "vllm/vllm-openai:v0.33.0", "sglang": "lmsysorg/sglang:v0.5.23"}
-_PORTS = {"vllm": 8000, "sglang": 30000}
+_HOST = next(name for name, engine in ENGINES.items() if engine.hosts_policies)
 _SCHEDULER = "penstock.vllm_plugin.PenstockScheduler"
 _PROBE_S, _STARTUP_S = 10, 3600  # seconds between probes; loading weights over a network may take most of an hour
-
-_SGLANG_ENVIRONMENT = {
-    "new_token_ratio": "SGLANG_INIT_NEW_TOKEN_RATIO",
-    "decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
-    "clip_new_tokens": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
-    "retract_steps": "SGLANG_RETRACT_DECODE_STEPS",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +54,7 @@ class Launch:
         What to know before it is started, a sentence each.
     """
 
-    engine: Runs
+    engine: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     replicas: int
@@ -71,6 +62,12 @@ class Launch:
     model: str
     exact: bool
     notes: tuple[str, ...]
+
+    @property
+    def _program(self) -> Program:
+        program = ENGINES[self.engine].program
+        assert program is not None
+        return program
 
     @property
     def shell(self) -> str:
@@ -89,7 +86,7 @@ class Launch:
         """A Deployment and a Service of Kubernetes as YAML; the notes are its first lines. It holds no secrets."""
         name = _label(f"{self.engine}-{self.model.rsplit('/', 1)[-1]}")
         labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "penstock"}
-        port = _PORTS[self.engine]
+        port = self._program.port
         documents = (
             {
                 "apiVersion": "apps/v1",
@@ -114,7 +111,7 @@ class Launch:
         said = [*self.notes]
         if _SCHEDULER in self.command:
             said.append(
-                f"{_PLUGIN_IMAGE} is a placeholder: build {_IMAGES['vllm']} with penstock-llm, and name it here"
+                f"{_PLUGIN_IMAGE} is a placeholder: build {self._program.image} with penstock-llm, and name it here"
             )
         said.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
         comments = "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in said)
@@ -124,7 +121,7 @@ class Launch:
         probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_S}
         container = {
             "name": self.engine,
-            "image": _PLUGIN_IMAGE if _SCHEDULER in self.command else _IMAGES[self.engine],
+            "image": _PLUGIN_IMAGE if _SCHEDULER in self.command else self._program.image,
             "command": [*self.command, "--host", "0.0.0.0", "--port", str(port)],
             "env": [{"name": name, "value": value} for name, value in self.environment.items()],
             "ports": [{"name": "http", "containerPort": port}],
@@ -153,7 +150,7 @@ class Launch:
         }
 
 
-def launch(deployment: Deployment, engine: Runs | None = None, *, model: str | None = None) -> Launch:
+def launch(deployment: Deployment, engine: str | None = None, *, model: str | None = None) -> Launch:
     """Return how to start a deployment.
 
     Parameters
@@ -171,13 +168,15 @@ def launch(deployment: Deployment, engine: Runs | None = None, *, model: str | N
         If no command line is known: the scheduler of another engine, prefill and decode on replicas of their own.
     """
     policy = deployment.server.policy
-    engine = engine or ("sglang" if policy.name == "sglang" else "vllm")
-    if engine not in _IMAGES:
-        raise InputError(f"no command line is known for the engine {checks.shown(engine)}{nearest(engine, _IMAGES)}")
-    if isinstance(policy, Engine) and policy.name not in _IMAGES:
+    programs = {name: known.program for name, known in ENGINES.items() if known.program is not None}
+    if engine is None:
+        engine = _HOST if policy.program is None else policy.name
+    if engine not in programs:
+        raise InputError(f"no command line is known for the engine {checks.shown(engine)}{nearest(engine, programs)}")
+    if not policy.by_phase and policy.program is None:
         raise InputError(
-            f"the plan runs the scheduler {policy.name!r}, for which no command line is known; plan with one of vllm, "
-            f"sglang, {', '.join(POLICIES)}"
+            f"the plan runs the scheduler {policy.name!r}, for which no command line is known; plan with one of "
+            f"{', '.join([*programs, *POLICIES])}"
         )
     if deployment.prefill_replicas:
         raise InputError(
@@ -187,12 +186,12 @@ def launch(deployment: Deployment, engine: Runs | None = None, *, model: str | N
     preset = HARDWARE[deployment.hardware].model if deployment.hardware else None
     notes = [] if model else [_placeholder(preset)]
     weights = model or preset or MODEL
-    start = _vllm if engine == "vllm" else _sglang
-    command, environment, exact, more = start(weights, deployment.server, deployment.accelerators)
-    notes += [*more, *_memory_notes(deployment.server), *_router_notes(deployment)]
+    start = _start(programs[engine], weights, deployment.server, deployment.accelerators)
+    notes += [*start.notes, *_memory_notes(deployment.server), *_router_notes(deployment)]
     return Launch(
-        engine, tuple(command), environment, deployment.replicas, deployment.accelerators, weights, exact, tuple(notes)
-    )
+        engine, tuple(start.flags), start.environment, deployment.replicas, deployment.accelerators, weights,
+        start.exact, tuple(notes),
+    )  # fmt: skip
 
 
 class _Plain(yaml.SafeDumper):
@@ -202,84 +201,67 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-_Start = tuple[list[str], dict[str, str], bool, list[str]]
+class _Started(NamedTuple):
+    """What a scheduler becomes in an engine: options, variables, whether it is the same there, and notes."""
+
+    flags: list[str]
+    environment: dict[str, str]
+    exact: bool
+    notes: list[str]
 
 
-def _vllm(model: str, server: Server, gpus: int) -> _Start:
-    command = ["vllm", "serve", model, "--tensor-parallel-size", str(gpus)]
-    command += ["--max-num-batched-tokens", str(server.token_budget)]
-    slots, notes = min(server.max_batch_size or server.token_budget, server.token_budget), []
-    command += ["--max-num-seqs", str(slots)]
-    if slots != server.max_batch_size:
-        given = "has no max batch size" if server.max_batch_size is None else f"runs {server.max_batch_size:,} requests"
-        notes.append(f"the plan {given}, and vLLM takes at most the token budget as max-num-seqs: {slots:,}")
-    policy, environment = server.policy, {}
-    exact = slots == server.max_batch_size or server.max_batch_size is None
-    if isinstance(policy, Engine) and policy.name == "vllm":
-        if not policy.options["chunked_prefill"]:
-            command.append("--no-enable-chunked-prefill")
-            notes.append("without chunked prefill vLLM wants max-num-batched-tokens to reach the longest context")
-        if policy.options["long_prefill_threshold"]:
-            command += ["--long-prefill-token-threshold", str(policy.options["long_prefill_threshold"])]
-    elif isinstance(policy, Engine):
-        exact = False
-        notes.append(f"the plan runs the scheduler {policy.name!r}, which vLLM does not have: plan again with vllm")
-    else:
-        if policy.name != "sarathi":  # vLLM's own scheduler is that one, as long as nobody is preempted
-            command += ["--scheduler-cls", _SCHEDULER]
-            environment["PENSTOCK_POLICY"] = _name_for_plugin(policy)
-            if server.params:
-                environment["PENSTOCK_POLICY_PARAMS"] = ",".join(f"{value:.12g}" for value in server.params)
-            notes.append(
-                "the policy runs inside vLLM 0.32 or 0.33: its environment, or image, needs `pip install penstock-llm` "
-                "(`penstock` is another project)"
-            )
-        if server.scope != "running" or server.convention != "engine":
-            exact = False
-            notes.append(
-                f"the plan counts as the paper does (scope {server.scope}, convention {server.convention}), and vLLM "
-                "does not: plan again with scope running and convention engine"
-            )
+def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
+    """Return how an engine is started for a server."""
+    flags = [*program.command, model, program.tensor_parallel, str(gpus)]
+    flags += [program.token_budget, str(server.token_budget)]
+    slots, notes = server.max_batch_size, []
+    if program.capped and (slots is None or slots > server.token_budget):
+        plan = "has no max batch size" if slots is None else f"runs {slots:,} requests"
+        option = program.max_batch_size.lstrip("-")
+        slots = server.token_budget
+        notes = [f"the plan {plan}, and {program.title} takes at most the token budget as {option}: {slots:,}"]
+    if slots is not None:
+        flags += [program.max_batch_size, str(slots)]
+    chosen = _scheduler(program, server)
+    flags += [*program.by_arrival, *chosen.flags]
     if server.order == "priority":
-        command += ["--scheduling-policy", "priority"]
+        flags += program.by_priority
     if server.memory is not None:
-        command += ["--block-size", str(server.memory.block_size)]
-    return command, environment, exact, notes
+        flags += [program.block_size, str(server.memory.block_size)]
+    exact = chosen.exact and server.max_batch_size in (None, slots)
+    return _Started(flags, chosen.environment, exact, [*notes, *chosen.notes])
 
 
-def _sglang(model: str, server: Server, gpus: int) -> _Start:
-    command = ["python3", "-m", "sglang.launch_server", "--model-path", model, "--tp-size", str(gpus)]
-    command += ["--chunked-prefill-size", str(server.token_budget)]
-    if server.max_batch_size is not None:
-        command += ["--max-running-requests", str(server.max_batch_size)]
-    command += ["--schedule-policy", "fcfs"]
-    if server.memory is not None:
-        command += ["--page-size", str(server.memory.block_size)]
+def _scheduler(program: Program, server: Server) -> _Started:
+    """Return how an engine is told which scheduler to run: its own, a policy inside it, or one that it lacks."""
     policy = server.policy
-    if not isinstance(policy, Engine) or policy.name != "sglang":
-        command.append("--enable-mixed-chunk")
-        return command, {}, False, [
-            f"the plan runs {policy.name!r}, which SGLang does not have: its own scheduler, with decodes in prefill "
-            "batches, is another; plan again with the policy sglang"
-        ]  # fmt: skip
-    options, usual = policy.options, {key: option.default for key, option in policy.known.items()}
-    command += ["--max-prefill-tokens", str(options["max_prefill_tokens"])]
-    if options["mixed_chunk"]:
-        command.append("--enable-mixed-chunk")
-    environment = {
-        variable: f"{options[key]:g}" if isinstance(options[key], float) else str(options[key])
-        for key, variable in _SGLANG_ENVIRONMENT.items()
-        if options[key] != usual[key]
-    }
-    start, least = options["new_token_ratio"], options["min_new_token_ratio"]
-    if (start, least) != (usual["new_token_ratio"], usual["min_new_token_ratio"]) and start:
-        environment["SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"] = f"{least / start:.6g}"
-    return command, environment, True, []
+    if policy.program is program:
+        options = policy.options
+        return _Started(program.flags(options), program.environment(options), True, program.notes(options))
+    if not (policy.by_phase and program.plugin):
+        return _Started([*program.beside_other], {}, False, [program.other.format(name=policy.name)])
+    flags, environment, notes = [], {}, []
+    if not policy.decode_first:  # which is the engine's own, as long as nobody is preempted
+        flags = [program.plugin, _SCHEDULER]
+        environment["PENSTOCK_POLICY"] = _name_for_plugin(policy)
+        if server.params:
+            environment["PENSTOCK_POLICY_PARAMS"] = ",".join(f"{value:.12g}" for value in server.params)
+        notes.append(
+            "the policy runs inside vLLM 0.32 or 0.33: its environment, or image, needs `pip install penstock-llm` "
+            "(`penstock` is another project)"
+        )
+    exact = server.scope == "running" and server.convention == "engine"
+    if not exact:
+        notes.append(
+            f"the plan counts as the paper does (scope {server.scope}, convention {server.convention}), and "
+            f"{program.title} does not: plan again with scope running and convention engine"
+        )
+    return _Started(flags, environment, exact, notes)
 
 
 def _name_for_plugin(policy: Any) -> str:
     """Return what the plugin finds a policy by: its name, or the module and function of one's own."""
-    if policy.name in POLICIES:
+    if policy in POLICIES.values():
         return str(policy.name)
     return f"{policy.function.__module__}:{policy.function.__name__}"
 

@@ -9,7 +9,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.system.memory import Memory
 from penstock.system.presets import hardware as preset
-from penstock.system.server import Server, usual_block_size
+from penstock.system.server import Server
 
 
 def with_memory(
@@ -39,7 +39,7 @@ def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[
             f"kv_tokens is {checks.shown(tokens)}, but must be the tokens of a replica, or those of each hardware by a "
             "part of its name, such as {tp1: 40000, tp4: 400000}"
         )
-    size = usual_block_size(server.policy) if server.memory is None else server.memory.block_size
+    size = server.policy.block_size if server.memory is None else server.memory.block_size
     memory = Memory.of_tokens(tokens, size)
     if server.memory is not None:
         memory = dataclasses.replace(server.memory, blocks=memory.blocks)

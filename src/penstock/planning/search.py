@@ -81,7 +81,7 @@ class Prospect:
 def _order(prospect: Prospect) -> tuple[float, bool, float, str]:
     """Return by what families are put in order: the cost that is guessed, and those first whose policy was known."""
     server, name = prospect.family.smallest.server, prospect.family.name
-    return prospect.cost(prospect.guess), server.policy.name != "sarathi", prospect.cost(prospect.least), name
+    return prospect.cost(prospect.guess), not server.policy.decode_first, prospect.cost(prospect.least), name
 
 
 def _tail(target: Target) -> float:

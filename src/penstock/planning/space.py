@@ -10,11 +10,10 @@ from typing import Any, Literal
 from penstock import checks
 from penstock.errors import InputError
 from penstock.planning.per_hardware import accelerators_and_price, with_memory
-from penstock.system.engines import Engine
-from penstock.system.policies import Policy
 from penstock.system.pool import MOST_REPLICAS, Pool
 from penstock.system.presets import hardware as preset
 from penstock.system.routing import resolve_router
+from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.words import counted
 
@@ -250,7 +249,7 @@ def search_space(
     hardware: Sequence[str | None] = (None,),
     token_budget: Sequence[int] = (),
     max_batch_size: Sequence[int | None] = (),
-    policy: Sequence[str | Policy | Engine] = (),
+    policy: Sequence[str | Scheduler] = (),
     router: Sequence[str] = ("random",),
     disaggregation: Sequence[str | None] = (None,),
     replicas: int | Sequence[int] = 32,
@@ -322,7 +321,7 @@ class _Choices:
         checks.seconds("transfer_ms_per_token", self.transfer_ms_per_token)
 
     def family(
-        self, server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Policy | Engine,
+        self, server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Scheduler,
         router: str, ratio: tuple[int, int] | None,
     ) -> Family | Discarded:  # fmt: skip
         """Return the deployments that differ in the number of replicas alone, or why there are none."""
@@ -373,9 +372,7 @@ def _refuse_none(families: Mapping[str, Family], refused: Sequence[Discarded]) -
     raise InputError(f"no deployment of the search space {fails}: {'; or: '.join(reasons[:_REASONS])}{more}")
 
 
-def _replica(
-    server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Policy | Engine
-) -> Server:
+def _replica(server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Scheduler) -> Server:
     """Return one replica with what varies put into the server."""
     same = policy is server.policy or policy == server.policy.name
     changed: dict[str, Any] = {} if same else {"policy": policy, "policy_params": ()}

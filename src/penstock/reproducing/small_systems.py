@@ -14,8 +14,7 @@ from penstock.errors import InputError
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
-from penstock.system.engines import Engine
-from penstock.system.policies import Policy
+from penstock.system.scheduler import Scheduler
 from penstock.system.server import Convention, Server
 from penstock.workload.workload import Workload
 
@@ -30,12 +29,11 @@ class System(NamedTuple):
     output: tuple[int, ...]
     budget: int
 
-    def fits(self, policy: Policy | Engine) -> bool:
+    def fits(self, policy: Scheduler) -> bool:
         """Whether the policy can serve it: some engines cut no prompt."""
-        cuts = not isinstance(policy, Engine) or policy.cuts_prompts or not policy.has_token_budget
-        return cuts or max(self.prompt) <= self.budget
+        return policy.cuts_prompts or not policy.has_token_budget or max(self.prompt) <= self.budget
 
-    def run(self, policy: Policy | Engine, convention: Convention = "paper") -> Run:
+    def run(self, policy: Scheduler, convention: Convention = "paper") -> Run:
         """Serve it, a tick a batch."""
         server = Server(Affine(c=1.0, a=0.0), self.budget, policy=policy, convention=convention)
         workload = Workload.from_arrays(self.arrival, self.prompt, self.output)

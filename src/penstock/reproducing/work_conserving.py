@@ -23,8 +23,8 @@ from penstock.show import charts
 from penstock.show.page import Table
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
-from penstock.system.engines import Engine
-from penstock.system.policies import Policy, resolve
+from penstock.system.policies import resolve
+from penstock.system.scheduler import Scheduler
 from penstock.system.server import Convention
 from penstock.words import counted
 from penstock.workload.workload import Workload
@@ -98,7 +98,7 @@ class Finding:
             return "either" if self.decode_first else "neither"
         return "decode-first" if self.decode_first else "prefill-first"
 
-    def audit(self, system: System, policy: Policy | Engine, convention: Convention) -> None:
+    def audit(self, system: System, policy: Scheduler, convention: Convention) -> None:
         """Serve a system, and add what its batches show."""
         run = system.run(policy, convention)
         audited = audit(run)
@@ -126,7 +126,7 @@ class Finding:
         self.cuts |= s.cut
 
 
-def search(name: str, policy: Policy | Engine, settings: _TableSettings) -> Finding:
+def search(name: str, policy: Scheduler, settings: _TableSettings) -> Finding:
     """Audit small systems, the smallest first, until one refutes work conservation, then all the random ones."""
     finding = Finding(name)
     small = itertools.takewhile(lambda system: finding.paper is None, small_systems(settings.small))
@@ -228,9 +228,7 @@ def _refuted(by: tuple[System, int] | None) -> str:
     return f"batch {batch + 1} refutes it, of {system.told()} (A 1+2 at 0: one prompt and two output tokens, tick 0)"
 
 
-def _example(
-    system: System, batch: int, settings: _TableSettings, policy: Policy | Engine
-) -> tuple[str, str, str, str]:
+def _example(system: System, batch: int, settings: _TableSettings, policy: Scheduler) -> tuple[str, str, str, str]:
     """Return the system, the batch that falls short, what it serves, and what it could have had."""
     run = system.run(policy, settings.convention)
     s = seen(run, system.arrival, system.prompt, system.output)

@@ -12,12 +12,13 @@ from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError, nearest
 from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
 from penstock.system.engine_flags import EXPLAINED
-from penstock.system.engines import ENGINES, Engine, engine_defaults
-from penstock.system.gpu import GPU_MEMORY_GIB, Gpu, has_known_share
+from penstock.system.engines import ENGINES, choosing, engine_defaults
+from penstock.system.gpu import GPU_MEMORY_GIB, Gpu
 from penstock.system.memory import Memory
-from penstock.system.policies import Policy, resolve
+from penstock.system.policies import resolve
 from penstock.system.presets import hardware
-from penstock.system.server import Server, usual_block_size
+from penstock.system.scheduler import Scheduler
+from penstock.system.server import Server
 from penstock.traces import catalogue
 from penstock.workload.lengths import Constant, Gamma, Geometric, Length, LogNormal, Mixture, Uniform
 from penstock.workload.workload import Workload, read_trace
@@ -260,8 +261,8 @@ class ServerSection(Section):
         batch_time = self.batch_time.build(folder) if self.batch_time else hardware(str(self.hardware)).batch_time
         token_budget, max_batch_size = self._limits(measured)
         policy = resolve(self.policy, folder=folder)
-        if self.gpu is not None and not (isinstance(policy, Engine) and has_known_share(policy)):
-            engines = ", ".join(name for name, engine in ENGINES.items() if has_known_share(engine))
+        if self.gpu is not None and policy.gpu_rule is None:
+            engines = ", ".join(name for name, engine in ENGINES.items() if engine.gpu_rule is not None)
             raise InputError(
                 f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; leave it out, and "
                 "give token_budget and max_total_tokens"
@@ -296,13 +297,15 @@ class ServerSection(Section):
 
     def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
         """Say that vLLM always has a max batch size, where none is given."""
-        if server.max_batch_size is not None or server.policy.name != "vllm":
+        policy = server.policy
+        rule = policy.limit_rule
+        if server.max_batch_size is not None or rule is None or not rule.usual_slots:
             return []
         memory_gib = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
-        usual = "256, or 1,024 on GPUs from 70 GiB that are no A100"
+        usual = rule.usual_slots
         if memory_gib is not None:
             a100 = "a100" in (self.hardware or "")
-            usual = f"{engine_defaults('vllm', memory_gib, a100=a100).max_batch_size:,} on this GPU"
+            usual = f"{rule.limits(memory_gib, a100, False)[1]:,} on this GPU"
         return [
             f"no max batch size is given, so none limits this server; vLLM always has one, by default {usual}: give "
             "yours as max_num_seqs"
@@ -318,14 +321,15 @@ class ServerSection(Section):
         """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
         budget, slots = self.token_budget, self.max_batch_size
         engine = self.policy.lower()
-        if self.gpu is not None and engine in ("vllm", "sglang"):
+        if self.gpu is not None and engine in choosing():
             a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
             chosen = engine_defaults(engine, self._memory_gib(measured), a100=a100, offline=self.gpu.offline)
             budget = chosen.token_budget if budget is None else budget
             slots = chosen.max_batch_size if slots is None else slots
         if budget is None:
+            engines = " and ".join(choosing())
             raise InputError(
-                "server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for vllm and sglang "
+                f"server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for {engines} "
                 "`gpu: {memory_gib: 80}`, from which they choose it"
             )
         return budget, slots
@@ -385,10 +389,10 @@ class ServerSection(Section):
             )
         return known
 
-    def _memory(self, policy: Policy | Engine, gpu: Gpu | None) -> Memory | None:
+    def _memory(self, policy: Scheduler, gpu: Gpu | None) -> Memory | None:
         """Return the KV memory that ``memory`` describes."""
         given = self.memory
-        follows = gpu is not None and isinstance(policy, Engine) and has_known_share(policy)
+        follows = gpu is not None and policy.gpu_rule is not None
         if given is None:
             return Memory(1, self.block_size, estimated=True) if follows and self.block_size is not None else None
         beside = self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None
@@ -404,7 +408,7 @@ class ServerSection(Section):
                 "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, max_total_tokens, "
                 "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
             )
-        block_size = usual_block_size(policy) if given.block_size is None else given.block_size
+        block_size = policy.block_size if given.block_size is None else given.block_size
         if given.blocks is None and given.tokens is None and follows:
             whole = Memory(1, block_size, estimated=True)
         elif (given.blocks is None) == (given.tokens is None):

@@ -12,17 +12,10 @@ from penstock.kernel import engines as loop
 from penstock.kernel import server as kernel
 from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.session_server import Session, Window
-from penstock.system.engines import Engine
-from penstock.system.policies import POLICIES, Policy
 from penstock.system.server import Server
 from penstock.workload.prefixes import Prefixes
 
 _ADMISSIONS = {"input": running.INPUT, "completion": running.COMPLETION, "optimistic": running.OPTIMISTIC}
-_CAPACITIES = {
-    "guaranteed_no_evict": running.COMPLETION,
-    "max_utilization": running.INPUT,
-    "static_batch": running.STATIC,
-}
 _REMEDY = "raise the limit or shorten the requests"
 _OR_DROP = ", or drop them with `memory: {too_long: drop}`"
 _FIRST_SLOTS = 256  # where nothing bounds how many requests run
@@ -37,7 +30,7 @@ def open_session(
     server: Server, record: Record, tick_s: float, compress: bool, stop: int, prefixes: Prefixes | None = None
 ) -> Session:
     """Return the session that a server needs."""
-    if server.memory is None and server.order == "fcfs" and isinstance(server.policy, Policy):
+    if server.by_phase:
         return Session(server, record, tick_s, compress, stop)
     return EngineSession(server, record, tick_s, compress, stop, prefixes)
 
@@ -60,32 +53,22 @@ class EngineSession(Session):
         self.resume = np.empty((0, running.N_RESUME), np.int64)
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
-        engine, memory = self.engine, server.memory
-        settings = engine.options if engine else {}
+        policy, memory = server.policy, server.memory
         options = self.options
-        if engine and server.max_batch_size is None:
-            options[kernel.BATCH_SIZE] = server.token_budget
         self.block_size = memory.block_size if memory else 1
         options[running.CELL_COLUMNS] = self.cell_columns
-        options[running.RULE] = engine.rule if engine else running.SEAM
+        options[running.RULE] = policy.rule
         options[running.BLOCK_SIZE] = self.block_size
         options[running.WATERMARK] = server.watermark_blocks
         options[running.BY_PRIORITY] = server.order == "priority"
-        options[running.CHUNKED] = engine.cuts_prompts if engine else True
-        options[running.LONG_PREFILL] = settings.get("long_prefill_threshold", 0)
-        options[running.MIXED] = settings.get("mixed_chunk", False)
-        options[running.MOST_PREFILL] = settings.get("max_prefill_tokens", 0)
-        options[running.CLIP] = settings.get("clip_new_tokens", 0)
-        options[running.RETRACT_STEPS] = settings.get("retract_steps", 0)
-        options[running.RESERVED] = -(-settings.get("max_tokens", 0) // self.block_size) if memory else 0
-        admission = _CAPACITIES[settings["capacity"]] if "capacity" in settings else running.INPUT
-        if memory and memory.admission:
-            admission = _ADMISSIONS[memory.admission]
-        options[running.ADMISSION] = admission
+        options[running.CHUNKED] = policy.cuts_prompts
+        options[running.RESERVED] = -(-policy.reserved_tokens // self.block_size) if memory else 0
+        options[running.ADMISSION] = _ADMISSIONS[memory.admission or "input"] if memory else running.INPUT
+        for option, value in policy.kernel_options.items():
+            options[option] = value
         swaps = memory is not None and memory.preemption == "swap"
         options[running.SWAP_TICKS] = round(memory.swap_s / tick_s) if memory and swaps else -1
-        reserves = admission in (running.COMPLETION, running.STATIC) or options[running.RESERVED] > 0
-        options[running.GROWS] = memory is not None and not reserves
+        options[running.GROWS] = memory is not None and server.holds != "completion"
         usable = server.usable_blocks
         self.state[running.FREE] = running.PLENTY if usable is None else usable
         self.rows, self.recorded = np.empty(0, np.int64), prefixes.rows if prefixes else 0
@@ -94,18 +77,9 @@ class EngineSession(Session):
             self.cache = self._open_cache(usable, prefixes)
         self.growth = np.zeros(self.block_size, np.int64)
         self.ring = np.zeros((3, 1 << (4 * self.slots.shape[1]).bit_length()), np.int64)
-        self.ratio = np.zeros(1)
-        if "new_token_ratio" in settings:
-            high, low = settings["new_token_ratio"], settings["min_new_token_ratio"]
-            self.params = np.array([high, low, (high - low) / settings["decay_steps"]])
-            self.ratio[0] = high
-        elif engine:
-            self.params = np.zeros(1)
-
-    @property
-    def engine(self) -> Engine | None:
-        """The scheduler, if it is an engine's."""
-        return self.server.policy if isinstance(self.server.policy, Engine) else None
+        if not policy.by_phase:
+            self.params = np.array(policy.kernel_numbers)
+        self.ratio = np.array(policy.kernel_numbers[:1])
 
     def _open_cache(self, usable: int, prefixes: Prefixes | None) -> blocks.Cache:
         """Return a cache of blocks that hold nothing."""
@@ -126,10 +100,8 @@ class EngineSession(Session):
     def slots_at_first(self) -> int:
         """Return for how many running requests there is room; more is made where nothing bounds them."""
         server = self.server
-        if self.engine:
-            return server.max_batch_size or server.token_budget
-        if server.scope == "running" and server.max_batch_size is not None:
-            return server.max_batch_size
+        if server.scope == "running" and server.most_requests is not None:
+            return server.most_requests
         return max(_FIRST_SLOTS, 2 * super().slots_at_first())
 
     def keep(self, window: Window) -> Window:
@@ -156,17 +128,16 @@ class EngineSession(Session):
 
     def _too_long(self, window: Window) -> list[tuple[npt.NDArray[np.bool_], str]]:
         """Return which requests can never be served, for each reason."""
-        server, engine = self.server, self.engine
+        server, policy = self.server, self.server.policy
         whole = window.prompt.astype(np.int64) + window.output
         peak = whole - self.options[kernel.ENGINE]
         limits = []
-        if engine and not engine.has_token_budget:
-            most = int(engine.options["max_tokens"])
-            limits.append((whole > most, f"more than the {most:,} (max_tokens) that {engine.name} reserves"))
+        if most := policy.reserved_tokens:
+            limits.append((whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves"))
         usable = server.usable_blocks
         if usable is not None:
             needed = np.maximum(-(-peak // self.block_size), self.options[running.RESERVED])
-            spare = 0 if engine and engine.name == "vllm" else server.watermark_blocks
+            spare = server.spare_blocks
             over = needed + spare > usable
             beside = f" beside a watermark of {spare:,}" if spare else ""
             worst = int(needed[over][0]) if over.any() else 0
@@ -175,11 +146,11 @@ class EngineSession(Session):
                 "never fits and blocks the server"
             )
             limits.append((over, reason))
-        if engine and engine.has_token_budget and not engine.cuts_prompts:
+        if policy.has_token_budget and not policy.cuts_prompts:
             again = server.memory is not None and self.options[running.GROWS] > 0  # what is preempted comes back longer
             lost = ", with outputs that it lost" if again else ""
             reason = (
-                f"{engine.name} takes a prompt whole{lost}, but a batch holds "
+                f"{policy.name} takes a prompt whole{lost}, but a batch holds "
                 f"{server.token_budget:,} tokens, so it never fits and blocks the server"
             )
             limits.append(((peak if again else window.prompt) > server.token_budget, reason))
@@ -200,7 +171,7 @@ class EngineSession(Session):
             self.resume = np.concatenate([self.resume, new])
         if self.cache:
             self._widen_table(self.slots.shape[1], -(-window.longest // self.block_size))
-        if self.options[running.RULE] == running.VIDUR_SARATHI:  # a prompt cut short becomes output
+        if self.server.policy.loses_rest_of_prompt:  # it becomes output
             self.widen_ring(window.longest)
         else:
             self.widen_ring(int(window.output.max(initial=1)))
@@ -231,7 +202,7 @@ class EngineSession(Session):
         """
         state, options, engine = self.state, self.options, int(self.options[kernel.ENGINE])
         most = min(int(options[kernel.BATCH_SIZE]), self.slots.shape[1], count)
-        if self.engine:
+        if not self.server.policy.by_phase:
             most = min(most, self.server.most_tokens)  # no run of an engine leads to more decodes than fill a batch
         while state[running.RUNNING] < most and state[kernel.HEAD] < count:
             request = int(state[kernel.HEAD])
@@ -267,10 +238,8 @@ class EngineSession(Session):
 
     def _advance(self, window: Window) -> int:
         """Call the kernel once."""
-        policy = self.server.policy
-        compiled = policy.compiled if isinstance(policy, Policy) else POLICIES["sarathi"].compiled
         return loop.compiled_advance(self.cache is not None, self.terms is not None)(
-            compiled, self.params, self.options, self.duration, self.terms,
+            self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
             window.arrival, window.prompt, window.output, window.first_token, window.finish, self.resume,
             self.state, self.slots, self.heads, self.bits, self.growth, self.segments[0], self.ring, self.ratio,
             self.cache,

@@ -14,7 +14,6 @@ from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import LEADING_BITS, Distribution, Fold, Record, Rows, Run
 from penstock.system.batch_time import Composition
-from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.workload.workload import Requests
 
@@ -166,7 +165,7 @@ class Session:
         self.terms = terms_of(server, tick_s)
         self.options = np.zeros(n_options, np.int64)
         self.options[kernel.TOKEN_BUDGET] = server.token_budget
-        self.options[kernel.BATCH_SIZE] = server.max_batch_size or _NO_LIMIT
+        self.options[kernel.BATCH_SIZE] = server.most_requests or _NO_LIMIT
         self.options[kernel.RUNNING_SCOPE] = server.scope == "running"
         self.options[kernel.ENGINE] = server.convention == "engine"
         self.options[kernel.COMPRESS] = compress
@@ -338,7 +337,6 @@ class Session:
 
     def _advance(self, window: Window) -> int:
         """Call the kernel once."""
-        assert isinstance(self.server.policy, Policy)
         return kernel.compiled_advance(self.terms is not None)(
             self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
             window.arrival, window.prompt, window.output, window.first_token, window.finish,

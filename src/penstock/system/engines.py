@@ -1,231 +1,355 @@
 """Schedulers of real engines, by name: how they really compose batches, which no policy of a few numbers can say.
 
-Each is a rule of the kernel (`penstock.kernel.rules`) with the options that its engine has. Facts about the engines:
-vLLM 0.33, vLLM up to 0.9 (V0), SGLang 0.5.23, TensorRT-LLM, and the Vidur simulator's own variants.
+Each is a rule of the kernel (`penstock.kernel.rules`) and an entry here, which states all that sets it apart: settings,
+limits, KV memory, how it is started. Facts about the engines: vLLM 0.33, vLLM up to 0.9 (V0), SGLang 0.5.23,
+TensorRT-LLM, and the Vidur simulator's own variants.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel import running
-from penstock.kernel.signatures import SEES_DECODES, Queue
+from penstock.system.engine import Engine, Option
 from penstock.system.memory import Memory
+from penstock.system.scheduler import GpuBytes, GpuRule, Holds, LimitRule, Options, Program
 
-Options = Mapping[str, Any]
-
-MOST_TOKENS = 2**22
-
-
-class Option(NamedTuple):
-    """A setting of an engine: its default, what it may be, and what the engine itself calls it."""
-
-    default: Any
-    known: tuple[str, ...] | None = None  # words to choose from
-    low: float = 0
-    high: float = MOST_TOKENS
-    alias: str = ""
+MB = 2**20
 
 
-class Engine:
-    """The scheduler of an engine.
+# ---------------------------------------------------------------- vLLM
 
-    Attributes
-    ----------
-    name
-        How tables and messages call it.
-    rule
-        The kernel's number for it.
-    options
-        Its settings, all of them.
+
+def _left_by_vllm(gpu: GpuBytes, share: float | None) -> float:
+    """Return what is left of a share of the memory, in which CUDA graphs count since 0.21: about 2%."""
+    assert share is not None
+    return (share - 0.02) * gpu.memory - gpu.weights - gpu.overhead
+
+
+def _left_by_vllm_v0(gpu: GpuBytes, share: float | None) -> float:
+    assert share is not None
+    return share * gpu.memory - gpu.weights - gpu.overhead
+
+
+def _limits_of_vllm(gib: float, a100: bool, offline: bool) -> tuple[int, int]:
+    """Return its token budget and max batch size; its ``LLM`` class, without a server, batches more."""
+    if gib >= 160:
+        return 16384, 1024
+    if gib >= 70 and not a100:
+        return 16384 if offline else 8192, 1024
+    return 8192 if offline else 2048, 256
+
+
+def _flags_of_vllm(options: Options) -> list[str]:
+    flags = []
+    if not options["chunked_prefill"]:
+        flags.append("--no-enable-chunked-prefill")
+    if options["long_prefill_threshold"]:
+        flags += ["--long-prefill-token-threshold", str(options["long_prefill_threshold"])]
+    return flags
+
+
+def _notes_of_vllm(options: Options) -> list[str]:
+    if options["chunked_prefill"]:
+        return []
+    return ["without chunked prefill vLLM wants max-num-batched-tokens to reach the longest context"]
+
+
+class Vllm(Engine):
+    """vLLM 0.33 (V1): those that run, in order, then new ones."""
+
+    name = "vllm"
+    rule = running.VLLM
+    known = {  # noqa: RUF012
+        "chunked_prefill": Option(True, alias="enable_chunked_prefill"),
+        "long_prefill_threshold": Option(0, alias="long_prefill_token_threshold"),
+    }
+    orders = ("fcfs", "priority")
+    own_blocks = 1
+    has_watermark = True
+    watermark_alone = False
+    caches_prefixes = True
+    cut_by = "chunked_prefill"
+    limit_rule = LimitRule(_limits_of_vllm, "256, or 1,024 on GPUs from 70 GiB that are no A100")
+    gpu_rule = GpuRule("gpu_memory_utilization", 0.92, _left_by_vllm)
+    program = Program(
+        title="vLLM",
+        image="vllm/vllm-openai:v0.33.0",
+        port=8000,
+        command=("vllm", "serve"),
+        tensor_parallel="--tensor-parallel-size",
+        token_budget="--max-num-batched-tokens",
+        max_batch_size="--max-num-seqs",
+        block_size="--block-size",
+        by_priority=("--scheduling-policy", "priority"),
+        flags=_flags_of_vllm,
+        notes=_notes_of_vllm,
+        other="the plan runs the scheduler {name!r}, which vLLM does not have: plan again with vllm",
+        capped=True,
+        plugin="--scheduler-cls",
+    )
+
+    @property
+    def work_conserving(self) -> bool:
+        """Whether batches carry what waits up to the token budget."""
+        return self.cuts_prompts and self.options["long_prefill_threshold"] == 0
+
+    @property
+    def has_mean_field(self) -> bool:
+        """Whether its mean field is known: that of sarathi, where it is the same."""
+        return self.work_conserving
+
+    @property
+    def kernel_options(self) -> dict[int, int]:
+        """What the kernel's rule is told of the settings."""
+        return {running.LONG_PREFILL: self.options["long_prefill_threshold"]}
+
+
+class VllmV0(Engine):
+    """vLLM up to 0.9 (V0): whole prompts alone while any can be admitted, else all decodes."""
+
+    name = "vllm-v0"
+    rule = running.VLLM_V0
+    decodes_at_once = True
+    has_watermark = True
+    watermark = 0.01
+    gpu_rule = GpuRule("gpu_memory_utilization", 0.9, _left_by_vllm_v0)
+
+
+# ---------------------------------------------------------------- SGLang
+
+_BUDGET_BELOW_GIB = {20: 2048, 60: 4096, 160: 8192}
+"""SGLang's token budget on a GPU with less than so much memory."""
+
+
+def _limits_of_sglang(gib: float, a100: bool, offline: bool) -> tuple[int, None]:
+    return next((budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit), 16_384), None
+
+
+def _left_by_sglang(gpu: GpuBytes, share: float | None) -> float:
+    """Return what is left of a share of the memory, else of all but what it keeps for everything else."""
+    if share is not None:
+        return share * gpu.memory - gpu.weights
+    large = gpu.memory > 60 * 2**30
+    graphs = 32
+    if large:
+        graphs = 256 if gpu.tensor_parallel < 4 else 512
+    reserved = 512 + 1.5 * max(gpu.token_budget, 2048) + 2 * graphs + 128 * gpu.tensor_parallel
+    if large:
+        reserved = max(reserved, 10 * 1024)
+    return gpu.memory - MB * reserved - gpu.weights
+
+
+_SGLANG_VARIABLES = {
+    "new_token_ratio": "SGLANG_INIT_NEW_TOKEN_RATIO",
+    "decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
+    "clip_new_tokens": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
+    "retract_steps": "SGLANG_RETRACT_DECODE_STEPS",
+}
+
+
+def _environment_of_sglang(options: Options) -> dict[str, str]:
+    usual = {key: option.default for key, option in Sglang.known.items()}
+    environment = {
+        variable: f"{options[key]:g}" if isinstance(options[key], float) else str(options[key])
+        for key, variable in _SGLANG_VARIABLES.items()
+        if options[key] != usual[key]
+    }
+    start, least = options["new_token_ratio"], options["min_new_token_ratio"]
+    if (start, least) != (usual["new_token_ratio"], usual["min_new_token_ratio"]) and start:
+        environment["SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR"] = f"{least / start:.6g}"
+    return environment
+
+
+def _flags_of_sglang(options: Options) -> list[str]:
+    flags = ["--max-prefill-tokens", str(options["max_prefill_tokens"])]
+    return [*flags, "--enable-mixed-chunk"] if options["mixed_chunk"] else flags
+
+
+class Sglang(Engine):
+    """SGLang 0.5.23: new prompts in chunks, alone or beside the decodes, as far as an estimate of memory allows.
+
+    Its mixed chunks fill the budget, except beside a prompt of about ``max_prefill_tokens``.
     """
 
-    def __init__(self, name: str, rule: int, known: Mapping[str, Option], given: Options | None = None) -> None:
-        self.name, self.rule, self.known = name, rule, known
-        defaults = {key: option.default for key, option in known.items()}
-        self.options = defaults if given is None else defaults | _checked(name, known, given)
-
-    def __repr__(self) -> str:
-        changed = {k: v for k, v in self.options.items() if v != self.known[k].default}
-        return f"Engine({self.name!r}{''.join(f', {k}={v!r}' for k, v in changed.items())})"
-
-    def with_options(self, options: Options) -> "Engine":
-        """Return the same scheduler with other settings."""
-        return Engine(self.name, self.rule, self.known, options)
-
-    # What a policy of the seam has too.
-    reads = frozenset(Queue._fields)
-    sees = SEES_DECODES
-    parameters: Callable[..., tuple[float, ...]] | None = None
-
-    @property
-    def work_conserving(self) -> bool | None:
-        """Whether batches carry what waits up to the token budget and no more, with ample memory and slots.
-
-        SGLang's mixed chunks do, except beside a prompt of about ``max_prefill_tokens``. Vidur's Orca knows no budget.
-        """
-        match self.name:
-            case "vidur-sarathi":
-                return True
-            case "vllm":
-                return bool(self.options["chunked_prefill"]) and self.options["long_prefill_threshold"] == 0
-            case "tensorrt-llm":
-                return bool(self.options["chunked_context"]) and self.options["capacity"] != "static_batch"
-            case _:
-                return False
-
-    @property
-    def has_token_budget(self) -> bool:
-        """Whether its batches are cut to the token budget."""
-        return self.rule not in (running.VIDUR_ORCA, running.VIDUR_FASTERTRANSFORMER)
-
-    @property
-    def cuts_prompts(self) -> bool:
-        """Whether a prompt may be spread over batches."""
-        match self.name:
-            case "vllm":
-                return bool(self.options["chunked_prefill"])
-            case "tensorrt-llm":
-                return bool(self.options["chunked_context"])
-            case _:
-                return self.name in ("sglang", "vidur-sarathi")
-
-    def most_tokens(self, token_budget: int, max_batch_size: int) -> int:
-        """Return the most tokens that a batch may come to."""
-        if not self.has_token_budget:
-            return max_batch_size * int(self.options["max_tokens"])
-        decodes_beyond = self.rule in (running.SGLANG, running.VIDUR_VLLM)
-        return max(token_budget, max_batch_size) if decodes_beyond else token_budget
-
-    @property
-    def block_size(self) -> int:
-        """Tokens in a block, unless told otherwise: SGLang counts single tokens."""
-        return 1 if self.name == "sglang" else 16
-
-    @property
-    def has_watermark(self) -> bool:
-        """Whether its admissions leave blocks free."""
-        return self.rule in (running.VLLM, running.VLLM_V0, running.VIDUR_VLLM, running.VIDUR_SARATHI)
-
-    @property
-    def watermark(self) -> float:
-        """Share of the blocks that its admissions leave free, unless told otherwise."""
-        return 0.01 if self.rule in (running.VLLM_V0, running.VIDUR_VLLM, running.VIDUR_SARATHI) else 0.0
-
-    @property
-    def orders(self) -> tuple[str, ...]:
-        """Orders of the queue that it knows."""
-        return ("fcfs", "priority") if self.name == "vllm" else ("fcfs",)
-
-    def usable(self, memory: Memory) -> int:
-        """Return the blocks that requests can hold: vLLM keeps one for itself."""
-        return memory.blocks - 1 if self.name == "vllm" else memory.blocks
-
-
-def _checked(name: str, known: Mapping[str, Option], given: Options) -> dict[str, Any]:
-    """Return the settings given, by their own names, once their values are sound."""
-    if not isinstance(given, Mapping):
-        raise InputError(
-            f"the policy_params of {name!r} are {checks.shown(given)}, but it has settings with names "
-            f"({', '.join(known) or 'none'}); give a mapping"
-        )
-    aliases = {option.alias: key for key, option in known.items() if option.alias}
-    found: dict[str, Any] = {}
-    for word, value in given.items():
-        text = str(word).replace("-", "_")
-        key = aliases.get(text, text)
-        if key not in known:
-            raise InputError(f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}")
-        if key in found:
-            raise InputError(f"{name}: {key} is given twice; give it once")
-        option = known[key]
-        if option.known is not None:
-            word = value.lower() if isinstance(value, str) else ""  # TensorRT-LLM writes them in capitals
-            if word not in option.known:
-                raise InputError(f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}")
-            found[key] = word
-        elif isinstance(option.default, bool):
-            if not isinstance(value, bool):
-                raise InputError(f"{name}: {key} is {checks.shown(value)}, but must be true or false")
-            found[key] = value
-        elif isinstance(option.default, float):
-            found[key] = checks.number(f"{name}: {key}", value, option.low, option.high, "", "it is a share")
-        else:
-            low, high = int(option.low), int(option.high)
-            found[key] = checks.whole(
-                f"{name}: {key}", value, low, high, "", "it is a number of tokens, requests or steps"
-            )
-    start, least = (
-        found.get(key, known[key].default) if key in known else 0.0
-        for key in ("new_token_ratio", "min_new_token_ratio")
+    name = "sglang"
+    rule = running.SGLANG
+    known = {  # noqa: RUF012
+        "mixed_chunk": Option(False, alias="enable_mixed_chunk"),
+        "max_prefill_tokens": Option(16384, low=1),
+        "new_token_ratio": Option(0.7, high=1.0),
+        "min_new_token_ratio": Option(0.098, high=1.0),
+        "decay_steps": Option(600, low=1),
+        "clip_new_tokens": Option(4096, low=1),
+        "retract_steps": Option(20, low=1),
+    }
+    cuts_prompts = True
+    decodes_beyond = True
+    block_size = 1  # it counts single tokens
+    whole_blocks = True
+    limit_rule = LimitRule(_limits_of_sglang)
+    gpu_rule = GpuRule("mem_fraction_static", None, _left_by_sglang)
+    program = Program(
+        title="SGLang",
+        image="lmsysorg/sglang:v0.5.23",
+        port=30000,
+        command=("python3", "-m", "sglang.launch_server", "--model-path"),
+        tensor_parallel="--tp-size",
+        token_budget="--chunked-prefill-size",
+        max_batch_size="--max-running-requests",
+        block_size="--page-size",
+        by_arrival=("--schedule-policy", "fcfs"),
+        flags=_flags_of_sglang,
+        environment=_environment_of_sglang,
+        other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with decodes in prefill "
+        "batches, is another; plan again with the policy sglang",
+        beside_other=("--enable-mixed-chunk",),
     )
-    if least > start:
-        raise InputError(
-            f"{name}: min_new_token_ratio is {least:g}, above new_token_ratio, {start:g}, which falls to it; lower it"
-        )
-    return found
+
+    @property
+    def kernel_options(self) -> dict[int, int]:
+        """What the kernel's rule is told of the settings."""
+        return {
+            running.MIXED: self.options["mixed_chunk"],
+            running.MOST_PREFILL: self.options["max_prefill_tokens"],
+            running.CLIP: self.options["clip_new_tokens"],
+            running.RETRACT_STEPS: self.options["retract_steps"],
+        }
+
+    @property
+    def kernel_numbers(self) -> tuple[float, ...]:
+        """The ratio of new tokens that it begins with, the least, and what a decode batch takes off."""
+        high, low = self.options["new_token_ratio"], self.options["min_new_token_ratio"]
+        return high, low, (high - low) / self.options["decay_steps"]
 
 
-_MAX_TOKENS = {"max_tokens": Option(4096, low=2)}
+# ---------------------------------------------------------------- TensorRT-LLM
+
+
+def _left_by_tensorrt(gpu: GpuBytes, share: float | None) -> float:
+    assert share is not None
+    return share * (gpu.memory - gpu.weights - gpu.overhead)
+
+
+class TensorRtLlm(Engine):
+    """TensorRT-LLM: all decodes, then new requests, by one of three rules for what must be free."""
+
+    name = "tensorrt-llm"
+    rule = running.TENSORRT
+    known = {  # noqa: RUF012
+        "capacity": Option(
+            "guaranteed_no_evict",
+            ("guaranteed_no_evict", "max_utilization", "static_batch"),
+            alias="capacity_scheduler_policy",
+        ),
+        "chunked_context": Option(False, alias="enable_chunked_context"),
+    }
+    decodes_at_once = True
+    cut_by = "chunked_context"
+    gpu_rule = GpuRule("free_gpu_memory_fraction", 0.9, _left_by_tensorrt)
+
+    @property
+    def work_conserving(self) -> bool:
+        """Whether batches carry what waits up to the token budget."""
+        return self.cuts_prompts and self.options["capacity"] != "static_batch"
+
+    def holds(self, memory: Memory | None) -> Holds:
+        """Return for which tokens a running request surely has memory."""
+        return "prefill" if self.options["capacity"] == "max_utilization" else "completion"
+
+    @property
+    def kernel_options(self) -> dict[int, int]:
+        """What the kernel's rule is told of the settings."""
+        admission = {
+            "guaranteed_no_evict": running.COMPLETION,
+            "max_utilization": running.INPUT,
+            "static_batch": running.STATIC,
+        }
+        return {running.ADMISSION: admission[self.options["capacity"]]}
+
+
+# ---------------------------------------------------------------- Vidur
+
+
+class _WithoutBudget(Engine):
+    """One of Vidur's that knows no token budget: every request has memory for ``max_tokens``, and may not exceed it."""
+
+    known = {"max_tokens": Option(4096, low=2)}  # noqa: RUF012
+    has_token_budget = False
+    usual_slots = 128
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens that every request has memory for, and may not exceed."""
+        return int(self.options["max_tokens"])
+
+    def holds(self, memory: Memory | None) -> Holds:
+        """Return for which tokens a running request surely has memory."""
+        return "completion"
+
+
+class VidurFasterTransformer(_WithoutBudget):
+    """Vidur's FasterTransformer: the next batch begins when the last of this one is done."""
+
+    name = "vidur-fastertransformer"
+    rule = running.VIDUR_FASTERTRANSFORMER
+
+
+class VidurOrca(_WithoutBudget):
+    """Vidur's Orca: whole prompts beside all decodes."""
+
+    name = "vidur-orca"
+    rule = running.VIDUR_ORCA
+
+
+class VidurVllm(Engine):
+    """Vidur's vLLM: whole prompts, padded to the longest, alone while any can be admitted, else all decodes."""
+
+    name = "vidur-vllm"
+    rule = running.VIDUR_VLLM
+    decodes_beyond = True
+    has_watermark = True
+    watermark = 0.01
+
+
+class VidurSarathi(Engine):
+    """Vidur's Sarathi: decodes, then prompts, cut to fit; what is left of a prompt broken off becomes output."""
+
+    name = "vidur-sarathi"
+    rule = running.VIDUR_SARATHI
+    work_conserving = True
+    cuts_prompts = True
+    has_watermark = True
+    watermark = 0.01
+    blocks_for_decodes = 1  # even for decodes that need none
+    loses_rest_of_prompt = True
+
+    def holds(self, memory: Memory | None) -> Holds:
+        """Return for which tokens a running request surely has memory."""
+        return "prefill"
+
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine(
-            "vllm",
-            running.VLLM,
-            {
-                "chunked_prefill": Option(True, alias="enable_chunked_prefill"),
-                "long_prefill_threshold": Option(0, alias="long_prefill_token_threshold"),
-            },
-        ),
-        Engine("vllm-v0", running.VLLM_V0, {}),
-        Engine(
-            "sglang",
-            running.SGLANG,
-            {
-                "mixed_chunk": Option(False, alias="enable_mixed_chunk"),
-                "max_prefill_tokens": Option(16384, low=1),
-                "new_token_ratio": Option(0.7, high=1.0),
-                "min_new_token_ratio": Option(0.098, high=1.0),
-                "decay_steps": Option(600, low=1),
-                "clip_new_tokens": Option(4096, low=1),
-                "retract_steps": Option(20, low=1),
-            },
-        ),
-        Engine(
-            "tensorrt-llm",
-            running.TENSORRT,
-            {
-                "capacity": Option(
-                    "guaranteed_no_evict",
-                    ("guaranteed_no_evict", "max_utilization", "static_batch"),
-                    alias="capacity_scheduler_policy",
-                ),
-                "chunked_context": Option(False, alias="enable_chunked_context"),
-            },
-        ),
-        Engine("vidur-fastertransformer", running.VIDUR_FASTERTRANSFORMER, _MAX_TOKENS),
-        Engine("vidur-orca", running.VIDUR_ORCA, _MAX_TOKENS),
-        Engine("vidur-vllm", running.VIDUR_VLLM, {}),
-        Engine("vidur-sarathi", running.VIDUR_SARATHI, {}),
+        Vllm(),
+        VllmV0(),
+        Sglang(),
+        TensorRtLlm(),
+        VidurFasterTransformer(),
+        VidurOrca(),
+        VidurVllm(),
+        VidurSarathi(),
     )
 }
 """The schedulers of engines that have a name."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Defaults:
+class Defaults(NamedTuple):
     """The limits that an engine sets by itself: most tokens and most requests (None: it sets none) of a batch."""
 
     token_budget: int
     max_batch_size: int | None
-
-
-_BUDGET_BELOW_GIB = {20: 2048, 60: 4096, 160: 8192}
-"""SGLang's token budget on a GPU with less than so much memory."""
 
 
 def engine_defaults(name: str, gpu_memory_gib: float, *, a100: bool = False, offline: bool = False) -> Defaults:
@@ -243,15 +367,15 @@ def engine_defaults(name: str, gpu_memory_gib: float, *, a100: bool = False, off
         Whether the engine is a library without a server (vLLM's ``LLM`` class), which batches more.
     """
     gib = checks.number("gpu_memory_gib", gpu_memory_gib, 1, 4096, "GiB", "it is the memory of one GPU")
-    if name == "vllm":
-        if gib >= 160:
-            return Defaults(16384, 1024)
-        if gib >= 70 and not a100:
-            return Defaults(16384 if offline else 8192, 1024)
-        return Defaults(8192 if offline else 2048, 256)
-    if name == "sglang":
-        return Defaults(next((budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit), 16_384), None)
-    raise InputError(
-        f"no default limits are known for {checks.shown(name)}{nearest(str(name), ['vllm', 'sglang'])}; "
-        "give token_budget and max_batch_size"
-    )
+    engine = ENGINES.get(name)
+    if engine is None or engine.limit_rule is None:
+        raise InputError(
+            f"no default limits are known for {checks.shown(name)}{nearest(str(name), choosing())}; "
+            "give token_budget and max_batch_size"
+        )
+    return Defaults(*engine.limit_rule.limits(gib, a100, offline))
+
+
+def choosing() -> list[str]:
+    """Return the engines that choose limits by themselves."""
+    return [name for name, engine in ENGINES.items() if engine.limit_rule is not None]

@@ -24,24 +24,15 @@ import dataclasses
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.system.engines import Engine
+from penstock.system.scheduler import GpuBytes, Scheduler
 
 GIB = 2**30
-MB = 2**20
 
 UNCERTAIN_GIB = 1.25
 """By how much the overhead of one GPU is taken to be off, either way."""
 
 _OVERHEAD_GIB = 1.0
 _OVERHEAD_BYTES_PER_TOKEN = 100 * 2**10
-_GRAPHS = 0.02  # of the memory of a GPU, in vLLM
-_SHARES = {"vllm": 0.92, "vllm-v0": 0.9, "tensorrt-llm": 0.9}
-_SHARE_NAMES = {
-    "vllm": "gpu_memory_utilization",
-    "vllm-v0": "gpu_memory_utilization",
-    "sglang": "mem_fraction_static",
-    "tensorrt-llm": "free_gpu_memory_fraction",
-}
 _VARIANTS = ("-hf", "-chat", "-instruct")  # of a model, whose weights are as many
 _KV_BYTES = 2  # of a number, in 16 bits
 
@@ -102,11 +93,6 @@ def _plain(model: str) -> str:
     return name
 
 
-def has_known_share(engine: Engine) -> bool:
-    """Return whether it is known how much memory of a GPU an engine takes."""
-    return engine.name in _SHARES or engine.name == "sglang"
-
-
 @dataclasses.dataclass(frozen=True)
 class KVTokens:
     """Tokens that KV memory holds: the estimate, and between what it may lie."""
@@ -139,7 +125,7 @@ class Gpu:
     memory_gib: float
     tensor_parallel: int = 1
     utilization: float | None = None
-    engine: Engine | None = dataclasses.field(default=None, compare=False, repr=False)
+    engine: Scheduler | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         names = {name.lower(): name for name in MODELS}
@@ -156,7 +142,7 @@ class Gpu:
             share = "it is the share of the memory that the engine uses"
             checks.number("gpu.gpu_memory_utilization", self.utilization, 0.01, 1, "", share)
 
-    def kv_tokens(self, engine: Engine, token_budget: int) -> KVTokens:
+    def kv_tokens(self, engine: Scheduler, token_budget: int) -> KVTokens:
         """Return how many tokens' keys and values an engine has room for.
 
         Raises
@@ -183,30 +169,22 @@ class Gpu:
         many = f"{self.tensor_parallel} GPUs" if self.tensor_parallel > 1 else "one GPU"
         return f"{many} of {self.memory_gib:g} GiB"
 
-    def share_words(self, engine: Engine) -> str:
+    def share_words(self, engine: Scheduler) -> str:
         """The share of the memory that an engine is taken to use, by its own name for it; or nothing."""
-        share = _SHARES.get(engine.name) if self.utilization is None else self.utilization
-        return "" if share is None else f" at {_SHARE_NAMES[engine.name]} {share:g}"
+        rule = engine.gpu_rule
+        share = self._share(engine)
+        return "" if rule is None or share is None else f" at {rule.option} {share:g}"
 
-    def _left_bytes(self, engine: Engine, token_budget: int) -> float:
+    def _share(self, engine: Scheduler) -> float | None:
+        """Return the share of the memory that an engine is told to use, or takes by itself; None: by another rule."""
+        if self.utilization is not None or engine.gpu_rule is None:
+            return self.utilization
+        return engine.gpu_rule.share
+
+    def _left_bytes(self, engine: Scheduler, token_budget: int) -> float:
         """Return the bytes that an engine has for keys and values on each GPU."""
-        memory = self.memory_gib * GIB
+        assert engine.gpu_rule is not None
         weights = MODELS[self.model].weights_gb * 1e9 / self.tensor_parallel
         overhead = _OVERHEAD_GIB * GIB + _OVERHEAD_BYTES_PER_TOKEN * token_budget
-        if engine.name == "sglang":
-            by_itself = memory - self._reserved_by_sglang(token_budget)
-            return (by_itself if self.utilization is None else self.utilization * memory) - weights
-        share = _SHARES[engine.name] if self.utilization is None else self.utilization
-        if engine.name == "tensorrt-llm":
-            return share * (memory - weights - overhead)
-        graphs = _GRAPHS if engine.name == "vllm" else 0.0
-        return (share - graphs) * memory - weights - overhead
-
-    def _reserved_by_sglang(self, token_budget: int) -> float:
-        """Return the bytes of a GPU that SGLang leaves for everything but weights, keys and values."""
-        large = self.memory_gib > 60
-        graphs = 32
-        if large:
-            graphs = 256 if self.tensor_parallel < 4 else 512
-        reserved = 512 + 1.5 * max(token_budget, 2048) + 2 * graphs + 128 * self.tensor_parallel
-        return MB * (max(reserved, 10 * 1024) if large else reserved)
+        gpu = GpuBytes(self.memory_gib * GIB, weights, overhead, token_budget, self.tensor_parallel)
+        return engine.gpu_rule.left(gpu, self._share(engine))

@@ -15,10 +15,10 @@ import dataclasses
 import dis
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,9 @@ from penstock.kernel.signatures import (
 )
 from penstock.system import adaptive
 from penstock.system.adaptive import Parameters
-from penstock.system.engines import ENGINES, Engine
+from penstock.system.engines import ENGINES
 from penstock.system.own_functions import compiled, find, plain_function
+from penstock.system.scheduler import Phases, Scheduler
 
 Composition = tuple[int, int, int]
 _RULE = (
@@ -53,7 +54,7 @@ PolicyFunction = Callable[[Queue, Limits, npt.NDArray[np.float64]], Composition]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Policy:
+class Policy(Scheduler):
     """A policy, compiled when it is first needed.
 
     Attributes
@@ -72,6 +73,12 @@ class Policy:
         What ``policy_params`` may give, in order; None: anything.
     back_pressure
         Whether it weighs prefill against decode by what waits in each, as `penstock.system.adaptive.maxweight` does.
+    phases
+        Its rule, if it is one of the paper's four (Table 1): which phase is served alone while it has work, or first.
+    own_budget
+        Whether it chooses the budget of each batch, up to the token budget.
+    rising
+        Whether what ``policy_params`` gives must be above 0 and not fall.
     """
 
     name: str
@@ -80,6 +87,9 @@ class Policy:
     parameters: Parameters | None = None
     takes: tuple[str, ...] | None = None
     back_pressure: bool = False
+    phases: Phases | None = None
+    own_budget: bool = False
+    rising: bool = False
 
     def __call__(self, queue: Queue, limits: Limits, params: Sequence[float] = ()) -> Composition:
         """Return (prefill tokens, decode tokens, phase filled first) for one state of the queue."""
@@ -97,6 +107,38 @@ class Policy:
         if self.reads <= {*BATCH_FIELDS, *FINISH_FIELDS}:
             return SEES_BATCH
         return SEES_ARRIVALS if self.reads <= {*BATCH_FIELDS, *FINISH_FIELDS, *ARRIVAL_FIELDS} else SEES_DECODES
+
+    @property
+    def keeps_queues(self) -> bool:
+        """Whether long queues may be normal under it: it looks at them."""
+        return self.sees != SEES_BATCH
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether it is work-conserving by the definition of one of Penstock's, and not by its author's claim."""
+        return any(self.function is known.function and known.work_conserving for known in POLICIES.values())
+
+    def configured(self, params: Any) -> tuple[Self, list[float]]:
+        """Return it, and the numbers given; refuse those that one of Penstock's would ignore or misread."""
+        if isinstance(params, str | Mapping) or not isinstance(params, Iterable):
+            raise InputError(f"policy_params is {checks.shown(params)}, but {self.name} takes numbers; give a list")
+        numbers = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in params]
+        if self.takes is None:
+            return self, numbers
+        wanted = " and ".join(self.takes) or "no parameters"
+        if len(numbers) > len(self.takes):
+            raise InputError(
+                f"policy_params has {len(numbers)} numbers, but {self.name} takes {wanted}; leave out the rest"
+            )
+        if min(numbers, default=0.0) < 0:
+            raise InputError(f"policy_params has {min(numbers):g}, but {self.name} takes {wanted}; none is below 0")
+        if self.rising and (0 in numbers or numbers != sorted(numbers)):
+            raise InputError(f"policy_params is {numbers}, but must be {wanted}, above 0 and not falling; mend them")
+        return self, numbers
+
+    def settings(self, numbers: tuple[float, ...]) -> list[float]:
+        """Return the numbers given."""
+        return list(numbers)
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -207,29 +249,32 @@ _POOL = ("L (requests in decode from which on batches shrink)", "U (from which o
 POLICIES: dict[str, Policy] = {
     p.name: p
     for p in (
-        Policy("fastertransformer", fastertransformer, work_conserving=False, takes=()),
-        Policy("vllm-vanilla", vllm_vanilla, work_conserving=False, takes=()),
-        Policy("orca", orca, work_conserving=True, takes=()),
-        Policy("sarathi", sarathi, work_conserving=True, takes=()),
-        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters, _MEANS, True),
-        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters, (), True),
-        Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters, _POOL),
+        Policy("fastertransformer", fastertransformer, work_conserving=False, takes=(), phases="decode-alone"),
+        Policy("vllm-vanilla", vllm_vanilla, work_conserving=False, takes=(), phases="prefill-alone"),
+        Policy("orca", orca, work_conserving=True, takes=(), phases="prefill-first"),
+        Policy("sarathi", sarathi, work_conserving=True, takes=(), phases="decode-first"),
+        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters, _MEANS, True, own_budget=True),
+        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters, (), True,
+               own_budget=True),
+        Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters, _POOL, own_budget=True,
+               rising=True),
     )
-}
+}  # fmt: skip
 """The policies that have a name: those of the paper's Table 1 in its order, then the adaptive ones."""
 
 
-def resolve(choice: str | Policy | Engine | PolicyFunction, *, folder: Path | None = None) -> Policy | Engine:
+def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = None) -> Scheduler:
     """Return the policy that a name, a ``module:function`` or a function stands for.
 
     Parameters
     ----------
     choice
-        A name in `POLICIES` or `ENGINES`; ``module:function`` or ``file.py:function``; a `Policy`; or a plain function.
+        A name in `POLICIES` or `ENGINES`; ``module:function`` or ``file.py:function``; a `Policy` or an engine's
+        scheduler; or a plain function.
     folder
         Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
     """
-    if isinstance(choice, Policy | Engine):
+    if isinstance(choice, Scheduler):
         return choice
     if not isinstance(choice, str):
         return _checked(choice, None, None)
@@ -241,5 +286,5 @@ def resolve(choice: str | Policy | Engine | PolicyFunction, *, folder: Path | No
     if ":" not in choice:
         names = [*POLICIES, *ENGINES]
         raise InputError(f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)")
-    found = find(choice, "policy", Policy, folder)
-    return found if isinstance(found, Policy) else policy(found)
+    found = find(choice, "policy", Scheduler, folder)
+    return found if isinstance(found, Scheduler) else policy(found)

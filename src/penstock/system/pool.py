@@ -5,13 +5,10 @@ import dataclasses
 from penstock import checks
 from penstock.errors import InputError
 from penstock.kernel.signatures import SEES_DECODES
-from penstock.system.engines import Engine
 from penstock.system.orders import Order, OrderFunction, resolve_order
-from penstock.system.policies import POLICIES, Policy
 from penstock.system.routing import Router, resolve_router
+from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
-
-_TAKE_ALL = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
 
 MOST_REPLICAS = 65_536
 """Of a pool: so many can a router's coin tell apart."""
@@ -65,9 +62,8 @@ class Pool:
         put(self, "affinity", affinity)
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> Scheduler:
         """The policy of each replica."""
-        assert isinstance(self.server.policy, Policy)
         return self.server.policy
 
     @property
@@ -85,7 +81,7 @@ class Pool:
         if self.policy.sees == SEES_DECODES:
             return False
         lasting = self.order.single_line or self.order.fills or self.order.ranks_stages
-        return lasting or any(self.policy.function is POLICIES[name].function for name in _TAKE_ALL)
+        return lasting or self.policy.phases is not None
 
     def describe(self) -> str:
         """Say in a few words what serves."""
@@ -97,7 +93,7 @@ class Pool:
 
 def _refuse_what_pools_lack(server: Server) -> None:
     """Refuse servers that a pool cannot consist of."""
-    if isinstance(server.policy, Engine):
+    if not server.policy.by_phase:
         raise InputError(
             f"the policy of a pool's server is {server.policy.name}, the scheduler of an engine, which serves single "
             "servers only; take sarathi, which batches much like vllm"

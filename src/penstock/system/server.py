@@ -2,23 +2,21 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
-from penstock.system.engines import Engine
-from penstock.system.gpu import Gpu, KVTokens, has_known_share
+from penstock.system.gpu import Gpu, KVTokens
 from penstock.system.memory import Memory
-from penstock.system.policies import Policy, PolicyFunction, resolve
+from penstock.system.policies import PolicyFunction, resolve
+from penstock.system.scheduler import Holds, Scheduler
 
 Scope = Literal["batch", "running"]
 Convention = Literal["paper", "engine"]
 Order = Literal["fcfs", "priority"]
-
-_VIDURS_CAP = 128  # requests, where no other max batch size is given
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -58,7 +56,7 @@ class Server:
     batch_time: BatchTime
     token_budget: int
     max_batch_size: int | None
-    policy: Policy | Engine
+    policy: Scheduler
     scope: Scope
     convention: Convention
     policy_params: tuple[float, ...]
@@ -71,7 +69,7 @@ class Server:
         batch_time: BatchTime,
         token_budget: int,
         max_batch_size: int | None = None,
-        policy: str | Policy | Engine | PolicyFunction = "sarathi",
+        policy: str | Scheduler | PolicyFunction = "sarathi",
         scope: Scope = "running",
         convention: Convention = "engine",
         policy_params: Sequence[float] | Mapping[str, Any] = (),
@@ -97,22 +95,16 @@ class Server:
             if not isinstance(value, str) or value not in known:
                 raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), known)}")
         chosen = resolve(policy)
-        memory = _memory(memory, kv_blocks, kv_tokens, block_size, usual_block_size(chosen))
+        memory = _memory(memory, kv_blocks, kv_tokens, block_size, chosen.block_size)
         if gpu is not None:
             if not isinstance(gpu, Gpu):
                 raise InputError(f"gpu is {checks.shown(gpu)}; give a Gpu, such as Gpu('Llama-3.1-8B', 80)")
             gpu, memory = _memory_of_gpu(gpu, chosen, token_budget, memory)
         elif memory is not None and memory.estimated:
             memory = dataclasses.replace(memory, estimated=False)
-        if isinstance(chosen, Engine):
-            if not isinstance(policy_params, Sequence) or len(policy_params):
-                chosen = chosen.with_options(policy_params)  # type: ignore[arg-type]
-            if not chosen.has_token_budget and max_batch_size is None:
-                max_batch_size = _VIDURS_CAP
-            _refuse_what_it_does_not(chosen, token_budget, max_batch_size, scope, convention, memory, order)
-        if memory is not None and memory.prefix_caching:
-            _refuse_prefix_caching(chosen, memory)
-        params = _params(chosen, policy_params) if isinstance(chosen, Policy) else []
+        chosen, numbers = chosen.configured(policy_params)
+        if max_batch_size is None:
+            max_batch_size = chosen.usual_slots
         put = object.__setattr__
         put(self, "batch_time", batch_time)
         put(self, "token_budget", token_budget)
@@ -120,18 +112,21 @@ class Server:
         put(self, "policy", chosen)
         put(self, "scope", scope)
         put(self, "convention", convention)
-        put(self, "policy_params", tuple(params))
+        put(self, "policy_params", tuple(numbers))
         put(self, "memory", memory)
         put(self, "order", order)
         put(self, "gpu", gpu)
+        chosen.check(self)
+        if memory is not None and memory.prefix_caching:
+            _refuse_prefix_caching(chosen, memory)
         if self.most_tokens > MOST_TOKENS:
             raise InputError(
-                f"{max_batch_size:,} requests (max_batch_size) of up to {chosen.options['max_tokens']:,} tokens "  # type: ignore[union-attr]
+                f"{max_batch_size:,} requests (max_batch_size) of up to {chosen.reserved_tokens:,} tokens "
                 f"(max_tokens) make batches of {self.most_tokens:,}, above {MOST_TOKENS:,}; lower one of them"
             )
         batch_time.table(self.most_tokens)  # a measured table may not reach so far: say so now
 
-    def with_policy(self, policy: str | Policy | Engine | PolicyFunction) -> "Server":
+    def with_policy(self, policy: str | Scheduler | PolicyFunction) -> "Server":
         """Return the same server under another policy, with that one's own parameters.
 
         A policy that takes the place of an engine whose KV memory is estimated has the same KV memory.
@@ -150,16 +145,26 @@ class Server:
     def scope_warning(self) -> str | None:
         """Why the policy is out of place where the max batch size counts running requests, or None."""
         counts_running = self.scope == "running" and self.max_batch_size is not None
-        if not counts_running or not isinstance(self.policy, Policy) or not self.policy.back_pressure:
+        if not counts_running or not self.policy.back_pressure:
             return None
         return f"{self.policy.name} {STARVES_DECODES}"
 
     @property
     def most_tokens(self) -> int:
         """The most tokens in a batch: the token budget, except for engines that go beyond it."""
-        if isinstance(self.policy, Engine):
-            return self.policy.most_tokens(self.token_budget, self.max_batch_size or self.token_budget)
-        return self.token_budget
+        return self.policy.most_tokens(self.token_budget, self.most_requests)
+
+    @property
+    def most_requests(self) -> int | None:
+        """The max batch size; engines that are given none run as many requests as a batch has tokens."""
+        if self.max_batch_size is None and self.policy.slots_by_budget:
+            return self.token_budget
+        return self.max_batch_size
+
+    @property
+    def by_phase(self) -> bool:
+        """Whether nothing but the two phases decides who is served: no engine's rule, KV memory or priorities."""
+        return self.policy.by_phase and self.memory is None and self.order == "fcfs"
 
     @property
     def limits(self) -> str:
@@ -194,12 +199,12 @@ class Server:
                 f"the weights of {self.gpu.model} leave on {self.gpu.words}{share}. Your engine logs the true "
                 'number at its start ("GPU KV cache size"). Give it as max_total_tokens'
             )
-        if isinstance(self.policy, Engine) and self.memory is None:
+        if self.policy.has_kv_memory and self.memory is None:
             note = (
                 f"KV memory has no limit here, but in {self.policy.name} it has. Give the tokens that your engine logs "
                 'at its start ("GPU KV cache size") as max_total_tokens'
             )
-            if has_known_share(self.policy):
+            if self.policy.gpu_rule is not None:
                 note += ", or model and GPU, such as gpu: {model: Qwen3-32B, memory_gib: 80}"
             return note
         return None
@@ -214,17 +219,25 @@ class Server:
         """Blocks that requests can hold, or None without a limit."""
         if self.memory is None:
             return None
-        return self.policy.usable(self.memory) if isinstance(self.policy, Engine) else self.memory.blocks
+        return self.memory.blocks - self.policy.own_blocks
 
     @property
     def watermark_blocks(self) -> int:
         """Blocks that an admission leaves free."""
         if self.memory is None:
             return 0
-        share = self.memory.watermark
-        if share is None:
-            share = self.policy.watermark if isinstance(self.policy, Engine) else 0.0
+        share = self.policy.watermark if self.memory.watermark is None else self.memory.watermark
         return int(share * self.memory.blocks)
+
+    @property
+    def spare_blocks(self) -> int:
+        """Blocks that even an admission to an empty server leaves free."""
+        return self.watermark_blocks if self.policy.watermark_alone else 0
+
+    @property
+    def holds(self) -> Holds:
+        """For which tokens a running request surely has memory: ``computed``, its ``prefill``, to ``completion``."""
+        return self.policy.holds(self.memory)
 
     def tokens_per_request(self, mean_prompt: float, mean_output: float) -> float:
         """Return the forward tokens that a request costs on average: prompt + output, less one for engines."""
@@ -240,11 +253,6 @@ def _check_batch_time(batch_time: BatchTime) -> None:
             f"batch_time is {checks.shown(batch_time)}, a model of your own that goes by more than the token load, "
             "which the kernel cannot follow; give a Composition"
         )
-
-
-def usual_block_size(policy: Policy | Engine) -> int:
-    """Return the usual tokens of a block."""
-    return policy.block_size if isinstance(policy, Engine) else 16
 
 
 def _memory(
@@ -271,87 +279,28 @@ def _memory(
     return Memory.of_tokens(kv_tokens, block_size) if kv_tokens is not None else memory
 
 
-def _memory_of_gpu(
-    gpu: Gpu, policy: Policy | Engine, token_budget: int, rules: Memory | None
-) -> tuple[Gpu, Memory | None]:
+def _memory_of_gpu(gpu: Gpu, policy: Scheduler, token_budget: int, rules: Memory | None) -> tuple[Gpu, Memory | None]:
     """Return the GPU with the engine that it serves, and the memory that it leaves that one, with the rules given."""
     if rules is not None and not rules.estimated:
         raise InputError(
             f"gpu and a memory of {rules.blocks:,} blocks (memory, kv_blocks or kv_tokens) both say how large KV "
             "memory is; give one of them"
         )
-    engine = policy if isinstance(policy, Engine) and has_known_share(policy) else gpu.engine
+    engine = gpu.engine if policy.gpu_rule is None else policy
     if engine is None:
         return gpu, None
-    size = usual_block_size(engine) if rules is None else rules.block_size
-    if gpu.engine is not None and size == usual_block_size(gpu.engine):
-        size = usual_block_size(engine)  # not one that was chosen
+    size = engine.block_size if rules is None else rules.block_size
+    if gpu.engine is not None and size == gpu.engine.block_size:
+        size = engine.block_size  # not one that was chosen
     tokens = gpu.kv_tokens(engine, token_budget).tokens
     memory = Memory.of_tokens(tokens, size)
     rules = dataclasses.replace(rules or memory, blocks=memory.blocks, block_size=size, estimated=True)
     return dataclasses.replace(gpu, engine=engine), rules
 
 
-def _refuse_what_it_does_not(
-    engine: Engine,
-    token_budget: int,
-    max_batch_size: int | None,
-    scope: str,
-    convention: str,
-    memory: Memory | None,
-    order: str,
-) -> None:
-    """Refuse what an engine cannot be told."""
-    if scope != "running" or convention != "engine":
-        raise InputError(
-            f"scope {scope!r} and convention {convention!r}: {engine.name} counts running requests, and its prefill "
-            "yields the first token; leave both out"
-        )
-    if order not in engine.orders:
-        raise InputError(f"order is {order!r}, but {engine.name} serves in order of arrival; leave it out")
-    slots = max_batch_size or token_budget
-    if engine.name in ("vllm-v0", "tensorrt-llm") and slots > token_budget:
-        raise InputError(
-            f"max_batch_size is {slots:,}, but {engine.name} decodes all that run in one batch of at most "
-            f"{token_budget:,} tokens (token_budget); lower one or raise the other"
-        )
-    if memory is None:
-        return
-    if engine.name == "sglang" and memory.block_size > token_budget:
-        raise InputError(
-            f"block_size is {memory.block_size:,}, but a chunk of sglang is whole blocks within the token budget of "
-            f"{token_budget:,}, so no prompt is ever served; lower the one or raise the other"
-        )
-    if memory.admission is not None:
-        raise InputError(f"admission is {memory.admission!r}, but {engine.name} has its own; leave it out")
-    if memory.watermark is not None and not engine.has_watermark:
-        raise InputError(f"watermark is {memory.watermark:g}, but {engine.name} has none; leave it out")
-    if memory.preemption != "recompute":
-        raise InputError(f"preemption is {memory.preemption!r}, but {engine.name} preempts by recompute; leave it out")
-
-
-def _params(policy: Policy, given: object) -> list[float]:
-    """Return the parameters that a policy was given; refuse those that one of Penstock's would ignore or misread."""
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
-        raise InputError(f"policy_params is {checks.shown(given)}, but {policy.name} takes numbers; give a list")
-    params = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in given]
-    if policy.takes is None:
-        return params
-    wanted = " and ".join(policy.takes) or "no parameters"
-    if len(params) > len(policy.takes):
-        raise InputError(
-            f"policy_params has {len(params)} numbers, but {policy.name} takes {wanted}; leave out the rest"
-        )
-    if min(params, default=0.0) < 0:
-        raise InputError(f"policy_params has {min(params):g}, but {policy.name} takes {wanted}; none is below 0")
-    if policy.name == "pool-controlled" and (0 in params or params != sorted(params)):
-        raise InputError(f"policy_params is {params}, but must be {wanted}, above 0 and not falling; mend them")
-    return params
-
-
-def _refuse_prefix_caching(policy: Policy | Engine, memory: Memory) -> None:
+def _refuse_prefix_caching(policy: Scheduler, memory: Memory) -> None:
     """Refuse to cache prefixes where it is not said how."""
-    if isinstance(policy, Engine) and policy.name != "vllm":
+    if not policy.caches_prefixes:
         raise InputError(
             f"prefix_caching is on, but {policy.name} has no prefix cache here; take vllm, or a policy such as "
             "sarathi, or leave it out"

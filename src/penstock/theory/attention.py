@@ -44,7 +44,6 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.system.batch_time import BatchTime, Composition
-from penstock.system.engines import Engine
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import drawn, outputs_of_prefill, reserves
 from penstock.theory.moments import mean_of, mean_product
@@ -93,8 +92,8 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
         return NONE
     if not isinstance(model, Composition):
         return Attention(0.0, np.inf)
-    if server.memory is not None and isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi":
-        reused = True  # what is left of a prompt broken off becomes output, which costs no attention among itself
+    if server.memory is not None and server.policy.loses_rest_of_prompt:
+        reused = True  # it becomes output, which costs no attention among itself
     shared = 0.0 if reused else model.with_prefill * lengths.mean_prompt / server.most_tokens
     if not isinstance(lengths, Empirical):
         exact = _of_distribution(lengths, server, model, reused)

@@ -46,9 +46,9 @@ def policy_capacity(server: Server, *, prompt: float, output: float) -> float:
         If no capacity is known for the policy, there is a max batch size, or a length cannot be used.
     """
     policy = server.policy
-    if policy.name == "fastertransformer":
+    if policy.phases == "decode-alone":
         return fastertransformer_capacity(server, prompt=prompt, output=output)
-    if policy.name == "vllm-vanilla":
+    if policy.phases == "prefill-alone":
         return vanilla_vllm_capacity(server, prompt=prompt, output=output)
     if policy.work_conserving:
         return work_conserving_capacity(server, prompt=prompt, output=output)

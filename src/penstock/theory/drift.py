@@ -42,9 +42,6 @@ import numpy.typing as npt
 from numba import njit, types
 
 from penstock.kernel.signatures import BATCH_FIELDS, PARAMS, POLICY, PREFILL_FIRST, Limits, Queue
-from penstock.system import policies
-from penstock.system.engines import Engine
-from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside, beside_prefill
 from penstock.workload.pairs import Lengths
@@ -143,7 +140,7 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
     fewest, most
         Shape (token budget + 1,), tokens; ``most`` is -1 where no batch has that token load.
     """
-    if isinstance(server.policy, Engine):
+    if not server.policy.by_phase:
         raise _Unknown(
             f"what {server.policy.name} puts into a batch depends on every single request, which makes more cases than "
             "a proof can go through"
@@ -198,7 +195,7 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
         raise _Unknown(
             f"{server.policy.name} decides also by {', '.join(beyond)}, which the proof does not take into account"
         )
-    known = _of_the_paper(server.policy)
+    known = server.policy.phases is not None
     if not known and (slots is None or server.scope == "batch"):
         raise _Unknown(
             f"queues that {server.policy.name} may see have no limit, so not all can be tried; "
@@ -221,11 +218,6 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
         if known:
             rows[:, 2:] = np.minimum(rows[:, 2:], budget)
     return rows[rows[:, 1] == 0] if never_decodes else rows
-
-
-def _of_the_paper(policy: Policy | Engine) -> bool:
-    four = (policies.fastertransformer, policies.vllm_vanilla, policies.orca, policies.sarathi)
-    return isinstance(policy, Policy) and policy.function in four
 
 
 def _best_share(by_prefill: Floats, by_decode: Floats) -> float:

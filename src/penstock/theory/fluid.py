@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 Phase = Literal["prefill", "decode"]
 Order = Literal["decode-first", "prefill-first"] | Sequence[tuple[int, Phase]]
 
-_ORDERS: dict[str, Order] = {"sarathi": "decode-first", "orca": "prefill-first"}
+_NAMED = ("decode-first", "prefill-first")
 _ROUNDING = 1e-12
 """Loads this close to 1 are 1."""
 
@@ -309,15 +309,15 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
             f"{policy.name} leaves room in batches while requests wait, so the fluid model does not fix how fast it "
             "works (eq:f7); take a work-conserving policy, or simulate"
         )
-    chosen: object = _ORDERS.get(policy.name) if order is None else order
+    chosen: object = policy.phases if order is None else order
     if chosen is None:
         raise InputError(
             f"which phase {policy.name} serves first is not known, and the fluid model fixes the total work only; "
             "give order='decode-first' or 'prefill-first' if it fills its batches so"
         )
     if isinstance(chosen, str):
-        if chosen not in _ORDERS.values():
-            raise InputError(f"order is {checks.shown(chosen)}{nearest(chosen, ('decode-first', 'prefill-first'))}")
+        if chosen not in _NAMED:
+            raise InputError(f"order is {checks.shown(chosen)}{nearest(chosen, _NAMED)}")
         first, second = ("decode", "prefill") if chosen == "decode-first" else ("prefill", "decode")
         chosen = [(j, phase) for phase in (first, second) for j in range(classes)]
     places = {(j, phase): i * classes + j for i, phase in enumerate(("prefill", "decode")) for j in range(classes)}

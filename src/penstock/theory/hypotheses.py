@@ -3,9 +3,7 @@
 import dataclasses
 
 from penstock.errors import InputError
-from penstock.system.engines import Engine
 from penstock.system.memory import Memory
-from penstock.system.policies import POLICIES, Policy
 from penstock.system.server import Server
 from penstock.theory.drift import Drift
 from penstock.theory.kv_blocks import SAMPLE, largest, peak_blocks, reuses, served
@@ -103,11 +101,9 @@ def sampled_attention(asked: Load) -> tuple[Hypothesis, ...]:
 def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are."""
     name, policy = "KV memory never binds", server.policy
-    slots, usable = server.max_batch_size, server.usable_blocks or 0
-    if isinstance(policy, Engine):
-        slots = slots or server.token_budget
-        if not policy.work_conserving:
-            return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")
+    slots, usable = server.most_requests, server.usable_blocks or 0
+    if not policy.admits_what_fits:
+        return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")
     longest = largest(served(workload, server).lengths)
     if slots is None or server.scope == "batch":
         reason = "any number of requests may hold memory; set a max batch size in scope 'running'"
@@ -118,7 +114,7 @@ def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
     else:
         spare = server.watermark_blocks
         most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)  # longer ones are not served
-        kept = max(spare, 1) if policy.name == "vidur-sarathi" else spare  # a block for decodes that need none, too
+        kept = max(spare, policy.blocks_for_decodes)
         held = slots * most + kept <= usable
         beside = f" beside a watermark of {spare:,}" if spare else ""
         reason = (
@@ -139,7 +135,7 @@ def work_conserving(server: Server) -> Hypothesis:
         reason = f"nothing is known of {policy.name}; if it is, say so with @policy(work_conserving=True)"
     else:
         reason = f"{policy.name} leaves room in batches while requests wait"
-    checked = not policy.work_conserving or _proved(policy)
+    checked = not policy.work_conserving or policy.is_proved
     if not checked:
         reason += ", as its author claims; `audit` can refute it"
     return Hypothesis("work-conserving policy", bool(policy.work_conserving), reason, checked)
@@ -181,13 +177,6 @@ def every_batch_drains(asked: Load, drift: Drift) -> Hypothesis:
     held = rate is not None and asked.arrival_rate < rate * (1 - CRITICAL_BAND)
     reason = drift.why if rate is None else f"{drift.why}, and {asked.arrival_rate:.4g} arrive"
     return Hypothesis("every batch under a backlog drains", held, reason)
-
-
-def _proved(policy: Policy | Engine) -> bool:
-    """Whether it is so by definition: of the policies of the paper, and of the rules that Penstock has for engines."""
-    if isinstance(policy, Engine):
-        return True
-    return any(policy.function is known.function and known.work_conserving for known in POLICIES.values())
 
 
 def _known_lengths(lengths: Lengths) -> bool:

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
-from penstock.system.engines import Engine
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
@@ -96,19 +95,12 @@ def outputs_of_prefill(server: Server) -> int:
 
 def reserves(server: Server) -> bool:
     """Return whether a request has, from its admission on, all the memory that it will ever need."""
-    policy = server.policy
-    if isinstance(policy, Engine):
-        kept = policy.options.get("capacity") in ("guaranteed_no_evict", "static_batch")
-        return kept or not policy.has_token_budget
-    return server.memory is not None and server.memory.admission == "completion"
+    return server.holds == "completion"
 
 
 def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> Ints:
     """Return the blocks that requests hold in the end; shape (requests,)."""
-    policy = server.policy
-    tokens = _peak(prompt, output, server)
-    if isinstance(policy, Engine) and not policy.has_token_budget:
-        tokens = np.maximum(tokens, policy.options["max_tokens"])
+    tokens = np.maximum(_peak(prompt, output, server), server.policy.reserved_tokens)
     return -(-tokens // memory.block_size)
 
 
@@ -124,16 +116,15 @@ def largest(lengths: Lengths) -> tuple[Ints, Ints] | None:
 def fits(prompt: Ints, output: Ints, server: Server) -> npt.NDArray[np.bool_]:
     """Return which requests can ever be served; shape (requests,)."""
     policy, memory = server.policy, server.memory
-    engine = policy if isinstance(policy, Engine) else None
     fitting = np.ones(prompt.size, bool)
-    if engine and not engine.has_token_budget:
-        fitting &= prompt + output <= engine.options["max_tokens"]
-    elif engine and not engine.cuts_prompts:
+    if policy.reserved_tokens:
+        fitting &= prompt + output <= policy.reserved_tokens
+    elif not policy.cuts_prompts:
         grows = memory is not None and not reserves(server)  # what is preempted comes back longer
         fitting &= (_peak(prompt, output, server) if grows else prompt) <= server.token_budget
     if memory is not None and server.usable_blocks is not None:
-        spare = 0 if engine and engine.name == "vllm" else server.watermark_blocks
-        fitting &= peak_blocks(prompt, output, server, memory) + spare <= server.usable_blocks
+        needed = peak_blocks(prompt, output, server, memory) + server.spare_blocks
+        fitting &= needed <= server.usable_blocks
     return fitting
 
 
@@ -224,16 +215,15 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
     usable, memory = server.usable_blocks, server.memory
     if usable is not None and memory is not None:
         needed = int(peak_blocks(np.array([prompt]), np.array([output]), server, memory)[0])
-        spare = 0 if server.policy.name == "vllm" else server.watermark_blocks
+        spare = server.spare_blocks
         if needed + spare > usable:
             beside = f" beside a watermark of {spare:,}" if spare else ""
             return f"needs {needed:,} blocks of {memory.block_size:,}{beside}, but the KV memory has {usable:,}"
     policy = server.policy
-    if isinstance(policy, Engine) and not policy.has_token_budget:
-        return f"is more than the {policy.options['max_tokens']:,} (max_tokens) that {policy.name} reserves"
+    if policy.reserved_tokens:
+        return f"is more than the {policy.reserved_tokens:,} (max_tokens) that {policy.name} reserves"
     whole = "prompts whole, with outputs lost by preemption," if memory is not None else "prompts whole,"
-    chunks = {"vllm": "chunked_prefill", "tensorrt-llm": "chunked_context"}.get(policy.name)
-    cut = f" ({chunks}: true would cut them)" if chunks else ""
+    cut = f" ({policy.cut_by}: true would cut them)" if policy.cut_by else ""
     return f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} tokens{cut}"
 
 

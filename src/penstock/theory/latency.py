@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.system.batch_time import BatchTime, Composition
-from penstock.system.engines import Engine
+from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
 from penstock.system.server import Server
 from penstock.theory import mean_field as field
@@ -25,9 +25,6 @@ from penstock.workload.pairs import Lengths
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
-
-DECODE_FIRST_POLICIES = ("sarathi", "vllm")
-"""Policies whose mean field is known."""
 
 HIGHEST_LOAD = 0.95
 """Load of full batches up to which errors are known."""
@@ -275,9 +272,8 @@ def _terms(what: _About, server: Server) -> Floats:
 def _refused(workload: Workload, server: Server) -> str | None:
     """Return why nothing is known, before anything is computed."""
     policy = server.policy
-    chunked = isinstance(policy, Engine) and policy.name == "vllm" and policy.work_conserving  # not so by its options
-    if not (policy is POLICIES["sarathi"] or chunked):
-        names = ", ".join(DECODE_FIRST_POLICIES)
+    if not policy.has_mean_field:
+        names = ", ".join(name for name, known in (POLICIES | ENGINES).items() if known.has_mean_field)
         return f"no mean field is known for the policy {policy.name!r}, only where decodes come first ({names})"
     if server.order != "fcfs":
         return f"order {server.order!r}: the mean field knows prompts in order of arrival only"

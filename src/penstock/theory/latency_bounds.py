@@ -39,8 +39,6 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.system.batch_time import BatchTime, Composition
-from penstock.system.engines import Engine
-from penstock.system.policies import Policy
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
 from penstock.theory.caching import cached
@@ -93,7 +91,7 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     refuse_without_rate("lower_bounds", workload, server)
     work = least(workload, server)
     alike = server  # as far as the requests' own bounds go
-    if isinstance(server.policy, Policy) and server.memory is None:
+    if server.policy.by_phase and server.memory is None:
         alike = Server(server.batch_time, server.token_budget, convention=server.convention)
     own = _requests(work.lengths, alike, reuses(workload, server))
     ttft, e2e = dict(own.ttft), dict(own.e2e)
@@ -104,7 +102,7 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     tbt = _gaps(batches, rate, gaps, others)
     if isinstance(workload.arrivals, Poisson):
         ttft["mean"] += _running(batches, rate * (gaps + others))
-        if isinstance(server.policy, Policy) and server.order == "fcfs" and server.memory is None:
+        if server.by_phase:
             last = float(batches.seconds.min()) if server.convention == "paper" else 0.0
             ttft["mean"] = max(ttft["mean"], _queue(batches, rate, own) + last)
     e2e["mean"] = max(e2e["mean"], ttft["mean"] + gaps * tbt["mean"])
@@ -135,8 +133,7 @@ def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool =
     decodes = output - outputs_of_prefill(server)
     end = first + decodes * shortest[1]
     if isinstance(model, Composition):
-        vidur = isinstance(server.policy, Engine) and server.policy.name == "vidur-sarathi"
-        reused = reused or (vidur and server.memory is not None)
+        reused = reused or (server.policy.loses_rest_of_prompt and server.memory is not None)
         per_piece = model.self_attention + model.per_request
         prefill = np.full_like(tokens, per_piece) if reused else prefill_seconds(tokens, model, budget)[0]
         first = first + model.with_prefill + prefill

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.system.engines import Engine
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside_prefill, refuse_composition
 from penstock.theory.kv_blocks import served
@@ -112,8 +111,7 @@ def load(workload: Workload, server: Server) -> Load:
         )
     linear = server.batch_time.by_tokens
     best, capacity = linear.best_load(server.most_tokens)
-    endless = isinstance(server.policy, Engine) and not server.policy.has_token_budget
-    full = server.most_tokens if endless else server.token_budget
+    full = server.token_budget if server.policy.has_token_budget else server.most_tokens
     work = served(workload, server)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output)
     least, most, sampled = attention(work.lengths, server)

@@ -49,9 +49,7 @@ import numpy.typing as npt
 from scipy import special
 
 from penstock.errors import InputError
-from penstock.system.engines import Engine
 from penstock.system.memory import Memory
-from penstock.system.policies import POLICIES
 from penstock.system.server import Server
 from penstock.theory.attention import attention
 from penstock.theory.kv_blocks import decode_blocks, drawn, peak_blocks, reserves, reuses, served
@@ -268,11 +266,7 @@ def _known_for(workload: Workload, server: Server) -> Memory:
     memory, policy = server.memory, server.policy
     if memory is None:
         raise InputError("the server has no KV memory, so memory limits nothing; give kv_blocks")
-    if isinstance(policy, Engine):
-        decodes_first = bool(policy.work_conserving)
-    else:
-        decodes_first = policy.function is POLICIES["sarathi"].function and memory.admission != "optimistic"
-    if not decodes_first:
+    if not policy.decode_first or memory.admission == "optimistic":
         raise InputError(
             f"what memory carries is estimated for sarathi with admission input or completion, and for vllm and "
             f"tensorrt-llm with chunked prompts, not for {policy.name} as it is here; ask max_rate"

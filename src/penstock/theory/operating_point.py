@@ -144,7 +144,7 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
         region=region(server, prompt=lengths),
         point=(rate * prompt, rate * decode),
         optimum=linear_program(server, (prompt, decode), prompt=lengths),
-        own=sarathi_region(server) if by_load and long_prompts and server.policy.name == "sarathi" else None,
+        own=sarathi_region(server) if by_load and long_prompts and server.policy.phases == "decode-first" else None,
         arrival_rate=asked.arrival_rate,
         bound=bound,
         notes=tuple(notes),

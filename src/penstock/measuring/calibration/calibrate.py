@@ -29,7 +29,7 @@ from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Compositi
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.memory import Memory
 from penstock.system.policies import resolve
-from penstock.system.server import Server, usual_block_size
+from penstock.system.server import Server
 
 METRICS = {
     "ttft": "Time to first token",
@@ -380,7 +380,7 @@ def calibrate(
             places = max(round(values["max_batch_size"]), 1)
         memory = None
         if "kv_tokens" in values:  # one that is tried may be too short for some requests
-            size = usual_block_size(resolve(policy))
+            size = resolve(policy).block_size
             memory = dataclasses.replace(Memory.of_tokens(round(values["kv_tokens"]), size), too_long="drop")
         server = Server(
             _batch_time(known),
@@ -454,7 +454,7 @@ def _with_tokens(server: Server, load: Requests, tokens: float | None) -> Server
     if tokens is None:
         return server
     longest = int((load.prompt_tokens + load.output_tokens).max())
-    size = usual_block_size(server.policy)
+    size = server.policy.block_size
     memory = Memory.of_tokens(max(round(tokens), longest + 2 * size), size)
     return dataclasses.replace(server, memory=memory)
 

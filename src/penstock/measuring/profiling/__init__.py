@@ -55,8 +55,9 @@ def open_engine(
 
             return TorchEngine(shape, token_budget, policy, max_running, longest, device, threads)
         from penstock.measuring.profiling.openvino import OpenVinoEngine
+        from penstock.system.policies import resolve
 
-        if policy != "sarathi":
+        if not resolve(policy).decode_first:
             raise InputError(
                 f"policy {policy!r}: OpenVINO's engine has a scheduler of its own, which does what sarathi does; "
                 "leave --policy out, or take the engine torch"

@@ -8,12 +8,17 @@ import dataclasses
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from penstock import checks
 from penstock.errors import InputError
 from penstock.kernel.signatures import PREFILL_FIRST, SEES_BATCH, Limits, Queue
-from penstock.system.policies import Policy, resolve
+from penstock.system.policies import resolve
+from penstock.system.scheduler import Scheduler
 
 _NO_LIMIT = 2**62
+_NO_PARAMS = np.empty(0)
+_NO_PARAMS.flags.writeable = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,9 +86,9 @@ class Batching:
         If the policy is an engine's scheduler or looks at more.
     """
 
-    def __init__(self, policy: str | Policy, token_budget: int, max_running: int | None = None) -> None:
+    def __init__(self, policy: str | Scheduler, token_budget: int, max_running: int | None = None) -> None:
         chosen = resolve(policy)
-        if not isinstance(chosen, Policy) or chosen.sees != SEES_BATCH:
+        if chosen.sees != SEES_BATCH:
             raise InputError(
                 f"policy {chosen.name!r} is an engine's or looks at more than the next batch, and cannot be timed "
                 "here; take sarathi, orca, vllm-vanilla or fastertransformer"
@@ -121,7 +126,7 @@ class Batching:
         """Form a batch, and take it as done."""
         prompts, tokens = self._in_reach()
         queue = Queue(len(prompts), tokens, len(self._decodes))
-        x, y, first = self.policy(queue, Limits(self.token_budget, self.max_running))
+        x, y, first = self.policy.compiled(queue, Limits(self.token_budget, self.max_running), _NO_PARAMS)
         x, y = min(x, tokens), min(y, queue.decoding)
         if first == PREFILL_FIRST:
             x = min(x, self.token_budget)
@@ -178,7 +183,7 @@ class PolicyDriven:
     _batching: Batching
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> Scheduler:
         """What forms the batches."""
         return self._batching.policy
 

@@ -17,7 +17,7 @@ from penstock.errors import InputError
 from penstock.measuring.profiling.batching import Batch
 from penstock.measuring.profiling.clock import Clock
 from penstock.simulation.run import Progress
-from penstock.system.policies import Policy
+from penstock.system.scheduler import Scheduler
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ class RealEngine(Protocol):
     """Most tokens of a request, prompt and output together."""
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> Scheduler:
         """What forms the batches."""
 
     @property

@@ -17,7 +17,7 @@ from penstock.measuring.profiling.batching import Batch, Batching, PolicyDriven
 from penstock.measuring.profiling.clock import Clock
 from penstock.measuring.profiling.llama import LlamaShape
 from penstock.measuring.profiling.machine import machine
-from penstock.system.policies import Policy
+from penstock.system.scheduler import Scheduler
 
 _INSTALL = "install it with: pip install 'penstock-llm[torch]'"
 _PACKAGES = ("torch", "transformers")
@@ -59,7 +59,7 @@ class TorchEngine(PolicyDriven):
         self,
         shape: LlamaShape,
         token_budget: int,
-        policy: str | Policy = "sarathi",
+        policy: str | Scheduler = "sarathi",
         max_running: int = 64,
         longest: int = 2048,
         device: str = "auto",

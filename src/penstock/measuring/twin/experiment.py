@@ -23,6 +23,7 @@ from penstock.measuring.twin.observed import observed_run
 from penstock.simulation.run import Progress, Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime, Composition, scaled
+from penstock.system.policies import resolve
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.words import METRICS
@@ -89,7 +90,9 @@ class Settings:
         """Return the batches to measure: all kinds that these requests can bring about."""
         prompt, output = self.lengths.sample(np.random.default_rng(self.seed), _SAMPLE)
         share = float((output - 1).sum() / (prompt + output - 1).sum())
-        most = 1.5 * share if policy == "sarathi" else 1.0  # decode first keeps the mix; others can pile decodes up
+        most = 1.0
+        if resolve(policy).decode_first:  # which keeps the mix; others can pile decodes up
+            most = 1.5 * share
         decodes = min(token_budget, int(most * token_budget) + 8)
         return Sweep(token_budget, decodes, int(prompt.max()), int((prompt + output).max()), self.seed)
 

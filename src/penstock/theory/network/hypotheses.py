@@ -8,7 +8,6 @@ import numpy as np
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS
-from penstock.system.policies import POLICIES
 from penstock.theory import hypotheses as conditions
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
 from penstock.theory.network.fluid_classes import FluidClasses
@@ -95,7 +94,7 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
             PoolRules(
                 policy=pool.policy.name,
                 work_conserving=pool.work_conserving,
-                decode_first=pool.policy.function is POLICIES["sarathi"].function,
+                decode_first=pool.policy.decode_first,
                 slots_bind=limit is not None and limit < pool.server.token_budget,
                 order=pool.order.name if named else f"order {name}",
                 ranking=None if priorities is None else tuple(network.stages[stage] for stage in priorities),

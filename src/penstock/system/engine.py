@@ -1,0 +1,202 @@
+"""The scheduler of an engine, in general: its settings, how a server is given it, and what it cannot be told.
+
+The engines themselves are entries in `penstock.system.engines`.
+"""
+
+import abc
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from penstock import checks
+from penstock.errors import InputError, nearest
+from penstock.kernel.signatures import DECODE_FIRST, POLICY_SIGNATURE, SEES_DECODES, Queue
+from penstock.system.memory import Memory
+from penstock.system.own_functions import compiled
+from penstock.system.scheduler import Holds, Options, Scheduler
+
+if TYPE_CHECKING:
+    from penstock.system.server import Server
+
+MOST_TOKENS = 2**22
+
+
+class Option(NamedTuple):
+    """A setting of an engine: its default, what it may be, and what the engine itself calls it."""
+
+    default: Any
+    known: tuple[str, ...] | None = None  # words to choose from
+    low: float = 0
+    high: float = MOST_TOKENS
+    alias: str = ""
+
+
+class Engine(Scheduler, abc.ABC):
+    """The scheduler of an engine: what its entry does not say otherwise.
+
+    Attributes
+    ----------
+    name
+        How tables and messages call it.
+    rule
+        The kernel's number for it.
+    known
+        The settings that it has.
+    options
+        Their values, all of them.
+    """
+
+    known: Mapping[str, Option] = {}
+
+    def __init__(self, options: Options | None = None) -> None:
+        defaults = {key: option.default for key, option in self.known.items()}
+        self.options = defaults if options is None else defaults | _checked(self.name, self.known, options)
+
+    def __repr__(self) -> str:
+        changed = {k: v for k, v in self.options.items() if v != self.known[k].default}
+        return f"Engine({self.name!r}{''.join(f', {k}={v!r}' for k, v in changed.items())})"
+
+    def with_options(self, options: Options) -> Self:
+        """Return the same scheduler with other settings."""
+        return type(self)(options)
+
+    by_phase = False
+    has_kv_memory = True
+    slots_by_budget = True
+    orders: tuple[str, ...] = ("fcfs",)
+    has_watermark = False
+    caches_prefixes = False
+    reads = frozenset(Queue._fields)
+    sees = SEES_DECODES
+    is_proved = True
+
+    @property
+    def work_conserving(self) -> bool:
+        """Whether batches carry what waits up to the token budget and no more, with ample memory and slots."""
+        return False
+
+    @property
+    def has_mean_field(self) -> bool:
+        """Whether its mean field is known."""
+        return False
+
+    @property
+    def compiled(self) -> Any:
+        """What stands in the place of a policy, which the kernel does not ask."""
+        return _never_asked()
+
+    @property
+    def decode_first(self) -> bool:
+        """Whether each batch takes all decodes that fit, then prompts, cut to fill it: those that waste none do."""
+        return self.work_conserving
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a prompt may be spread over batches."""
+        return bool(self.cut_by and self.options[self.cut_by])
+
+    @property
+    def admits_what_fits(self) -> bool:
+        """Whether nobody waits for memory while enough of it is free."""
+        return self.work_conserving
+
+    def holds(self, memory: Memory | None) -> Holds:
+        """Return for which tokens a running request surely has memory."""
+        return "computed"
+
+    def configured(self, params: Any) -> tuple[Self, list[float]]:
+        """Return it with other settings; it is given no numbers."""
+        if isinstance(params, Sequence) and not params:
+            return self, []
+        return self.with_options(params), []
+
+    def settings(self, numbers: tuple[float, ...]) -> dict[str, Any]:
+        """Return its settings by name."""
+        return dict(self.options)
+
+    def check(self, server: "Server") -> None:
+        """Refuse what an engine cannot be told."""
+        scope, convention, slots = server.scope, server.convention, server.most_requests or 0
+        if scope != "running" or convention != "engine":
+            raise InputError(
+                f"scope {scope!r} and convention {convention!r}: {self.name} counts running requests, and its prefill "
+                "yields the first token; leave both out"
+            )
+        if server.order not in self.orders:
+            raise InputError(f"order is {server.order!r}, but {self.name} serves in order of arrival; leave it out")
+        if self.decodes_at_once and slots > server.token_budget:
+            raise InputError(
+                f"max_batch_size is {slots:,}, but {self.name} decodes all that run in one batch of at most "
+                f"{server.token_budget:,} tokens (token_budget); lower one or raise the other"
+            )
+        if server.memory is not None:
+            self._check_memory(server.memory, server.token_budget)
+
+    def _check_memory(self, memory: Memory, token_budget: int) -> None:
+        if self.whole_blocks and memory.block_size > token_budget:
+            raise InputError(
+                f"block_size is {memory.block_size:,}, but a chunk of {self.name} is whole blocks within the token "
+                f"budget of {token_budget:,}, so no prompt is ever served; lower the one or raise the other"
+            )
+        if memory.admission is not None:
+            raise InputError(f"admission is {memory.admission!r}, but {self.name} has its own; leave it out")
+        if memory.watermark is not None and not self.has_watermark:
+            raise InputError(f"watermark is {memory.watermark:g}, but {self.name} has none; leave it out")
+        if memory.preemption != "recompute":
+            raise InputError(
+                f"preemption is {memory.preemption!r}, but {self.name} preempts by recompute; leave it out"
+            )
+
+
+def _nothing(queue, limits, params):  # type: ignore[no-untyped-def]
+    return 0, 0, DECODE_FIRST
+
+
+@functools.cache
+def _never_asked() -> Any:
+    """Return a policy for the argument of the kernel that an engine's rule does not use."""
+    return compiled(_nothing, POLICY_SIGNATURE, "an engine", "its rule is the kernel's")
+
+
+def _checked(name: str, known: Mapping[str, Option], given: Options) -> dict[str, Any]:
+    """Return the settings given, by their own names, once their values are sound."""
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"the policy_params of {name!r} are {checks.shown(given)}, but it has settings with names "
+            f"({', '.join(known) or 'none'}); give a mapping"
+        )
+    aliases = {option.alias: key for key, option in known.items() if option.alias}
+    found: dict[str, Any] = {}
+    for word, value in given.items():
+        text = str(word).replace("-", "_")
+        key = aliases.get(text, text)
+        if key not in known:
+            raise InputError(f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}")
+        if key in found:
+            raise InputError(f"{name}: {key} is given twice; give it once")
+        option = known[key]
+        if option.known is not None:
+            word = value.lower() if isinstance(value, str) else ""  # TensorRT-LLM writes them in capitals
+            if word not in option.known:
+                raise InputError(f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}")
+            found[key] = word
+        elif isinstance(option.default, bool):
+            if not isinstance(value, bool):
+                raise InputError(f"{name}: {key} is {checks.shown(value)}, but must be true or false")
+            found[key] = value
+        elif isinstance(option.default, float):
+            found[key] = checks.number(f"{name}: {key}", value, option.low, option.high, "", "it is a share")
+        else:
+            low, high = int(option.low), int(option.high)
+            found[key] = checks.whole(
+                f"{name}: {key}", value, low, high, "", "it is a number of tokens, requests or steps"
+            )
+    start, least = (
+        found.get(key, known[key].default) if key in known else 0.0
+        for key in ("new_token_ratio", "min_new_token_ratio")
+    )
+    if least > start:
+        raise InputError(
+            f"{name}: min_new_token_ratio is {least:g}, above new_token_ratio, {start:g}, which falls to it; lower it"
+        )
+    return found

@@ -1,0 +1,298 @@
+"""What the rest of Penstock asks of whatever forms batches: a policy, or the scheduler of an engine.
+
+Nobody asks for its name, or of which of the two kinds it is. A fact that a decision depends on stands here, with the
+value that it has for a policy; an engine's entry in `penstock.system.engines` says where it differs.
+"""
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+from penstock.kernel import running
+from penstock.system.memory import Memory
+
+if TYPE_CHECKING:
+    from penstock.system.adaptive import Parameters
+    from penstock.system.server import Server
+
+Options = Mapping[str, Any]
+Phases = Literal["decode-alone", "prefill-alone", "prefill-first", "decode-first"]
+Holds = Literal["computed", "prefill", "completion"]
+
+
+class GpuBytes(NamedTuple):
+    """One GPU, in bytes: its memory, the weights on it, what else is needed; and the limits that matter to it."""
+
+    memory: float
+    weights: float
+    overhead: float
+    token_budget: int
+    tensor_parallel: int
+
+
+class GpuRule(NamedTuple):
+    """How an engine divides the memory of a GPU.
+
+    Attributes
+    ----------
+    option
+        What the engine calls the share of the memory that it uses.
+    share
+        That share, unless told otherwise; None: it follows from the GPU.
+    left
+        ``(GPU, share) -> bytes`` that are left for keys and values.
+    """
+
+    option: str
+    share: float | None
+    left: Callable[[GpuBytes, float | None], float]
+
+
+class LimitRule(NamedTuple):
+    """How an engine chooses its limits.
+
+    Attributes
+    ----------
+    limits
+        ``(GiB of a GPU, whether it is an A100, whether offline) -> (token budget, max batch size)``; the latter is None
+        where it sets none.
+    usual_slots
+        The max batch size, in words; empty where it sets none.
+    """
+
+    limits: Callable[[float, bool, bool], tuple[int, int | None]]
+    usual_slots: str = ""
+
+
+class Program(NamedTuple):
+    """How an engine is started: its image, its port, and what it calls the limits of a server.
+
+    Attributes
+    ----------
+    title
+        How it spells its name.
+    image, port
+        For Kubernetes.
+    command
+        What stands before the weights.
+    tensor_parallel, token_budget, max_batch_size, block_size
+        Its options.
+    by_arrival, by_priority
+        Options for an order of the queue.
+    flags, environment, notes
+        What its scheduler's settings become: options, variables, and sentences for the user.
+    other
+        What is said of a scheduler that it does not have.
+    beside_other
+        Options that bring it nearer to such a one.
+    capped
+        Whether it always has a max batch size, which the token budget bounds.
+    plugin
+        The option by which it runs policies of Penstock (`penstock.vllm_plugin`); empty: it runs none.
+    """
+
+    title: str
+    image: str
+    port: int
+    command: tuple[str, ...]
+    tensor_parallel: str
+    token_budget: str
+    max_batch_size: str
+    block_size: str
+    flags: Callable[[Options], list[str]]
+    other: str
+    by_arrival: tuple[str, ...] = ()
+    by_priority: tuple[str, ...] = ()
+    environment: Callable[[Options], dict[str, str]] = lambda _: {}
+    notes: Callable[[Options], list[str]] = lambda _: []
+    beside_other: tuple[str, ...] = ()
+    capped: bool = False
+    plugin: str = ""
+
+
+class Scheduler(abc.ABC):
+    """What forms batches.
+
+    Attributes
+    ----------
+    name
+        How tables and messages call it.
+    options
+        Its settings that have names.
+    rule
+        The kernel's number for it.
+    by_phase
+        Whether it says how many tokens each phase gets, and the requests of a phase are served in order.
+    phases
+        Which phase is served alone while it has work, or first, by a rule of the paper's Table 1; None: by another.
+    own_budget
+        Whether it chooses the budget of each batch, up to the token budget.
+    back_pressure
+        Whether it weighs prefill against decode by what waits in each, as `penstock.system.adaptive.maxweight` does.
+    has_token_budget
+        Whether its batches are cut to the token budget.
+    decodes_beyond
+        Whether all that run decode in one batch, even beyond the token budget.
+    decodes_at_once
+        Whether all that run decode in one batch, so that no more may run than the token budget.
+    slots_by_budget
+        Whether no more requests run than the token budget, without a max batch size too.
+    usual_slots
+        The max batch size where none is given; None: no limit.
+    orders
+        Orders of the queue that it knows.
+    has_kv_memory
+        Whether it comes with KV memory that ends, so that a server without a limit is not what it is.
+    block_size
+        Tokens in a block of KV memory, unless told otherwise.
+    own_blocks
+        Blocks that no request ever gets.
+    whole_blocks
+        Whether it cuts prompts to whole blocks.
+    has_watermark, watermark
+        Whether its admissions leave blocks free, and which share of all, unless told otherwise.
+    watermark_alone
+        Whether they do where nobody runs, too.
+    blocks_for_decodes
+        Blocks that they leave free at least.
+    loses_rest_of_prompt
+        Whether the prompt of a preempted request comes back as long as it got, and the rest of it as output.
+    caches_prefixes
+        Whether prompts that begin alike may share blocks.
+    cut_by
+        The setting that says whether prompts are cut; empty: none does.
+    limit_rule
+        How it chooses token budget and max batch size by itself; None: it wants to be told, or it is not known.
+    gpu_rule
+        How it divides the memory of a GPU; None: not known.
+    program
+        How it is started; None: not known.
+    """
+
+    name: str
+    options: Options = {}  # noqa: RUF012 - nobody changes it
+    rule: int = running.SEAM
+    by_phase: bool = True
+    phases: Phases | None = None
+    own_budget: bool = False
+    back_pressure: bool = False
+
+    has_token_budget: bool = True
+    decodes_beyond: bool = False
+    decodes_at_once: bool = False
+    slots_by_budget: bool = False
+    usual_slots: int | None = None
+    orders: tuple[str, ...] = ("fcfs", "priority")
+
+    has_kv_memory: bool = False
+    block_size: int = 16
+    own_blocks: int = 0
+    whole_blocks: bool = False
+    has_watermark: bool = True
+    watermark: float = 0.0
+    watermark_alone: bool = True
+    blocks_for_decodes: int = 0
+    loses_rest_of_prompt: bool = False
+    caches_prefixes: bool = True
+    cut_by: str = ""
+
+    limit_rule: LimitRule | None = None
+    gpu_rule: GpuRule | None = None
+    program: Program | None = None
+
+    parameters: "Parameters | None" = None
+
+    @property
+    @abc.abstractmethod
+    def reads(self) -> frozenset[str]:
+        """The fields of `Queue` that it may look at."""
+
+    @property
+    @abc.abstractmethod
+    def sees(self) -> int:
+        """What it looks at, as the kernel's option: decides how many equal batches may be one step."""
+
+    @property
+    @abc.abstractmethod
+    def compiled(self) -> Any:
+        """The function of the seam that the kernel is given."""
+
+    @property
+    def work_conserving(self) -> bool | None:
+        """Whether batches carry what waits up to the token budget, with ample memory and slots; None: not known."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def is_proved(self) -> bool:
+        """Whether what it says of work conservation is so by definition, and not its author's claim."""
+
+    @property
+    def decode_first(self) -> bool:
+        """Whether each batch takes all decodes that fit, then prompts, cut to fill it."""
+        return self.phases == "decode-first"
+
+    @property
+    def has_mean_field(self) -> bool:
+        """Whether its mean field is known (`penstock.theory.latency`)."""
+        return self.decode_first
+
+    @property
+    def hosts_policies(self) -> bool:
+        """Whether policies of Penstock can run inside it (`penstock.vllm_plugin`)."""
+        return self.program is not None and bool(self.program.plugin)
+
+    @property
+    def keeps_queues(self) -> bool:
+        """Whether long queues may be normal under it: it looks at them."""
+        return False
+
+    @property
+    def admits_what_fits(self) -> bool:
+        """Whether nobody waits for memory while enough of it is free."""
+        return True
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a prompt may be spread over batches."""
+        return True
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Tokens that every request has memory for, and may not exceed; 0: each has what it needs."""
+        return 0
+
+    @property
+    def kernel_options(self) -> Mapping[int, int]:
+        """What the kernel's rule is told of the settings."""
+        return {}
+
+    @property
+    def kernel_numbers(self) -> tuple[float, ...]:
+        """Numbers that the kernel's rule computes with, the first of which is one that it changes."""
+        return (0.0,)
+
+    @abc.abstractmethod
+    def configured(self, params: Any) -> tuple[Self, list[float]]:
+        """Return it with the ``policy_params`` of a server, and the numbers that the kernel's seam is given of them."""
+
+    @abc.abstractmethod
+    def settings(self, numbers: tuple[float, ...]) -> Any:
+        """Return what a server's ``policy_params`` are, given the numbers among them."""
+
+    def check(self, server: "Server") -> None:  # noqa: B027 - a policy takes any server
+        """Refuse what it cannot be told."""
+
+    def holds(self, memory: Memory | None) -> Holds:
+        """Return for which tokens a running request surely has memory: ``computed``, its ``prefill``, to its end."""
+        if memory is None or memory.admission == "optimistic":
+            return "computed"
+        return "completion" if memory.admission == "completion" else "prefill"
+
+    def most_tokens(self, token_budget: int, most_requests: int | None) -> int:
+        """Return the most tokens that a batch may come to."""
+        if most_requests is None:
+            return token_budget
+        if not self.has_token_budget:
+            return most_requests * self.reserved_tokens
+        return max(token_budget, most_requests) if self.decodes_beyond else token_budget
