@@ -1,4 +1,4 @@
-"""Laws that every scheduler of an engine obeys, with memory and without; a new one joins `SCHEDULERS`."""
+"""Laws that every scheduler of an engine obeys, with memory and without; a new one in `ENGINES` joins by itself."""
 
 import dataclasses
 import importlib.util
@@ -19,24 +19,31 @@ from penstock.workload.lengths import Geometric, Uniform
 from penstock.workload.workload import Workload
 
 STEPS = PiecewiseConstant(c=0.01, a=0.03, b0=16)
-SCHEDULERS = [
-    ("vllm", {}),
-    ("vllm", {"chunked_prefill": False}),
-    ("vllm", {"long_prefill_threshold": 5}),
-    ("vllm-v0", {}),
-    ("sglang", {}),
-    ("sglang", {"mixed_chunk": True}),
-    ("sglang", {"new_token_ratio": 0.0, "min_new_token_ratio": 0.0}),  # makes no room for outputs to come
-    *(
-        ("tensorrt-llm", {"capacity": capacity, "chunked_context": chunked})
+MORE_SETTINGS = {
+    "vllm": [{"chunked_prefill": False}, {"long_prefill_threshold": 5}],
+    "sglang": [
+        {"mixed_chunk": True},
+        {"new_token_ratio": 0.0, "min_new_token_ratio": 0.0},  # makes no room for outputs to come
+    ],
+    "tensorrt-llm": [
+        {"capacity": capacity, "chunked_context": chunked}
         for capacity in ("guaranteed_no_evict", "max_utilization", "static_batch")
         for chunked in (False, True)
-    ),
-    ("vidur-sarathi", {}),
-    ("vidur-vllm", {}),
-    ("vidur-orca", {"max_tokens": 64}),
-    ("vidur-fastertransformer", {"max_tokens": 64}),
-]
+    ][1:],
+}
+SCHEDULERS = [(name, {"max_tokens": 64} if engine.reserved_tokens else {}) for name, engine in ENGINES.items()]
+SCHEDULERS += [(name, settings) for name, more in MORE_SETTINGS.items() for settings in more]
+MIXES = {
+    "vllm": True,
+    "vllm-v0": False,
+    "sglang": "mixed_chunk",
+    "tensorrt-llm": True,
+    "vidur-fastertransformer": False,
+    "vidur-orca": True,
+    "vidur-vllm": False,
+    "vidur-sarathi": True,
+}
+"""Whether prefill and decode share batches in the engine itself, or the setting that says so."""
 TIGHT = Memory(40, 4)  # two requests of the longest fit, or a handful of usual ones
 HOW = {
     "drained": {"rate": 6.0, "requests": 200, "drain": True},
@@ -135,17 +142,11 @@ class TestEveryRun:
     def test_prefill_and_decode_share_no_batch_where_the_engine_keeps_them_apart(self, run):
         mixed = (run.batch_rows[:, 2:4] > 0).all(axis=1)
         policy = run.server.policy
-        apart = policy.name in ("vllm-v0", "vidur-vllm", "vidur-fastertransformer")
-        apart |= policy.name == "sglang" and not policy.options["mixed_chunk"]
-        assert mixed.any() != apart
+        mixes = MIXES.get(policy.name, mixed.any())
+        assert mixed.any() == policy.options.get(mixes, mixes)
 
     def test_what_reserves_memory_to_completion_preempts_nobody(self, run):
-        policy = run.server.policy
-        reserves = not policy.has_token_budget or policy.options.get("capacity", "max") not in (
-            "max",
-            "max_utilization",
-        )
-        if run.server.memory is None or reserves:
+        if run.server.memory is None or run.server.holds == "completion":
             assert run.preemptions == 0
 
 
@@ -166,7 +167,7 @@ def test_the_same_run_twice_is_the_same_run_and_compression_changes_nothing(sche
 
 @every_scheduler
 def test_memory_that_cannot_bind_changes_nothing(scheduler):
-    tokens = 1 if scheduler[0] == "sglang" else 4  # it cuts prompts to whole blocks
+    tokens = 1 if ENGINES[scheduler[0]].whole_blocks else 4  # some cut prompts to whole blocks
     ample, none = (
         simulate(workload(40.0), server(scheduler, memory), requests=200, record="batches")
         for memory in (Memory(10_000, tokens), None)
@@ -183,7 +184,8 @@ def test_tight_memory_preempts_under_every_scheduler_that_does_not_reserve_it():
         for scheduler in SCHEDULERS
         if simulate(workload(40.0), server(scheduler, TIGHT), requests=200).preemptions
     }
-    assert preempted == set(ENGINES) - {"vidur-orca", "vidur-fastertransformer"}
+    assert preempted == {scheduler[0] for scheduler in SCHEDULERS if server(scheduler, TIGHT).holds != "completion"}
+    assert preempted >= {"vllm", "vllm-v0", "sglang", "tensorrt-llm", "vidur-vllm", "vidur-sarathi"}
 
 
 # ---------------------------------------------------------------- work conservation

@@ -28,6 +28,9 @@ from penstock.workload.workload import Workload
 PUBLISHED = {"fastertransformer": "grows", "vllm-vanilla": "grows", "orca": "grows", "sarathi": "bounded"}
 """What Section 6.2 shows of each policy at the smaller budget."""
 
+WATCHED = "sarathi"
+"""The policy whose batches are looked at, and whose backlog grows too at the larger budget."""
+
 MIXED = (29, 99)
 """Prefill and decode tokens of the batches by which Sarathi-Serve holds vertex C."""
 
@@ -94,9 +97,9 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         for name in settings.policies
         if name in PUBLISHED
     ]
-    claims.append(_mixed(workload, server.with_policy("sarathi"), until))
-    wide = large, "sarathi"
-    claims.append(_grows(f"sarathi at {large:,} tokens", "grows", backlogs[wide], reasons[wide]))
+    claims.append(_mixed(workload, server.with_policy(WATCHED), until))
+    wide = large, WATCHED
+    claims.append(_grows(f"{WATCHED} at {large:,} tokens", "grows", backlogs[wide], reasons[wide]))
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), _rows(backlogs, settings.scopes),
         _charts(backlogs, settings, (small, large)),
@@ -119,9 +122,9 @@ def _run(asked: Asked, item: Item) -> Reproduction:
 def _checked_until(settings: _Settings, scenario: Scenario) -> float:
     """Return the seconds to simulate, once all that is asked can show whether a backlog grows."""
     workload, server, until = scenario.workload, scenario.server, scenario.until
-    if until is None or not settings.scopes or "sarathi" not in settings.policies:
+    if until is None or not settings.scopes or WATCHED not in settings.policies:
         raise InputError(
-            "fig-kmax watches sarathi and other policies for so many simulated seconds in one or two scopes; give "
+            f"fig-kmax watches {WATCHED} and other policies for so many simulated seconds in one or two scopes; give "
             "`simulate: {until: 20000}`, `scopes: [batch]`, and sarathi among the policies"
         )
     if _random(workload):
@@ -209,7 +212,7 @@ def _charts(
     small = budgets[0]
     halves = (
         (f"All policies, token budget {small:,}", "Policy", {name: (small, name) for name in settings.policies}),
-        ("Sarathi-Serve by token budget", "Token budget", {f"{budget:,}": (budget, "sarathi") for budget in budgets}),
+        ("Sarathi-Serve by token budget", "Token budget", {f"{budget:,}": (budget, WATCHED) for budget in budgets}),
     )
     drawings: dict[str, Any] = {}
     for title, legend, lines in halves:

@@ -28,6 +28,9 @@ ENGINES: dict[str, type[Server]] = {
 }
 """Schedulers by name; every other name is looked up among the seam policies."""
 
+CACHING: dict[str, type[Server]] = {"vllm": PrefixCachingVllmV1}
+"""Those that cache prefixes, where they do."""
+
 
 @dataclass(frozen=True)
 class History:
@@ -207,11 +210,12 @@ def make_server(engine: str | Policy, limits: Limits, options: Mapping[str, obje
         return seam(engine, limits, options, POLICIES[engine])
     if engine not in ENGINES:
         raise InputError(f"there is no engine {engine!r}{nearest(engine, [*ENGINES, *POLICIES])}")
-    if prefix_caching and engine != "vllm":
+    if prefix_caching and engine not in CACHING:
         raise InputError(
             f"hash_ids are given, but {engine!r} caches no prefixes here; leave them out, or take vllm or a policy"
         )
-    return (PrefixCachingVllmV1 if prefix_caching else ENGINES[engine])(engine, limits, options)
+    table = CACHING if prefix_caching else ENGINES
+    return table[engine](engine, limits, options)
 
 
 def arrivals(
