@@ -14,9 +14,9 @@ from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime
 from penstock.system.engines import ENGINES
 from penstock.system.memory import Memory
+from penstock.system.policies import resolve
 
 OF_THE_PAPER = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
-WITHOUT_WATERMARK = ("sglang", "tensorrt-llm", "vidur-orca", "vidur-fastertransformer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,20 +156,20 @@ def draw(rng, policy):
     output = rng.integers(1, rng.choice([1, 2, 5, 40]) + 1, n)
     longest = int((prompt + output).max())
     settings = draw_settings(rng, policy, longest)
+    scheduler, _ = resolve(policy).configured(settings if engine else [])
     budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
-    cuts = settings.get("chunked_prefill", True) and settings.get("chunked_context", policy != "tensorrt-llm")
-    if policy in ("vllm-v0", "vidur-vllm") or not cuts:
+    if scheduler.has_token_budget and not scheduler.cuts_prompts:
         budget += longest
-    within = budget if policy in ("vllm-v0", "tensorrt-llm") else 6  # the others may have more slots than budget
+    within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
     slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
     block_size = int(rng.choice([1, 2, 4, 16]))
-    if policy == "sglang":
+    if scheduler.whole_blocks:
         budget = max(budget, block_size)
-    watermark = float(rng.choice([0.0, 0.0, 0.1])) if policy not in WITHOUT_WATERMARK else None
+    watermark = float(rng.choice([0.0, 0.0, 0.1])) if scheduler.has_watermark else None
     blocks = None
     if rng.random() < 0.85:
         reserved = settings.get("max_tokens", longest)
-        least = -(-reserved // block_size) + (policy == "vllm")
+        least = -(-reserved // block_size) + scheduler.own_blocks
         blocks = int(least * rng.choice([1.0, 1.3, 2.0, 4.0]))
         while blocks - int((watermark or 0) * blocks) < least:
             blocks += 1
@@ -190,7 +190,7 @@ def draw(rng, policy):
         admission=None if engine or blocks is None else str(rng.choice(["input", "completion", "optimistic"])),
         preemption="swap" if swaps else "recompute",
         swap_ticks=int(rng.integers(0, 3)) if swaps else 0,
-        order="priority" if rng.random() < 0.4 and (not engine or policy == "vllm") else "fcfs",
+        order="priority" if rng.random() < 0.4 and "priority" in scheduler.orders else "fcfs",
         scope="running" if engine or rng.random() < 0.5 else "batch",
         convention="engine" if engine or rng.random() < 0.5 else "paper",
         settings=tuple(settings.items()),
@@ -241,7 +241,7 @@ def test_the_kernel_equals_the_plain_python_event_for_event(policy: str) -> None
         system = draw(rng, policy)
         assert_same(system, record=("requests", "batches", "allocations")[i % 3], compress=bool(i % 4))
         preemptions += system.kernel().preemptions
-    assert preemptions or policy in ("vidur-orca", "vidur-fastertransformer")  # these reserve what they will need
+    assert preemptions or resolve(policy).reserved_tokens  # these reserve what they will need
 
 
 @pytest.mark.parametrize("policy", ["vllm", *OF_THE_PAPER])
