@@ -2,7 +2,8 @@
 
 from .auditing.audit import Audit, audit
 from .capacity.max_rate import MaxRate, max_rate
-from .capacity.recommend import Recommendation, recommend
+from .capacity.recommend import recommend
+from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
 from .checking.drift_test import Stability, verdict
 from .checking.flood_test import NetworkStability, network_verdict

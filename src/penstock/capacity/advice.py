@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.words import METRICS, counted, digits
 
 if TYPE_CHECKING:
-    from penstock.capacity.recommend import Candidate
+    from penstock.capacity.recommendation import Candidate
     from penstock.checking.answer import TargetAnswer
 
 _WORTH_A_WORD = 0.05

@@ -2,24 +2,16 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple, get_args
 
 from penstock import checks
 from penstock.capacity import advice
-from penstock.capacity.candidates import (
-    FROM_SIMPLE_TO_SUBTLE,
-    SAFE,
-    Pruned,
-    candidates,
-)
-from penstock.capacity.max_rate import MaxRate, max_rate
-from penstock.checking import intervals
-from penstock.checking.answer import ROWS_UP_TO, Answer, TargetAnswer, check, judged
+from penstock.capacity.candidates import FROM_SIMPLE_TO_SUBTLE, SAFE, Pruned, candidates
+from penstock.capacity.choosing import ROOM, choose, slower
+from penstock.capacity.max_rate import max_rate
+from penstock.capacity.recommendation import WORDS, WORSE, WORTH, Candidate, Objective, Recommendation, Step, gains_of
+from penstock.checking.answer import ROWS_UP_TO, check, judged
 from penstock.checking.drift_test import Outcome, verdict
-from penstock.checking.latency import BATCHES
 from penstock.checking.targets import Target
 from penstock.errors import InputError, nearest
 from penstock.simulation.run import Progress
@@ -30,268 +22,17 @@ from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import served
 from penstock.theory.memory import memory_estimate
 from penstock.theory.operating_point import operating_point
-from penstock.words import METRICS, digits
+from penstock.words import METRICS
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
-
-Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
 
 REQUESTS = 20_000
 """Arrivals simulated for latency, unless told otherwise."""
 
-WORTH = 0.02
-"""Share of a mean latency below which a difference is no reason to change anything."""
-
-_ROOM = 0.05  # of the stable rate: candidates that are as fast and carry less are no ties
 _SAME_SHARE = 0.001  # of the requests that are served
 _AMPLE = 16  # times the memory
 _SLOTS_FEWER = (0.75, 0.5, 0.35, 0.25, 0.18, 0.125)  # of those that may run
-_CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
 _SLOTS_STEP = 4  # one more slot for so many
-_WORDS = {"stable_rate": "a stable rate"} | {metric: f"a mean {metric[:-2].upper()}" for metric in METRICS}
-_WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
 _BETTER = {"stable_rate": "higher"} | dict.fromkeys(METRICS, "lower")
-
-
-class Step(NamedTuple):
-    """A larger max batch size, the rate above which no policy is stable with it, and what share more that is."""
-
-    max_batch_size: int
-    bound: float
-    gain: float
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Candidate:
-    """A policy at a token budget, and what was found of it.
-
-    Attributes
-    ----------
-    server
-        The current server but for these two.
-    found
-        Its highest stable rate.
-    answer
-        Verdict and latency at the workload's own rate; the requests are the same for every candidate.
-    shown
-        The workload's rate if the test said stable there, else 0. A policy that keeps long queues on purpose may leave
-        the test undecided at a lower one.
-    targets
-        The targets given, judged.
-    """
-
-    server: Server
-    found: MaxRate
-    answer: Answer
-    shown: float = 0.0
-    targets: tuple[TargetAnswer, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Policy and token budget."""
-        return f"{self.server.policy.name} at {self.server.token_budget:,}"
-
-    @property
-    def stable_rate(self) -> float:
-        """Highest rate found stable, or certified by a theorem that the test does not contradict, requests/s."""
-        certified = 0.0 if self.found.disagreement else self.found.certificate.certified_rate
-        return max(self.found.rate, self.shown, certified or 0.0)
-
-    @property
-    def above(self) -> float:
-        """Rate at which, or a little above which, it is no longer stable, requests/s."""
-        return max(self.found.above, self.stable_rate)
-
-    @property
-    def missed(self) -> bool:
-        """Whether a target is not known to be met."""
-        return any(target.judgement != "met" for target in self.targets)
-
-    @property
-    def overshoot(self) -> float:
-        """Largest of the target's latencies over their limits; infinite where one is not known."""
-        return max(map(_overshoot, self.targets), default=0.0)
-
-    def mean(self, metric: str) -> float | None:
-        """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is none."""
-        return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
-
-    def choice(self) -> dict[str, Any]:
-        """Return what to set: policy, token budget, and the parameters given to the policy."""
-        server = self.server
-        params = server.policy.settings(server.policy_params)
-        return {"policy": server.policy.name, "token_budget": server.token_budget, "policy_params": params}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        steady = self.answer.latency.as_dict() if self.answer.latency else {"latency": None, "intervals": None}
-        return self.choice() | {
-            "stable_rate": self.stable_rate,
-            "above": self.above,
-            "bound": self.found.bound,
-            "verdict": self.answer.verdict,
-            "latency": steady["latency"],
-            "latency_interval": steady["intervals"],
-            "refused": self.answer.latency_refused,
-            "targets": {str(target): judgement for target, _, judgement in self.targets},
-        }
-
-
-def _overshoot(answer: TargetAnswer) -> float:
-    """Return a target's latency over its limit; infinite where it is not known."""
-    if answer.estimate is None or answer.estimate.value is None:
-        return np.inf
-    return answer.estimate.value / answer.target.limit_s
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Recommendation:
-    """What to use, and what it was chosen from.
-
-    Attributes
-    ----------
-    rate
-        Requests/s that arrive.
-    objective
-        What decided: ``stable-rate``, or a mean latency.
-    candidates
-        What was simulated, the current server first, then from simple to subtle.
-    recommended
-        One of them.
-    pruned
-        What theory ruled out before.
-    bound
-        Requests/s that no policy exceeds at any of the token budgets looked at.
-    binding
-        The limits that hold the recommended server back: ``token budget``, ``max batch size``, ``batch time`` (only
-        faster batches help), ``KV memory``.
-    step
-        What a larger max batch size would bring, where it binds.
-    warnings
-        What the user should know besides.
-    with_plugin
-        What a policy that is not vLLM's own would bring inside it, through `penstock.vllm_plugin`; a sentence, or None
-        where none is better.
-    overload
-        That no setting that was tried carries the load; a sentence, or None where one does.
-    trade
-        What carries clearly more at no higher latency, where nothing is to change, and its price; a sentence, or None.
-    """
-
-    rate: float
-    objective: Objective
-    candidates: tuple[Candidate, ...]
-    recommended: Candidate
-    pruned: tuple[Pruned, ...]
-    bound: float
-    binding: tuple[str, ...]
-    step: Step | None
-    warnings: tuple[str, ...]
-    with_plugin: str | None = None
-    overload: str | None = None
-    trade: str | None = None
-
-    @property
-    def current(self) -> Candidate:
-        """What serves now."""
-        return self.candidates[0]
-
-    @property
-    def change(self) -> bool:
-        """Whether there is something to change."""
-        return self.recommended is not self.current
-
-    @property
-    def only_with_plugin(self) -> tuple[str, ...]:
-        """Policies that were tried or ruled out and that vLLM runs with the plugin only."""
-        if not self.current.server.policy.hosts_policies:
-            return ()
-        names = dict.fromkeys([c.server.policy.name for c in self.candidates] + [p.policy for p in self.pruned])
-        del names[self.current.server.policy.name]
-        return tuple(names)
-
-    @property
-    def gains(self) -> dict[str, float | None]:
-        """Share by which the stable rate rises, and by which each mean latency falls; None where one is refused."""
-        return _gains(self.current, self.recommended)
-
-    @property
-    def reason(self) -> str:
-        """One sentence: what decided, the price, and what holds the recommended server back."""
-        new, old = self.recommended, self.current
-        carries = f"{new.stable_rate:,.4g} requests/s, {new.stable_rate / self.bound:.0%} of the bound on any policy"
-        targets = " and ".join(str(target) for target, _, _ in new.targets)
-        if new.missed:
-            why = f"{self._nearest(targets)}, and carries {carries}"
-        elif targets and self.change:
-            why = f"{new.name} meets {targets} and carries {carries}"
-        elif not self.change:
-            done = "carries more" if self.objective == "stable-rate" else f"has a lower mean {self.objective.upper()}"
-            why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
-        elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
-            share = self.rate / old.stable_rate
-            why = f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
-            why += f"; {new.name} carries {carries}"
-        elif self.objective == "stable-rate":
-            why = f"{old.name} carries {old.stable_rate:,.4g} requests/s, {new.name} {carries}"
-        else:
-            metric = f"{self.objective}_s"
-            before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
-            change = f"{digits(after)} s instead of {digits(before)} s"
-            why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
-        losses = {name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH}
-        price = [f"{_WORDS[name]} {loss:.0%} {_WORSE[name]}" for name, loss in losses.items()]
-        if price:
-            why += f"; the price is {' and '.join(price)}"
-        if self.binding == ("batch time",):
-            return f"{why}; what holds it back is the speed of its batches: no limit that you set, only faster hardware"
-        return f"{why}; what holds it back is the {' and the '.join(self.binding)}"
-
-    def next_step(self, file: str) -> str | None:
-        """Return what to do about targets that are not met, for the scenario of that file; None where all are."""
-        return advice.next_step(self.recommended.targets, self.recommended.answer.run.arrived, file)
-
-    def _nearest(self, targets: str) -> str:
-        """Say how near the recommended server comes to targets that nothing is known to meet."""
-        new = self.recommended
-        if all(target.estimate is None for candidate in self.candidates for target in candidate.targets):
-            return f"no candidate has a steady state, so no target can be met; {new.name} is the best of them"
-        nearest = ""
-        if 1 < new.overshoot < np.inf:
-            limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
-            assert found is not None
-            name = f"{limit.metric[:-2]}_{limit.statistic}"
-            nearest = f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit {limit.limit_s:g} s)"
-        elif new.overshoot <= 1:
-            nearest = "lies within the limit, but the run is too short to be sure"
-        else:
-            nearest = "is the best of them, but its latency cannot be estimated"
-        return f"nothing that was tried is known to meet {targets}; {new.name} {nearest}"
-
-    @property
-    def _sentences(self) -> list[str]:
-        """What is said beside the reason."""
-        return [said for said in (self.overload, self.trade) if said]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form of ``recommend``."""
-        return {
-            "current": self.current.as_dict(),
-            "recommended": self.recommended.choice(),
-            "change": self.change,
-            "reason": self.reason,
-            "objective": self.objective,
-            "rate": self.rate,
-            "candidates": [candidate.as_dict() for candidate in self.candidates],
-            "pruned": [pruned._asdict() for pruned in self.pruned],
-            "bound": self.bound,
-            "binding": list(self.binding),
-            "gains": self.gains,
-            "larger_max_batch_size": self.step._asdict() if self.step else None,
-            "with_plugin": self.with_plugin,
-            "warnings": [*self._sentences, *self.current.answer.front, *self.warnings],
-        }
 
 
 def recommend(
@@ -341,55 +82,55 @@ def recommend(
     InputError
         If a value cannot be used, or the current server cannot serve the workload.
     """
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        raise InputError(
-            f"recommend takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
-        )
-    if objective is not None and objective not in get_args(Objective):
-        raise InputError(f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}")
+    _check_kinds(workload, server, objective)
     if requests is None:
         requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
     limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
     if policies is None:
         policies = _usual_policies(server)
+    most_stable = objective == "stable-rate"
     gaps = objective == "tbt" or any(limit.metric == "tbt_s" for limit in limits)
-    tried = candidates(workload, server, policies, most_stable=objective == "stable-rate", short_gaps=gaps)
-    report = progress or (lambda share: None)
-    study = _Study(workload, requests, precision, alpha, objective == "stable-rate", limits)
-    found: list[Candidate] = []
-    pruned = list(tried.pruned)
-    for done, each in enumerate(sorted(tried.servers, key=lambda s: s.token_budget != server.token_budget)):
+    tried = candidates(workload, server, policies, most_stable=most_stable, short_gaps=gaps)
 
-        def part(share: float, done: int = done) -> None:
-            report((done + share) / len(tried.servers))
+    # 1. What theory cannot rule out is simulated.
+    study = _Study(workload, requests, precision, alpha, most_stable, limits)
+    measured, pruned = study.measure_all(tried.servers, server, progress or (lambda share: None))
 
-        try:
-            measured = study.measure(each, found, part)
-        except InputError as error:
-            if not found:
-                raise
-            measured = str(error)
-        if isinstance(measured, Candidate):
-            found.append(measured)
-        else:
-            pruned.append(Pruned(each.policy.name, each.token_budget, measured))
-    found.sort(key=lambda candidate: tried.servers.index(candidate.server))  # from simple to subtle again
-    own = found
-    if not server.policy.by_phase:  # an engine has no policy of a few numbers by itself
-        own = [candidate for candidate in found if not candidate.server.policy.by_phase]
-    decided, chosen = _choose(own, workload.rate, objective)
+    # 2. The best of those that the server can be set to; an engine has no policy of a few numbers by itself.
+    own = measured
+    if not server.policy.by_phase:
+        own = [candidate for candidate in measured if not candidate.server.policy.by_phase]
+    decided, chosen = choose(own, workload.rate, objective)
+
+    # 3. What holds it back, and what is worth knowing besides.
     binding = study.binding(chosen)
-    step = _step(workload, chosen.server) if "max batch size" in binding else None
-    bound = max(tried.bound, chosen.found.bound)
-    warnings = _warnings(workload, found, chosen)
+    warnings = _warnings(workload, measured, chosen)
     if "KV memory" in binding:
         warnings = (*_fewer_at_once(workload, chosen), *warnings)
     return Recommendation(
-        workload.rate, decided, tuple(found), chosen, tuple(pruned), bound, binding, step, warnings,
-        _with_plugin(found, chosen, decided, workload.rate), advice.overload(own, workload.rate),
-        _trade(own, chosen, decided),
-    )  # fmt: skip
+        rate=workload.rate,
+        objective=decided,
+        candidates=tuple(measured),
+        recommended=chosen,
+        pruned=(*tried.pruned, *pruned),
+        bound=max(tried.bound, chosen.found.bound),
+        binding=binding,
+        step=_step(workload, chosen.server) if "max batch size" in binding else None,
+        warnings=warnings,
+        with_plugin=_with_plugin(measured, chosen, decided, workload.rate),
+        overload=advice.overload(own, workload.rate),
+        trade=_trade(own, chosen, decided),
+    )
+
+
+def _check_kinds(workload: Workload, server: Server, objective: Objective | None) -> None:
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"recommend takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
+    if objective is not None and objective not in get_args(Objective):
+        raise InputError(f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}")
 
 
 def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> str | None:
@@ -398,7 +139,7 @@ def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> s
         return None
     metric = f"{decided}_s"
     stable = [c for c in own[1:] if c.answer.verdict == "stable" and c.mean(metric) is not None]
-    return advice.trade(chosen, [c for c in stable if not _slower(c, chosen, metric)], metric)
+    return advice.trade(chosen, [c for c in stable if not slower(c, chosen, metric)], metric)
 
 
 def _usual_policies(server: Server) -> Sequence[str]:
@@ -416,23 +157,14 @@ def _with_plugin(found: Sequence[Candidate], chosen: Candidate, decided: Objecti
     if not found[0].server.policy.hosts_policies:
         return None
     others = [c for c in found if c is chosen or c.server.policy.by_phase]
-    _, best = _choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
+    _, best = choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
     if best is chosen:
         return None
-    gains = {name: gain for name, gain in _gains(chosen, best).items() if gain is not None and abs(gain) > WORTH}
-    better = [f"{_WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0]
-    worse = [f"{_WORDS[name]} {-gain:.0%} {_WORSE[name]}" for name, gain in gains.items() if gain < 0]
+    gains = {name: gain for name, gain in gains_of(chosen, best).items() if gain is not None and abs(gain) > WORTH}
+    better = [f"{WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0]
+    worse = [f"{WORDS[name]} {-gain:.0%} {WORSE[name]}" for name, gain in gains.items() if gain < 0]
     price = f", at the price of {' and '.join(worse)}" if worse else ""
     return f"{best.name} has {' and '.join(better) or 'no gain'} than {chosen.name}{price}"
-
-
-def _gains(old: Candidate, new: Candidate) -> dict[str, float | None]:
-    """Return the share by which the stable rate rises, and by which each mean latency falls."""
-    gains: dict[str, float | None] = {"stable_rate": new.stable_rate / old.stable_rate - 1}
-    for metric in METRICS:
-        before, after = old.mean(metric), new.mean(metric)
-        gains[metric] = None if not before or after is None else 1 - after / before
-    return gains
 
 
 class _Study(NamedTuple):
@@ -444,6 +176,33 @@ class _Study(NamedTuple):
     alpha: float
     most_stable: bool
     targets: tuple[Target, ...]
+
+    def measure_all(
+        self, servers: Sequence[Server], current: Server, progress: Progress
+    ) -> tuple[list[Candidate], list[Pruned]]:
+        """Return what was found of each server, from simple to subtle, and what was ruled out on the way.
+
+        Those with the current token budget come first: what they carry is what others must beat.
+        """
+        measured: list[Candidate] = []
+        pruned = []
+        for done, server in enumerate(sorted(servers, key=lambda s: s.token_budget != current.token_budget)):
+
+            def part(share: float, done: int = done) -> None:
+                progress((done + share) / len(servers))
+
+            try:
+                candidate = self.measure(server, measured, part)
+            except InputError as error:
+                if not measured:
+                    raise
+                candidate = str(error)
+            if isinstance(candidate, Candidate):
+                measured.append(candidate)
+            else:
+                pruned.append(Pruned(server.policy.name, server.token_budget, candidate))
+        measured.sort(key=lambda candidate: servers.index(candidate.server))
+        return measured, pruned
 
     def measure(self, server: Server, found: Sequence[Candidate], progress: Progress) -> Candidate | str:
         """Return what was found of a server, or why it is behind the others, as one test shows."""
@@ -490,72 +249,6 @@ class _Study(NamedTuple):
         return operating_point(self.workload, server).without_estimate
 
 
-def _choose(found: Sequence[Candidate], rate: float, objective: Objective | None) -> tuple[Objective, Candidate]:
-    """Return what decides, and the best candidate: the first of those that are as good."""
-    stable = [c for c in found if c.answer.verdict == "stable"] or list(found)
-    safe = [c for c in stable if rate <= SAFE * c.stable_rate and c.answer.latency]
-    if found[0].targets:
-        stable = _meeting(safe, stable)
-        safe = [c for c in safe if c in stable]
-    decided: Objective = objective or ("e2e" if safe else "stable-rate")
-    if decided == "stable-rate":
-        most = max(c.stable_rate for c in stable)
-        stable = [c for c in stable if c.above >= most]
-    metric = "e2e_s" if decided == "stable-rate" else f"{decided}_s"
-    likely = stable if decided == "stable-rate" or not safe else safe
-    known = [c for c in likely if c.mean(metric) is not None]
-    if not known:
-        return decided, likely[0]
-    best = min(known, key=lambda c: c.mean(metric) or 0.0)
-    current = found[0]
-    alike = [c for c in known if not _slower(c, best, metric)]
-    if current in alike:
-        return decided, current
-    if current in known:
-        alike = [c for c in alike if _slower(current, c, metric)] or [best]
-    most = max(c.stable_rate for c in alike)
-    return decided, next(c for c in alike if c.stable_rate >= (1 - _ROOM) * most)
-
-
-def _meeting(safe: Sequence[Candidate], stable: Sequence[Candidate]) -> list[Candidate]:
-    """Return those that meet the targets, of the safe ones if there are any, else the one that comes nearest."""
-    met = [c for c in safe if not c.missed] or [c for c in stable if not c.missed]
-    return met or [min(stable, key=lambda c: c.overshoot)]
-
-
-def _slower(one: Candidate, other: Candidate, metric: str) -> bool:
-    """Return whether a mean latency of one is above that of the other, beyond the noise and worth a change."""
-    if one is other:
-        return False
-    mean = other.mean(metric)
-    sums, counts = _differences(one, other, metric)
-    if mean is None or sums.size < BATCHES or not counts.sum():
-        return False
-    low, _ = intervals.ratio_interval(sums, counts, _CONFIDENCE)
-    difference = float(sums.sum() / counts.sum()) * one.answer.run.tick_s
-    return low > 0 and difference > WORTH * mean
-
-
-def _differences(one: Candidate, other: Candidate, metric: str) -> tuple[Floats, Floats]:
-    """Return by how many ticks one took longer than the other for the same samples, and the samples, in batches."""
-    a, b = one.answer.run.rows, other.answer.run.rows
-    assert a is not None
-    assert b is not None
-    warm = max(c.answer.latency.warmup_requests for c in (one, other) if c.answer.latency)
-    both = np.flatnonzero((a.finish >= 0) & (b.finish >= 0))
-    both = both[both >= warm]
-    both = both[both.size % BATCHES :]
-    if metric == "ttft_s":
-        longer = a.first_token[both] - b.first_token[both]
-    elif metric == "e2e_s":
-        longer = a.finish[both] - b.finish[both]
-    else:  # gaps between the tokens of a request add up to the time from its first token to its finish
-        longer = (a.finish - a.first_token)[both] - (b.finish - b.first_token)[both]
-    counts = a.output_tokens[both] - 1 if metric == "tbt_s" else np.ones(both.size)
-    shape = (BATCHES, -1)
-    return longer.reshape(shape).sum(axis=1).astype(float), counts.reshape(shape).sum(axis=1).astype(float)
-
-
 def _step(workload: Workload, server: Server) -> Step | None:
     """Return what a quarter more slots would bring, by theory."""
     slots = server.max_batch_size
@@ -578,7 +271,7 @@ def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
         except InputError:
             return []
     rate, fewer = best
-    if rate < (1 + _ROOM) * chosen.stable_rate:
+    if rate < (1 + ROOM) * chosen.stable_rate:
         return []
     return [
         f"with a max batch size of {fewer:,} in place of {slots:,} it would carry about {rate:,.4g} requests/s (an "

@@ -9,7 +9,7 @@ from penstock.words import METRICS, seconds, sentence
 
 if TYPE_CHECKING:
     from penstock.capacity.max_rate import MaxRate
-    from penstock.capacity.recommend import Candidate, Recommendation
+    from penstock.capacity.recommendation import Candidate, Recommendation
     from penstock.scenario.scenario import Scenario
     from penstock.theory.operating_point import OperatingPoint
 

@@ -1,0 +1,270 @@
+"""What was found of each candidate, and which of them is recommended."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from penstock.capacity import advice
+from penstock.capacity.candidates import SAFE, Pruned
+from penstock.capacity.max_rate import MaxRate
+from penstock.checking.answer import Answer, TargetAnswer
+from penstock.system.server import Server
+from penstock.words import METRICS, digits
+
+Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
+
+WORTH = 0.02
+"""Share of a mean latency below which a difference is no reason to change anything."""
+
+WORDS = {"stable_rate": "a stable rate"} | {metric: f"a mean {metric[:-2].upper()}" for metric in METRICS}
+WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
+
+
+class Step(NamedTuple):
+    """A larger max batch size, the rate above which no policy is stable with it, and what share more that is."""
+
+    max_batch_size: int
+    bound: float
+    gain: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A policy at a token budget, and what was found of it.
+
+    Attributes
+    ----------
+    server
+        The current server but for these two.
+    found
+        Its highest stable rate.
+    answer
+        Verdict and latency at the workload's own rate; the requests are the same for every candidate.
+    shown
+        The workload's rate if the test said stable there, else 0. A policy that keeps long queues on purpose may leave
+        the test undecided at a lower one.
+    targets
+        The targets given, judged.
+    """
+
+    server: Server
+    found: MaxRate
+    answer: Answer
+    shown: float = 0.0
+    targets: tuple[TargetAnswer, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Policy and token budget."""
+        return f"{self.server.policy.name} at {self.server.token_budget:,}"
+
+    @property
+    def stable_rate(self) -> float:
+        """Highest rate found stable, or certified by a theorem that the test does not contradict, requests/s."""
+        certified = 0.0 if self.found.disagreement else self.found.certificate.certified_rate
+        return max(self.found.rate, self.shown, certified or 0.0)
+
+    @property
+    def above(self) -> float:
+        """Rate at which, or a little above which, it is no longer stable, requests/s."""
+        return max(self.found.above, self.stable_rate)
+
+    @property
+    def missed(self) -> bool:
+        """Whether a target is not known to be met."""
+        return any(target.judgement != "met" for target in self.targets)
+
+    @property
+    def overshoot(self) -> float:
+        """Largest of the target's latencies over their limits; infinite where one is not known."""
+        return max(map(_overshoot, self.targets), default=0.0)
+
+    def mean(self, metric: str) -> float | None:
+        """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is none."""
+        return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
+
+    def choice(self) -> dict[str, Any]:
+        """Return what to set: policy, token budget, and the parameters given to the policy."""
+        server = self.server
+        params = server.policy.settings(server.policy_params)
+        return {"policy": server.policy.name, "token_budget": server.token_budget, "policy_params": params}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        steady = self.answer.latency.as_dict() if self.answer.latency else {"latency": None, "intervals": None}
+        return self.choice() | {
+            "stable_rate": self.stable_rate,
+            "above": self.above,
+            "bound": self.found.bound,
+            "verdict": self.answer.verdict,
+            "latency": steady["latency"],
+            "latency_interval": steady["intervals"],
+            "refused": self.answer.latency_refused,
+            "targets": {str(target): judgement for target, _, judgement in self.targets},
+        }
+
+
+def _overshoot(answer: TargetAnswer) -> float:
+    """Return a target's latency over its limit; infinite where it is not known."""
+    if answer.estimate is None or answer.estimate.value is None:
+        return np.inf
+    return answer.estimate.value / answer.target.limit_s
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recommendation:
+    """What to use, and what it was chosen from.
+
+    Attributes
+    ----------
+    rate
+        Requests/s that arrive.
+    objective
+        What decided: ``stable-rate``, or a mean latency.
+    candidates
+        What was simulated, the current server first, then from simple to subtle.
+    recommended
+        One of them.
+    pruned
+        What theory ruled out before.
+    bound
+        Requests/s that no policy exceeds at any of the token budgets looked at.
+    binding
+        The limits that hold the recommended server back: ``token budget``, ``max batch size``, ``batch time`` (only
+        faster batches help), ``KV memory``.
+    step
+        What a larger max batch size would bring, where it binds.
+    warnings
+        What the user should know besides.
+    with_plugin
+        What a policy that is not vLLM's own would bring inside it, through `penstock.vllm_plugin`; a sentence, or None
+        where none is better.
+    overload
+        That no setting that was tried carries the load; a sentence, or None where one does.
+    trade
+        What carries clearly more at no higher latency, where nothing is to change, and its price; a sentence, or None.
+    """
+
+    rate: float
+    objective: Objective
+    candidates: tuple[Candidate, ...]
+    recommended: Candidate
+    pruned: tuple[Pruned, ...]
+    bound: float
+    binding: tuple[str, ...]
+    step: Step | None
+    warnings: tuple[str, ...]
+    with_plugin: str | None = None
+    overload: str | None = None
+    trade: str | None = None
+
+    @property
+    def current(self) -> Candidate:
+        """What serves now."""
+        return self.candidates[0]
+
+    @property
+    def change(self) -> bool:
+        """Whether there is something to change."""
+        return self.recommended is not self.current
+
+    @property
+    def only_with_plugin(self) -> tuple[str, ...]:
+        """Policies that were tried or ruled out and that vLLM runs with the plugin only."""
+        if not self.current.server.policy.hosts_policies:
+            return ()
+        names = dict.fromkeys([c.server.policy.name for c in self.candidates] + [p.policy for p in self.pruned])
+        del names[self.current.server.policy.name]
+        return tuple(names)
+
+    @property
+    def gains(self) -> dict[str, float | None]:
+        """Share by which the stable rate rises, and by which each mean latency falls; None where one is refused."""
+        return gains_of(self.current, self.recommended)
+
+    @property
+    def reason(self) -> str:
+        """One sentence: what decided, the price, and what holds the recommended server back."""
+        new, old = self.recommended, self.current
+        carries = f"{new.stable_rate:,.4g} requests/s, {new.stable_rate / self.bound:.0%} of the bound on any policy"
+        targets = " and ".join(str(target) for target, _, _ in new.targets)
+        if new.missed:
+            why = f"{self._nearest(targets)}, and carries {carries}"
+        elif targets and self.change:
+            why = f"{new.name} meets {targets} and carries {carries}"
+        elif not self.change:
+            done = "carries more" if self.objective == "stable-rate" else f"has a lower mean {self.objective.upper()}"
+            why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
+        elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
+            share = self.rate / old.stable_rate
+            why = f"{self.rate:,.4g} requests/s arrive, {share:.0%} of what {old.name} carries"
+            why += f"; {new.name} carries {carries}"
+        elif self.objective == "stable-rate":
+            why = f"{old.name} carries {old.stable_rate:,.4g} requests/s, {new.name} {carries}"
+        else:
+            metric = f"{self.objective}_s"
+            before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
+            change = f"{digits(after)} s instead of {digits(before)} s"
+            why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
+        losses = {name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH}
+        price = [f"{WORDS[name]} {loss:.0%} {WORSE[name]}" for name, loss in losses.items()]
+        if price:
+            why += f"; the price is {' and '.join(price)}"
+        if self.binding == ("batch time",):
+            return f"{why}; what holds it back is the speed of its batches: no limit that you set, only faster hardware"
+        return f"{why}; what holds it back is the {' and the '.join(self.binding)}"
+
+    def next_step(self, file: str) -> str | None:
+        """Return what to do about targets that are not met, for the scenario of that file; None where all are."""
+        return advice.next_step(self.recommended.targets, self.recommended.answer.run.arrived, file)
+
+    def _nearest(self, targets: str) -> str:
+        """Say how near the recommended server comes to targets that nothing is known to meet."""
+        new = self.recommended
+        if all(target.estimate is None for candidate in self.candidates for target in candidate.targets):
+            return f"no candidate has a steady state, so no target can be met; {new.name} is the best of them"
+        nearest = ""
+        if 1 < new.overshoot < np.inf:
+            limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
+            assert found is not None
+            name = f"{limit.metric[:-2]}_{limit.statistic}"
+            nearest = f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit {limit.limit_s:g} s)"
+        elif new.overshoot <= 1:
+            nearest = "lies within the limit, but the run is too short to be sure"
+        else:
+            nearest = "is the best of them, but its latency cannot be estimated"
+        return f"nothing that was tried is known to meet {targets}; {new.name} {nearest}"
+
+    @property
+    def _sentences(self) -> list[str]:
+        """What is said beside the reason."""
+        return [said for said in (self.overload, self.trade) if said]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form of ``recommend``."""
+        return {
+            "current": self.current.as_dict(),
+            "recommended": self.recommended.choice(),
+            "change": self.change,
+            "reason": self.reason,
+            "objective": self.objective,
+            "rate": self.rate,
+            "candidates": [candidate.as_dict() for candidate in self.candidates],
+            "pruned": [pruned._asdict() for pruned in self.pruned],
+            "bound": self.bound,
+            "binding": list(self.binding),
+            "gains": self.gains,
+            "larger_max_batch_size": self.step._asdict() if self.step else None,
+            "with_plugin": self.with_plugin,
+            "warnings": [*self._sentences, *self.current.answer.front, *self.warnings],
+        }
+
+
+def gains_of(old: Candidate, new: Candidate) -> dict[str, float | None]:
+    """Return the share by which the stable rate rises, and by which each mean latency falls."""
+    gains: dict[str, float | None] = {"stable_rate": new.stable_rate / old.stable_rate - 1}
+    for metric in METRICS:
+        before, after = old.mean(metric), new.mean(metric)
+        gains[metric] = None if not before or after is None else 1 - after / before
+    return gains
