@@ -9,7 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.checking import report_network
-from penstock.checking.network_answer import NetworkAnswer, check_network
+from penstock.checking.answer import check
+from penstock.checking.network_answer import NetworkAnswer
 from penstock.scenario.network import NetworkScenario, read_network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -54,7 +55,7 @@ class Page(html.parser.HTMLParser):
 
 def answered(name: str, folder: Path, jobs: int) -> tuple[NetworkScenario, NetworkAnswer, Page]:
     scenario = read_network(EXAMPLES / f"{name}.yaml")
-    answer = check_network(scenario.network, jobs=jobs, seed=0)
+    answer = check(scenario.network, jobs=jobs, seed=0)
     path = folder / "new" / f"{name}.html"
     report_network.report_network(path, scenario, answer)
     return scenario, answer, Page(path.read_text())
@@ -191,7 +192,7 @@ def test_recorded_jobs_are_reported_without_a_test(tmp_path: Path) -> None:
     arrivals = ps.Workload.from_arrays([0.0, 1.0, 2.0], [100, 200, 300], [10, 20, 30])
     server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
     network = ps.Network.single(arrivals, server)
-    answer = check_network(network)
+    answer = check(network)
     path = tmp_path / "page.html"
     report_network.report_network(path, NetworkScenario("recorded", network, None, None, tmp_path), answer)
     page = Page(path.read_text())

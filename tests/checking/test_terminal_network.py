@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.checking.network_answer import POOLS_IN_WORDS, NetworkAnswer, check_network
+from penstock.checking.answer import check
+from penstock.checking.network_answer import POOLS_IN_WORDS, NetworkAnswer
 from penstock.checking.orders import compare_orders
 from penstock.checking.terminal_network import print_network, print_orders
 from penstock.scenario.network import NetworkScenario, build_network, read_network
@@ -56,7 +57,7 @@ LONG = {
 def answered(request: pytest.FixtureRequest) -> tuple[NetworkScenario, NetworkAnswer]:
     name = request.param
     scenario = build_network(LONG, Path()) if name == "long names" else read_network(EXAMPLES / f"{name}.yaml")
-    return scenario, check_network(scenario.network, jobs=600, resolution=0.1)
+    return scenario, check(scenario.network, jobs=600, resolution=0.1)
 
 
 def in_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int) -> Callable[..., str]:
@@ -133,7 +134,7 @@ def test_every_number_printed_of_pools_stages_and_workflows_is_that_of_the_answe
 
 def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     scenario = read_network(EXAMPLES / "rybko_stolyar.yaml")
-    found = check_network(scenario.network, jobs=200)
+    found = check(scenario.network, jobs=200)
     virtual = found.certificate.virtual_station
     assert virtual is not None
     said = " ".join(in_words(capsys, monkeypatch, 80)(print_network, scenario, found).split())
@@ -181,7 +182,7 @@ def test_a_contradiction_is_shouted(capsys, monkeypatch) -> None:  # type: ignor
     server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 1024, policy=lazy)
     network = ps.Network.single(ps.Workload.poisson(12.0, 129, 112), server)
     scenario = NetworkScenario("lazy", network, 300, None, Path())
-    said = in_words(capsys, monkeypatch, 80)(print_network, scenario, check_network(network, jobs=300))
+    said = in_words(capsys, monkeypatch, 80)(print_network, scenario, check(network, jobs=300))
     assert " CONTRADICTION  multi-class theorem says stable, but the test says unstable" in " ".join(said.split("\n"))
 
 
@@ -189,5 +190,5 @@ def test_what_is_not_tested_is_said(capsys, monkeypatch) -> None:  # type: ignor
     recorded = ps.Workload.from_arrays(list(range(300)), [100] * 300, [20] * 300)
     network = ps.Network.single(recorded, ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512))
     scenario = NetworkScenario("recorded", network, None, None, Path())
-    said = in_words(capsys, monkeypatch, 80)(print_network, scenario, check_network(network))
+    said = in_words(capsys, monkeypatch, 80)(print_network, scenario, check(network))
     assert "NOT TESTED: all jobs are recorded" in said

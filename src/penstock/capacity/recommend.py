@@ -20,12 +20,13 @@ from penstock.capacity.candidates import (
 from penstock.capacity.max_rate import MaxRate, max_rate
 from penstock.checking import intervals
 from penstock.checking.answer import ROWS_UP_TO, Answer, TargetAnswer, check, judged
-from penstock.checking.drift_test import Outcome, verdict
-from penstock.checking.latency import BATCHES
+from penstock.checking.batches import BATCHES
 from penstock.checking.targets import Target
+from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress, part_of
 from penstock.system.engines import Engine
+from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.theory.kv_blocks import served
@@ -341,10 +342,7 @@ def recommend(
     InputError
         If a value cannot be used, or the current server cannot serve the workload.
     """
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        raise InputError(
-            f"recommend takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
-        )
+    refuse_all_but_a_server("recommend", workload, server)
     if objective is not None and objective not in get_args(Objective):
         raise InputError(f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}")
     if requests is None:
@@ -355,15 +353,11 @@ def recommend(
         policies = _usual_policies(server)
     gaps = objective == "tbt" or any(limit.metric == "tbt_s" for limit in limits)
     tried = candidates(workload, server, policies, most_stable=objective == "stable-rate", short_gaps=gaps)
-    report = progress or (lambda share: None)
     study = _Study(workload, requests, precision, alpha, objective == "stable-rate", limits)
     found: list[Candidate] = []
     pruned = list(tried.pruned)
     for done, each in enumerate(sorted(tried.servers, key=lambda s: s.token_budget != server.token_budget)):
-
-        def part(share: float, done: int = done) -> None:
-            report((done + share) / len(tried.servers))
-
+        part = part_of(progress, done / len(tried.servers), (done + 1) / len(tried.servers))
         try:
             measured = study.measure(each, found, part)
         except InputError as error:
@@ -454,11 +448,11 @@ class _Study(NamedTuple):
             return f"it drops {1 - kept:.1%} of the requests, which never fit; more than now"
         answer = check(
             self.workload, server, requests=self.requests, alpha=self.alpha, estimate_memory=False,
-            progress=lambda share: progress(share / 2),
+            progress=part_of(progress, 0.0, 0.5),
         )  # fmt: skip
         rates = max_rate(
             self.workload, server, precision=self.precision, alpha=self.alpha, seed=self.workload.seed,
-            progress=lambda share: progress((1 + share) / 2),
+            progress=part_of(progress, 0.5, 1.0),
         )  # fmt: skip
         shown = self.workload.rate if answer.stability.verdict == "stable" else 0.0
         targets = tuple(judged(target, answer.latency) for target in self.targets)

@@ -6,9 +6,10 @@ import numpy as np
 
 from penstock.checking import figures_network as plotting_network
 from penstock.checking import graph as plotting_graph
+from penstock.checking.batches import Statistics
 from penstock.checking.flood_test import NetworkStability
 from penstock.checking.graph_layout import network_ways, pool_cycles
-from penstock.checking.network_answer import ANOTHER_ORDER, POOLS_IN_WORDS, NetworkAnswer, Statistics
+from penstock.checking.network_answer import ANOTHER_ORDER, POOLS_IN_WORDS, NetworkAnswer
 from penstock.checking.report import with_interval
 from penstock.scenario.network import NetworkScenario
 from penstock.show import page

@@ -13,7 +13,7 @@ from penstock.show.terminal import facts, make_console, print_contradiction, pri
 from penstock.words import digits, seconds
 
 if TYPE_CHECKING:
-    from penstock.checking.latency_network import Statistics
+    from penstock.checking.batches import Statistics
     from penstock.checking.network_answer import NetworkAnswer
     from penstock.checking.targets import Estimate
     from penstock.scenario.network import NetworkScenario
