@@ -19,6 +19,7 @@ from penstock.checking.figures_network import (
 )
 from penstock.checking.graph import CYCLE, CYCLE_DASH, DARK, LOADS, PLAIN, load_in_words, network_graph, pool_loads
 from penstock.checking.graph_layout import BAR, HEADER, HEIGHT, STUB, Layout, network_layout, network_ways, pool_cycles
+from penstock.checking.verdict import verdict
 from penstock.scenario.network import read_network
 from penstock.show import charts
 from penstock.simulation.simulate import simulate
@@ -394,7 +395,7 @@ def test_classes_to_be_drawn_against_each_other_can_be_named_and_must_be_known()
 
 @pytest.fixture(scope="module")
 def stability() -> flood_test.NetworkStability:
-    return flood_test.flood_test(chain(), 0.3)
+    return verdict(chain(), resolution=0.3)
 
 
 def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: flood_test.NetworkStability) -> None:

@@ -214,27 +214,15 @@ class Stability:
 
 
 def drift_test(
-    workload: Workload,
-    server: Server,
-    alpha: float,
-    resolution: float,
-    most_arrivals: int | None = None,
-    progress: Progress | None = None,
+    workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None, progress: Progress
 ) -> Stability:
-    """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed to test with.
-
-    Raises
-    ------
-    InputError
-        If the workload has no rate, nearly none of its requests fits, or the policy forms an empty batch.
-    """
+    """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed to test with."""
     test = _Test.of(workload, server, alpha, resolution, most_arrivals)
     starts: tuple[Start, ...] = ("prefill",)
     if test.decodes > 0:
         starts = ("prefill", "mixed", "decode")
-    watches = [functools.partial(test.watch, start) for start in starts]
-    outcome, seen = up_to_unstable(watches, progress)
-    return Stability(outcome, alpha, resolution, seen)
+    outcome, watches = up_to_unstable([functools.partial(test.watch, start) for start in starts], progress)
+    return Stability(outcome, alpha, resolution, watches)
 
 
 @dataclasses.dataclass(frozen=True)

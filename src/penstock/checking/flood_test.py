@@ -139,19 +139,9 @@ class NetworkStability:
 
 
 def flood_test(
-    network: Network,
-    resolution: float,
-    seed: int = 0,
-    most_jobs: int | None = None,
-    progress: Progress | None = None,
+    network: Network, resolution: float, seed: int, most_jobs: int | None, progress: Progress
 ) -> NetworkStability:
-    """Flood each stage of a network in turn: see `penstock.verdict`.
-
-    Raises
-    ------
-    InputError
-        If the jobs are recorded and come to an end.
-    """
+    """Flood each stage of a network in turn: see `penstock.verdict`."""
     if network.ends:
         raise InputError("the jobs are recorded and come to an end, so nothing can grow for ever; give them a rate")
     model = network.model()

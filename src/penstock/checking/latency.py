@@ -26,7 +26,7 @@ from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.kernel.server import NEVER
 from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.run import TICK_S, Distribution, Rows, Run, checked_tick
+from penstock.simulation.run import TICK_S, Distribution, Rows, Run, checked_tick, recorded
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.session_server import Window
 from penstock.simulation.simulate import length_of_run, windows
@@ -225,9 +225,8 @@ def steady_state(
 ) -> SteadyState:
     """Estimate the latency of the steady state from one run.
 
-    The methods are those of `penstock.checking.intervals`, on requests in order of arrival. The warm-up is the
-    longer of those found in TTFT and E2E. Requests from the first unfinished one on are left out, since behind it
-    only the quick ones have finished. Intervals of a recording are for the recording gone on with.
+    The methods are those of `penstock.checking.intervals`, on requests in order of arrival up to the first unfinished
+    one. The warm-up is the longer of those found in TTFT and E2E. Intervals of a recording are for it gone on with.
 
     Parameters
     ----------
@@ -254,9 +253,7 @@ def steady_state(
     confidence = checked_confidence(confidence)
     if rho is not None:
         rho = checks.number("rho", rho, 0.0, 1e9, "", "it is the rate over the rate that can be carried")
-    if run.rows is None:
-        raise InputError("steady-state latency needs a row per request; simulate with record='requests'")
-    rows, notices = _finished(run.rows)
+    rows, notices = _finished(recorded(run.rows, "requests"))
     count = rows.arrival.size
     removed, still_warming = max(
         intervals.warmup(rows.first_token - rows.arrival), intervals.warmup(rows.finish - rows.arrival)
@@ -264,24 +261,16 @@ def steady_state(
     used = (count - removed) // BATCHES * BATCHES
     batched = _in_batches(run, rows, used, gap_sections)
     relaxation = 0.0
-    if used < LEAST_REQUESTS:
-        short = [f"{used:,} requests are too few for intervals, which need {LEAST_REQUESTS:,} after the warm-up"]
-    else:
-        short = unsteady("latency", still_warming, [batched["ttft_s"], batched["e2e_s"]], count, "requests")
-        if rho is not None:
-            tokens = rows.prompt_tokens.astype(float) + rows.output_tokens - (run.server.convention == "engine")
-            relaxation = relaxation_requests(rho, variability(rows.arrival, tokens))
-            short += _shortness(count, rho, relaxation)
-    estimates = {
-        metric: {
-            statistic: batches.estimate(
-                statistic, confidence, run.tick_s, bool(short),
-                _most_bursts(metric, statistic, batched["ttft_s"].tail(statistic, confidence), used, relaxation),
-            )
-            for statistic in _statistics(metric, targets)
-        }
-        for metric, batches in batched.items()
-    }  # fmt: skip
+    if rho is not None and used >= LEAST_REQUESTS:
+        tokens = rows.prompt_tokens.astype(float) + rows.output_tokens - (run.server.convention == "engine")
+        relaxation = relaxation_requests(rho, variability(rows.arrival, tokens))
+    short = _shortness(count, used, still_warming, batched, rho, relaxation)
+
+    def estimated(metric: str, statistic: str) -> Estimate:
+        most = _most_bursts(metric, statistic, batched["ttft_s"].tail(statistic, confidence), used, relaxation)
+        return batched[metric].estimate(statistic, confidence, run.tick_s, bool(short), most)
+
+    estimates = {metric: {name: estimated(metric, name) for name in _statistics(metric, targets)} for metric in batched}
     if not short:
         by_name = {metric.removesuffix("_s"): statistics for metric, statistics in estimates.items()}
         notices += few_bursts(by_name, confidence, used, "requests")
@@ -354,18 +343,23 @@ def _gap_batches(gaps: Distribution, rows: Rows, removed: int, sections: Sequenc
     return Batches(decoding.sum(axis=1).astype(float), counts.sum(axis=1).astype(float), (), gaps)
 
 
-def _shortness(requests: int, rho: float, relaxation: float) -> list[str]:
-    """Say why so many requests are too few for a queue that forgets its past so slowly, if they are."""
+def _shortness(
+    requests: int, used: int, still_warming: bool, batched: Mapping[str, Batches], rho: float | None, relaxation: float
+) -> list[str]:
+    """Say why the run is too short, if it is: for intervals, by latency itself, or for a queue with such a memory."""
+    if used < LEAST_REQUESTS:
+        return [f"{used:,} requests are too few for intervals, which need {LEAST_REQUESTS:,} after the warm-up"]
+    reasons = unsteady("latency", still_warming, [batched["ttft_s"], batched["e2e_s"]], requests, "requests")
     enough = RELAXATIONS * relaxation
     if relaxation == math.inf:
-        return ["as far as can be told, no less arrives than can be carried: there may be no steady state"]
-    if requests >= enough:
-        return []
-    would_do = f"{enough:,.0f} would do" if enough < 1e8 else "no run is long enough"
-    return [
-        f"at {rho:.3f} of what can be carried the queue forgets its past over {relaxation:,.0f} requests (its "
-        f"relaxation time), so {requests:,} are too few; {would_do}"
-    ]
+        reasons.append("as far as can be told, no less arrives than can be carried: there may be no steady state")
+    elif requests < enough:
+        would_do = f"{enough:,.0f} would do" if enough < 1e8 else "no run is long enough"
+        reasons.append(
+            f"at {rho:.3f} of what can be carried the queue forgets its past over {relaxation:,.0f} requests (its "
+            f"relaxation time), so {requests:,} are too few; {would_do}"
+        )
+    return reasons
 
 
 def _simulated(

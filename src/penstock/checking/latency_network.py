@@ -31,7 +31,7 @@ from penstock.checking.batches import (
 )
 from penstock.errors import InputError
 from penstock.simulation.network_run import NetworkRun, RequestRows
-from penstock.simulation.run import Distribution
+from penstock.simulation.run import Distribution, recorded
 from penstock.words import STATISTICS
 
 LEAST_JOBS = 1_000
@@ -103,12 +103,9 @@ def network_steady_state(
         If the run did not keep its requests, or a number cannot be used.
     """
     if not isinstance(run, NetworkRun):
-        raise InputError(
-            f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; give what simulate returned"
-        )
+        raise InputError(f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; simulate a network first")
     confidence = checked_confidence(confidence)
-    if run.rows is None:
-        raise InputError("steady-state latency needs a row per request; simulate with record='requests'")
+    rows = recorded(run.rows, "requests")
     count, notices = before_unfinished(run.finish, "job", "ended")
     e2e = (run.finish - run.arrival)[:count]
     removed, still_warming = intervals.warmup(_relative(e2e, run.workflow[:count]))
@@ -116,7 +113,7 @@ def network_steady_state(
     used = max(count - max(removed, filling), 0) // BATCHES * BATCHES
     span = max(int(np.ptp(run.arrival[:count])), 1) if count else 1
     at_once = min(float(e2e.sum()) / span, float(count))  # Little's law
-    short = _shortness(run, run.rows, count, count - filling, used, at_once, loads)
+    short = _shortness(run, rows, count, count - filling, used, at_once, loads)
     few = used < LEAST_JOBS
     if few:
         used = count
@@ -132,7 +129,7 @@ def network_steady_state(
     of_workflows = {name: estimated(batches) for name, batches in workflows.items()}
     of_stages = {
         stage: {metric: estimated(batches) for metric, batches in metrics.items()}
-        for stage, metrics in _of_stages(run, run.rows, batch).items()
+        for stage, metrics in _of_stages(run, rows, batch).items()
     }
     if not short:
         by_name = {f"{name} e2e": statistics for name, statistics in of_workflows.items()}

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 Outcome = Literal["stable", "unstable", "undecided"]
 
-ALPHA = 0.01
-RESOLUTION = 0.01
-RESOLUTION_OF_NETWORKS = 0.02
-
 
 @overload
 def verdict(
@@ -83,34 +79,30 @@ def verdict(
     InputError
         If a value cannot be used, what arrives has no rate or comes to an end, or a policy forms an empty batch.
     """
+    report = part_of(progress, 0.0, 1.0)
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse_of_networks(most_jobs=most_jobs)
         from penstock.checking.drift_test import drift_test
 
-        alpha = checks.number("alpha", _or(alpha, ALPHA), 1e-9, 0.25, "", "it is the probability of a wrong verdict")
-        resolution = _resolution(_or(resolution, RESOLUTION), 1e-4)
-        most = _most("most_arrivals", most_arrivals, "so many are watched at most")
-        return drift_test(workload.with_seed(seed), server, alpha, resolution, most, progress)
+        alpha = 0.01 if alpha is None else alpha
+        alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict")
+        resolution = _resolution(resolution, 0.01, 1e-4)
+        if most_arrivals is not None:
+            checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
+        return drift_test(workload.with_seed(seed), server, alpha, resolution, most_arrivals, report)
     network = as_network("verdict", workload, server)
     refuse_of_servers(alpha=alpha, most_arrivals=most_arrivals)
     from penstock.checking.flood_test import flood_test
 
-    resolution = _resolution(_or(resolution, RESOLUTION_OF_NETWORKS), 1e-3)
-    return flood_test(network, resolution, seed, _most("most_jobs", most_jobs, "so many arrive at most"), progress)
+    resolution = _resolution(resolution, 0.02, 1e-3)
+    if most_jobs is not None:
+        checks.whole("most_jobs", most_jobs, 1, 10**9, "", "so many arrive at most")
+    return flood_test(network, resolution, seed, most_jobs, report)
 
 
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _resolution(value: float, least: float) -> float:
+def _resolution(value: float | None, default: float, least: float) -> float:
+    value = default if value is None else value
     return checks.number("resolution", value, least, 0.5, "", "it is a share of the load; finer takes days")
-
-
-def _most(name: str, value: int | None, meaning: str) -> int | None:
-    if value is None:
-        return None
-    return checks.whole(name, value, 1, 10**9, "", meaning)
 
 
 class _Tested(Protocol):
@@ -124,7 +116,7 @@ _Test = TypeVar("_Test", bound=_Tested)
 
 
 def up_to_unstable(
-    tests: Sequence[Callable[[Progress], _Test]], progress: Progress | None
+    tests: Sequence[Callable[[Progress], _Test]], progress: Progress
 ) -> tuple[Outcome, tuple[_Test, ...]]:
     """Test from one beginning after the other, as far as one that says unstable; stable if all are."""
     results: list[_Test] = []

@@ -245,10 +245,7 @@ def _why_stable(
             f"every batch that {server.policy.name} forms under a backlog drains it, at up to {certified_rate:,.4g} "
             "requests/s"
         )
-    reason += ", so the queues stay finite and have a steady state"
-    if trusted := [h.name for h in tried if not h.checked]:
-        reason += f", if what is taken on trust holds: {', '.join(trusted)}"
-    return reason
+    return f"{reason}, so the queues stay finite and have a steady state{conditions.if_trusted(tried)}"
 
 
 def _why_unknown(asked: Load, tightest: Bound, tried: tuple[Hypothesis, ...]) -> str:

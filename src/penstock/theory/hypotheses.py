@@ -47,6 +47,12 @@ class Hypothesis:
         return "held" if self.checked else "on trust"
 
 
+def if_trusted(hypotheses: tuple[Hypothesis, ...]) -> str:
+    """Say what a conclusion from these takes on trust, if it takes anything so."""
+    trusted = [hypothesis.name for hypothesis in hypotheses if not hypothesis.checked]
+    return f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
+
+
 def shared(workload: Workload, server: Server, asked: Load) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of every sufficient condition."""
     hypotheses = [independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload)]

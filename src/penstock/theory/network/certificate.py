@@ -1,23 +1,23 @@
 """Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses hold.
 
-*Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a
-load above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
+*Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a load
+above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
 deviations that become ever less likely; so it returns to nothing with a probability below 1. Replicas are as one
-server there if their router is random, since all get the same shares; behind others some may run dry before the
-rest, and then nothing is said.
+server there if their router is random, since all get the same shares; behind others some may run dry before the rest,
+and then nothing is said.
 
 *Stable*, below load 1 at every pool with full batches, for work-conserving policies:
 
-* thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The paper asks for
-  K-FCFS, but any order between stages will do: the work of a pool depends on none, once the pools before it have
-  drained, and what waits at a join has a sibling unfinished in some branch (`JoinBound`).
-* the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage to be served
-  in order of arrival, and jobs at a stage that are alike whichever way they came. A static order is looked at as
-  such if all pools of cycles have one and serve the decodes of a stage before its prompts.
-* pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly its share of the
-  only stage of a pool, but nothing is known of shares of several. Power of two choices: of what arrives, at most
-  m (m - 1) / (R (R - 1)) <= m / R reaches the m replicas of R that hold fluid, so they drain as under random
-  assignment. If requests come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
+* thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The paper asks for K-FCFS,
+  but any order between stages will do: the work of a pool depends on none, once the pools before it have drained, and
+  what waits at a join has a sibling unfinished in some branch (`JoinBound`).
+* the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage to be served in
+  order of arrival, and jobs at a stage that are alike whichever way they came. A static order is looked at as such if
+  all pools of cycles have one and serve the decodes of a stage before its prompts.
+* pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly its share of the only
+  stage of a pool, but nothing is known of shares of several. Power of two choices: of what arrives, at most m (m - 1)
+  / (R (R - 1)) <= m / R reaches the m replicas of R that hold fluid, so they drain as under random assignment. If
+  requests come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from penstock.errors import InputError
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import Certificate, Verdict, certify
-from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis, if_trusted
 from penstock.theory.network.cycles import GlobalStability, global_stability, priority_stability
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.fluid_classes import components, fluid_classes
@@ -438,12 +438,10 @@ def _verdict(
     worst = int(np.argmax(rho))
     name = model.pools[worst]
     if all(h.held for h in tried):
-        trusted = [h.name for h in tried if not h.checked]
-        trust = f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
         round_trips = "".join(f"; {h.why}" for h in tried if h.name == CERTIFIED)
         return "stable", (
             f"every pool has a load below 1, {name} the highest with {rho[worst]:.3f}{round_trips}; so the queues stay "
-            f"finite and have a steady state{trust}"
+            f"finite and have a steady state{if_trusted(tried)}"
         )
     failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
