@@ -42,8 +42,8 @@ def crossing(order: str, rho: float = 0.9) -> ps.Network:
 def test_stage_requests_per_second_of_two_servers_and_two_classes(benchmark, record: Record, order: str) -> None:  # type: ignore[no-untyped-def]
     network = crossing(order)
     jobs = JOBS // 2 if order != "global-age" else JOBS // 8
-    ps.simulate_network(network, jobs=100, tick_s=1.0)
-    run = benchmark.pedantic(lambda: ps.simulate_network(network, jobs=jobs, tick_s=1.0), rounds=ROUNDS)
+    ps.simulate(network, jobs=100, tick_s=1.0)
+    run = benchmark.pedantic(lambda: ps.simulate(network, jobs=jobs, tick_s=1.0), rounds=ROUNDS)
     assert run.finished == jobs
     record("speed", 2 * jobs / benchmark.stats["median"], "stage-requests/s")
 
@@ -54,8 +54,8 @@ def test_requests_per_second_of_64_replicas(benchmark, record: Record, router: s
     conversation = ps.Workload.preset("azure-conv")
     capacity = ps.certify(conversation.with_rate(1.0, "poisson"), server).max_rate
     network = ps.Network.single(conversation.with_rate(0.9 * 64 * capacity, "poisson"), server, 64, router)
-    ps.simulate_network(network, jobs=100)
-    run = benchmark.pedantic(lambda: ps.simulate_network(network, jobs=JOBS), rounds=ROUNDS)
+    ps.simulate(network, jobs=100)
+    run = benchmark.pedantic(lambda: ps.simulate(network, jobs=JOBS), rounds=ROUNDS)
     assert run.finished == JOBS
     record("speed", JOBS / benchmark.stats["median"], "requests/s")
 
@@ -69,8 +69,8 @@ def test_a_network_of_unit_batches_is_many_times_faster_than_in_ciw_and_equal(be
         "second": ps.Stage("two", 1, 1, then={"first": 0.3, "end": 0.7}),
     }
     network = ps.Network({"one": ps.Pool(unit), "two": ps.Pool(unit)}, [ps.Workflow("loop", arrivals, stages)])
-    ps.simulate_network(network, jobs=100)
-    run = benchmark.pedantic(lambda: ps.simulate_network(network, jobs=JOBS), rounds=ROUNDS)
+    ps.simulate(network, jobs=100)
+    run = benchmark.pedantic(lambda: ps.simulate(network, jobs=JOBS), rounds=ROUNDS)
     described = ciw.create_network(
         arrival_distributions=[ciw.dists.Exponential(1.2), None],
         service_distributions=[ciw.dists.Deterministic(0.4), ciw.dists.Deterministic(0.4)],

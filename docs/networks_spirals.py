@@ -63,8 +63,8 @@ def main() -> None:
         spiral(turned_around(network), 0.9, 16, "Turned around, load .90"),
     ).configure_axis(gridColor=charts.GRID)
     runs = {
-        "these priorities": ps.simulate_network(network, jobs=JOBS, seed=0),
-        "turned around": ps.simulate_network(turned_around(network), jobs=JOBS, seed=0),
+        "these priorities": ps.simulate(network, jobs=JOBS, seed=0),
+        "turned around": ps.simulate(turned_around(network), jobs=JOBS, seed=0),
     }
     rows = []
     for name, run in runs.items():
@@ -72,7 +72,7 @@ def main() -> None:
         panels = plotting_network.queue_panels(run)
         rows.append(alt.hconcat(*(p.properties(title=f"{pool}, {name}", height=170) for pool, p in panels.items())))
     queues = alt.vconcat(*rows).resolve_scale(color="shared").configure_axis(gridColor=charts.GRID)
-    graph = plotting_network.network_graph(network, ps.certify_network(network))
+    graph = plotting_network.network_graph(network, ps.certify(network))
     drawings = {"networks_spirals": spirals, "networks_queues": queues, "networks_graph": graph}
     for path in charts.save(drawings, DOCS / "figures"):
         if path.suffix == ".png":

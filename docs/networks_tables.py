@@ -25,7 +25,7 @@ def routers() -> None:
         cells = []
         for replicas in (2, 8, 64):
             network = ps.Network.single(conversation.with_rate(0.95 * replicas * capacity), server, replicas, router)
-            rows = ps.simulate_network(network, jobs=100_000 * min(replicas, 8)).rows
+            rows = ps.simulate(network, jobs=100_000 * min(replicas, 8)).rows
             assert rows is not None
             ttft = (rows.first_token - rows.ready)[rows.ready.size // 5 :] * 1e-9
             cells.append(f"{ttft.mean():.2f} / {np.quantile(ttft, 0.99):.1f}")
@@ -46,7 +46,7 @@ def disaggregated(folder: Path) -> None:
         pools = {"prefill": ps.Pool(ps.Server(A100, 2048)), "decode": ps.Pool(ps.Server(A100, 512))}
         apart = ps.Network(pools, [workflow])
         for name, network in (("together", together), ("apart", apart)):
-            run = ps.simulate_network(network)
+            run = ps.simulate(network)
             rows = run.rows
             assert rows is not None
             first, last = rows.jobs.first_request[:-1], rows.jobs.first_request[1:] - 1
@@ -68,7 +68,7 @@ def sessions(folder: Path) -> None:
         for router, affinity in (("jsq", True), ("jsq", False), ("tokens", False), ("random", False)):
             recorded = ps.read_sessions(folder / "weka_claude_code_requests.parquet", "agents", rate=0.04, seed=1)
             pool = ps.Pool(server, 8, router, affinity=affinity)
-            run = ps.simulate_network(ps.Network({"agents": pool}, [recorded], retention_s=keep), jobs=2_000)
+            run = ps.simulate(ps.Network({"agents": pool}, [recorded], retention_s=keep), jobs=2_000)
             requests = run.requests
             found = requests["cached_tokens"].sum() / requests["prompt_tokens"].sum()
             latency = {metric: row for _, _, metric, _, *row in run.stages().iter_rows()}

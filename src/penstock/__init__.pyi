@@ -5,12 +5,13 @@ from .capacity.max_rate import MaxRate, max_rate
 from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
-from .checking.drift_test import Stability, verdict
-from .checking.flood_test import NetworkStability, network_verdict
+from .checking.drift_test import Stability
+from .checking.flood_test import NetworkStability
 from .checking.latency import SteadyState, estimate, steady_state
-from .checking.network_answer import NetworkAnswer, check_network
+from .checking.network_answer import NetworkAnswer
 from .checking.orders import compare_orders
 from .checking.targets import Target
+from .checking.verdict import verdict
 from .errors import InputError
 from .kernel.signatures import BY_LINE, BY_PHASE, DECODE_FIRST, PREFILL_FIRST, SPLIT
 from .measuring.calibration.benchmarks import read_benchmarks
@@ -23,7 +24,6 @@ from .planning.space import Deployment, search_space
 from .simulation.network_run import NetworkRun
 from .simulation.run import Run
 from .simulation.simulate import simulate
-from .simulation.simulate_network import simulate_network
 from .sweeping.sweep import sweep
 from .system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from .system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
@@ -43,7 +43,7 @@ from .theory.latency import InstantEstimate, estimate_latency
 from .theory.latency_bounds import lower_bounds
 from .theory.load import MulticlassLoad, multiclass_load, traffic
 from .theory.memory import MemoryEstimate, memory_estimate
-from .theory.network.certificate import NetworkCertificate, certify_network
+from .theory.network.certificate import NetworkCertificate
 from .theory.region import Region, region
 from .workload.lengths import Constant, Gamma, Geometric, LogNormal, Mixture, Uniform
 from .workload.pairs import Empirical
@@ -116,9 +116,7 @@ __all__ = [
     "audit",
     "calibrate",
     "certify",
-    "certify_network",
     "check",
-    "check_network",
     "compare_orders",
     "engine_defaults",
     "estimate",
@@ -130,7 +128,6 @@ __all__ = [
     "max_rate",
     "memory_estimate",
     "multiclass_load",
-    "network_verdict",
     "order",
     "plan",
     "policy",
@@ -143,7 +140,6 @@ __all__ = [
     "region",
     "search_space",
     "simulate",
-    "simulate_network",
     "steady_state",
     "sweep",
     "traffic",

@@ -25,8 +25,8 @@ from network_systems import (
 from penstock.reference import markov_chain
 from penstock.reference import network as reference_network
 from penstock.scenario.network import read_network
+from penstock.simulation.network_simulation import simulate_jobs
 from penstock.simulation.simulate import simulate
-from penstock.simulation.simulate_network import simulate_jobs, simulate_network
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.system.presets import hardware
@@ -152,8 +152,8 @@ def in_blocks(system, sizes):
     network.__dict__["blocks"] = lambda seed: iter(blocks)
     length = {"jobs": jobs.count} if system.until is None else {"until": float(system.until)}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys.modules[simulate_network.__module__], "_WINDOW", 0)
-        return simulate_network(network, **length, drain=True, record="jobs", tick_s=1.0)
+        patched.setattr(sys.modules[simulate_jobs.__module__], "_WINDOW", 0)
+        return simulate(network, **length, drain=True, record="jobs", tick_s=1.0)
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ def test_one_replica_is_the_single_server_to_the_nanosecond(policy):
     workload = Workload.poisson(rate=8.0, prompt=LogNormal(300, 1.0), output=Geometric(60), seed=7)
     for scope, convention in [("running", "engine"), ("batch", "paper")]:
         server = Server(A100, 512, 64, policy=policy, scope=scope, convention=convention)
-        network = simulate_network(Network.single(workload, server), jobs=2000, drain=True)
+        network = simulate(Network.single(workload, server), jobs=2000, drain=True)
         single = simulate(workload, server, requests=2000, drain=True)
         for what in ("first_token_ns", "finish_ns"):
             assert network.requests[what].to_list() == single.requests[what].to_list()

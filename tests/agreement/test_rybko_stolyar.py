@@ -7,7 +7,7 @@ import pytest
 from tests.network_examples import DESTABILISING, REVERSED, constant, rybko_stolyar, uniform
 
 import penstock as ps
-from penstock.simulation.simulate_network import simulate_jobs
+from penstock.simulation.network_simulation import simulate_jobs
 from penstock.theory.network.fluid import network_path
 from penstock.workload.jobs import Jobs
 
@@ -16,7 +16,7 @@ LENGTHS = {"constant": constant, "geometric": ps.Geometric, "uniform": uniform}
 
 def e2e(network: ps.Network, jobs: int, seed: int) -> float:
     """Mean E2E in slots, without the first fifth of the jobs."""
-    run = ps.simulate_network(network, jobs=jobs, tick_s=1.0, record="jobs", seed=seed)
+    run = ps.simulate(network, jobs=jobs, tick_s=1.0, record="jobs", seed=seed)
     return float((run.finish - run.arrival)[jobs // 5 :].mean())
 
 
@@ -29,7 +29,7 @@ def test_tokens_grow_by_some_500_a_slot_under_the_destabilising_priorities(lengt
     network = rybko_stolyar(0.9, DESTABILISING, LENGTHS[lengths])
     rates = []
     for seed in range(8):
-        run = ps.simulate_network(network, until=30_000.0, tick_s=1.0, seed=seed)
+        run = ps.simulate(network, until=30_000.0, tick_s=1.0, seed=seed)
         rates.append(run.series_rows[-1, -1] / run.end)
     assert np.mean(rates) == pytest.approx(505, rel=0.05)
     assert max(rates) < 1.12 * 524
@@ -37,7 +37,7 @@ def test_tokens_grow_by_some_500_a_slot_under_the_destabilising_priorities(lengt
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_the_reversed_priorities_keep_some_160_requests_in_the_system(lengths: str) -> None:
-    run = ps.simulate_network(rybko_stolyar(0.9, REVERSED, LENGTHS[lengths]), until=20_000.0, tick_s=1.0)
+    run = ps.simulate(rybko_stolyar(0.9, REVERSED, LENGTHS[lengths]), until=20_000.0, tick_s=1.0)
     stages = run.series_rows[500:, 1:9].sum(axis=1)
     assert stages.mean() == pytest.approx(160, rel=0.08)
     assert stages.max() < 500
@@ -111,7 +111,7 @@ def test_near_saturation_the_notes_are_what_runs_of_some_30_000_slots_from_empty
         network = rybko_stolyar((0.98, 0.99)[place], REVERSED if order == "reversed" else order)
         early = []
         for seed in range(24):
-            run = ps.simulate_network(network, until=30_000.0, tick_s=1.0, record="jobs", seed=300 + seed)
+            run = ps.simulate(network, until=30_000.0, tick_s=1.0, record="jobs", seed=300 + seed)
             early.append((run.finish - run.arrival)[run.finish >= 0].mean())
         half = 1.96 * np.std(early, ddof=1) / np.sqrt(len(early))
         assert abs(np.mean(early) - figures[place]) < half + 0.05 * figures[place], (order, place)
@@ -128,10 +128,10 @@ def test_global_age_is_the_slowest_order_that_is_stable() -> None:
 @pytest.mark.slow
 def test_simulation_is_stable_at_54_and_grows_at_58_percent_as_the_program_says() -> None:
     """The virtual station's limit is .5588."""
-    certificate = ps.certify_network(rybko_stolyar(0.9, DESTABILISING))
+    certificate = ps.certify(rybko_stolyar(0.9, DESTABILISING))
     assert certificate.verdict == "unstable"
     assert certificate.virtual_station is not None
     assert 0.9 * certificate.virtual_station.max_load == pytest.approx(608 / 1088, abs=5e-5)
     for lengths in LENGTHS.values():
-        assert ps.network_verdict(rybko_stolyar(0.54, DESTABILISING, lengths), seed=4).verdict == "stable"
-        assert ps.network_verdict(rybko_stolyar(0.58, DESTABILISING, lengths), seed=4).verdict == "unstable"
+        assert ps.verdict(rybko_stolyar(0.54, DESTABILISING, lengths), seed=4).verdict == "stable"
+        assert ps.verdict(rybko_stolyar(0.58, DESTABILISING, lengths), seed=4).verdict == "unstable"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.conftest import Said
 
-from penstock.checking.network_answer import check_network
+from penstock.checking.answer import check
 from penstock.scenario.network import read_network
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -23,7 +23,7 @@ def test_json_is_the_answer_of_the_library_with_the_choices_of_the_command_line(
     command = [sys.executable, "-c", "from penstock.cli import main; main()", "network", str(RESEARCH), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    expected = check_network(read_network(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
+    expected = check(read_network(RESEARCH).network, jobs=700, seed=3, resolution=0.1)
     assert json.loads(done.stdout) == json.loads(json.dumps(expected.as_dict()))
     assert expected.run.arrived == 700
 

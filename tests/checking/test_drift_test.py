@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.drift_test import Stability, verdict
+from penstock.checking.drift_test import Stability
+from penstock.checking.verdict import verdict
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_server import Session, Window

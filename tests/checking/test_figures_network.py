@@ -19,11 +19,12 @@ from penstock.checking.figures_network import (
 )
 from penstock.checking.graph import CYCLE, CYCLE_DASH, DARK, LOADS, PLAIN, load_in_words, network_graph, pool_loads
 from penstock.checking.graph_layout import BAR, HEADER, HEIGHT, STUB, Layout, network_layout, network_ways, pool_cycles
+from penstock.checking.verdict import verdict
 from penstock.scenario.network import read_network
 from penstock.show import charts
-from penstock.simulation.simulate_network import simulate_network
+from penstock.simulation.simulate import simulate
 from penstock.system.network import Network, Pool
-from penstock.theory.network.certificate import certify_network
+from penstock.theory.certificate import certify
 from penstock.theory.network.fluid import NetworkPath, network_path
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
@@ -270,7 +271,7 @@ def test_pools_in_a_cycle_are_marked_by_colour_dash_and_word_and_others_are_not(
 
 def test_the_stages_of_a_virtual_station_are_named_with_their_rank() -> None:
     network = rybko_stolyar()
-    certificate = certify_network(network)
+    certificate = certify(network)
     assert certificate.virtual_station is not None
     chart = network_graph(network, certificate)
     assert words(chart).count("served 1st") == words(chart).count("served 2nd") == 2
@@ -394,7 +395,7 @@ def test_classes_to_be_drawn_against_each_other_can_be_named_and_must_be_known()
 
 @pytest.fixture(scope="module")
 def stability() -> flood_test.NetworkStability:
-    return flood_test.network_verdict(chain(), 0.3)
+    return verdict(chain(), resolution=0.3)
 
 
 def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: flood_test.NetworkStability) -> None:
@@ -417,7 +418,7 @@ def test_every_flood_is_a_line_between_the_barriers_of_the_test(stability: flood
 
 def test_queues_are_drawn_by_pool_with_the_requests_of_the_run() -> None:
     network = nested()
-    run = simulate_network(network, jobs=300, seed=1)
+    run = simulate(network, jobs=300, seed=1)
     panels = queue_panels(run)
     assert list(panels) == list(network.pools)
     shown = [stage for p in panels.values() for stage in p.to_dict()["encoding"]["color"]["scale"]["domain"]]
@@ -435,7 +436,7 @@ def test_queues_are_drawn_by_pool_with_the_requests_of_the_run() -> None:
 
 
 def test_figures_of_networks_are_written(stability: flood_test.NetworkStability, tmp_path: Path) -> None:
-    run = simulate_network(chain(), jobs=200, seed=1)
+    run = simulate(chain(), jobs=200, seed=1)
     drawings = {
         "floods": flood_paths(stability),
         "queues": queue_lengths(run, "a chain"),
@@ -449,7 +450,7 @@ def test_figures_of_networks_are_written(stability: flood_test.NetworkStability,
 
 def test_more_stages_than_colours_still_look_different() -> None:
     calls = [("a", 10, 10)] * 12
-    run = simulate_network(Network({"a": Pool(SERVER)}, [Workflow.chain("long", ARRIVALS, calls)]), jobs=20, seed=1)
+    run = simulate(Network({"a": Pool(SERVER)}, [Workflow.chain("long", ARRIVALS, calls)]), jobs=20, seed=1)
     (panel,) = queue_panels(run).values()
     encoding = panel.to_dict()["encoding"]
     looks = zip(encoding["color"]["scale"]["range"], map(tuple, encoding["strokeDash"]["scale"]["range"]), strict=True)

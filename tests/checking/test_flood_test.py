@@ -36,7 +36,7 @@ EASY = ("destabilising .50", "destabilising .70", "destabilising .90", "reversed
 )
 def test_verdicts_of_sixteen_networks_are_right(name: str) -> None:
     make, expected = SIXTEEN[name]
-    found = ps.network_verdict(make(), seed=3)
+    found = ps.verdict(make(), seed=3)
     assert found.verdict == expected, found.reason
 
 
@@ -46,10 +46,10 @@ def test_verdicts_of_sixteen_networks_are_right(name: str) -> None:
 def test_acyclic_networks_are_stable_up_to_load_1_and_not_beyond(make, rho: float, expected: str) -> None:  # type: ignore[no-untyped-def]
     """By certificate (thm:dag, thm:fork-join and its remark) and by verdict alike."""
     network = make(rho)
-    certificate = ps.certify_network(network)
+    certificate = ps.certify(network)
     assert certificate.verdict == expected, certificate.reason
     assert certificate.rho == pytest.approx(rho, abs=0.003)
-    found = ps.network_verdict(network, seed=1)
+    found = ps.verdict(network, seed=1)
     assert found.verdict == expected, found.reason
 
 
@@ -64,8 +64,8 @@ def test_replicas_carry_their_summed_capacity(router: str, replicas: int, rho: f
     conversation = ps.Workload.preset("azure-conv").with_rate(1.0, "poisson")
     rate = rho * replicas * ps.certify(conversation, server).max_rate
     network = ps.Network.single(conversation.with_rate(rate), server, replicas, router)
-    assert ps.network_verdict(network, seed=2).verdict == expected
-    assert ps.certify_network(network).verdict == expected
+    assert ps.verdict(network, seed=2).verdict == expected
+    assert ps.certify(network).verdict == expected
 
 
 def test_heavy_later_work_behind_a_light_flood_is_no_growth() -> None:
@@ -82,9 +82,9 @@ def test_heavy_later_work_behind_a_light_flood_is_no_growth() -> None:
             for seed, (name, stages) in enumerate({"chat": chat, "research": research}.items())
         ],
     )
-    assert ps.certify_network(network).verdict == "stable"
+    assert ps.certify(network).verdict == "stable"
     for seed in range(3):
-        assert ps.network_verdict(network, seed=seed).verdict == "stable"
+        assert ps.verdict(network, seed=seed).verdict == "stable"
 
 
 @pytest.mark.parametrize(("rho", "expected"), [(0.95, "stable"), (1.05, "unstable")])
@@ -99,18 +99,18 @@ def test_a_slow_pool_is_judged_beside_a_large_one_that_drains(rho: float, expect
         ps.Workflow("b", ps.Workload.poisson(rate, 1, 1, seed=1), {"s": ps.Stage("fast", 640, 1)}),
     ]
     for seed in range(3):
-        assert ps.network_verdict(ps.Network(pools, workflows), seed=seed).verdict == expected
+        assert ps.verdict(ps.Network(pools, workflows), seed=seed).verdict == expected
 
 
 def test_far_overload_is_said_at_once() -> None:
-    found = ps.network_verdict(self_reflection(1e6))
+    found = ps.verdict(self_reflection(1e6))
     assert found.verdict == "unstable"
     assert found.deciding.arrivals < 100_000
 
 
 def test_a_flood_that_drains_says_how_high_the_work_rose_before() -> None:
     """Under FCFS the work of a network with a cycle rises before it drains: barriers, and no slope, judge it."""
-    found = ps.network_verdict(rybko_stolyar(0.95), seed=3)
+    found = ps.verdict(rybko_stolyar(0.95), seed=3)
     assert {flood.stage for flood in found.floods} == {"a.short", "a.long", "b.short", "b.long"}
     assert max(flood.highest for flood in found.floods) > 1.3
     assert "after rising to" in found.reason
@@ -122,20 +122,20 @@ def test_a_flood_that_drains_says_how_high_the_work_rose_before() -> None:
 
 
 def test_the_same_seed_gives_the_same_verdict_to_the_last_digit() -> None:
-    once, again = (ps.network_verdict(self_reflection(0.9), seed=5).as_dict() for _ in range(2))
+    once, again = (ps.verdict(self_reflection(0.9), seed=5).as_dict() for _ in range(2))
     assert once == again
-    assert ps.network_verdict(self_reflection(0.9), seed=6).as_dict() != once
+    assert ps.verdict(self_reflection(0.9), seed=6).as_dict() != once
 
 
 def test_too_few_jobs_leave_it_undecided() -> None:
-    found = ps.network_verdict(rybko_stolyar(0.95, "hlpps"), most_jobs=300)
+    found = ps.verdict(rybko_stolyar(0.95, "hlpps"), most_jobs=300)
     assert found.verdict == "undecided"
     assert "too little to tell" in found.reason
 
 
 def test_progress_ends_at_one() -> None:
     shares: list[float] = []
-    ps.network_verdict(self_reflection(0.5), progress=shares.append)
+    ps.verdict(self_reflection(0.5), progress=shares.append)
     assert shares == sorted(shares)
     assert 0 <= shares[0] <= shares[-1] <= 1
 
@@ -144,10 +144,10 @@ def test_what_cannot_be_judged_is_refused_in_one_line() -> None:
     server = ps.Server(ps.Affine(0.01, 0.0), 64)
     recorded = ps.Workload.from_arrays([0.0, 1.0], [5, 5], [5, 5])
     for make, said in (
-        (lambda: ps.network_verdict(server), "takes a Network"),  # type: ignore[arg-type]
-        (lambda: ps.network_verdict(ps.Network.single(recorded, server)), "give them a rate"),
-        (lambda: ps.network_verdict(self_reflection(0.9), resolution=0.0), "resolution is 0"),
-        (lambda: ps.network_verdict(self_reflection(0.9), most_jobs=0), "most_jobs is 0"),
+        (lambda: ps.verdict(server), "or a Network alone"),  # type: ignore[call-overload]
+        (lambda: ps.verdict(ps.Network.single(recorded, server)), "give them a rate"),
+        (lambda: ps.verdict(self_reflection(0.9), resolution=0.0), "resolution is 0"),
+        (lambda: ps.verdict(self_reflection(0.9), most_jobs=0), "most_jobs is 0"),
     ):
         with pytest.raises(InputError, match=said) as caught:
             make()

@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.checking import intervals
-from penstock.checking.latency import (
-    LEAST_REQUESTS,
-    RELAXATIONS,
-    _simulated,
-    estimate,
-    expected_bursts,
-    relaxation_requests,
-    steady_state,
-)
+from penstock.checking.batches import LEAST_REQUESTS, RELAXATIONS, relaxation_requests
+from penstock.checking.latency import _simulated, estimate, expected_bursts, steady_state
 from penstock.checking.targets import METRICS, Estimate, Target
 from penstock.errors import InputError
 from penstock.simulation.run import Distribution

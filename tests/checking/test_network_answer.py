@@ -11,8 +11,9 @@ import pytest
 from tests.network_examples import DESTABILISING, REVERSED, UNIT, dag, fork_join, rybko_stolyar, self_reflection
 
 import penstock as ps
+from penstock.checking.answer import check
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
-from penstock.checking.network_answer import NetworkAnswer, check_network
+from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.orders import compare_orders, own_order, with_order
 from penstock.errors import InputError
 from penstock.theory.operating_point import operating_point
@@ -28,7 +29,7 @@ def single(server: ps.Server, rate: float = 10.0, **pool: object) -> ps.Network:
 
 @pytest.fixture(scope="module")
 def forked() -> NetworkAnswer:
-    return check_network(fork_join(0.6), jobs=6000, seed=1)
+    return check(fork_join(0.6), jobs=6000, seed=1)
 
 
 def test_a_stable_network_has_one_verdict_and_a_latency(forked: NetworkAnswer) -> None:
@@ -53,7 +54,7 @@ def replicated() -> NetworkAnswer:
     workload = ps.Workload.poisson(4.0, ps.Geometric(900, max=8000), ps.Geometric(60, max=600))
     pools = {"prefill": ps.Pool(ps.Server(TP1, 1024), 3, "tokens"), "decode": ps.Pool(ps.Server(TP1, 512))}
     workflow = ps.Workflow.disaggregated(workload, prefill="prefill", decode="decode", transfer_ms=5)
-    return check_network(ps.Network(pools, [workflow]), jobs=1000, resolution=0.1)
+    return check(ps.Network(pools, [workflow]), jobs=1000, resolution=0.1)
 
 
 @pytest.mark.parametrize("name", ["forked", "replicated"])
@@ -86,7 +87,7 @@ def test_without_a_warm_up_the_means_are_those_of_the_run() -> None:
         "answer": ps.Stage("pool", 200, 50, join=True, delay_ms=700),
     }
     workflow = ps.Workflow("research", ps.Workload.poisson(2.0, 1, 1), stages)
-    run = ps.simulate_network(ps.Network({"pool": ps.Pool(ps.Server(TP1, 512), 2)}, [workflow]), jobs=150)
+    run = ps.simulate(ps.Network({"pool": ps.Pool(ps.Server(TP1, 512), 2)}, [workflow]), jobs=150)
     found = network_steady_state(run)
     assert (found.jobs, found.warmup_jobs, found.too_short) == (150, 0, True)
     assert found.workflows["research"]["mean"].value == pytest.approx(run.workflows()["mean"][0])
@@ -102,7 +103,7 @@ def test_without_a_warm_up_the_means_are_those_of_the_run() -> None:
 
 def test_the_steady_state_of_one_pool_is_that_of_its_server() -> None:
     workload, server = ps.Workload.poisson(8.0, 129, ps.Geometric(112)), ps.Server(TP1, 1024)
-    found = network_steady_state(ps.simulate_network(ps.Network.single(workload, server), jobs=4000))
+    found = network_steady_state(ps.simulate(ps.Network.single(workload, server), jobs=4000))
     run = ps.simulate(workload, server, requests=4000)
     assert run.rows is not None
     alone = ps.steady_state(dataclasses.replace(run, rows=run.rows.where(slice(found.warmup_jobs, None))))
@@ -125,7 +126,7 @@ def two_queues(seed: int) -> NetworkSteadyState:
     short = ps.Workflow.single(ps.Workload.poisson(0.1, 1, ps.Geometric(2)), "server", name="short")
     long = ps.Workflow.single(ps.Workload.poisson(0.04, 1, ps.Geometric(9)), "server", name="long")
     network = ps.Network({"server": ps.Pool(ONE_BY_ONE)}, [short, long])
-    return network_steady_state(ps.simulate_network(network, jobs=10_000, seed=seed), loads=[0.7])
+    return network_steady_state(ps.simulate(network, jobs=10_000, seed=seed), loads=[0.7])
 
 
 def test_intervals_hold_the_e2e_of_two_classes_by_pollaczek_khinchine_nineteen_times_of_twenty() -> None:
@@ -144,7 +145,7 @@ def test_intervals_hold_the_e2e_of_two_classes_by_pollaczek_khinchine_nineteen_t
 
 
 def test_a_run_too_short_for_its_load_says_so_and_has_no_upper_end() -> None:
-    run = ps.simulate_network(fork_join(0.97), jobs=2500)
+    run = ps.simulate(fork_join(0.97), jobs=2500)
     found = network_steady_state(run, loads=[0.1, 0.97, 0.1, 0.1])
     assert found.too_short
     assert any("pool searcher" in notice and "relaxation" in notice for notice in found.notices)
@@ -154,7 +155,7 @@ def test_a_run_too_short_for_its_load_says_so_and_has_no_upper_end() -> None:
 
 def test_jobs_that_begin_within_twice_the_mean_e2e_of_the_start_are_left_out() -> None:
     """Those of an empty network are quicker, and of jobs that take so long nothing else tells."""
-    run = ps.simulate_network(fork_join(0.6), jobs=6000)
+    run = ps.simulate(fork_join(0.6), jobs=6000)
     found = network_steady_state(run)
     assert found.warmup_jobs > 0
     e2e = (run.finish - run.arrival).mean()
@@ -163,7 +164,7 @@ def test_jobs_that_begin_within_twice_the_mean_e2e_of_the_start_are_left_out() -
 
 @pytest.mark.parametrize("jobs", [200, 1100])
 def test_no_interval_is_given_below_a_thousand_jobs_after_the_warm_up(jobs: int) -> None:
-    found = network_steady_state(ps.simulate_network(fork_join(0.6), jobs=jobs), loads=[0.3, 0.6, 0.3, 0.3])
+    found = network_steady_state(ps.simulate(fork_join(0.6), jobs=jobs), loads=[0.3, 0.6, 0.3, 0.3])
     mean = found.workflows["research"]["mean"]
     assert (mean.low, mean.high) == (None, None)
     assert any("which need 1,000" in notice for notice in found.notices)
@@ -173,11 +174,11 @@ def test_no_interval_is_given_below_a_thousand_jobs_after_the_warm_up(jobs: int)
 def test_as_many_jobs_as_a_short_run_says_would_do_do(rho: float) -> None:
     network, loads = fork_join(rho), [0.3, rho, 0.3, 0.3]
     for seed in range(4):
-        said = network_steady_state(ps.simulate_network(network, jobs=1000, seed=seed), loads=loads).notices
+        said = network_steady_state(ps.simulate(network, jobs=1000, seed=seed), loads=loads).notices
         told = {notice.split("; ")[-1] for notice in said}
         assert len(told) == 1  # the same of every reason
         would_do = "".join(re.findall(r"\d", told.pop()))
-        found = network_steady_state(ps.simulate_network(network, jobs=int(would_do), seed=seed), loads=loads)
+        found = network_steady_state(ps.simulate(network, jobs=int(would_do), seed=seed), loads=loads)
         assert not found.too_short, found.notices
 
 
@@ -185,7 +186,7 @@ def test_the_bottleneck_is_the_pool_with_the_least_margin_although_another_has_m
     """A small batch size makes decodes fill few of the slots that the token budget would have room for."""
     stages = {"plan": ps.Stage("slots", 50, 200, then="read"), "read": ps.Stage("tokens", 1500, 5)}
     pools = {"slots": ps.Pool(ps.Server(TP1, 512, 8)), "tokens": ps.Pool(ps.Server(TP1, 512))}
-    found = check_network(
+    found = check(
         ps.Network(pools, [ps.Workflow("w", ps.Workload.poisson(1.0, 1, 1), stages)]), jobs=200, resolution=0.1
     )
     slots, tokens = found.pools
@@ -198,13 +199,13 @@ def test_the_bottleneck_is_the_pool_with_the_least_margin_although_another_has_m
 
 
 def test_cycles_are_certified_in_words_only_where_all_other_hypotheses_hold() -> None:
-    certain = check_network(self_reflection(0.9), jobs=100, resolution=0.1)
+    certain = check(self_reflection(0.9), jobs=100, resolution=0.1)
     ((factor, said),) = certain.cycles_in_words()
     assert certain.certificate.any_policy is not None
     assert factor == certain.certificate.any_policy.cycles[0].max_load
     assert "the linear program certifies every work-conserving order of the stages" in said
     open_ended = rybko_stolyar(0.5, "fcfs", ps.Geometric)
-    ((_, doubtful),) = check_network(open_ended, jobs=100, resolution=0.1).cycles_in_words()
+    ((_, doubtful),) = check(open_ended, jobs=100, resolution=0.1).cycles_in_words()
     assert "would, if the other hypotheses held, certify every work-conserving order of the stages" in doubtful
     assert "certifies" not in doubtful
 
@@ -213,7 +214,7 @@ def test_the_warm_up_of_quick_jobs_is_found_beside_slow_ones() -> None:
     """The first 400 of 2,000 jobs are far quicker, where they belong to a workflow a million times as quick."""
     quick = ps.Workflow.single(ps.Workload.poisson(0.1, 1, 1), "server", name="quick")
     slow = ps.Workflow.single(ps.Workload.poisson(0.1, 1, 1), "server", name="slow")
-    run = ps.simulate_network(ps.Network({"server": ps.Pool(ONE_BY_ONE)}, [quick, slow]), jobs=2000)
+    run = ps.simulate(ps.Network({"server": ps.Pool(ONE_BY_ONE)}, [quick, slow]), jobs=2000)
     e2e = np.where(np.arange(2000) < 400, 100, 1000)
     e2e[run.workflow == 1] = np.random.default_rng(0).exponential(1e9, (run.workflow == 1).sum())
     found = network_steady_state(dataclasses.replace(run, finish=run.arrival + e2e))
@@ -222,20 +223,20 @@ def test_the_warm_up_of_quick_jobs_is_found_beside_slow_ones() -> None:
 
 
 def test_near_the_limit_of_its_priorities_a_run_must_be_long_although_no_pool_is_near_its_own() -> None:
-    found = check_network(rybko_stolyar(0.5, DESTABILISING), jobs=400)
+    found = check(rybko_stolyar(0.5, DESTABILISING), jobs=400)
     assert found.verdict == "stable"
     assert any(f"at {0.5 / 0.5588:.3f} of what pool one can carry" in warning for warning in found.warnings)
 
 
 def test_jobs_from_the_first_unfinished_one_on_are_left_out() -> None:
-    run = ps.simulate_network(fork_join(0.6), until=500.0)
+    run = ps.simulate(fork_join(0.6), until=500.0)
     found = network_steady_state(run)
     first = int(np.flatnonzero(run.finish < 0)[0])
     assert found.jobs + found.warmup_jobs == first < run.arrived
 
 
 def test_priorities_that_fail_are_refused_with_the_cycle_and_its_stages() -> None:
-    found = check_network(rybko_stolyar(0.9, DESTABILISING), jobs=500)
+    found = check(rybko_stolyar(0.9, DESTABILISING), jobs=500)
     assert found.verdict == found.certificate.verdict == "unstable"
     assert found.latency is None
     assert "no steady state" in str(found.latency_refused)
@@ -252,7 +253,7 @@ def test_priorities_that_fail_are_refused_with_the_cycle_and_its_stages() -> Non
 
 def test_where_no_theorem_speaks_the_test_refuses_latency() -> None:
     """Prompts before decodes leave room in batches: no theorem, and here the batches are too small to keep up."""
-    found = check_network(single(ps.Server(TP1, 1024, policy="vllm-vanilla"), rate=13.0), jobs=500)
+    found = check(single(ps.Server(TP1, 1024, policy="vllm-vanilla"), rate=13.0), jobs=500)
     assert found.certificate.verdict == "unknown"
     assert found.stability is not None
     assert found.stability.verdict == found.verdict == "unstable"
@@ -260,7 +261,7 @@ def test_where_no_theorem_speaks_the_test_refuses_latency() -> None:
 
 
 def test_an_overload_is_refused_by_theorem() -> None:
-    found = check_network(self_reflection(1.1), jobs=300)
+    found = check(self_reflection(1.1), jobs=300)
     assert found.verdict == "unstable"
     assert "fast as any policy" in str(found.latency_refused)
     assert all(pool.margin < 0 for pool in found.pools)
@@ -273,7 +274,7 @@ def lazy(queue, limits, params):  # type: ignore[no-untyped-def]
 
 
 def test_theorem_and_test_in_contradiction_put_what_was_taken_on_trust_in_doubt() -> None:
-    found = check_network(single(ps.Server(TP1, 1024, policy=lazy), rate=12.0), jobs=300)
+    found = check(single(ps.Server(TP1, 1024, policy=lazy), rate=12.0), jobs=300)
     assert found.certificate.verdict == "stable"
     assert found.stability is not None
     assert found.stability.verdict == "unstable"
@@ -285,14 +286,14 @@ def test_theorem_and_test_in_contradiction_put_what_was_taken_on_trust_in_doubt(
 @pytest.mark.parametrize("make", [fork_join, dag, self_reflection])
 @pytest.mark.parametrize("rho", [0.3, 0.9, 1.1])
 def test_theorem_and_test_never_contradict_each_other(make, rho: float) -> None:  # type: ignore[no-untyped-def]
-    found = check_network(make(rho), jobs=300)
+    found = check(make(rho), jobs=300)
     assert found.disagreement is None
     assert found.verdict == ("unstable" if rho > 1 else "stable")
 
 
 def test_a_recording_is_not_tested_for_stability_and_says_so() -> None:
     recorded = ps.Workload.from_arrays(np.arange(400.0), np.full(400, 100), np.full(400, 20))
-    found = check_network(ps.Network.single(recorded, ps.Server(TP1, 512), replicas=2))
+    found = check(ps.Network.single(recorded, ps.Server(TP1, 512), replicas=2))
     assert found.stability is None
     assert "come to an end" in str(found.stability_skipped)
     assert found.verdict == found.certificate.verdict == "unknown"
@@ -305,7 +306,7 @@ def test_the_margin_under_a_max_batch_size_is_that_of_the_server_alone() -> None
     workload = ps.Workload.poisson(2.0, ps.Geometric(129), ps.Geometric(112))
     for slots in (8, 64):
         server = ps.Server(TP1, 512, slots)
-        (pool,) = check_network(ps.Network.single(workload, server), jobs=300).pools
+        (pool,) = check(ps.Network.single(workload, server), jobs=300).pools
         alone = operating_point(workload, server)
         assert pool.margin == pytest.approx(alone.margin)
         assert pool.binding == alone.binding
@@ -314,7 +315,7 @@ def test_the_margin_under_a_max_batch_size_is_that_of_the_server_alone() -> None
 
 def test_a_pool_held_back_by_its_max_batch_size_is_warned_of() -> None:
     workload = ps.Workload.poisson(4.0, ps.Geometric(129), ps.Geometric(112))
-    found = check_network(ps.Network.single(workload, ps.Server(TP1, 512, 8)), jobs=300)
+    found = check(ps.Network.single(workload, ps.Server(TP1, 512, 8)), jobs=300)
     (pool,) = found.pools
     assert pool.rho < 1
     assert pool.margin < 0
@@ -324,17 +325,15 @@ def test_a_pool_held_back_by_its_max_batch_size_is_warned_of() -> None:
 
 
 def test_a_budget_that_wastes_capacity_is_warned_of_with_the_better_one() -> None:
-    wasteful = check_network(single(ps.Server(TP1, 129), rate=1.0), jobs=300)
+    wasteful = check(single(ps.Server(TP1, 129), rate=1.0), jobs=300)
     assert any("set the budget to 128" in warning for warning in wasteful.warnings)
-    assert not any(
-        "budget" in warning for warning in check_network(single(ps.Server(TP1, 128), 1.0), jobs=300).warnings
-    )
+    assert not any("budget" in warning for warning in check(single(ps.Server(TP1, 128), 1.0), jobs=300).warnings)
 
 
 def test_prompts_that_replicas_may_reuse_are_said_to_be_counted_in_full() -> None:
     stages = {"ask": ps.Stage("pool", 400, 50, then="again"), "again": ps.Stage("pool", 100, 50)}
     workflow = ps.Workflow("chat", ps.Workload.poisson(2.0, 1, 1), stages, context="reuse")
-    found = check_network(ps.Network({"pool": ps.Pool(ps.Server(TP1, 512), 2)}, [workflow]), jobs=300)
+    found = check(ps.Network({"pool": ps.Pool(ps.Server(TP1, 512), 2)}, [workflow]), jobs=300)
     rows = found.run.requests
     share = rows["cached_tokens"].sum() / rows["prompt_tokens"].sum()
     assert 0 < share < 1
@@ -342,14 +341,14 @@ def test_prompts_that_replicas_may_reuse_are_said_to_be_counted_in_full() -> Non
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_another() -> None:
-    once, again, other = (check_network(fork_join(0.5), jobs=400, seed=seed).as_dict() for seed in (1, 1, 2))
+    once, again, other = (check(fork_join(0.5), jobs=400, seed=seed).as_dict() for seed in (1, 1, 2))
     assert once == again
     assert once["workflows"] != other["workflows"]
 
 
 def test_the_work_that_is_done_only_grows_up_to_all_of_it() -> None:
     shares: list[float] = []
-    check_network(fork_join(0.6), jobs=2000, progress=shares.append)
+    check(fork_join(0.6), jobs=2000, progress=shares.append)
     assert shares == sorted(shares)
     assert shares[0] > 0
     assert shares[-1] == pytest.approx(1.0)
@@ -373,7 +372,7 @@ def test_orders_may_be_named_and_given_pool_by_pool() -> None:
     found = compare_orders(network, {"as it is": {}, "reversed": reversed_order, "one fcfs": {"one": "fcfs"}}, jobs=300)
     assert [answer.verdict for answer in found.values()] == ["unstable", "stable", "stable"]
     assert [pool.order for pool in found["one fcfs"].pools] == ["fcfs", "priority"]
-    assert found["as it is"].as_dict() == check_network(network, jobs=300).as_dict()
+    assert found["as it is"].as_dict() == check(network, jobs=300).as_dict()
     assert own_order(network) == "priority"
     assert own_order(found["one fcfs"].network) == "fcfs, priority"
 
@@ -422,16 +421,16 @@ def test_orders_that_cannot_be_are_refused(orders: object, said: str) -> None:
 )
 def test_a_run_that_cannot_be_is_refused_in_one_line(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said) as error:
-        check_network(fork_join(0.5), **wrong)  # type: ignore[arg-type]
+        check(fork_join(0.5), **wrong)  # type: ignore[call-overload]
     assert "\n" not in str(error.value)
 
 
-def test_a_server_is_sent_to_the_function_for_servers() -> None:
-    with pytest.raises(InputError, match="for one server use check"):
-        check_network(UNIT, jobs=10)  # type: ignore[arg-type]
+def test_a_server_alone_is_refused() -> None:
+    with pytest.raises(InputError, match="takes a Workload and a Server, or a Network alone"):
+        check(UNIT, jobs=10)  # type: ignore[call-overload]
 
 
 def test_jobs_that_all_begin_at_one_instant_have_no_rate() -> None:
     recorded = ps.Workload.from_arrays(np.zeros(10), np.full(10, 100), np.full(10, 20))
     with pytest.raises(InputError, match="rate"):
-        check_network(ps.Network.single(recorded, ps.Server(TP1, 512)))
+        check(ps.Network.single(recorded, ps.Server(TP1, 512)))

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.checking.illustrations_network import graph_figure
-from penstock.checking.network_answer import NetworkAnswer, check_network
+from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.orders import compare_orders
 from penstock.checking.view_network import _POOLS, _pools_table, orders_page
 from penstock.scenario.network import NetworkScenario, build_network, read_network
@@ -61,7 +61,7 @@ class Body(html.parser.HTMLParser):
 
 def answered(name: str, folder: Path, jobs: int) -> tuple[NetworkScenario, NetworkAnswer, Body]:
     scenario = read_network(EXAMPLES / f"{name}.yaml")
-    answer = check_network(scenario.network, jobs=jobs, seed=0)
+    answer = ps.check(scenario.network, jobs=jobs, seed=0)
     path = folder / "new" / f"{name}.html"
     write(path, answer.page(scenario))
     return scenario, answer, Body(path.read_text())
@@ -203,7 +203,7 @@ def test_recorded_jobs_are_reported_without_a_test(tmp_path: Path) -> None:
     arrivals = ps.Workload.from_arrays([0.0, 1.0, 2.0], [100, 200, 300], [10, 20, 30])
     server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
     network = ps.Network.single(arrivals, server)
-    answer = check_network(network)
+    answer = ps.check(network)
     page = Body(render(answer.page(NetworkScenario("recorded", network, None, None, tmp_path))))
     assert answer.stability is None
     assert "not tested" in page.words
@@ -261,7 +261,7 @@ LONG = {
 def any_network(request: pytest.FixtureRequest) -> tuple[NetworkScenario, NetworkAnswer]:
     name = request.param
     scenario = build_network(LONG, Path()) if name == "long names" else read_network(EXAMPLES / f"{name}.yaml")
-    return scenario, check_network(scenario.network, jobs=600, resolution=0.1)
+    return scenario, ps.check(scenario.network, jobs=600, resolution=0.1)
 
 
 def in_words(
@@ -340,7 +340,7 @@ def test_every_number_printed_of_pools_stages_and_workflows_is_that_of_the_answe
 
 def test_what_makes_priorities_fail_is_said_with_its_numbers(capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     scenario = read_network(EXAMPLES / "rybko_stolyar.yaml")
-    found = check_network(scenario.network, jobs=200)
+    found = ps.check(scenario.network, jobs=200)
     virtual = found.certificate.virtual_station
     assert virtual is not None
     said = " ".join(in_words(capsys, monkeypatch, 80)(found.page(scenario)).split())
@@ -388,7 +388,7 @@ def test_a_contradiction_is_shouted(capsys, monkeypatch) -> None:  # type: ignor
     server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 1024, policy=lazy)
     network = ps.Network.single(ps.Workload.poisson(12.0, 129, 112), server)
     scenario = NetworkScenario("lazy", network, 300, None, Path())
-    said = in_words(capsys, monkeypatch, 80)(check_network(network, jobs=300).page(scenario))
+    said = in_words(capsys, monkeypatch, 80)(ps.check(network, jobs=300).page(scenario))
     assert "CONTRADICTION: multi-class theorem says stable, but the test says unstable" in " ".join(said.split("\n"))
 
 
@@ -396,5 +396,5 @@ def test_what_is_not_tested_is_said(capsys, monkeypatch) -> None:  # type: ignor
     recorded = ps.Workload.from_arrays(list(range(300)), [100] * 300, [20] * 300)
     network = ps.Network.single(recorded, ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512))
     scenario = NetworkScenario("recorded", network, None, None, Path())
-    said = in_words(capsys, monkeypatch, 80)(check_network(network).page(scenario))
+    said = in_words(capsys, monkeypatch, 80)(ps.check(network).page(scenario))
     assert "NOT TESTED: all jobs are recorded" in said

@@ -71,7 +71,7 @@ def test_one_replica_says_what_a_network_of_replicas_behind_chance_says() -> Non
     aim = Aim.of(["ttft_mean<1s"], requests=4_000, most_requests=4_000)
     alone = evaluate(WORKLOAD.with_rate(30.0), Deployment(SERVER, 4), aim)
     network = ps.Network.single(WORKLOAD.with_rate(30.0), SERVER, 4, "random")
-    run = ps.simulate_network(network, jobs=16_000, seed=3)
+    run = ps.simulate(network, jobs=16_000, seed=3)
     together = float(run.stages().filter(metric="ttft_s")["mean"][0])
     assert alone.estimates[0].low <= together <= alone.estimates[0].high  # type: ignore[operator]
 

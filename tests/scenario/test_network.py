@@ -179,7 +179,7 @@ def test_retention_and_length_of_the_run_are_read() -> None:
 def test_a_join_that_may_be_forgotten_is_among_the_warnings_of_the_answer() -> None:
     branch = CALL | {"then": "answer"}
     stages = {"plan": CALL | {"then": ["read", "search"]}, "read": branch, "search": branch, "answer": CALL}
-    found = ps.check_network(made(workflow={"arrivals": {"poisson": 0.2}, "stages": stages}).network, jobs=300)
+    found = ps.check(made(workflow={"arrivals": {"poisson": 0.2}, "stages": stages}).network, jobs=300)
     assert found.warnings[0].startswith("stage 'answer' of w is reached by 2 branches of 'plan' and is no join")
 
 

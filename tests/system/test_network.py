@@ -401,8 +401,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "a seed below 0": (lambda: Network(ONE, [CALL]).jobs(3, -1), "the seed is -1, but must be a whole number from 0"),
     "half a seed": (lambda: Network(ONE, [CALL]).flooded("call", 3, 1.5), "the seed is 1.5, but"),  # type: ignore[arg-type]
     "a seed of 130 bits": (lambda: Network(ONE, [CALL]).blocks(2**129), "the seed is 68056"),
-    "a seed for a run": (lambda: ps.simulate_network(Network(ONE, [CALL]), jobs=1, seed=-1), "the seed is -1, but"),
-    "a seed for a verdict": (lambda: ps.network_verdict(Network(ONE, [CALL]), seed=-1), "the seed is -1, but"),
+    "a seed for a run": (lambda: ps.simulate(Network(ONE, [CALL]), jobs=1, seed=-1), "the seed is -1, but"),
+    "a seed for a verdict": (lambda: ps.verdict(Network(ONE, [CALL]), seed=-1), "the seed is -1, but"),
 }
 
 

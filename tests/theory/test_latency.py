@@ -194,7 +194,7 @@ def test_decodes_beside_long_batches_are_seen_by_more_requests_than_the_mean_poo
 
 def test_bad_input_is_told_in_one_line() -> None:
     for asked in (estimate_latency, lower_bounds):
-        with pytest.raises(ps.InputError, match="takes a Workload and a Server, not Server, Workload"):
+        with pytest.raises(ps.InputError, match="takes a Workload and a Server, not Server"):
             asked(SERVER, CHAT)  # type: ignore[arg-type]
         with pytest.raises(ps.InputError, match="no arrival rate"):
             asked(ps.Workload.from_arrays([0.0], [10], [10]), SERVER)

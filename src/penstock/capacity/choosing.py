@@ -8,7 +8,7 @@ import numpy.typing as npt
 from penstock.capacity.candidates import SAFE
 from penstock.capacity.recommendation import WORTH, Candidate, Objective
 from penstock.checking import intervals
-from penstock.checking.latency import BATCHES
+from penstock.checking.batches import BATCHES
 
 Floats = npt.NDArray[np.float64]
 

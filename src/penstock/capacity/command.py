@@ -13,7 +13,6 @@ from penstock.checking.choices import (
     chosen_policies,
     chosen_scenario,
     chosen_servers,
-    part_of,
 )
 from penstock.show import progress
 from penstock.show.options import (
@@ -29,6 +28,7 @@ from penstock.show.options import (
     save_figures,
     show_page,
 )
+from penstock.simulation.progress import part_of
 from penstock.words import gathered
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def max_rate(
         for index, (name, server) in enumerate(servers.items()):
             found[name] = search.max_rate(
                 chosen.workload, server, precision=precision, alpha=alpha, seed=chosen.workload.seed,
-                progress=part_of(show, index, len(servers)),
+                progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
             )  # fmt: skip
     notes = gathered({name: server.kv_notes for name, server in servers.items()})
     policies_found = {name: rate.as_dict() for name, rate in found.items()}

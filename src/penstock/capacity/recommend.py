@@ -11,10 +11,11 @@ from penstock.capacity.choosing import ROOM, choose, slower
 from penstock.capacity.max_rate import max_rate
 from penstock.capacity.recommendation import WORDS, WORSE, WORTH, Candidate, Objective, Recommendation, Step, gains_of
 from penstock.checking.answer import ROWS_UP_TO, check, judged
-from penstock.checking.drift_test import Outcome, verdict
 from penstock.checking.targets import Target
+from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress, part_of
+from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.policies import POLICIES
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
@@ -82,7 +83,9 @@ def recommend(
     InputError
         If a value cannot be used, or the current server cannot serve the workload.
     """
-    _check_kinds(workload, server, objective)
+    refuse_all_but_a_server("recommend", workload, server)
+    if objective is not None and objective not in get_args(Objective):
+        raise InputError(f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}")
     if requests is None:
         requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
@@ -95,7 +98,7 @@ def recommend(
 
     # 1. What theory cannot rule out is simulated.
     study = _Study(workload, requests, precision, alpha, most_stable, limits)
-    measured, pruned = study.measure_all(tried.servers, server, progress or (lambda share: None))
+    measured, pruned = study.measure_all(tried.servers, server, progress)
 
     # 2. The best of those that the server can be set to; an engine has no policy of a few numbers by itself.
     own = measured
@@ -122,15 +125,6 @@ def recommend(
         overload=advice.overload(own, workload.rate),
         trade=_trade(own, chosen, decided),
     )
-
-
-def _check_kinds(workload: Workload, server: Server, objective: Objective | None) -> None:
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        raise InputError(
-            f"recommend takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
-        )
-    if objective is not None and objective not in get_args(Objective):
-        raise InputError(f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}")
 
 
 def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> str | None:
@@ -178,7 +172,7 @@ class _Study(NamedTuple):
     targets: tuple[Target, ...]
 
     def measure_all(
-        self, servers: Sequence[Server], current: Server, progress: Progress
+        self, servers: Sequence[Server], current: Server, progress: Progress | None
     ) -> tuple[list[Candidate], list[Pruned]]:
         """Return what was found of each server, from simple to subtle, and what was ruled out on the way.
 
@@ -187,10 +181,7 @@ class _Study(NamedTuple):
         measured: list[Candidate] = []
         pruned = []
         for done, server in enumerate(sorted(servers, key=lambda s: s.token_budget != current.token_budget)):
-
-            def part(share: float, done: int = done) -> None:
-                progress((done + share) / len(servers))
-
+            part = part_of(progress, done / len(servers), (done + 1) / len(servers))
             try:
                 candidate = self.measure(server, measured, part)
             except InputError as error:
@@ -214,11 +205,11 @@ class _Study(NamedTuple):
             return f"it drops {1 - kept:.1%} of the requests, which never fit; more than now"
         answer = check(
             self.workload, server, requests=self.requests, alpha=self.alpha, estimate_memory=False,
-            progress=lambda share: progress(share / 2),
+            progress=part_of(progress, 0.0, 0.5),
         )  # fmt: skip
         rates = max_rate(
             self.workload, server, precision=self.precision, alpha=self.alpha, seed=self.workload.seed,
-            progress=lambda share: progress((1 + share) / 2),
+            progress=part_of(progress, 0.5, 1.0),
         )  # fmt: skip
         shown = self.workload.rate if answer.stability.verdict == "stable" else 0.0
         targets = tuple(judged(target, answer.latency) for target in self.targets)

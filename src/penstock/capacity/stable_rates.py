@@ -8,7 +8,7 @@ from typing import Any
 from penstock import checks
 from penstock.capacity.max_rate import max_rate
 from penstock.errors import InputError
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress, part_of
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
@@ -152,10 +152,7 @@ def rate_map(
     limits = list(itertools.product(budgets, sorted(sizes, key=lambda size: (size is None, size or 0))))
     cells = {}
     for done, (budget, size) in enumerate(limits):
-
-        def part(share: float, done: int = done) -> None:
-            report((done + share) / len(limits))
-
+        part = part_of(progress, done / len(limits), (done + 1) / len(limits))
         try:
             limited = dataclasses.replace(server, token_budget=budget, max_batch_size=size)
             cells[budget, size] = stable_rate(workload, limited, precision=precision, progress=part)

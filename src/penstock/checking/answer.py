@@ -4,27 +4,33 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock import checks
-from penstock.checking.drift_test import Stability, verdict
+from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
+from penstock.checking.drift_test import Stability
 from penstock.checking.kv_limit import kv_notes
 from penstock.checking.latency import SteadyState, estimate
 from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.show.page import Page, Shown
-from penstock.simulation.run import TICK_S, Progress, Record, Run
-from penstock.simulation.simulate import length_of_run, simulate
+from penstock.show.page import Page
+from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.run import TICK_S, Record, Run, stop_tick
+from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
+from penstock.system.kinds import as_network, refuse_of_networks, refuse_of_servers
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
-from penstock.theory.kv_blocks import reuses, served
+from penstock.theory.kv_blocks import reuses
 from penstock.theory.load import Load
 from penstock.theory.memory import MemoryEstimate, memory_is_full
 from penstock.words import STATISTICS
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from penstock.checking.network_answer import NetworkAnswer
     from penstock.scenario.scenario import Scenario
+    from penstock.system.network import Network
     from penstock.theory.operating_point import OperatingPoint
 
 ROWS_UP_TO = 1_000_000
@@ -45,29 +51,19 @@ class TargetAnswer(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answer(Shown):
+class Answer(AnyAnswer):
     """What is known about a workload on a server.
 
     Attributes
     ----------
     workload, server
         What was asked about.
-    certificate
-        What a theorem says.
-    stability
-        What the sequential test says.
+    certificate, stability, latency, warnings
+        As in `AnyAnswer`; the sequential test is never skipped, and no latency is known where the run kept no rows.
     run
         What was simulated from empty.
-    latency
-        Latency of the steady state, or None where it is refused or the run kept no rows.
-    latency_refused
-        Why there is no latency of a steady state, or None.
     targets
         The targets given, judged.
-    disagreement
-        What to doubt where theorem and test contradict each other, or None.
-    warnings
-        What the user should know besides.
     front
         What to know of the KV memory before the verdict is read.
     full
@@ -80,32 +76,17 @@ class Answer(Shown):
     stability: Stability
     run: Run
     latency: SteadyState | None
-    latency_refused: str | None
     targets: tuple[TargetAnswer, ...]
-    disagreement: str | None
     warnings: tuple[str, ...]
     front: tuple[str, ...] = ()
     full: MemoryEstimate | None = None
 
-    @property
-    def verdict(self) -> str:
-        """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing the test."""
-        if self.disagreement:
-            return "contradiction"
-        said = self.certificate.verdict
-        return self.stability.verdict if said == "unknown" else said
+    audited = "; audit a run to find out"
 
     @property
     def missed(self) -> bool:
         """Whether a target is not known to be met."""
         return any(target.judgement != "met" for target in self.targets)
-
-    @property
-    def reason(self) -> str:
-        """Why the verdict is what it is."""
-        if self.disagreement:
-            return self.disagreement
-        return self.stability.reason if self.certificate.verdict == "unknown" else self.certificate.reason
 
     @functools.cached_property
     def first(self) -> Run:
@@ -183,6 +164,7 @@ class Answer(Shown):
         )
 
 
+@overload
 def check(
     workload: Workload,
     server: Server,
@@ -191,27 +173,54 @@ def check(
     until: float | None = None,
     targets: Sequence[Target | str] = (),
     precision: float | None = None,
-    alpha: float = 0.01,
-    resolution: float = 0.01,
+    alpha: float | None = None,
+    resolution: float | None = None,
     estimate_memory: bool = True,
     progress: Progress | None = None,
-) -> Answer:
-    """Certify a workload on a server, test it, simulate it, and refuse the latency of a steady state it has not.
+) -> Answer: ...
+@overload
+def check(
+    network: "Network",
+    /,
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    resolution: float | None = None,
+    progress: Progress | None = None,
+) -> "NetworkAnswer": ...
+def check(
+    workload: "Workload | Network",
+    server: Server | None = None,
+    *,
+    requests: int | None = None,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    targets: Sequence[Target | str] = (),
+    precision: float | None = None,
+    alpha: float | None = None,
+    resolution: float | None = None,
+    estimate_memory: bool = True,
+    progress: Progress | None = None,
+) -> "Answer | NetworkAnswer":
+    """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has not.
 
     Parameters
     ----------
-    workload, server, requests, until
-        As in `penstock.simulation.simulate`. A target that is undecided makes the run longer, up to 16 times.
+    workload, server, requests, jobs, until, seed
+        As in `penstock.simulate`. Runs of networks keep their requests, so they have up to ten million jobs.
     targets
-        Upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see `Target.parse`.
+        Of a server: upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see `Target.parse`.
+        While one is undecided the run becomes longer, up to 16 times.
     precision
-        Largest half-width of the interval of any mean latency, over its value: 0.05 is 5%. Until then the run becomes
-        longer, up to 16 times. Default: as it comes.
+        Of a server: largest half-width of the interval of any mean latency, over its value: 0.05 is 5%. Until then the
+        run becomes longer, up to 16 times. Default: as it comes.
     alpha, resolution
         As in `penstock.verdict`.
     estimate_memory
-        Whether to note what is carried once KV memory is full, where there is an estimate, and at which KV memory the
-        verdict on an engine would turn, where none was given (it may take seconds).
+        Of a server: whether to note what is carried once KV memory is full, where there is an estimate, and at which KV
+        memory the verdict on an engine would turn, where none was given (it may take seconds).
     progress
         Called now and then with the share that is done.
 
@@ -220,78 +229,99 @@ def check(
     InputError
         If a value cannot be used.
     """
+    if isinstance(workload, Workload) and isinstance(server, Server):
+        refuse_of_networks(jobs=jobs, seed=seed)
+        limits = _parsed(targets)
+        question = _Question(workload, server, requests, until, limits, precision, estimate_memory, progress)
+        return question.answer(alpha, resolution)
+    network = as_network("check", workload, server)
+    memory = None if estimate_memory else False
+    refuse_of_servers(
+        requests=requests, targets=targets or None, precision=precision, alpha=alpha, estimate_memory=memory
+    )
+    from penstock.checking.network_answer import of_network
+
+    return of_network(network, jobs, until, seed, resolution, progress)
+
+
+def _parsed(targets: Sequence[Target | str]) -> list[Target]:
     if isinstance(targets, str) or not all(isinstance(target, Target | str) for target in targets):
         raise InputError(f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']")
-    limits = [Target.parse(target) if isinstance(target, str) else target for target in targets]
-    length_of_run(workload, requests, until, TICK_S)  # refuse it before the test, not after
-    short = until is None and (requests or workload.rows or 0) <= ROWS_UP_TO
-    if (limits or precision is not None) and not short:
-        raise InputError(
-            f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; give `requests` up to "
-            "that, and no `until`"
-        )
-    report = progress or (lambda share: None)
-    certificate = certify(workload, server)
-    stability = verdict(
-        workload, server, alpha, resolution, workload.seed, progress=lambda share: report(_TEST_SHARE * share)
-    )
+    return [Target.parse(target) if isinstance(target, str) else target for target in targets]
 
-    def report_run(share: float) -> None:
-        report(_TEST_SHARE + (1 - _TEST_SHARE) * share)
 
-    refused = _refused(certificate, stability)
-    latency = None
-    if refused or not short:
-        record = record_for(requests, until)
-        run = simulate(workload, server, requests=requests, until=until, record=record, progress=report_run)
-    else:
-        rho = 1 / (1 - min(stability.drift, 0.0))  # under a backlog it carries so many times what arrives
-        run, latency = estimate(
-            workload, server, requests=requests, precision=precision, targets=limits, rho=rho, progress=report_run
+@dataclasses.dataclass(frozen=True)
+class _Question:
+    """What is asked about a server: see `check`."""
+
+    workload: Workload
+    server: Server
+    requests: int | None
+    until: float | None
+    targets: list[Target]
+    precision: float | None
+    estimate_memory: bool
+    progress: Progress | None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a row per request is no burden, so that there are intervals."""
+        return self.until is None and (self.requests or self.workload.rows or 0) <= ROWS_UP_TO
+
+    def answer(self, alpha: float | None, resolution: float | None) -> Answer:
+        """Put theorem, test and run together."""
+        workload, server = self.workload, self.server
+        length = length_of_run(workload, self.requests, self.until)  # refuse it before the test, not after
+        stop = stop_tick(self.until, TICK_S)
+        if (self.targets or self.precision is not None) and not self.has_rows:
+            raise InputError(
+                f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; give `requests` up to "
+                "that, and no `until`"
+            )
+        certificate = certify(workload, server)
+        tested = part_of(self.progress, 0.0, _TEST_SHARE)
+        stability = verdict(workload, server, alpha, resolution, workload.seed, progress=tested)
+        simulated = part_of(self.progress, _TEST_SHARE, 1.0)
+        latency = None
+        if self.has_rows and not no_steady_state(certificate, stability):
+            rho = 1 / (1 - min(stability.drift, 0.0))  # under a backlog it carries so many times what arrives
+            run, latency = estimate(
+                workload, server, requests=self.requests, precision=self.precision, targets=self.targets, rho=rho,
+                progress=simulated,
+            )  # fmt: skip
+        else:
+            options = RunOptions(stop, progress=simulated)
+            run = run_server(workload, server, length, options, record_for(self.requests, self.until))
+        full = memory_is_full(workload, server) if self.estimate_memory else None
+        return Answer(
+            workload,
+            server,
+            certificate,
+            stability,
+            run,
+            latency,
+            targets=tuple(judged(target, latency) for target in self.targets),
+            warnings=tuple(self._warnings(certificate, full) + latency_warnings(certificate, stability, latency)),
+            front=kv_notes(workload, server, stability.verdict, search=self.estimate_memory),
+            full=full,
         )
-    warnings = list(workload.notices)
-    if workload.rows is not None:
-        warnings.append(
-            "the test repeats the recording without end; for requests that are independent, draw them from it with "
-            "arrivals 'poisson'"
-        )
-    warnings += load_warnings(certificate.load, server)
-    full = memory_is_full(workload, server) if estimate_memory else None
-    warnings += memory_warnings(workload, server, full)
-    if stability.verdict == "undecided" and not refused:
-        warnings.append("whether it is stable is undecided, so there may be no steady state whose latency this is")
-    if latency:
-        warnings += latency.notices
-    return Answer(
-        workload=workload,
-        server=server,
-        certificate=certificate,
-        stability=stability,
-        run=run,
-        latency=latency,
-        latency_refused=refused,
-        targets=tuple(judged(target, latency) for target in limits),
-        disagreement=_disagreement(certificate, stability),
-        warnings=tuple(warnings),
-        front=kv_notes(workload, server, stability.verdict, search=estimate_memory),
-        full=full,
-    )
+
+    def _warnings(self, certificate: Certificate, full: MemoryEstimate | None) -> list[str]:
+        """Return what the user should know of the workload and the limits; ``full`` as in `Answer`."""
+        warnings = list(self.workload.notices)
+        if self.workload.rows is not None:
+            warnings.append(
+                "the test repeats the recording without end; for requests that are independent, draw them from it with "
+                "arrivals 'poisson'"
+            )
+        warnings += load_warnings(certificate.load, self.server)
+        return warnings + memory_warnings(certificate.load, self.workload, self.server, full)
 
 
 def first_batches(workload: Workload, server: Server) -> Run:
     """Return a short run that tells who was in each batch."""
     requests = min(_FIRST_REQUESTS, workload.rows or _FIRST_REQUESTS)
     return simulate(workload, server, requests=requests, record="allocations")
-
-
-def _refused(certificate: Certificate, stability: Stability) -> str | None:
-    if certificate.verdict == "unstable":
-        return f"{certificate.reason}; there is no steady state whose latency could be told"
-    if certificate.verdict == "critical":
-        return f"{certificate.reason}; there may be no steady state whose latency could be told"
-    if stability.verdict == "unstable":
-        return f"{stability.reason}; there is no steady state whose latency could be told"
-    return None
 
 
 def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
@@ -301,35 +331,17 @@ def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
     return TargetAnswer(target, latency.estimates[target.metric][target.statistic], latency.judge(target))
 
 
-def _disagreement(certificate: Certificate, stability: Stability) -> str | None:
-    """Say what is in doubt where the two contradict each other: what nobody checked, or Penstock itself."""
-    if {certificate.verdict, stability.verdict} != {"stable", "unstable"}:
-        return None
-    unchecked = [hypothesis.name for hypothesis in certificate.hypotheses if not hypothesis.checked]
-    if unchecked:
-        cause = f"in doubt is what was taken on trust: {', '.join(unchecked)}; audit a run to find out"
-    else:
-        cause = (
-            f"every hypothesis was checked, so this is the wrong verdict that alpha {stability.alpha:g} allows for, or "
-            "a bug: try another seed, and if it stays, please report it"
-        )
-    return (
-        f"{certificate.theorem} says {certificate.verdict}, but the test says {stability.verdict} "
-        f"({stability.reason}); {cause}"
-    )
-
-
 def record_for(requests: int | None, until: float | None) -> Record:
     """Return what a run of that length keeps: a row per request where that is no burden."""
     return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"
 
 
-def memory_warnings(workload: Workload, server: Server, full: MemoryEstimate | None) -> list[str]:
+def memory_warnings(load: Load, workload: Workload, server: Server, full: MemoryEstimate | None) -> list[str]:
     """Return what KV memory does to a workload that neither load nor bounds say; ``full`` by the estimate."""
     if server.memory is None:
         return []
     warnings = []
-    kept = served(workload, server).share
+    kept = load.work.share
     if kept < 1:
         warnings.append(f"{1 - kept:.2%} of the requests never fit and are dropped; nothing here counts them")
     if reuses(workload, server):

@@ -1,7 +1,7 @@
 """What a command asks about: a scenario with the choices of the command line over it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,11 +87,6 @@ def chosen_policies(
         called = ", ".join(policy.name for policy in chosen)
         raise InputError(f"--policies: two of {called} have one name; leave one out, or give it another name")
     return chosen
-
-
-def part_of(show: Callable[[float], None], index: int, count: int) -> Callable[[float], None]:
-    """Show the progress of one of several equal parts."""
-    return lambda share: show((index + share) / count)
 
 
 def about(scenario: "Scenario") -> str:

@@ -15,7 +15,6 @@ from penstock.checking.choices import (
     chosen_scenario,
     chosen_servers,
     measured,
-    part_of,
 )
 from penstock.checking.command_network import Jobs, Orders, answer_network, chosen_network
 from penstock.errors import InputError
@@ -34,6 +33,7 @@ from penstock.show.options import (
     save_figures,
     show_page,
 )
+from penstock.simulation.progress import part_of
 
 if TYPE_CHECKING:
     from penstock.checking.answer import Answer
@@ -151,7 +151,7 @@ def compare(
         for index, (name, server) in enumerate(servers.items()):
             found[name] = answer.check(
                 chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
-                resolution=resolution, progress=part_of(show, index, len(servers)),
+                resolution=resolution, progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
             )  # fmt: skip
     refused = [name for name, a in found.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)

@@ -74,10 +74,10 @@ def answer_network(
             raise InputError("--figures and --report show one order; leave --orders out, or them")
         _compare(chosen, orders, seed, resolution, as_json, strict)
         return
-    from penstock.checking.network_answer import check_network
+    from penstock.checking.answer import check
 
     with progress.bar(f"Simulating {chosen.name}") as show:
-        found = check_network(
+        found = check(
             chosen.network, jobs=chosen.jobs, until=chosen.until, seed=seed, resolution=resolution, progress=show
         )
     if figures is not None:

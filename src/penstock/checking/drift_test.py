@@ -30,27 +30,26 @@ with a rate, so it answers for any policy, limits and lengths. Recordings are re
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from penstock import checks
 from penstock.checking.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
+from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
+from penstock.simulation.progress import Progress
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, beside_prefill
-from penstock.theory.kv_blocks import Served, fits, served
-from penstock.theory.load import load
+from penstock.theory.kv_blocks import fits
+from penstock.theory.load import Load, load
 from penstock.theory.region import region
 from penstock.workload.workload import Requests, Workload
 
 Floats = npt.NDArray[np.floating[Any]]
-
-Outcome = Literal["stable", "unstable", "undecided"]
 
 MOST_INITIAL = 2**20
 """Most requests in an initial backlog."""
@@ -192,6 +191,11 @@ class Stability:
         moved = f"{watch.drift:+.2%} of what arrives ({sure} {low:+.2%} to {high:+.2%})"
         return f"a large backlog changes by {moved}, {seen}: too little to tell at this resolution{more}"
 
+    @property
+    def error(self) -> str:
+        """What a wrong verdict is, and what to do about it."""
+        return f"this is the wrong verdict that alpha {self.alpha:g} allows for, or a bug: try another seed"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         watch = self.deciding
@@ -207,79 +211,34 @@ class Stability:
         }
 
 
-def verdict(
-    workload: Workload,
-    server: Server,
-    alpha: float = 0.01,
-    resolution: float = 0.01,
-    seed: int = 0,
-    *,
-    most_arrivals: int | None = None,
-    progress: Callable[[float], None] | None = None,
+def drift_test(
+    workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None, progress: Progress
 ) -> Stability:
-    """Say by simulation whether a workload on a server is stable.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives (its own seed is not used) and what serves, under any policy and any limits.
-    alpha
-        Probability of a wrong verdict that is accepted, where the load is at least ``resolution`` away from the
-        largest that is stable.
-    resolution
-        The smallest share of the load that must be told from none.
-    seed
-        For arrivals and lengths.
-    most_arrivals
-        Arrivals under watch, from each backlog, after which the answer is ``undecided``. Default: four times those
-        that the test without a control variate needs on average at the resolution.
-    progress
-        Called now and then with the share of them that was seen.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used, the workload has no rate, or the policy forms an empty batch.
-    """
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        raise InputError(
-            f"verdict takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
-        )
-    alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict")
-    resolution = checks.number("resolution", resolution, 1e-4, 0.5, "", "it is a share of the load; finer takes days")
-    if most_arrivals is not None:
-        most_arrivals = checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
-    test = _Test.of(workload.with_seed(seed), server, alpha, resolution, most_arrivals)
-    starts: tuple[Start, ...] = ("prefill", "mixed", "decode") if test.decodes > 0 else ("prefill",)
-    watches: list[Watch] = []
-    for index, start in enumerate(starts):
-
-        def report(share: float, done: int = index) -> None:
-            if progress is not None:
-                progress((done + share) / len(starts))
-
-        watches.append(test.watch(start, report))
-        if watches[-1].outcome == "unstable":
-            break
-    outcomes = {watch.outcome for watch in watches}
-    found: Outcome = next((word for word in ("unstable", "undecided") if word in outcomes), "stable")
-    return Stability(found, alpha, resolution, tuple(watches))
+    """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed to test with."""
+    test = _Test.of(workload, server, alpha, resolution, most_arrivals)
+    starts: tuple[Start, ...] = ("prefill",)
+    if test.decodes > 0:
+        starts = ("prefill", "mixed", "decode")
+    outcome, watches = up_to_unstable([functools.partial(test.watch, start) for start in starts], progress)
+    return Stability(outcome, alpha, resolution, watches)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Test:
     """What all backlogs are tested with.
 
-    Tokens/s offered in each phase, tokens of a request in all and in decode, the barriers without and with the control
-    variate, what tokens of each phase count, and how many requests arrive while slots full of decodes serve those of
-    one.
+    The load, tokens/s offered in each phase, tokens of a request in all, in its prompt and in decode, the barriers
+    without and with the control variate, what tokens of each phase count, and how many requests arrive while slots full
+    of decodes serve those of one.
     """
 
     workload: Workload
     server: Server
     alpha: float
+    rho: float
     offered: PerPhase
     forward: float
+    prompt: float
     decodes: float
     plain_barrier: float
     barrier: float
@@ -291,7 +250,8 @@ class _Test:
     def of(
         cls, workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None
     ) -> "_Test":
-        work = served(workload, server)  # those that are dropped are no load
+        asked = load(workload, server)
+        work = asked.work  # those that are dropped are no load
         if work.share < _LEAST_SHARE:
             raise InputError(
                 f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves too few to judge; raise "
@@ -301,13 +261,11 @@ class _Test:
         sample = sample.where(np.flatnonzero(fits(sample.prompt_tokens, sample.output_tokens, server)))
         prompt = work.lengths.mean_prompt
         mean = server.tokens_per_request(prompt, work.lengths.mean_output)
-        asked = load(workload, server)
         decodes = max(mean - prompt, 0.0)  # without any, rounding may leave less
-        worth, noise, decode_s = _worth_of(sample, server, work, prompt, decodes)
-        each = _weighed(sample, server, worth)
+        worth, noise, decode_s = _worth_of(sample, server, asked, prompt, decodes)
+        variance = float(np.mean(_weighed(sample, server, worth) ** 2))
         barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean  # tokens for a variance of 1 token^2
-        plain = (float(np.mean(each**2)) + noise) * barrier_of
-        barrier = (_CONTROLLED * float(np.mean(each**2)) + noise) * barrier_of
+        plain = (variance + noise) * barrier_of
         if most_arrivals is None:
             most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
         most_rate = _MOST_LOAD * asked.max_rate
@@ -315,22 +273,32 @@ class _Test:
             workload = workload.with_rate(most_rate)
         rate = workload.rate * work.share
         return cls(
-            workload, server, alpha, (rate * prompt, rate * decodes), mean, decodes, plain, barrier, most_arrivals,
-            worth, rate * decode_s,
-        )  # fmt: skip
+            workload,
+            server,
+            alpha,
+            rho=asked.rho,
+            offered=(rate * prompt, rate * decodes),
+            forward=mean,
+            prompt=prompt,
+            decodes=decodes,
+            plain_barrier=plain,
+            barrier=(_CONTROLLED * variance + noise) * barrier_of,
+            most_arrivals=most_arrivals,
+            worth=worth,
+            arrivals_beside=rate * decode_s,
+        )
 
-    def watch(self, start: Start, report: Callable[[float], None]) -> Watch:
+    def watch(self, start: Start, report: Progress) -> Watch:
         """Run from one backlog; from a larger one where it was gone before the test could tell."""
-        each: float = _SLOTS
+        per_slot: float = _SLOTS
         if _keeps_long_queues(self.server):
             # Each generation of the warm-up leaves a share rho of the one before.
-            rho = load(self.workload, self.server).rho
-            each = _SLOTS_WHERE_LONG / min(max(rho, _LEAST_LOAD), 1) ** _GENERATIONS
-        work = max(2 * self.plain_barrier, each * self._at_once() * self.forward)
+            per_slot = _SLOTS_WHERE_LONG / min(max(self.rho, _LEAST_LOAD), 1) ** _GENERATIONS
+        work = max(2 * self.plain_barrier, per_slot * self._at_once() * self.forward)
         while True:
-            found = self._watch(start, work, report)
-            if found.outcome != "undecided" or found.arrivals >= self.most_arrivals or found.initial >= MOST_INITIAL:
-                return found
+            watch = self._watch(start, work, report)
+            if watch.outcome != "undecided" or watch.arrivals >= self.most_arrivals or watch.initial >= MOST_INITIAL:
+                return watch
             work *= _LARGER
 
     def _at_once(self) -> int:
@@ -338,8 +306,7 @@ class _Test:
         memory, most = self.server.memory, slots(self.server)
         if memory is None or memory.prefix_caching:  # a cache shares blocks, nobody knows how many
             return most
-        prompt = served(self.workload, self.server).lengths.mean_prompt
-        return min(most, math.ceil(memory.tokens / max(prompt, memory.block_size)))
+        return min(most, math.ceil(memory.tokens / max(self.prompt, memory.block_size)))
 
     def _initial(self, start: Start, work: float) -> int:
         """Return how many requests a backlog of so many tokens is.
@@ -353,7 +320,7 @@ class _Test:
             count = min(work / self.worth[1] / self.decodes, max(_PATIENCE / 4 * count / self.arrivals_beside, least))
         return min(math.ceil(count), MOST_INITIAL)
 
-    def _watch(self, start: Start, work: float, report: Callable[[float], None]) -> Watch:
+    def _watch(self, start: Start, work: float, report: Progress) -> Watch:
         """Run from so many tokens until they have moved by the barrier.
 
         A backlog that leaves has been served, unless so much less arrived than on average that it explains half of it.
@@ -428,7 +395,7 @@ class _Test:
 
 
 def _worth_of(
-    sample: Requests, server: Server, work: Served, prompt: float, decodes: float
+    sample: Requests, server: Server, asked: Load, prompt: float, decodes: float
 ) -> tuple[PerPhase, float, float]:
     """Return what tokens count, the variance that this leaves out, and the seconds of a request's decodes alone.
 
@@ -439,7 +406,7 @@ def _worth_of(
 
     Parameters
     ----------
-    sample, server, work
+    sample, server, asked
         Requests, what serves, and what the workload asks of it.
     prompt, decodes
         Mean tokens of a request.
@@ -447,7 +414,7 @@ def _worth_of(
     full = slots(server)
     decode_s = decodes * float(server.batch_time.by_tokens(full)) / full
     by_tokens = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
-    of_prompt, of_decode = region(by_tokens, prompt=work.lengths).prices((prompt, decodes))
+    of_prompt, of_decode = region(by_tokens, prompt=asked.work.lengths).prices((prompt, decodes))
     last = int(server.convention == "engine")
     v, out = sample.prompt_tokens, sample.output_tokens
     seconds = of_prompt * v + of_decode * (out - last)

@@ -13,6 +13,7 @@ pools than those in it, so the upper barrier is four times the start over the po
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -20,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock import checks
-from penstock.checking.drift_test import Outcome
+from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.server import NEVER
-from penstock.simulation.run import TICK_S, Progress
+from penstock.simulation.progress import Progress
+from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
@@ -125,6 +126,11 @@ class NetworkStability:
             "this resolution"
         )
 
+    @property
+    def error(self) -> str:
+        """What a wrong verdict is, and what to do about it."""
+        return "the test is wrong at this resolution, or there is a bug: try another seed and a finer resolution"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         names = ("stage", "outcome", "initial", "arrivals", "ratio", "highest", "barrier")
@@ -132,74 +138,51 @@ class NetworkStability:
         return {"verdict": self.verdict, "reason": self.reason, "resolution": self.resolution, "floods": floods}
 
 
-def network_verdict(
-    network: Network,
-    resolution: float = 0.02,
-    seed: int = 0,
-    *,
-    most_jobs: int | None = None,
-    progress: Progress | None = None,
+def flood_test(
+    network: Network, resolution: float, seed: int, most_jobs: int | None, progress: Progress
 ) -> NetworkStability:
-    """Say by simulation whether a network is stable.
-
-    Parameters
-    ----------
-    network
-        What arrives and what serves, under any policies, orders and routers.
-    resolution
-        The smallest distance of a load from a critical one that must be told.
-    seed
-        For everything random.
-    most_jobs
-        Jobs that may arrive during one flood before it is undecided. Default: as many as bring ten times the initial
-        work over the resolution; where the work stays level before, the flood is too small to tell, and a larger one is
-        tried. All floods together stop at some forty million requests.
-    progress
-        Called now and then with the share that is done.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used, or the jobs are recorded and come to an end.
-    """
-    if not isinstance(network, Network):
-        raise InputError(f"network_verdict takes a Network, not {checks.shown(network)}; for one server use verdict")
-    resolution = checks.number("resolution", resolution, 1e-3, 0.5, "", "it is a share of the load; finer takes days")
-    if most_jobs is not None:
-        most_jobs = checks.whole("most_jobs", most_jobs, 1, 10**9, "", "so many arrive at most")
+    """Flood each stage of a network in turn: see `penstock.verdict`."""
     if network.ends:
         raise InputError("the jobs are recorded and come to an end, so nothing can grow for ever; give them a rate")
     model = network.model()
-    if (most := float(model.rho.max())) > _MOST_LOAD:  # more is as unstable, and takes as many more arrivals to see
+    most = float(model.rho.max())
+    if most > _MOST_LOAD:  # more is as unstable, and takes as many more arrivals to see
         network = network.with_load(_MOST_LOAD / most)
         model = network.model()
     visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
     stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])  # where it fails first
-    floods: list[Flood] = []
-    most_requests = _MOST_REQUESTS
-    for index, stage in enumerate(stages):
+    test = _Test(network, model, resolution, seed, most_jobs)
+    outcome, floods = up_to_unstable([functools.partial(test.flood, stage) for stage in stages], progress)
+    return NetworkStability(outcome, resolution, floods)
 
-        def report(share: float, done: int = index) -> None:
-            if progress is not None:
-                progress((done + min(share, 1.0)) / len(stages))
 
-        requests = max(most_requests // 2, _LEAST_REQUESTS) if most_jobs is None else NEVER
-        most_requests -= requests
+@dataclasses.dataclass
+class _Test:
+    """What all stages are flooded with, and the requests that may arrive yet."""
+
+    network: Network
+    model: NetworkModel
+    resolution: float
+    seed: int
+    most_jobs: int | None
+    requests: int = _MOST_REQUESTS
+
+    def flood(self, stage: int, report: Progress) -> Flood:
+        """Flood one stage, the more where the work stays level, with half of the requests that are left."""
+        requests = NEVER
+        if self.most_jobs is None:
+            requests = max(self.requests // 2, _LEAST_REQUESTS)
+        self.requests -= requests
         for times in range(_TRIES):
-            flooded = _Flooded(network, model, stage, resolution, seed, _LARGER**times)
+            flooded = _Flooded(self.network, self.model, stage, self.resolution, self.seed, _LARGER**times)
             if times and flooded.requests >= requests:
                 break
-            found = flooded.watch(most_jobs, requests, report)
+            flood = flooded.watch(self.most_jobs, requests, report)
             requests -= flooded.requests
-            if not flooded.level or most_jobs is not None or requests <= 0:
+            if not flooded.level or self.most_jobs is not None or requests <= 0:
                 break
-        floods.append(found)
         report(1.0)
-        if found.outcome == "unstable":
-            break
-    outcomes = {flood.outcome for flood in floods}
-    verdict: Outcome = next((word for word in ("unstable", "undecided") if word in outcomes), "stable")
-    return NetworkStability(verdict, resolution, tuple(floods))
+        return flood
 
 
 class _Flooded:
@@ -208,8 +191,11 @@ class _Flooded:
     def __init__(
         self, network: Network, model: NetworkModel, stage: int, resolution: float, seed: int, times: int
     ) -> None:
-        self.network, self.stage, self.pool = network, network.stages[stage], int(network.stage_pool[stage])
-        self.capacity, self.jobs_rate = model.capacity, float(model.external.sum())
+        self.network = network
+        self.stage = network.stages[stage]
+        self.pool = int(network.stage_pool[stage])
+        self.capacity = model.capacity
+        self.jobs_rate = float(model.external.sum())
         self.initial, self.normal = _initial(network, model, self.stage, self.pool, resolution, seed, times)
         flood = network.flooded(self.stage, self.initial, seed)
         self.source: Iterator[Jobs] = network.blocks(seed)
@@ -235,7 +221,8 @@ class _Flooded:
         """Run until the work has reached a barrier."""
         patience_s = self.patience_s if most_jobs is None else most_jobs / self.jobs_rate
         level_s = patience_s * _LEVEL / _PATIENCE
-        path, steps = [(0.0, 1.0)], _STEPS
+        path = [(0.0, 1.0)]
+        steps = _STEPS
         highest = 1.0
         outcome: Outcome = "undecided"
         while path[-1][0] < patience_s and self.requests < most_requests:
@@ -249,13 +236,13 @@ class _Flooded:
             if ratio >= self.risen:
                 outcome = "unstable"
                 break
-            self.level = (
-                time_s > level_s and max(ratio, here) < 1 + _LEVEL / 2 * time_s / level_s
-            )  # half the resolution
+            half_the_resolution = _LEVEL / 2 * time_s / level_s
+            self.level = time_s > level_s and max(ratio, here) < 1 + half_the_resolution
             if self.level:
                 break
             if len(path) > 2 * _LOOKS:
-                path, steps = path[::2], 2 * steps
+                path = path[::2]
+                steps *= 2
             report(time_s / patience_s)
         arrivals = max(self.done + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial, 0)
         return Flood(

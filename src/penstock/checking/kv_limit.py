@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from penstock.checking.drift_test import verdict
+from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.system.memory import Memory
 from penstock.system.server import Server

@@ -13,27 +13,26 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.checking import intervals
-from penstock.checking.latency import (
+from penstock.checking.batches import (
     BATCHES,
     LEAST_REQUESTS,
-    MOST_CORRELATION,
     RELAXATIONS,
+    Batches,
+    Floats,
+    Ints,
+    Statistics,
+    before_unfinished,
+    checked_confidence,
     few_bursts,
     relaxation_requests,
     rounded_up,
+    unsteady,
+    variability,
 )
-from penstock.checking.targets import Estimate
 from penstock.errors import InputError
 from penstock.simulation.network_run import NetworkRun, RequestRows
-from penstock.simulation.run import Distribution
-from penstock.words import QUANTILES
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Samples = tuple[Ints, Ints]
-"""Of each sample the place of its job, and ticks."""
-Statistics = Mapping[str, Estimate]
-"""By ``mean``, ``p50``, ``p90``, ``p95``, ``p99``; seconds."""
+from penstock.simulation.run import Distribution, recorded
+from penstock.words import STATISTICS
 
 LEAST_JOBS = 1_000
 """Jobs after the warm-up below which no interval is given."""
@@ -44,7 +43,7 @@ FILLING = 2.0
 _FORESIGHT = 10
 """Times as long as it is itself that a run can say a run should be; a shorter one names a least."""
 _GROUPS = 100
-"""Of jobs, over which the variability of what they bring is measured."""
+"""Of jobs, over which the variability of what they bring is measured (`variability`)."""
 _NO_RUN = 1e8
 """Jobs that no run has."""
 
@@ -104,66 +103,69 @@ def network_steady_state(
         If the run did not keep its requests, or a number cannot be used.
     """
     if not isinstance(run, NetworkRun):
-        raise InputError(f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; give simulate_network's")
-    confidence = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often an interval holds")
-    if run.rows is None:
-        raise InputError("steady-state latency needs a row per request; simulate with record='requests'")
-    unfinished = np.flatnonzero(run.finish < 0)
-    count = int(unfinished[0]) if unfinished.size else run.arrived
-    notices = []
-    if count < run.arrived / 2:
-        notices.append(
-            f"job {count:,} of {run.arrived:,} is unfinished, and those behind it are left out; simulate until all "
-            "have ended"
-        )
+        raise InputError(f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; simulate a network first")
+    confidence = checked_confidence(confidence)
+    rows = recorded(run.rows, "requests")
+    count, notices = before_unfinished(run.finish, "job", "ended")
     e2e = (run.finish - run.arrival)[:count]
     removed, still_warming = intervals.warmup(_relative(e2e, run.workflow[:count]))
     filling = _filling(run.arrival[:count], e2e)
     used = max(count - max(removed, filling), 0) // BATCHES * BATCHES
-    removed = count - used
     span = max(int(np.ptp(run.arrival[:count])), 1) if count else 1
     at_once = min(float(e2e.sum()) / span, float(count))  # Little's law
-    short = _shortness(run, run.rows, count, count - filling, used, at_once, loads)
-    if few := used < LEAST_JOBS:
-        used, removed = count, 0
+    short = _shortness(run, rows, count, count - filling, used, at_once, loads)
+    few = used < LEAST_JOBS
+    if few:
+        used = count
     batch = np.full(run.arrived, -1)  # of each job; -1: left out
-    batch[removed:count] = np.arange(used) * (1 if few else BATCHES) // max(used, 1)
-    workflows = {
-        w.name: _Batched(batch, (np.flatnonzero(run.workflow[:count] == place), e2e[run.workflow[:count] == place]))
-        for place, w in enumerate(run.network.workflows)
+    batch[count - used : count] = np.arange(used) * (1 if few else BATCHES) // max(used, 1)
+    workflows = _of_workflows(run, e2e, batch)
+    if not few:
+        short += unsteady("E2E", still_warming, list(workflows.values()), count, "jobs")
+
+    def estimated(batches: Batches) -> Statistics:
+        return {name: batches.estimate(name, confidence, run.tick_s, bool(short)) for name in STATISTICS}
+
+    of_workflows = {name: estimated(batches) for name, batches in workflows.items()}
+    of_stages = {
+        stage: {metric: estimated(batches) for metric, batches in metrics.items()}
+        for stage, metrics in _of_stages(run, rows, batch).items()
     }
-    job = run.rows.jobs.job
-    stages = {
-        name: {
-            metric: _Batched(batch, (job[requests], ticks.astype(np.int64)))
-            for metric, (requests, ticks) in run.samples(place).items()
+    if not short:
+        by_name = {f"{name} e2e": statistics for name, statistics in of_workflows.items()}
+        for stage, metrics in of_stages.items():
+            by_name |= {f"{stage} {metric.removesuffix('_s')}": statistics for metric, statistics in metrics.items()}
+        notices += few_bursts(by_name, confidence, used, "jobs")
+    return NetworkSteadyState(of_workflows, of_stages, used, count - used, confidence, bool(short), (*notices, *short))
+
+
+def _of_workflows(run: NetworkRun, e2e: Ints, batch: Ints) -> dict[str, Batches]:
+    """Return E2E of the jobs of each workflow, as far as all have ended."""
+    chosen = {workflow.name: run.workflow[: e2e.size] == index for index, workflow in enumerate(run.network.workflows)}
+    return {name: _batched(batch, np.flatnonzero(mine), e2e[mine]) for name, mine in chosen.items()}
+
+
+def _of_stages(run: NetworkRun, rows: RequestRows, batch: Ints) -> dict[str, dict[str, Batches]]:
+    """Return the samples of each metric at each stage."""
+    job = rows.jobs.job
+    return {
+        stage: {
+            metric: _batched(batch, job[requests], ticks.astype(np.int64))
+            for metric, (requests, ticks) in run.samples(index).items()
             if metric != "tpot_s"  # which is no whole number of ticks
         }
-        for place, name in enumerate(run.network.stages)
+        for index, stage in enumerate(run.network.stages)
     }
-    if not few:
-        alike = max(found.correlation for found in workflows.values())
-        short += _unsteady(count, still_warming, alike)
 
-    def estimated(found: "_Batched") -> Statistics:
-        return found.estimates(confidence, run.tick_s, bool(short))
 
-    of_workflows = {name: estimated(found) for name, found in workflows.items()}
-    of_stages = {name: {metric: estimated(found) for metric, found in of.items()} for name, of in stages.items()}
-    if not short:
-        by_name = {f"{name} e2e {s}": e for name, of in of_workflows.items() for s, e in of.items()}
-        for name, metrics in of_stages.items():
-            by_name |= {f"{name} {metric[:-2]} {s}": e for metric, of in metrics.items() for s, e in of.items()}
-        notices += few_bursts(by_name, confidence, used, "jobs")
-    return NetworkSteadyState(
-        workflows=of_workflows,
-        stages=of_stages,
-        jobs=used,
-        warmup_jobs=removed,
-        confidence=confidence,
-        too_short=bool(short),
-        notices=(*notices, *short),
-    )
+def _batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:
+    """Put samples into the batches of their jobs, or together if they are too few."""
+    own = batch[job]
+    size = int(batch.max(initial=0)) + 1
+    batches = Batches.of([Distribution.of(ticks[own == index]) for index in range(size)])
+    if size == 1 or batches.whole.size < LEAST_REQUESTS:
+        return Batches.none(batches.whole)
+    return batches
 
 
 def _relative(e2e: Ints, workflow: npt.NDArray[np.int32]) -> Floats:
@@ -181,69 +183,12 @@ def _filling(arrival: Ints, e2e: Ints) -> int:
     return int(np.searchsorted(arrival, arrival[0] + FILLING * e2e.mean()))
 
 
-class _Batched:
-    """Samples by the batch of their job."""
-
-    def __init__(self, batch: Ints, samples: Samples) -> None:
-        job, ticks = samples
-        of = batch[job]
-        size = max(int(batch.max(initial=0)) + 1, 1)
-        self.parts = [Distribution.of(ticks[of == place]) for place in range(size)]
-        self.whole = intervals.merged(self.parts)
-        self.sums = np.array([part.total for part in self.parts], np.float64)
-        self.counts = np.array([part.size for part in self.parts], np.float64)
-        self.enough = size > 1 and self.whole.size >= LEAST_REQUESTS
-
-    @property
-    def correlation(self) -> float:
-        """Of neighbouring batches, in what each brings above or below the mean; 0 where there are too few samples."""
-        if not self.enough:
-            return 0.0
-        return intervals.correlation(self.sums - self.sums.sum() / self.counts.sum() * self.counts)
-
-    def estimates(self, confidence: float, tick_s: float, too_short: bool) -> Statistics:
-        """Return every statistic; not bounded from above where the run is too short."""
-        if not self.whole.size:
-            return dict.fromkeys(("mean", *QUANTILES), Estimate(None))
-
-        def seconds(
-            value: float, low: float | None = None, high: float | None = None, bursts: float | None = None
-        ) -> Estimate:
-            return Estimate(
-                value * tick_s,
-                None if low is None else max(low, 0.0) * tick_s,
-                None if high is None or too_short else high * tick_s,
-                bursts,
-            )
-
-        if not self.enough:
-            quantiles = {name: self.whole.quantile(share) for name, share in QUANTILES.items()}
-            return {name: seconds(value) for name, value in {"mean": self.whole.mean, **quantiles}.items()}
-        found = {"mean": seconds(self.whole.mean, *intervals.ratio_interval(self.sums, self.counts, confidence))}
-        for name, share in QUANTILES.items():
-            held = intervals.quantile_interval(self.parts, self.whole, share, confidence)
-            found[name] = seconds(self.whole.quantile(share), *held)
-        return found
-
-
-def _unsteady(count: int, still_warming: bool, alike: float) -> list[str]:
-    """Say what E2E itself tells of a run that is too short."""
-    why = []
-    if still_warming:
-        why.append(f"E2E still rises half-way through this run of {count:,} jobs; simulate more")
-    if alike > MOST_CORRELATION:
-        why.append(
-            f"successive {BATCHES}ths of the run depend on each other (correlation {alike:.2f}), so intervals are too "
-            f"narrow; simulate more than {count:,} jobs"
-        )
-    return why
-
-
 def _shortness(
     run: NetworkRun, rows: RequestRows, count: int, seen: int, used: int, at_once: float, loads: npt.ArrayLike | None
 ) -> list[str]:
     """Say why the jobs are too few, if they are, and how many would do."""
-    few, never = [], []
+    few = []
+    never = []
     # Jobs of a batch. Relaxation times of pools add up, since work of the one is work of the next, and twice, since
     # batches of one relaxation time are correlated by .54, of two by .33.
     batch = at_once
@@ -254,9 +199,10 @@ def _shortness(
             f"{at_once:,.0f} jobs are in the network at once, and each {BATCHES}th of the run must have as many, so "
             f"{seen:,} after the warm-up are too few"
         ]
-    for place, load in enumerate([] if loads is None else np.asarray(loads, np.float64).tolist()):
-        relaxation = relaxation_requests(load, _variability(run, rows, place, count))
-        name = list(run.network.pools)[place]
+    given = [] if loads is None else np.asarray(loads, np.float64).tolist()
+    for index, (name, load) in enumerate(zip(run.network.pools, given, strict=False)):
+        spread = variability(run.arrival[:count], _tokens(run, rows, index, count))
+        relaxation = relaxation_requests(load, spread)
         if load >= 1:
             never.append(
                 f"as far as can be told, no less arrives at pool {name} than it carries: it may never be steady"
@@ -274,22 +220,15 @@ def _shortness(
     doubt = 1 + 3 * math.sqrt(2 / max(min(count // 10, _GROUPS), 1))
     enough = max(2 * LEAST_JOBS, doubt * (BATCHES * batch + FILLING * at_once))
     if enough >= _NO_RUN:
-        return [f"{why}; no run is long enough" for why in few]
+        return [f"{reason}; no run is long enough" for reason in few]
     told = count >= enough / _FORESIGHT  # else too little was seen of the steady state to promise anything
     would_do = f"{rounded_up(enough):,} would do" if told else f"simulate {rounded_up(enough):,} or more"
-    return [f"{why}; {would_do}" for why in few]
+    return [f"{reason}; {would_do}" for reason in few]
 
 
-def _variability(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> float:
-    """Measure V of `relaxation_requests` for the tokens that jobs bring to a pool, over hundredths of the run."""
+def _tokens(run: NetworkRun, rows: RequestRows, pool: int, count: int) -> npt.NDArray[np.number]:
+    """Return the tokens that the first jobs bring to a pool."""
     jobs = rows.jobs
     here = run.network.stage_pool[jobs.stage] == pool
     brought = (jobs.prompt - rows.cached + jobs.output)[here]
-    tokens = np.bincount(jobs.job[here], brought, run.arrived)[:count]
-    gaps = np.diff(run.arrival[:count]).astype(float)
-    if not gaps.any() or not tokens.any():
-        return 0.0
-    size = count // _GROUPS if count >= 10 * _GROUPS else 10
-    drift = tokens[:-1] / tokens.mean() - gaps / gaps.mean()
-    groups = drift[: drift.size // size * size].reshape(-1, size).sum(axis=1)
-    return float(groups.var(ddof=1)) / size if groups.size > 1 and math.isfinite(groups.sum()) else 0.0
+    return np.bincount(jobs.job[here], brought, run.arrived)[:count]

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import checks
-from penstock.checking.flood_test import NetworkStability, network_verdict
+from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
+from penstock.checking.batches import Statistics
+from penstock.checking.flood_test import NetworkStability
 from penstock.checking.latency_network import NetworkSteadyState, network_steady_state
 from penstock.checking.pools import PoolAnswer, pool_answers, pool_warnings
-from penstock.checking.targets import Estimate
-from penstock.errors import InputError
-from penstock.show.page import Page, Shown
+from penstock.checking.verdict import verdict
+from penstock.show.page import Page
 from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.run import Progress
-from penstock.simulation.simulate_network import simulate_network
+from penstock.simulation.network_simulation import jobs_of_run, run_network
+from penstock.simulation.progress import Progress, part_of
+from penstock.simulation.run import TICK_S, stop_tick
+from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
-from penstock.theory.network.certificate import CERTIFIED, SPIRAL, VIRTUAL, NetworkCertificate, certify_network
+from penstock.theory.certificate import certify
+from penstock.theory.network.certificate import CERTIFIED, SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.hypotheses import CARRIED
 from penstock.workload.sessions import Sessions
 
@@ -32,8 +36,6 @@ MOST_JOBS = 10_000_000
 RECORDED = "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to test stability"
 
 _TEST_SHARE = 0.5  # of the work, for the progress bar
-
-Statistics = Mapping[str, Estimate]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,62 +87,35 @@ class StageAnswer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NetworkAnswer(Shown):
+class NetworkAnswer(AnyAnswer):
     """What is known about a network.
 
     Attributes
     ----------
+    certificate, stability, latency, warnings
+        As in `AnyAnswer`.
     network
         What was asked about.
-    certificate
-        What a theorem says.
-    stability
-        What the flood test says; None where it is skipped.
-    stability_skipped
-        Why it is, or None.
     run
         What was simulated from empty.
     pools, workflows, stages
         The tables.
-    latency
-        Latency of the steady state, or None where it is refused.
-    latency_refused
-        Why there is none, or None.
-    disagreement
-        What to doubt where theorem and test contradict each other, or None.
-    warnings
-        What the user should know besides.
     """
 
     network: Network
     certificate: NetworkCertificate
     stability: NetworkStability | None
-    stability_skipped: str | None
     run: NetworkRun
     pools: tuple[PoolAnswer, ...]
     workflows: tuple[WorkflowAnswer, ...]
     stages: tuple[StageAnswer, ...]
     latency: NetworkSteadyState | None
-    latency_refused: str | None
-    disagreement: str | None
     warnings: tuple[str, ...]
 
     @property
-    def verdict(self) -> str:
-        """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing the test."""
-        if self.disagreement:
-            return "contradiction"
-        said = self.certificate.verdict
-        return self.stability.verdict if said == "unknown" and self.stability else said
-
-    @property
-    def reason(self) -> str:
-        """Why the verdict is what it is."""
-        if self.disagreement:
-            return self.disagreement
-        if self.certificate.verdict == "unknown" and self.stability:
-            return self.stability.reason
-        return self.certificate.reason
+    def stability_skipped(self) -> str | None:
+        """Why there is no test, or None."""
+        return None if self.stability else RECORDED
 
     def page(self, scenario: "NetworkScenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
@@ -238,52 +213,28 @@ class NetworkAnswer(Shown):
         }
 
 
-def check_network(
+def of_network(
     network: Network,
-    *,
-    jobs: int | None = None,
-    until: float | None = None,
-    seed: int | None = None,
-    resolution: float = 0.02,
-    progress: Progress | None = None,
+    jobs: int | None,
+    until: float | None,
+    seed: int | None,
+    resolution: float | None,
+    progress: Progress | None,
 ) -> NetworkAnswer:
-    """Certify a network, test it, simulate it, and refuse the latency of a steady state that it has not.
-
-    Parameters
-    ----------
-    network
-        What arrives and what serves.
-    jobs, until
-        As in `penstock.simulation.simulate_network`; requests are kept, so up to `MOST_JOBS` jobs.
-    seed
-        For everything random; None: the seeds of the workflows' workloads.
-    resolution
-        As in `penstock.network_verdict`.
-    progress
-        Called now and then with the share that is done.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used.
-    """
-    if not isinstance(network, Network):
-        raise InputError(f"check_network takes a Network, not {checks.shown(network)}; for one server use check")
-    jobs = _length_of_run(network, jobs, until)
-    report = progress or (lambda share: None)
-    certificate = certify_network(network)
+    """Answer for a network: see `penstock.check`."""
+    jobs = _length_of_run(network, jobs, until)  # refuse it before the test, not after
+    certificate = certify(network)
     stability = None
     if not network.ends:
         of_floods = _own_seed(network) if seed is None else seed
-        stability = network_verdict(network, resolution, of_floods, progress=lambda share: report(_TEST_SHARE * share))
-    run = simulate_network(
-        network, jobs=jobs, until=until, seed=seed,
-        progress=lambda share: report(_TEST_SHARE + (1 - _TEST_SHARE) * share),
-    )  # fmt: skip
+        tested = part_of(progress, 0.0, _TEST_SHARE)
+        stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
+    options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, 1.0))
+    run = run_network(network, jobs, seed, options)
     model = network.model()
     pools = pool_answers(network, certificate, run)
-    refused, latency = _refused(certificate, stability), None
-    if refused is None:
+    latency = None
+    if not no_steady_state(certificate, stability):
         latency = network_steady_state(run, loads=_loads(certificate, pools) if network.reuse_is_certain else None)
     warnings = [notice for workflow in network.workflows for notice in workflow.notices]
     if network.ends:
@@ -292,22 +243,16 @@ def check_network(
             "are independent, draw them from it with arrivals 'poisson'"
         )
     warnings += pool_warnings(network, model, pools, run)
-    if stability and stability.verdict == "undecided" and not refused:
-        warnings.append("whether it is stable is undecided, so there may be no steady state whose latency this is")
-    if latency:
-        warnings += latency.notices
+    warnings += latency_warnings(certificate, stability, latency)
     return NetworkAnswer(
         network=network,
         certificate=certificate,
         stability=stability,
-        stability_skipped=None if stability else RECORDED,
         run=run,
         pools=pools,
         workflows=_workflows(network, run, latency),
         stages=_stages(model, latency),
         latency=latency,
-        latency_refused=refused,
-        disagreement=_disagreement(certificate, stability),
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
@@ -344,51 +289,18 @@ def certificate_as_dict(certificate: NetworkCertificate) -> dict[str, Any]:
 
 
 def _length_of_run(network: Network, jobs: int | None, until: float | None) -> int | None:
-    """Refuse a run of no length or too long a one before the test, not after."""
+    """Check what was asked for, and that a row per request of so many jobs is no burden."""
     network.check_rates()
-    if jobs is not None and until is not None:
-        raise InputError(f"jobs={jobs} and until={until}: give one of them")
+    jobs = jobs_of_run(network, jobs, until, MOST_JOBS, "each keeps a row per request in memory")
     if until is not None:
         longest = MOST_JOBS / sum(workflow.rate for workflow in network.workflows)
         checks.number("until", until, 1e-9, longest, "s", f"a row per request is kept, of up to {MOST_JOBS:,} jobs")
-    if jobs is not None:
-        return checks.whole("jobs", jobs, 1, MOST_JOBS, "", "each keeps a row per request in memory")
-    if until is None and not network.ends:
-        raise InputError("the workflows never end; say how much to simulate with `jobs` or `until`")
-    return None
+    return jobs
 
 
 def _own_seed(network: Network) -> int:
     first = network.workflows[0]
     return first.seed if isinstance(first, Sessions) else first.arrivals.seed
-
-
-def _refused(certificate: NetworkCertificate, stability: NetworkStability | None) -> str | None:
-    if certificate.verdict == "unstable":
-        return f"{certificate.reason}; there is no steady state whose latency could be told"
-    if certificate.verdict == "critical":
-        return f"{certificate.reason}; there may be no steady state whose latency could be told"
-    if stability and stability.verdict == "unstable":
-        return f"{stability.reason}; there is no steady state whose latency could be told"
-    return None
-
-
-def _disagreement(certificate: NetworkCertificate, stability: NetworkStability | None) -> str | None:
-    """Say what is in doubt where the two contradict each other: what nobody checked, or Penstock itself."""
-    if stability is None or {certificate.verdict, stability.verdict} != {"stable", "unstable"}:
-        return None
-    unchecked = [hypothesis.name for hypothesis in certificate.hypotheses if not hypothesis.checked]
-    if certificate.verdict == "stable" and unchecked:
-        cause = f"in doubt is what was taken on trust: {', '.join(unchecked)}"
-    else:
-        cause = (
-            "every hypothesis was checked, so the test is wrong at this resolution, or there is a bug: try another "
-            "seed and a finer resolution, and if it stays, please report it"
-        )
-    return (
-        f"{certificate.theorem} says {certificate.verdict}, but the test says {stability.verdict} "
-        f"({stability.reason}); {cause}"
-    )
 
 
 def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list[float]:

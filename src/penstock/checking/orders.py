@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from penstock import checks
-from penstock.checking.network_answer import NetworkAnswer, check_network
+from penstock.checking.answer import check
+from penstock.checking.network_answer import NetworkAnswer
 from penstock.errors import InputError, nearest
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress, part_of
 from penstock.system.network import Network
 from penstock.system.orders import Order, OrderFunction, resolve_order
 
@@ -28,7 +29,7 @@ def compare_orders(
     Parameters
     ----------
     network, jobs, until, seed, resolution, progress
-        As in `check_network`.
+        As in `penstock.check`.
     orders
         Orders that all pools have, as in `Pool`; or by any names, orders of all pools or a mapping from pools to
         theirs, where pools left out keep their own.
@@ -44,15 +45,12 @@ def compare_orders(
         If a value cannot be used.
     """
     networks = _reordered(network, orders)
-    report = progress or (lambda share: None)
-    found = {}
-    for index, (name, each) in enumerate(networks.items()):
-
-        def part(share: float, done: int = index) -> None:
-            report((done + share) / len(networks))
-
-        found[name] = check_network(each, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part)
-    return found
+    count = len(networks)
+    answers = {}
+    for index, (name, reordered) in enumerate(networks.items()):
+        part = part_of(progress, index / count, (index + 1) / count)
+        answers[name] = check(reordered, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part)
+    return answers
 
 
 def own_order(network: Network) -> str:

@@ -9,7 +9,8 @@ from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, V
 from penstock.words import counted, digits, gathered, seconds, sentence
 
 if TYPE_CHECKING:
-    from penstock.checking.network_answer import NetworkAnswer, StageAnswer, Statistics
+    from penstock.checking.batches import Statistics
+    from penstock.checking.network_answer import NetworkAnswer, StageAnswer
     from penstock.scenario.network import NetworkScenario
     from penstock.simulation.network_run import NetworkRun
     from penstock.theory.network.certificate import NetworkCertificate

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock import checks
-from penstock.checking.latency import relaxation_requests
+from penstock.checking.batches import relaxation_requests
 from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
@@ -24,7 +24,6 @@ from penstock.planning.rates import HOUR_S, RateProfile
 from penstock.planning.space import SPLITTING, Deployment
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify
-from penstock.theory.network.certificate import certify_network
 from penstock.words import counted
 from penstock.workload.workload import Workload
 
@@ -278,7 +277,7 @@ def _most_rate(workload: Workload, deployment: Deployment) -> float:
     """Return the requests/s above which no policy of so many replicas is stable."""
     if not deployment.prefill_replicas:
         return certify(workload, deployment.server).max_rate * deployment.replicas
-    return workload.rate / certify_network(network_of(workload, deployment)).rho
+    return workload.rate / certify(network_of(workload, deployment)).rho
 
 
 def _periods(

@@ -13,29 +13,29 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from penstock import checks
-from penstock.checking.drift_test import Outcome, verdict
-from penstock.checking.flood_test import network_verdict
-from penstock.checking.latency import LEAST_REQUESTS, SteadyState, estimate
+from penstock.checking.batches import LEAST_REQUESTS, checked_confidence
+from penstock.checking.latency import SteadyState, estimate
 from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
 from penstock.planning.goodput import Floats, goodput_share, own_latency, within
 from penstock.planning.share import share_of
 from penstock.planning.space import SPLITTING, Deployment
 from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import Run
-from penstock.simulation.simulate_network import simulate_network
+from penstock.simulation.simulate import simulate
 from penstock.system.network import Network
 from penstock.system.pool import Pool
 from penstock.theory.certificate import Certificate, certify
-from penstock.theory.network.certificate import NetworkCertificate, certify_network
+from penstock.theory.network.certificate import NetworkCertificate
 from penstock.words import STATISTICS
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
 Objective = Literal["cost", "goodput"]
 OBJECTIVES: tuple[Objective, ...] = ("cost", "goodput")
-Progress = Callable[[float], None]
 
 REQUESTS = 5_000
 """Of one replica, to begin with."""
@@ -106,7 +106,7 @@ class Aim:
         if objective not in OBJECTIVES:
             raise InputError(f"unknown objective {checks.shown(objective)}{nearest(str(objective), OBJECTIVES)}")
         share = checks.number("the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%")
-        sure = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often an interval holds its value")
+        sure = checked_confidence(confidence)
         first = REQUESTS if requests is None else requests
         why = "fewer give no interval, and each keeps a row in memory"
         first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", why)
@@ -367,7 +367,7 @@ def _looks(
     """Yield looks at ever more requests, each so sure that all together are as sure as asked for."""
     level = 1 - (1 - aim.confidence) / len(sizes)
     for index, size in enumerate(sizes):
-        yield look(size, level, lambda share, index=index: report((index + share) / len(sizes)))  # type: ignore[misc]
+        yield look(size, level, part_of(report, index / len(sizes), (index + 1) / len(sizes)))
 
 
 def _of_run(run: Run, steady: SteadyState) -> tuple[Floats, Floats, Floats]:
@@ -393,10 +393,10 @@ def network_of(workload: Workload, deployment: Deployment) -> Network:
 def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Progress) -> _Simulated:
     """Simulate all replicas as a network."""
     network = network_of(workload, deployment)
-    certificate = certify_network(network)
+    certificate = certify(network)
 
     def tested() -> _Stability:
-        return _Stability(network_verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho)
+        return _Stability(verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho)
 
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
@@ -404,7 +404,7 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     sizes = list(dict.fromkeys(min(deployment.replicas * size, most) for size in sizes_of_one))
 
     def look(size: int, level: float, part: Progress) -> _Look:
-        run = simulate_network(network, jobs=size, seed=workload.seed, drain=True, progress=part)
+        run = simulate(network, jobs=size, seed=workload.seed, drain=True, progress=part)
         steady = network_steady_state(run, loads=[pool.rho for pool in certificate.pools], confidence=level)
         ttft = steady.stages[network.stages[0]]["ttft_s"]
         latency = {"ttft_s": ttft, "e2e_s": steady.workflows[network.workflows[0].name]}

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.checking import intervals
-from penstock.checking.latency import BATCHES, LEAST_REQUESTS
+from penstock.checking.batches import BATCHES, LEAST_REQUESTS
 from penstock.checking.targets import Estimate, Target
 
 Floats = npt.NDArray[np.float64]

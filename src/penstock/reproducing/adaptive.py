@@ -8,7 +8,7 @@ import polars as pl
 from pydantic import Field
 
 from penstock.capacity.max_rate import max_rate
-from penstock.checking.drift_test import verdict
+from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Different

@@ -24,7 +24,8 @@ from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
 from penstock.system.network import Network
 from penstock.system.pool import Pool
-from penstock.theory.network.certificate import NetworkCertificate, certify_network
+from penstock.theory.certificate import certify
+from penstock.theory.network.certificate import NetworkCertificate
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
@@ -173,7 +174,7 @@ def join_buffers(asked: Asked, item: Item) -> Reproduction:
     k_prime = joined.k + 2 * scenario.server.token_budget
     bound = 2 * k_prime * forks
     corrected = (forks - 1) * (joined.queue + 2 * k_prime)
-    certified = certify_network(_network(scenario, settings.batch_ms))
+    certified = certify(_network(scenario, settings.batch_ms))
     claims = _of_joins(joined, k_prime, bound, corrected, certified, max(loads))
     table = pl.DataFrame(
         {

@@ -11,7 +11,7 @@ import polars as pl
 from pydantic import Field
 
 from penstock import checks
-from penstock.checking.drift_test import verdict
+from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked

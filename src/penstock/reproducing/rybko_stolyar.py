@@ -11,8 +11,8 @@ import polars as pl
 from pydantic import Field
 from scipy import stats
 
-from penstock.checking.flood_test import network_verdict
 from penstock.checking.orders import with_order
+from penstock.checking.verdict import verdict
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
@@ -21,10 +21,10 @@ from penstock.reproducing.asked import Asked, Different
 from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.simulation.network_run import NetworkRun
-from penstock.simulation.simulate_network import simulate_network
+from penstock.simulation.simulate import simulate
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
-from penstock.theory.network.certificate import certify_network
+from penstock.theory.certificate import certify
 from penstock.theory.network.cycles import priority_stability
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.virtual_stations import VirtualStation, priority_limit, worst_priority
@@ -69,7 +69,7 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
     steps = list(itertools.product(orders, settings.lengths))
     for index, (name, kind) in enumerate(steps):
         network = with_lengths(orders[name], kind)
-        run = simulate_network(
+        run = simulate(
             network, jobs=scenario.jobs, until=scenario.until, seed=_seed(network), record="jobs", drain=False
         )
         claims.append(_verdict(network, f"{name}, {kind} lengths", *_PAPER[name]))
@@ -169,7 +169,7 @@ def totals(run: NetworkRun) -> pl.DataFrame:
 def fluid_envelope(network: Network) -> float | None:
     """Return the most tokens over time, per second, along the fluid path; None where it does not grow for ever."""
     model = network.model()
-    virtual = certify_network(network).virtual_station
+    virtual = certify(network).virtual_station
     if virtual is None:
         return None
     path = network_path(model, virtual.ranking, _first_stage(network))
@@ -187,7 +187,7 @@ def _first_stage(network: Network) -> str:
 
 def _verdict(network: Network, what: str, expected: str, said: str) -> Claim:
     """Compare both of the library's verdicts with the one that is expected, for what was said."""
-    certificate, simulated = certify_network(network), network_verdict(network).verdict
+    certificate, simulated = certify(network), verdict(network).verdict
     theory = certificate.verdict
     same = simulated == expected and theory in (expected, "unknown")
     measured = f"{simulated} by floods, {theory} by theorem"
@@ -300,7 +300,7 @@ def _thresholds(asked: Asked, item: Item) -> Reproduction:
     for index, name in enumerate(settings.orders):
         busy = _at_load(network, settings.orders_at)
         chosen = reversed_priorities(busy) if name == REVERSED else with_order(busy, name)
-        run = simulate_network(chosen, jobs=scenario.jobs, until=scenario.until, seed=_seed(chosen), record="jobs")
+        run = simulate(chosen, jobs=scenario.jobs, until=scenario.until, seed=_seed(chosen), record="jobs")
         measured[name] = mean_e2e(run)
         claims += _e2e(name, settings.orders_at, measured[name])
         asked.progress(0.6 + 0.4 * (index + 1) / len(settings.orders))

@@ -26,7 +26,8 @@ from pydantic import BeforeValidator
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError
-from penstock.scenario.scenario import ENGINE_NAMES, ServerSection, WorkloadSection, length
+from penstock.scenario.scenario import ENGINE_NAMES, RunSection, ServerSection
+from penstock.scenario.workload import WorkloadSection, length
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.network import Network, Pool
 from penstock.system.orders import Order, resolve_order
@@ -348,22 +349,10 @@ class NetworkSection(Section):
             return Network(pools, workflows, self.retention_s)
 
 
-class SimulateSection(Section):
+class SimulateSection(RunSection):
     """How much to simulate: so many ``jobs``, or ``until`` so many simulated seconds."""
 
     jobs: Whole | None = None
-    until: float | None = None
-    seed: Whole = 0
-
-    def check(self) -> None:
-        """Raise an `InputError` unless this says how much to simulate."""
-        if self.jobs is not None and self.until is not None:
-            raise InputError("simulate: `jobs` and `until` both say when to stop; give one of them")
-        if self.jobs is not None:
-            checks.whole("simulate.jobs", self.jobs, 1, 10**12, "", "it is the number of jobs that arrive")
-        if self.until is not None:
-            checks.number("simulate.until", self.until, 1e-9, 1e9, "s", "it is the simulated time at which to stop")
-        checks.whole("simulate.seed", self.seed, 0, 2**128, "", "take any")
 
 
 class _Document(Section):
@@ -408,11 +397,10 @@ def read_network(path: str | Path) -> NetworkScenario:
 
 def build_network(document: Any, folder: Path, name: str = "scenario") -> NetworkScenario:
     """Return the scenario of a network that a parsed YAML document describes."""
-    given = parsed(document, _Document, name, "`network`")
-    simulate = given.simulate
-    simulate.check()
-    network = given.network.build(folder, simulate.seed)
-    jobs = simulate.jobs
+    sections = parsed(document, _Document, name, "`network`")
+    simulate = sections.simulate
+    jobs = simulate.arrivals("jobs")
+    network = sections.network.build(folder, simulate.seed)
     if jobs is None and simulate.until is None and not network.ends:
         jobs = DEFAULT_JOBS
     return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder)

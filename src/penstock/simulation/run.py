@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -25,9 +24,6 @@ TICK_S = 1e-9
 
 LEADING_BITS = 11
 """Binary digits that a summary keeps of a time: within 0.05%."""
-
-Progress = Callable[[float], None]
-"""Called now and then with the share of the work that is done."""
 
 COLUMN_TYPES: dict[str, type[pl.DataType]] = dict.fromkeys(STATISTICS, pl.Float64)
 """Columns of a table of latencies, and their type."""

@@ -1,7 +1,8 @@
-"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`."""
+"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`, or a `NetworkRun`."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -9,19 +10,39 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.server import CLIENTS, NEVER, PAUSE
-from penstock.simulation.run import TICK_S, Progress, Record, Run, checked_tick, stop_tick
+from penstock.simulation.progress import Progress
+from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.session_server import RECORDS, Session, Window
 from penstock.system.batch_time import Composition
+from penstock.system.kinds import as_network, refuse_of_networks, refuse_of_servers
 from penstock.system.server import Server
 from penstock.workload.pairs import Independent
-from penstock.workload.workload import Requests, Workload
+from penstock.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from penstock.simulation.network_run import NetworkRun
+    from penstock.simulation.network_simulation import NetworkRecord
+    from penstock.system.network import Network
 
 _MOST_REQUESTS = 10**10
 
 _Report = Callable[[], None]
+_Level = TypeVar("_Level", bound=str)
 
 
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How to simulate: see `simulate`; ``stop`` is the tick of ``until``, or NEVER."""
+
+    stop: int = NEVER
+    drain: bool | None = None
+    tick_s: float = TICK_S
+    compress: bool = True
+    progress: Progress | None = None
+
+
+@overload
 def simulate(
     workload: Workload,
     server: Server,
@@ -33,26 +54,58 @@ def simulate(
     tick_s: float = TICK_S,
     compress: bool = True,
     progress: Progress | None = None,
-) -> Run:
-    """Run a workload through a server.
+) -> Run: ...
+@overload
+def simulate(
+    network: "Network",
+    /,
+    *,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    record: "NetworkRecord" = "requests",
+    drain: bool | None = None,
+    tick_s: float = TICK_S,
+    compress: bool = True,
+    progress: Progress | None = None,
+) -> "NetworkRun": ...
+def simulate(
+    workload: "Workload | Network",
+    server: Server | None = None,
+    *,
+    requests: int | None = None,
+    jobs: int | None = None,
+    until: float | None = None,
+    seed: int | None = None,
+    record: "Record | NetworkRecord" = "requests",
+    drain: bool | None = None,
+    tick_s: float = TICK_S,
+    compress: bool = True,
+    progress: Progress | None = None,
+) -> "Run | NetworkRun":
+    """Run a workload through a server, or the workflows of a network through its pools.
 
     Parameters
     ----------
     workload, server
-        What arrives and what serves.
-    requests
-        Number of arrivals; all of them leave before the run ends (see ``drain``). Default: the whole recording.
+        What arrives and what serves; or a network alone.
+    requests, jobs
+        Number of arrivals: requests at a server, jobs of a network. All of them leave before the run ends (see
+        ``drain``). Default: whole recordings.
     until
         Simulated seconds since the first arrival at which to stop instead.
+    seed
+        Of a network, for everything random; None: the seeds of the workflows' workloads.
     record
-        What to keep: ``summary`` (memory for unfinished requests only), ``requests`` (a row each), ``batches`` (also a
-        row per batch), ``allocations`` (also a row per request and batch, for audits).
+        What to keep. Of a server: ``summary`` (memory for unfinished requests only), ``requests`` (a row each),
+        ``batches`` (also a row per batch), ``allocations`` (also a row per request and batch, for audits). Of a
+        network: ``jobs`` (arrival and end of each; memory for unfinished requests only) or ``requests``.
     drain
-        Whether to go on after the last arrival until everything has left. Default: yes, unless an endless
-        workload surely offers more than the server's capacity, whose backlog says nothing more by draining. (Where
-        attention takes time, that is judged by mean lengths, which is the least that it may come to.)
+        Whether to go on after the last arrival until everything has left. Default: yes, unless more is surely offered
+        to the server, or to a pool, than its capacity: a backlog says nothing more by draining. (Where attention takes
+        time, that is judged by mean lengths, which is the least that it may come to.)
     tick_s
-        Seconds per tick. Arrivals and batch times are rounded to the nearest tick once.
+        Seconds per tick. Arrivals, delays and batch times are rounded to the nearest tick once.
     compress
         Take equal batches in one step. The result is the same to the bit.
     progress
@@ -61,26 +114,42 @@ def simulate(
     Raises
     ------
     InputError
-        If a value cannot be used, or the policy forms an empty batch while a non-empty one is possible.
+        If a value cannot be used, or a policy forms an empty batch while a non-empty one is possible.
     """
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        raise InputError(
-            f"simulate takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
-        )
-    if record not in RECORDS:
-        raise InputError(f"unknown record {record!r}{nearest(str(record), RECORDS)}")
     tick_s = checked_tick(tick_s)
-    requests = length_of_run(workload, requests, until, tick_s)
-    stop = stop_tick(until, tick_s)
+    options = RunOptions(stop_tick(until, tick_s), drain, tick_s, compress, progress)
+    if isinstance(workload, Workload) and isinstance(server, Server):
+        refuse_of_networks(jobs=jobs, seed=seed)
+        return run_server(workload, server, length_of_run(workload, requests, until), options, record)
+    network = as_network("simulate", workload, server)
+    refuse_of_servers(requests=requests)
+    from penstock.simulation.network_simulation import jobs_of_run, run_network
+
+    return run_network(network, jobs_of_run(network, jobs, until), seed, options, record)
+
+
+def run_server(
+    workload: Workload, server: Server, requests: int | None, options: RunOptions, record: str = "requests"
+) -> Run:
+    """Run so many requests through a server, or those that arrive until the run stops."""
+    level = checked_record(record, RECORDS)
+    drain = options.drain
     if drain is None:
         drain = workload.rows is not None or not _overloads(workload, server)
-    session = open_session(server, record, tick_s, compress, stop, workload.prefixes)
-    blocks = (session.keep(block) for block in windows(workload, requests, stop, tick_s))
-    report = _reporter(session, requests, drain, progress)
-    if record == "summary":
+    session = open_session(server, level, options.tick_s, options.compress, options.stop, workload.prefixes)
+    blocks = (session.keep(block) for block in windows(workload, requests, options.stop, options.tick_s))
+    report = _reporter(session, requests, drain, options.progress)
+    if level == "summary":
         _stream(session, blocks, drain, report)
         return session.finish(None)
     return session.finish(_whole(session, blocks, drain, report))
+
+
+def checked_record(record: str, records: Sequence[_Level]) -> _Level:
+    """Return what is to be kept of a run, if it is one of those that can be."""
+    if record in records:
+        return records[records.index(record)]
+    raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 
 
 def _reporter(session: Session, requests: int | None, drain: bool, progress: Progress | None) -> _Report:
@@ -154,12 +223,16 @@ def _overloads(workload: Workload, server: Server) -> bool:
     return offered / capacity + workload.rate * attention > 1
 
 
-def length_of_run(workload: Workload, requests: int | None, until: float | None, tick_s: float) -> int | None:
+def refuse_both(unit: str, count: int | None, until: float | None) -> None:
+    """Refuse a run that is to end in two ways: after so many arrivals, and at a time."""
+    if count is not None and until is not None:
+        raise InputError(f"{unit}={count} and until={until}: give one of them")
+
+
+def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
     """Check what was asked for; return the number of arrivals, or None if `until` bounds the run."""
-    if requests is not None and until is not None:
-        raise InputError(f"requests={requests} and until={until}: give one of them")
+    refuse_both("requests", requests, until)
     if until is not None:
-        stop_tick(until, tick_s)
         return None
     if requests is None:
         if workload.rows is None:
@@ -177,16 +250,32 @@ def length_of_run(workload: Workload, requests: int | None, until: float | None,
 
 def windows(workload: Workload, requests: int | None, stop: int, tick_s: float) -> Iterator[Window]:
     """Yield the workload in integer ticks, up to so many requests or up to the tick ``stop``."""
-    left = requests if requests is not None else NEVER
-    for block in workload.blocks():
-        part: Requests = block.first(min(left, block.arrival_s.size))
+    for block in cut(workload.blocks(), requests, stop, tick_s):
+        yield Window.of_requests(block, tick_s)
+
+
+class _Arrivals(Protocol):
+    """A block of what arrives: requests, or jobs."""
+
+    @property
+    def arrival_s(self) -> npt.NDArray[np.float64]: ...
+    def first(self, count: int) -> Self: ...
+
+
+_Block = TypeVar("_Block", bound=_Arrivals)
+
+
+def cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -> Iterator[_Block]:
+    """Yield blocks up to so many arrivals, or up to the tick ``stop``."""
+    left = NEVER if count is None else count
+    for block in blocks:
+        part = block.first(min(left, block.arrival_s.size))
         left -= part.arrival_s.size
-        ticks = np.rint(part.arrival_s / tick_s)
-        within = int(np.searchsorted(ticks, stop, side="right"))
+        within = int(np.searchsorted(np.rint(part.arrival_s / tick_s), stop, side="right"))
         if not within:
             return
-        yield Window.of_requests(part.first(within), tick_s)
-        if left == 0 or within < ticks.size:
+        yield part.first(within)
+        if left == 0 or within < part.arrival_s.size:
             return
 
 

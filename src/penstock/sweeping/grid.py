@@ -22,7 +22,8 @@ import yaml
 from penstock import checks
 from penstock.document import Section
 from penstock.errors import InputError, nearest
-from penstock.scenario.scenario import ENGINE_NAMES, ServerSection, SimulateSection, WorkloadSection
+from penstock.scenario.scenario import ENGINE_NAMES, ServerSection, SimulateSection
+from penstock.scenario.workload import WorkloadSection
 
 MOST_POINTS = 1_000_000
 """Of a sweep."""

@@ -1,6 +1,5 @@
 """The highest stable rate of every server in a sweep, beside the rows: by theorem where one applies."""
 
-from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -8,6 +7,7 @@ import polars as pl
 from penstock.capacity.stable_rates import PRECISION, StableRate, stable_rate
 from penstock.errors import InputError
 from penstock.scenario import scenario
+from penstock.simulation.progress import Progress, part_of
 from penstock.sweeping.grid import at, resolved
 from penstock.sweeping.sweep import Sweep
 
@@ -24,7 +24,7 @@ def is_rate(field: str) -> bool:
 
 
 def with_stable_rates(
-    asked: Sweep, rows: pl.DataFrame, *, precision: float = PRECISION, progress: Callable[[float], None] | None = None
+    asked: Sweep, rows: pl.DataFrame, *, precision: float = PRECISION, progress: Progress | None = None
 ) -> pl.DataFrame:
     """Return the rows with the highest stable rate of their servers, whatever rate arrives.
 
@@ -54,10 +54,7 @@ def with_stable_rates(
     report = progress or (lambda share: None)
     rates: dict[tuple[Any, ...], StableRate] = {}
     for done, (key, values) in enumerate(servers.items()):
-
-        def part(share: float, done: int = done) -> None:
-            report((done + share) / len(servers))
-
+        part = part_of(progress, done / len(servers), (done + 1) / len(servers))
         try:
             built = scenario.build(at(asked.job.document, asked.job.places, values), asked.job.folder)
             rates[key] = stable_rate(built.workload, built.server, precision=precision, progress=part)

@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from penstock.checking.drift_test import verdict
+from penstock.checking.verdict import verdict
 from penstock.document import Section, one_line
 from penstock.errors import InputError
-from penstock.scenario.scenario import DEFAULT_REQUESTS, ServerSection, SimulateSection, WorkloadSection
+from penstock.scenario.scenario import DEFAULT_REQUESTS, ServerSection, SimulateSection
+from penstock.scenario.workload import WorkloadSection
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.sweeping.grid import Point, at

@@ -27,7 +27,7 @@ from penstock.system.batch_time import Measured
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.attention import WITH_ATTENTION, attention, beside
-from penstock.theory.kv_blocks import Served, block_iterations, least, reserves, reuses, served
+from penstock.theory.kv_blocks import Served, block_iterations, least, reserves, reuses
 from penstock.theory.load import Load
 from penstock.theory.region import region
 from penstock.workload.workload import Workload
@@ -72,11 +72,12 @@ def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]
     InputError
         If a request can never be served.
     """
-    work, reused = least(workload, server), reuses(workload, server)
+    work = least(asked.work, workload, server)
+    reused = reuses(workload, server)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share
     seconds = asked.attention_s[0]
     if reused:
-        seconds = attention(served(workload, server).lengths, server, reused=True).least * work.share
+        seconds = attention(asked.work.lengths, server, reused=True).least * work.share
     by_tokens = asked.best_batch_tokens_per_s / tokens
     more = f", and at least {seconds:.4g} s of attention" if seconds else ""
     extended = WITH_ATTENTION if seconds else ""

@@ -2,18 +2,21 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from penstock.errors import InputError
+from penstock.system.kinds import as_network
 from penstock.system.server import Server
 from penstock.theory import hypotheses as conditions
 from penstock.theory.attention import WITH_ATTENTION
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.drift import drift
 from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
-from penstock.theory.kv_blocks import served
 from penstock.theory.load import Load, load
 from penstock.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from penstock.system.network import Network
+    from penstock.theory.network.certificate import NetworkCertificate
 
 __all__ = ["CRITICAL_BAND", "Bound", "Certificate", "Hypothesis", "Verdict", "certify"]
 
@@ -59,6 +62,11 @@ class Certificate:
         return self.load.rho
 
     @property
+    def trusted(self) -> list[str]:
+        """Hypotheses that nobody checked."""
+        return [hypothesis.name for hypothesis in self.hypotheses if not hypothesis.checked]
+
+    @property
     def binding(self) -> Bound:
         """The tightest necessary condition; of equal ones the first."""
         return _tightest(self.bounds)
@@ -88,8 +96,14 @@ class Certificate:
         }
 
 
-def certify(workload: Workload, server: Server) -> Certificate:
-    """Say by theorem whether a workload on a server is stable, where a theorem can.
+@overload
+def certify(workload: Workload, server: Server) -> Certificate: ...
+@overload
+def certify(network: "Network", /) -> "NetworkCertificate": ...
+def certify(workload: "Workload | Network", server: Server | None = None) -> "Certificate | NetworkCertificate":
+    """Say by theorem whether a workload on a server, or a network, is stable, where a theorem can.
+
+    Of a network by the theorems that head `penstock.theory.network.certificate`. Of a server:
 
     *Unstable*: the arrival rate exceeds a necessary condition, one for each limit (see `penstock.theory.bounds`). Then
     the backlog diverges under any policy; long-run averages suffice.
@@ -112,11 +126,11 @@ def certify(workload: Workload, server: Server) -> Certificate:
     Parameters
     ----------
     workload, server
-        What arrives and what serves.
+        What arrives and what serves; or a network alone.
 
     Returns
     -------
-    Certificate
+    Certificate or NetworkCertificate
         ``unknown`` where hypotheses fail, naming them, with the margin of the necessary condition.
 
     Raises
@@ -124,10 +138,16 @@ def certify(workload: Workload, server: Server) -> Certificate:
     InputError
         If the workload has no arrival rate, or a request can never be served.
     """
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        raise InputError(
-            f"certify takes a Workload and a Server, not {type(workload).__name__}, {type(server).__name__}"
-        )
+    if isinstance(workload, Workload) and isinstance(server, Server):
+        return _certify_server(workload, server)
+    network = as_network("certify", workload, server)
+    from penstock.theory.network.certificate import of_network
+
+    return of_network(network)
+
+
+def _certify_server(workload: Workload, server: Server) -> Certificate:
+    """Certify a workload on a server: see `certify`."""
     asked = load(workload, server)
     limits = bounds(workload, server, asked)
     sufficient, tried, certified_rate = _sufficient(workload, server, asked)
@@ -157,7 +177,7 @@ def _tightest(limits: tuple[Bound, ...]) -> Bound:
 
 def _sufficient(workload: Workload, server: Server, asked: Load) -> tuple[str, tuple[Hypothesis, ...], float | None]:
     """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it certifies up to."""
-    shared = (*conditions.shared(workload, server), *conditions.sampled_attention(asked))
+    shared = conditions.shared(workload, server, asked)
     extended = WITH_ATTENTION if any(asked.attention_s) else ""
     fills = (conditions.work_conserving(server), conditions.batch_size(server))
     full = conditions.full_batches_carry_it(server, asked)
@@ -167,7 +187,7 @@ def _sufficient(workload: Workload, server: Server, asked: Load) -> tuple[str, t
         return WORK_CONSERVING + extended, (*shared, *fills, full), rate or None
     # Memory holds all that may run, so batches are as without a limit.
     ample = dataclasses.replace(server, memory=None, gpu=None)
-    backlog = drift(served(workload, server).lengths, ample)
+    backlog = drift(asked.work.lengths, ample)
     drains = conditions.every_batch_drains(asked, backlog)
     others = () if drains.held else (*fills, full)
     return DRIFT + extended, (*shared, *others, drains), backlog.certified_rate
@@ -190,7 +210,7 @@ def _overload(workload: Workload, server: Server, asked: Load, bound: Bound) -> 
     return (
         Hypothesis(name, True, why),
         Hypothesis("long-run averages exist", True, average, checked=not recorded),
-        *conditions.dropped(workload, server),
+        *conditions.dropped(asked.work),
         *conditions.sampled_attention(asked),
     )
 
@@ -225,10 +245,7 @@ def _why_stable(
             f"every batch that {server.policy.name} forms under a backlog drains it, at up to {certified_rate:,.4g} "
             "requests/s"
         )
-    reason += ", so the queues stay finite and have a steady state"
-    if trusted := [h.name for h in tried if not h.checked]:
-        reason += f", if what is taken on trust holds: {', '.join(trusted)}"
-    return reason
+    return f"{reason}, so the queues stay finite and have a steady state{conditions.if_trusted(tried)}"
 
 
 def _why_unknown(asked: Load, tightest: Bound, tried: tuple[Hypothesis, ...]) -> str:

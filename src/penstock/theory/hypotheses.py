@@ -3,10 +3,11 @@
 import dataclasses
 
 from penstock.errors import InputError
+from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.drift import Drift
-from penstock.theory.kv_blocks import SAMPLE, largest, peak_blocks, reuses, served
+from penstock.theory.kv_blocks import SAMPLE, Ints, Served, largest, peak_blocks, reuses
 from penstock.theory.load import Load
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload
@@ -44,12 +45,19 @@ class Hypothesis:
         return "held" if self.checked else "on trust"
 
 
-def shared(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
+def if_trusted(hypotheses: tuple[Hypothesis, ...]) -> str:
+    """Say what a conclusion from these takes on trust, if it takes anything so."""
+    trusted = [hypothesis.name for hypothesis in hypotheses if not hypothesis.checked]
+    return f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
+
+
+def shared(workload: Workload, server: Server, asked: Load) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of every sufficient condition."""
-    of_workload = (independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload))
-    if server.memory is None:
-        return of_workload
-    return (*of_workload, *dropped(workload, server), kv_memory(workload, server, server.memory))
+    hypotheses = [independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload)]
+    if server.memory is not None:
+        longest = largest(asked.work.lengths)
+        hypotheses += [*dropped(asked.work), kv_memory(workload, server, server.memory, longest)]
+    return (*hypotheses, *sampled_attention(asked))
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
@@ -80,9 +88,8 @@ def bounded_lengths(workload: Workload) -> Hypothesis:
     return Hypothesis("bounded lengths", workload.bounded, reason, checked)
 
 
-def dropped(workload: Workload, server: Server) -> tuple[Hypothesis, ...]:
+def dropped(work: Served) -> tuple[Hypothesis, ...]:
     """How many requests are dropped is what a sample says, where their lengths are drawn."""
-    work = served(workload, server)
     if not work.sampled:
         return ()
     reason = f"{1 - work.share:.3%} of {SAMPLE:,} draws"
@@ -98,13 +105,12 @@ def sampled_attention(asked: Load) -> tuple[Hypothesis, ...]:
     return (Hypothesis("mean attention of a request", True, reason, checked=False),)
 
 
-def kv_memory(workload: Workload, server: Server, memory: Memory) -> Hypothesis:
+def kv_memory(workload: Workload, server: Server, memory: Memory, longest: tuple[Ints, Ints] | None) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are."""
     name, policy = "KV memory never binds", server.policy
     slots, usable = server.most_requests, server.usable_blocks or 0
     if not policy.admits_what_fits:
         return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")
-    longest = largest(served(workload, server).lengths)
     if slots is None or server.scope == "batch":
         reason = "any number of requests may hold memory; set a max batch size in scope 'running'"
     elif longest is None:
@@ -191,9 +197,7 @@ def _of_penstock(thing: object) -> bool:
 
 def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
     """Refuse what is no workload and server, and lengths without arrivals: they have no steady state."""
-    if not isinstance(workload, Workload) or not isinstance(server, Server):
-        types = f"{type(workload).__name__}, {type(server).__name__}"
-        raise InputError(f"{asker} takes a Workload and a Server, not {types}")
+    refuse_all_but_a_server(asker, workload, server)
     if not workload.rate > 0:
         raise InputError(
             f"{workload.name} has no arrival rate, so it has no steady state; give a rate with arrivals 'poisson'"

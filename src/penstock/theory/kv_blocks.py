@@ -64,12 +64,11 @@ def served(workload: Workload, server: Server) -> Served:
     return Served(kind(prompt[kept], output[kept]), float(kept.mean()), sampled=not isinstance(lengths, Empirical))
 
 
-def least(workload: Workload, server: Server) -> Served:
-    """Return the least that is asked of a server.
+def least(work: Served, workload: Workload, server: Server) -> Served:
+    """Return the least that is asked of a server by the requests that it serves.
 
     Where prompts may begin alike (see `reuses`), one token of each is computed whatever the cache holds.
     """
-    work = served(workload, server)
     if not reuses(workload, server) or not isinstance(work.lengths, Empirical):
         return work
     output = work.lengths.output_tokens

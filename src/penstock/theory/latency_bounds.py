@@ -43,7 +43,7 @@ from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
 from penstock.theory.caching import cached
 from penstock.theory.hypotheses import refuse_without_rate
-from penstock.theory.kv_blocks import drawn, least, outputs_of_prefill, reuses
+from penstock.theory.kv_blocks import drawn, least, outputs_of_prefill, reuses, served
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
@@ -89,7 +89,7 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     (0.12, 0.0101, 1.13)
     """
     refuse_without_rate("lower_bounds", workload, server)
-    work = least(workload, server)
+    work = least(served(workload, server), workload, server)
     alike = server  # as far as the requests' own bounds go
     if server.policy.by_phase and server.memory is None:
         alike = Server(server.batch_time, server.token_budget, convention=server.convention)

@@ -15,7 +15,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside_prefill, refuse_composition
-from penstock.theory.kv_blocks import served
+from penstock.theory.kv_blocks import Served, served
 from penstock.workload.lengths import LONGEST
 from penstock.workload.routes import closed_loop
 from penstock.workload.workload import Workload
@@ -44,6 +44,8 @@ class Load:
         The b at which that maximum is attained.
     filled_batch_tokens_per_s
         b_max / t_bmax: what batches filled to the token budget (without one: as large as they come) process.
+    work
+        The requests that are served.
     attention_s
         Seconds of a request beside those by token load, on average: the least under any policy, and the most in batches
         filled in order of arrival (see `penstock.theory.attention`); (0, 0) for batch times by token load.
@@ -56,6 +58,7 @@ class Load:
     best_batch_tokens_per_s: float
     best_token_load: int
     filled_batch_tokens_per_s: float
+    work: Served = dataclasses.field(repr=False, compare=False)
     attention_s: tuple[float, float] = (0.0, 0.0)
     sampled: bool = False
 
@@ -122,6 +125,7 @@ def load(workload: Workload, server: Server) -> Load:
         best_batch_tokens_per_s=capacity,
         best_token_load=best,
         filled_batch_tokens_per_s=full / float(linear(full)),
+        work=work,
         attention_s=(least * work.share, most * work.share),
         sampled=sampled,
     )

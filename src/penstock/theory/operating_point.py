@@ -117,7 +117,8 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
     InputError
         If the workload has no arrival rate.
     """
-    asked, work = load(workload, server), least(workload, server)
+    asked = load(workload, server)
+    work = least(asked.work, workload, server)
     lengths, rate = work.lengths, asked.arrival_rate * work.share
     prompt = lengths.mean_prompt
     decode = max(server.tokens_per_request(prompt, lengths.mean_output) - prompt, 0.0)

@@ -24,8 +24,9 @@ from penstock.errors import InputError
 from penstock.system.network import Network, Pool
 from penstock.system.network_model import NetworkModel
 from penstock.system.orders import ORDERS, Order
+from penstock.theory.certificate import certify
 from penstock.theory.hypotheses import Hypothesis
-from penstock.theory.network.certificate import NetworkCertificate, certify_network, network_certificate
+from penstock.theory.network.certificate import NetworkCertificate, network_certificate
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.hypotheses import PoolRules, pool_rules
 from penstock.workload.stage import Stage
@@ -172,13 +173,13 @@ def test_a_join_of_branches_with_loops_waits_for_as_many_as_were_forked() -> Non
     }
     pools = {stage.pool: Pool(SERVER) for stage in stages.values()}
     network = Network(pools, [Workflow("task", ps.Workload.poisson(1, 1, 1), stages)])
-    (found,) = certify_network(network).joins
+    (found,) = certify(network).joins
     assert (found.branches, found.k_fcfs) == (2, False)
     stages["draft"] = Stage("writer", 10, 10, then="merge")
-    (found,) = certify_network(Network(pools, [Workflow("task", ps.Workload.poisson(1, 1, 1), stages)])).joins
+    (found,) = certify(Network(pools, [Workflow("task", ps.Workload.poisson(1, 1, 1), stages)])).joins
     assert (found.branches, found.k_fcfs) == (2, True)
     stages["draft"] = Stage("writer", 10, 10, then="merge", delay_ms=ps.Geometric(100))
-    (found,) = certify_network(Network(pools, [Workflow("task", ps.Workload.poisson(1, 1, 1), stages)])).joins
+    (found,) = certify(Network(pools, [Workflow("task", ps.Workload.poisson(1, 1, 1), stages)])).joins
     assert not found.k_fcfs
 
 
@@ -205,7 +206,7 @@ def test_round_robin_spreads_no_stage_evenly_beside_one_without_tokens() -> None
     for router, verdict in (("round-robin", "unknown"), ("random", "stable"), ("jsq", "stable")):
         pools = {"pool": Pool(SERVER, replicas=2, router=router)}
         workload = ps.Workload.poisson(rate, 1, 1)
-        found = certify_network(Network(pools, [Workflow("task", workload, stages)]))
+        found = certify(Network(pools, [Workflow("task", workload, stages)]))
         assert found.verdict == verdict, router
 
 
@@ -214,7 +215,7 @@ def test_requests_that_come_back_to_random_replicas_must_be_like_those_before_th
     for prompt, context, verdict in ((10, "new", "stable"), ("job", "new", "unknown"), (10, "grow", "unknown")):
         stages = {"call": Stage("pool", prompt, 10, **again)}
         task = Workflow("task", ps.Workload.poisson(1, 10, 1), stages, context=context)
-        found = certify_network(Network({"pool": Pool(SERVER, replicas=4, router="random")}, [task]))
+        found = certify(Network({"pool": Pool(SERVER, replicas=4, router="random")}, [task]))
         hypothesis = next(h for h in found.hypotheses if h.name == "replicas drain as one server would")
         assert hypothesis.held == (verdict == "stable")
         assert found.verdict == verdict
@@ -226,11 +227,11 @@ def test_in_a_cycle_lengths_that_come_with_the_job_are_no_new_draws() -> None:
         there = {"1": Stage("one", first, 10, then="2"), "2": Stage("two", second, 10)}
         back = {"1": Stage("two", 10, 10, then="2"), "2": Stage("one", 10, 10)}
         workflows = [Workflow(n, ps.Workload.poisson(1, 10, 1), s) for n, s in (("there", there), ("back", back))]
-        found = certify_network(Network({"one": Pool(SERVER), "two": Pool(SERVER)}, workflows))
+        found = certify(Network({"one": Pool(SERVER), "two": Pool(SERVER)}, workflows))
         assert found.verdict == ("stable" if held else "unknown")
     again = {"1": Stage("one", "job", 10, then="2"), "2": Stage("two", 10, 10, then={"1": 0.5, "end": 0.5})}
     workflow = Workflow("again", ps.Workload.poisson(1, 10, 1), again)
-    found = certify_network(Network({"one": Pool(SERVER), "two": Pool(SERVER)}, [workflow]))
+    found = certify(Network({"one": Pool(SERVER), "two": Pool(SERVER)}, [workflow]))
     assert "again.1: lengths come with the job" in found.reason
 
 
@@ -483,26 +484,26 @@ def test_what_has_no_load_is_not_certified() -> None:
     workload = ps.Workload.from_arrays([2, 2, 2], [10, 10, 10], [5, 5, 5])
     network = Network.single(workload, ps.Server(ps.Affine(c=0.01, a=1e-4), 512))
     with pytest.raises(InputError, match="has no arrival rate, since all its recorded jobs begin at one instant; give"):
-        certify_network(network)
-    with pytest.raises(InputError, match="certify_network takes a Network, not a Workload; for one server"):
-        certify_network(workload)  # type: ignore[arg-type]
+        certify(network)
+    with pytest.raises(InputError, match="certify takes a Workload and a Server, or a Network alone, not"):
+        certify(workload)  # type: ignore[call-overload]
 
 
 def test_a_network_is_certified_as_its_model_is() -> None:
     bad = (Order.priority(["B.2", "A.1"]), Order.priority(["A.2", "B.1"]))
-    assert certify_network(pair(0.54, bad)).verdict == "stable"
-    found = certify_network(pair(0.9, bad))
+    assert certify(pair(0.54, bad)).verdict == "stable"
+    found = certify(pair(0.9, bad))
     assert found.verdict == "unstable"
     assert "never serves B.2 and A.2 at the same time" in found.reason
-    assert certify_network(pair(0.9, ("fcfs", "fcfs"))).verdict == "unknown"
+    assert certify(pair(0.9, ("fcfs", "fcfs"))).verdict == "unknown"
 
 
 def test_unbounded_lengths_leave_stability_unknown_and_instability_certain() -> None:
     bad = (Order.priority(["B.2", "A.1"]), Order.priority(["A.2", "B.1"]))
-    found = certify_network(pair(0.5, bad, ps.Geometric(32)))
+    found = certify(pair(0.5, bad, ps.Geometric(32)))
     assert found.verdict == "unknown"
     assert "bounded lengths (those of A have no upper limit" in found.reason
-    assert certify_network(pair(0.9, bad, ps.Geometric(32))).verdict == "unstable"
+    assert certify(pair(0.9, bad, ps.Geometric(32))).verdict == "unstable"
 
 
 def test_a_single_pool_is_certified_as_a_server_is() -> None:
@@ -510,18 +511,18 @@ def test_a_single_pool_is_certified_as_a_server_is() -> None:
     for rate in (5.0, 13.0, 13.8, 14.5):
         workload = ps.Workload.poisson(rate=rate, prompt=129, output=112)
         one = ps.certify(workload, server)
-        found = certify_network(Network.single(workload, server))
+        found = certify(Network.single(workload, server))
         assert (found.verdict, found.rho) == (one.verdict, pytest.approx(one.rho))
-        many = certify_network(Network.single(workload.with_rate(8 * rate), server, replicas=8))
+        many = certify(Network.single(workload.with_rate(8 * rate), server, replicas=8))
         assert (many.verdict, many.rho) == (one.verdict, pytest.approx(one.rho))
 
 
 def test_recorded_arrivals_and_policies_that_leave_room_are_not_certified() -> None:
     server = ps.Server(ps.PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128), token_budget=512, policy="vllm-vanilla")
-    found = certify_network(Network.single(ps.Workload.poisson(rate=5.0, prompt=129, output=112), server))
+    found = certify(Network.single(ps.Workload.poisson(rate=5.0, prompt=129, output=112), server))
     assert "vllm-vanilla leaves room" in found.reason
     recorded = ps.Workload.from_arrays([0.0, 1.0, 2.0, 3.5], [10] * 4, [10] * 4)
-    other = certify_network(Network.single(recorded, dataclasses.replace(server, policy=ps.POLICIES["sarathi"])))
+    other = certify(Network.single(recorded, dataclasses.replace(server, policy=ps.POLICIES["sarathi"])))
     assert other.verdict == "unknown"
     assert "i.i.d. arrivals" in other.reason
 
@@ -548,7 +549,7 @@ def test_a_network_of_one_server_is_certified_as_the_server_is() -> None:
     server = ps.Server(a100, 2048, 64)
     for rate, verdict in ((5.5, "unstable"), (4.0, "unknown"), (3.0, "stable")):
         workload = ps.Workload.poisson(rate, 200, 300)
-        alone, network = ps.certify(workload, server), ps.certify_network(ps.Network.single(workload, server))
+        alone, network = ps.certify(workload, server), ps.certify(ps.Network.single(workload, server))
         assert network.verdict == alone.verdict == verdict
         assert network.max_load == pytest.approx(alone.max_rate / rate, rel=1e-6)
         assert network.margin == pytest.approx(alone.margin, abs=1e-6)
@@ -567,4 +568,4 @@ def test_round_robin_is_not_certified_where_lengths_depend_on_one_another() -> N
     workflow = ps.Workflow("w", ps.Workload.poisson(rate, 1, 1), stages, context="grow")
     for router, verdict in (("round-robin", "unknown"), ("jsq", "stable")):
         pools = {"fast": ps.Pool(fast), "slow": ps.Pool(slow, 2, router)}
-        assert ps.certify_network(ps.Network(pools, [workflow])).verdict == verdict
+        assert ps.certify(ps.Network(pools, [workflow])).verdict == verdict

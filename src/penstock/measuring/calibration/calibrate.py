@@ -24,7 +24,7 @@ from penstock.measuring.calibration.limits import limit_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of, sustained_rate
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Fit, Values, misfits, refine
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition, Measured
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.memory import Memory

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from penstock.measuring.calibration.equations import Row, column_of, measured
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import Prior
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress
 from penstock.system.server import Server
 
 Floats = npt.NDArray[np.float64]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penstock.errors import InputError
 from penstock.measuring.profiling.batching import Batch
 from penstock.measuring.profiling.clock import Clock
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress
 from penstock.system.scheduler import Scheduler
 
 Floats = npt.NDArray[np.float64]

@@ -22,7 +22,7 @@ from penstock.measuring.profiling.driving import (
     run_episode,
     without_garbage_collection,
 )
-from penstock.simulation.run import Progress
+from penstock.simulation.progress import Progress
 
 _PROMPTS = 6
 _STEPS_BETWEEN = 4

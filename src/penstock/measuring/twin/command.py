@@ -194,7 +194,7 @@ def _open(
 def _lengths(prompt: str, output: str) -> "Lengths":
     import yaml
 
-    from penstock.scenario.scenario import length
+    from penstock.scenario.workload import length
     from penstock.workload.pairs import Independent
 
     found = []

@@ -20,7 +20,8 @@ from penstock.measuring.profiling.measurements import measured
 from penstock.measuring.profiling.sweep import Sweep, measure
 from penstock.measuring.twin.drift import Drift, drift_of
 from penstock.measuring.twin.observed import observed_run
-from penstock.simulation.run import Progress, Run
+from penstock.simulation.progress import Progress
+from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime, Composition, scaled
 from penstock.system.policies import resolve

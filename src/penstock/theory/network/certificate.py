@@ -1,4 +1,24 @@
-"""Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses hold."""
+"""Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses hold.
+
+*Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a load
+above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
+deviations that become ever less likely; so it returns to nothing with a probability below 1. Replicas are as one
+server there if their router is random, since all get the same shares; behind others some may run dry before the rest,
+and then nothing is said.
+
+*Stable*, below load 1 at every pool with full batches, for work-conserving policies:
+
+* thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The paper asks for K-FCFS,
+  but any order between stages will do: the work of a pool depends on none, once the pools before it have drained, and
+  what waits at a join has a sibling unfinished in some branch (`JoinBound`).
+* the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage to be served in
+  order of arrival, and jobs at a stage that are alike whichever way they came. A static order is looked at as such if
+  all pools of cycles have one and serve the decodes of a stage before its prompts.
+* pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly its share of the only
+  stage of a pool, but nothing is known of shares of several. Power of two choices: of what arrives, at most m (m - 1)
+  / (R (R - 1)) <= m / R reaches the m replicas of R that hold fluid, so they drain as under random assignment. If
+  requests come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,7 +30,7 @@ from penstock.errors import InputError
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import Certificate, Verdict, certify
-from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis
+from penstock.theory.hypotheses import CRITICAL_BAND, Hypothesis, if_trusted
 from penstock.theory.network.cycles import GlobalStability, global_stability, priority_stability
 from penstock.theory.network.fluid import network_path
 from penstock.theory.network.fluid_classes import components, fluid_classes
@@ -84,6 +104,13 @@ class NetworkCertificate:
     joins: tuple[JoinBound, ...]
 
     @property
+    def trusted(self) -> list[str]:
+        """Hypotheses that nobody checked, where the verdict rests on them."""
+        if self.verdict != "stable":
+            return []
+        return [hypothesis.name for hypothesis in self.hypotheses if not hypothesis.checked]
+
+    @property
     def bottleneck(self) -> PoolLoad:
         """The pool with the least margin."""
         return min(self.pools, key=lambda pool: pool.margin)
@@ -104,19 +131,14 @@ class NetworkCertificate:
         return self.bottleneck.max_load
 
 
-def certify_network(network: Network) -> NetworkCertificate:
-    """Say by theorem whether a network is stable, where a theorem can; see `network_certificate`.
+def of_network(network: Network) -> NetworkCertificate:
+    """Certify a network: see `network_certificate`; more is known of a server alone, and of max batch sizes.
 
     Raises
     ------
     InputError
-        If it is no network, or a workflow has no arrival rate.
+        If a workflow has no arrival rate.
     """
-    if not isinstance(network, Network):
-        raise InputError(
-            f"certify_network takes a Network, not a {type(network).__name__}; for one server use certify, or "
-            "Network.single(workload, server)"
-        )
     network.check_rates()
     model, at_most = network.model(), not network.reuse_is_certain
     certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network), at_most=at_most)
@@ -151,37 +173,21 @@ def certify_network(network: Network) -> NetworkCertificate:
 
 def _one_server(network: Network) -> Certificate | None:
     """Return what is certified of a server alone, if the network is one that serves the requests of a workload."""
-    (pool, *pools), (workflow, *workflows) = network.pools.values(), network.workflows
+    pool, *pools = network.pools.values()
+    workflow, *workflows = network.workflows
     if pools or workflows or pool.replicas > 1 or isinstance(workflow, Sessions) or len(workflow.stages) > 1:
         return None
     (stage,) = workflow.stages.values()
     plain = (stage.prompt, stage.output, stage.then) == ("job", "job", None) and not stage.transfer_ms_per_token
-    return certify(workflow.arrivals, pool.server) if plain and stage.delay_ms == 0 else None
+    if not plain or stage.delay_ms != 0:
+        return None
+    return certify(workflow.arrivals, pool.server)
 
 
 def network_certificate(
     model: NetworkModel, rules: Sequence[PoolRules], given: Sequence[Hypothesis] = (), *, at_most: bool = False
 ) -> NetworkCertificate:
-    """Say by theorem whether a network is stable, where a theorem can.
-
-    *Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a
-    load above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
-    deviations that become ever less likely; so it returns to nothing with a probability below 1. Replicas are as one
-    server there if their router is random, since all get the same shares; behind others some may run dry before the
-    rest, and then nothing is said.
-
-    *Stable*, below load 1 at every pool with full batches, for work-conserving policies:
-
-    * thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The paper asks for
-      K-FCFS, but any order between stages will do: the work of a pool depends on none, once the pools before it have
-      drained, and what waits at a join has a sibling unfinished in some branch (`JoinBound`).
-    * the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage to be served
-      in order of arrival, and jobs at a stage that are alike whichever way they came. A static order is looked at as
-      such if all pools of cycles have one and serve the decodes of a stage before its prompts.
-    * pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly its share of the
-      only stage of a pool, but nothing is known of shares of several. Power of two choices: of what arrives, at most
-      m (m - 1) / (R (R - 1)) <= m / R reaches the m replicas of R that hold fluid, so they drain as under random
-      assignment. If requests come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
+    """Say by theorem whether a network is stable, where a theorem can: see the head of this module.
 
     Parameters
     ----------
@@ -432,12 +438,10 @@ def _verdict(
     worst = int(np.argmax(rho))
     name = model.pools[worst]
     if all(h.held for h in tried):
-        trusted = [h.name for h in tried if not h.checked]
-        trust = f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
         round_trips = "".join(f"; {h.why}" for h in tried if h.name == CERTIFIED)
         return "stable", (
             f"every pool has a load below 1, {name} the highest with {rho[worst]:.3f}{round_trips}; so the queues stay "
-            f"finite and have a steady state{trust}"
+            f"finite and have a steady state{if_trusted(tried)}"
         )
     failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}

@@ -13,7 +13,7 @@ from tests.network_examples import REVERSED, UNIT, dag, fork_join, rybko_stolyar
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.simulation.simulate_network import simulate_jobs
+from penstock.simulation.network_simulation import simulate_jobs
 from penstock.system.orders import ORDERS
 
 EXAMPLES = {"dag": dag, "fork_join": fork_join, "self_reflection": self_reflection, "crossing": rybko_stolyar}
@@ -40,17 +40,17 @@ def test_compression_changes_nothing(name: str) -> None:
 def test_a_copied_network_runs_as_the_original_does(order: str) -> None:
     """As another process would have it, and jobs that the copy draws itself."""
     network = rybko_stolyar(0.8, REVERSED if order == "priority" else order)
-    run = ps.simulate_network(network, jobs=500)
+    run = ps.simulate(network, jobs=500)
     for copied in (pickle.loads(pickle.dumps(network)), copy.deepcopy(network)):
-        assert same(run, ps.simulate_network(copied, jobs=500))
+        assert same(run, ps.simulate(copied, jobs=500))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_run_in_windows_is_the_run_in_one_go(name: str) -> None:
     """``record='jobs'`` hands the kernel blocks and drops what is done: same ends, same series, same counters."""
     network = EXAMPLES[name](0.8)
-    whole = ps.simulate_network(network, jobs=150_000, tick_s=1.0)
-    windows = ps.simulate_network(network, jobs=150_000, tick_s=1.0, record="jobs")
+    whole = ps.simulate(network, jobs=150_000, tick_s=1.0)
+    windows = ps.simulate(network, jobs=150_000, tick_s=1.0, record="jobs")
     assert (whole.finish == windows.finish).all()
     assert (whole.series_rows == windows.series_rows).all()
     assert (whole.batches == windows.batches).all()
@@ -61,7 +61,7 @@ def test_a_run_in_windows_is_the_run_in_one_go(name: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_same_seed_gives_the_same_run_and_another_a_different_one(name: str) -> None:
     network = EXAMPLES[name](0.8)
-    once, again, other = (ps.simulate_network(network, jobs=500, seed=seed) for seed in (7, 7, 8))
+    once, again, other = (ps.simulate(network, jobs=500, seed=seed) for seed in (7, 7, 8))
     assert same(once, again)
     assert not (once.finish == other.finish).all()
 
@@ -84,7 +84,7 @@ def test_lengths_and_paths_do_not_depend_on_how_requests_are_served(
     server = ps.Server(UNIT.batch_time, 64, slots, policy, convention="paper")
     pools = {pool: ps.Pool(server, replicas, router, order, affinity) for pool in plain.pools}
     network = ps.Network(pools, plain.workflows)
-    run = ps.simulate_network(network, jobs=40, tick_s=1.0, seed=3, drain=True)
+    run = ps.simulate(network, jobs=40, tick_s=1.0, seed=3, drain=True)
     rows = run.rows
     assert rows is not None
     drawn = plain.jobs(40, seed=3)
@@ -125,7 +125,7 @@ def test_one_server_alone_is_the_single_server_to_the_nanosecond(policy: str, co
     server = ps.Server(a100, 512, 64, policy, convention=convention)  # type: ignore[arg-type]
     workload = ps.Workload.preset("azure-conv").with_rate(1.0, "poisson")
     alone = ps.simulate(workload, server, requests=3_000)
-    network = ps.simulate_network(ps.Network.single(workload, server), jobs=3_000, drain=True)
+    network = ps.simulate(ps.Network.single(workload, server), jobs=3_000, drain=True)
     assert alone.rows is not None
     assert network.rows is not None
     assert (alone.rows.first_token == network.rows.first_token).all()
@@ -146,7 +146,7 @@ def test_the_shortest_queue_beats_a_random_one_on_p99_ttft(replicas: int) -> Non
     workload = conversation.with_rate(0.9 * replicas * ps.certify(conversation, server).max_rate)
 
     def p99(router: str) -> float:
-        stages = ps.simulate_network(ps.Network.single(workload, server, replicas, router), jobs=20_000).stages()
+        stages = ps.simulate(ps.Network.single(workload, server, replicas, router), jobs=20_000).stages()
         return float(stages.filter(pl.col("metric") == "ttft_s")["p99"][0])
 
     assert p99("jsq") < 0.7 * p99("random")
@@ -167,7 +167,7 @@ def test_reuse_costs_new_tokens_only_where_the_context_is() -> None:
         network = ps.Network(
             {"p": ps.Pool(server, replicas, "random", affinity=affinity)}, [workflow], retention_s=keep
         )
-        rows = ps.simulate_network(network, jobs=2_000).rows
+        rows = ps.simulate(network, jobs=2_000).rows
         assert rows is not None
         if (replicas == 1 or affinity) and keep is None:
             assert (rows.cached == rows.jobs.reuse).all()
@@ -181,15 +181,15 @@ def test_reuse_costs_new_tokens_only_where_the_context_is() -> None:
 
 def test_progress_is_told_and_ends_at_one() -> None:
     shares: list[float] = []
-    ps.simulate_network(self_reflection(0.5), jobs=5_000, progress=shares.append)
+    ps.simulate(self_reflection(0.5), jobs=5_000, progress=shares.append)
     assert shares[-1] == 1.0
     assert all(0 <= share <= 1 for share in shares)
-    ps.simulate_network(self_reflection(0.5), until=1_000.0, progress=shares.append)
+    ps.simulate(self_reflection(0.5), until=1_000.0, progress=shares.append)
     assert shares[-1] == 1.0
 
 
 def test_a_run_up_to_a_time_stops_there_and_counts_what_is_unfinished() -> None:
-    run = ps.simulate_network(rybko_stolyar(0.9, REVERSED), until=500.0, tick_s=1.0)
+    run = ps.simulate(rybko_stolyar(0.9, REVERSED), until=500.0, tick_s=1.0)
     rows = run.rows
     assert rows is not None
     assert run.end == 500
@@ -206,7 +206,7 @@ def test_a_run_up_to_a_time_stops_there_and_counts_what_is_unfinished() -> None:
 
 def test_tables_say_what_the_rows_say() -> None:
     network = fork_join(0.8)
-    run = ps.simulate_network(network, jobs=30_000, tick_s=1.0)
+    run = ps.simulate(network, jobs=30_000, tick_s=1.0)
     rows = run.rows
     assert rows is not None
     e2e = run.finish - run.arrival
@@ -238,7 +238,7 @@ def test_tables_say_what_the_rows_say() -> None:
 def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
     network = self_reflection(0.5)
     recorded = ps.Network.single(ps.Workload.from_arrays([0.0, 1.0], [5, 5], [5, 5]), UNIT)
-    simulate: Any = ps.simulate_network
+    simulate: Any = ps.simulate
 
     @ps.policy
     def idle(queue, limits, params):  # type: ignore[no-untyped-def]
@@ -259,7 +259,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line() -> None:
         return ps.Network(dict.fromkeys(crossing.pools, pool), crossing.workflows)
 
     for call, said in (
-        (lambda: simulate(UNIT, jobs=5), "takes a Network"),
+        (lambda: simulate(UNIT, jobs=5), "or a Network alone"),
         (lambda: simulate(network), "the workflows never end"),
         (lambda: simulate(network, jobs=5, until=3.0), "give one of them"),
         (lambda: simulate(network, jobs=0), "jobs is 0"),
@@ -282,4 +282,4 @@ def test_more_policies_than_the_kernel_takes_are_refused() -> None:
         pools[name] = ps.Pool(UNIT.with_policy(name))
     workflow = ps.Workflow.chain("w", ps.Workload.poisson(0.1, 1, 1), [(name, 5, 5) for name in pools])
     with pytest.raises(InputError, match="5 different policies"):
-        ps.simulate_network(ps.Network(pools, [workflow]), jobs=5)
+        ps.simulate(ps.Network(pools, [workflow]), jobs=5)

@@ -1,4 +1,4 @@
-"""Simulate a network: validate, unfold jobs, turn into integer ticks, run the kernel, hand back a `NetworkRun`."""
+"""Simulate a network: unfold jobs, turn them into integer ticks, run the kernel, hand back a `NetworkRun`."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -7,12 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.network_run import NetworkRun, RequestRows, first_replicas
-from penstock.simulation.run import TICK_S, Progress, checked_tick, stop_tick
+from penstock.simulation.progress import Progress
+from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession, Passed
+from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network
 from penstock.workload.jobs import Ints, Jobs
 
@@ -20,66 +22,37 @@ NetworkRecord = Literal["jobs", "requests"]
 _RECORDS: tuple[NetworkRecord, ...] = ("jobs", "requests")
 _STEPS = 500_000  # batches between two reports of progress: a blink
 _WINDOW = 2**18  # requests that go into the kernel at a time
+_MOST_JOBS = 10**12
 
 
-def simulate_network(
-    network: Network,
-    *,
-    jobs: int | None = None,
-    until: float | None = None,
-    seed: int | None = None,
-    record: NetworkRecord = "requests",
-    drain: bool | None = None,
-    tick_s: float = TICK_S,
-    compress: bool = True,
-    progress: Progress | None = None,
+def run_network(
+    network: Network, jobs: int | None, seed: int | None, options: RunOptions, record: str = "requests"
 ) -> NetworkRun:
-    """Run the workflows of a network through its pools.
-
-    Parameters
-    ----------
-    network
-        What arrives and what serves.
-    jobs
-        Number of jobs that arrive; all of them end before the run does (see ``drain``). Default: whole recordings.
-    until
-        Simulated seconds since the first arrival at which to stop instead.
-    seed
-        For everything random; None: the seeds of the workflows' workloads.
-    record
-        What to keep: ``jobs`` (arrival and end of each; memory for unfinished requests only) or ``requests``.
-    drain
-        Whether to go on after the last arrival until everything has left. Default: yes, unless some pool is offered
-        more than its capacity.
-    tick_s
-        Seconds per tick. Arrivals, delays and batch times are rounded to the nearest tick once.
-    compress
-        Take equal batches in one step. The result is the same to the bit.
-    progress
-        Called now and then with the share that is done.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used, or a policy forms an empty batch while a non-empty one is possible.
-    """
-    if not isinstance(network, Network):
-        raise InputError(f"simulate_network takes a Network, not {checks.shown(network)}; for one server use simulate")
-    if record not in _RECORDS:
-        raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), _RECORDS)}")
-    tick_s = checked_tick(tick_s)
-    if jobs is not None and until is not None:
-        raise InputError(f"jobs={jobs} and until={until}: give one of them")
-    stop = stop_tick(until, tick_s)
-    if jobs is not None:
-        jobs = checks.whole("jobs", jobs, 1, 10**12, "", "it is the number of jobs that arrive")
-    if jobs is None and until is None and not network.ends:
-        raise InputError("the workflows never end; say how much to simulate with `jobs` or `until`")
+    """Run so many jobs through a network, those that arrive until the run stops, or whole recordings."""
+    level = checked_record(record, _RECORDS)
+    drain = options.drain
     if drain is None:
         # with prompts found in caches the load is at most what the model says
         drain = network.ends or not network.reuse_is_certain or not (network.model().rho > 1).any()
-    run = _Running(NetworkSession(network, tick_s, compress, stop), record, drain, jobs, progress)
-    return run.through(_blocks(network.blocks(seed), jobs, stop, tick_s))
+    session = NetworkSession(network, options.tick_s, options.compress, options.stop)
+    run = _Running(session, level, drain, jobs, options.progress)
+    return run.through(_blocks(network.blocks(seed), jobs, options))
+
+
+def jobs_of_run(
+    network: Network,
+    jobs: int | None,
+    until: float | None,
+    most: int = _MOST_JOBS,
+    meaning: str = "it is the number of jobs that arrive",
+) -> int | None:
+    """Check what was asked for, up to ``most`` jobs; return None if `until` or recordings bound the run."""
+    refuse_both("jobs", jobs, until)
+    if jobs is not None:
+        return checks.whole("jobs", jobs, 1, most, "", meaning)
+    if until is None and not network.ends:
+        raise InputError("the workflows never end; say how much to simulate with `jobs` or `until`")
+    return None
 
 
 def simulate_jobs(
@@ -90,19 +63,15 @@ def simulate_jobs(
     return _Running(session, "requests", True, None, None).through(iter([jobs]))
 
 
-def _blocks(blocks: Iterator[Jobs], jobs: int | None, stop: int, tick_s: float) -> Iterator[Jobs]:
-    """Yield jobs up to so many, or up to a tick."""
-    left = NEVER if jobs is None else jobs
-    for block in blocks:
-        part = block.first(min(left, block.count))
-        left -= part.count
-        within = int(np.searchsorted(np.rint(part.arrival_s / tick_s), stop, side="right"))
-        yield part.first(within)
-        if left == 0 or within < part.count:
-            return
-    if jobs is not None and left > 0:
+def _blocks(blocks: Iterator[Jobs], jobs: int | None, options: RunOptions) -> Iterator[Jobs]:
+    """Yield jobs up to so many, or up to the tick at which to stop."""
+    arrived = 0
+    for block in cut(blocks, jobs, options.stop, options.tick_s):
+        arrived += block.count
+        yield block
+    if jobs is not None and arrived < jobs:
         raise InputError(
-            f"jobs is {jobs:,}, but the recording has {jobs - left:,} and is replayed once; ask for fewer, or give it "
+            f"jobs is {jobs:,}, but the recording has {arrived:,} and is replayed once; ask for fewer, or give it "
             "a rate"
         )
 
@@ -113,7 +82,11 @@ class _Running:
     def __init__(
         self, session: NetworkSession, record: NetworkRecord, drain: bool, jobs: int | None, progress: Progress | None
     ) -> None:
-        self.session, self.record, self.drain, self.jobs, self.progress = session, record, drain, jobs, progress
+        self.session = session
+        self.record = record
+        self.drain = drain
+        self.jobs = jobs
+        self.progress = progress
         self.passed: list[Passed] = []
         self.last_arrival = 0
         self.arrived = 0

@@ -1,0 +1,105 @@
+"""What the answer for a server and that for a network have in common: theorem and test side by side."""
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+from penstock.show.page import Shown
+
+if TYPE_CHECKING:
+    from penstock.checking.drift_test import Stability
+    from penstock.checking.flood_test import NetworkStability
+    from penstock.checking.latency import SteadyState
+    from penstock.checking.latency_network import NetworkSteadyState
+    from penstock.theory.certificate import Certificate
+    from penstock.theory.network.certificate import NetworkCertificate
+
+
+class AnyAnswer(Shown):
+    """What is known about a system.
+
+    Attributes
+    ----------
+    certificate
+        What a theorem says.
+    stability
+        What the test says; None where it is skipped.
+    latency
+        Latency of the steady state, or None where it is refused or not known.
+    warnings
+        What the user should know besides.
+    """
+
+    certificate: "Certificate | NetworkCertificate"
+    stability: "Stability | NetworkStability | None"
+    latency: "SteadyState | NetworkSteadyState | None"
+    warnings: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing the test."""
+        if self.disagreement:
+            return "contradiction"
+        if self.certificate.verdict == "unknown" and self.stability is not None:
+            return self.stability.verdict
+        return self.certificate.verdict
+
+    @property
+    def reason(self) -> str:
+        """The sentence of the one that gave the verdict; of both where they contradict each other."""
+        if self.disagreement:
+            return self.disagreement
+        if self.certificate.verdict == "unknown" and self.stability is not None:
+            return self.stability.reason
+        return self.certificate.reason
+
+    @property
+    def latency_refused(self) -> str | None:
+        """Why there is no latency of a steady state, or None."""
+        return no_steady_state(self.certificate, self.stability)
+
+    @property
+    def disagreement(self) -> str | None:
+        """What to doubt where theorem and test contradict each other, or None: what nobody checked, or Penstock."""
+        certificate = self.certificate
+        test = self.stability
+        if test is None or {certificate.verdict, test.verdict} != {"stable", "unstable"}:
+            return None
+        if certificate.trusted:
+            cause = f"in doubt is what was taken on trust: {', '.join(certificate.trusted)}{self.audited}"
+        else:
+            cause = f"every hypothesis was checked, so {test.error}, and if it stays, please report it"
+        both = f"{certificate.theorem} says {certificate.verdict}, but the test says {test.verdict}"
+        return f"{both} ({test.reason}); {cause}"
+
+    audited = ""  # how what is taken on trust can be found out
+
+    @abc.abstractmethod
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+
+
+def no_steady_state(
+    certificate: "Certificate | NetworkCertificate", stability: "Stability | NetworkStability | None"
+) -> str | None:
+    """Return why the latency of a steady state is refused, or None."""
+    if certificate.verdict == "unstable":
+        return f"{certificate.reason}; there is no steady state whose latency could be told"
+    if certificate.verdict == "critical":
+        return f"{certificate.reason}; there may be no steady state whose latency could be told"
+    if stability is not None and stability.verdict == "unstable":
+        return f"{stability.reason}; there is no steady state whose latency could be told"
+    return None
+
+
+def latency_warnings(
+    certificate: "Certificate | NetworkCertificate",
+    stability: "Stability | NetworkStability | None",
+    latency: "SteadyState | NetworkSteadyState | None",
+) -> list[str]:
+    """Say what is in doubt of a latency."""
+    warnings = []
+    if stability is not None and stability.verdict == "undecided" and not no_steady_state(certificate, stability):
+        warnings.append("whether it is stable is undecided, so there may be no steady state whose latency this is")
+    if latency is not None:
+        warnings += latency.notices
+    return warnings

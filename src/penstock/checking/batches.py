@@ -1,0 +1,203 @@
+"""Samples of a run in batches, and whether the run is long enough: for servers and networks alike."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import checks
+from penstock.checking import intervals
+from penstock.checking.targets import Estimate, share
+from penstock.simulation.run import Distribution
+from penstock.words import counted
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Statistics = Mapping[str, Estimate]
+"""By ``mean``, ``p50``, ``p90``, ``p95``, ``p99``; seconds."""
+
+BATCHES = 20
+"""Batches of requests; more would be shorter and more alike their neighbours, fewer would widen the interval."""
+
+LEAST_REQUESTS = 10 * BATCHES
+"""Requests after the warm-up below which no interval is given."""
+
+RELAXATIONS = 20
+"""Relaxation times that a run must see; with 6, intervals held the mean of M/M/1 82 times of 100 instead of 95."""
+
+_MOST_CORRELATION = 0.5  # of neighbouring batch means, beyond which they are too short; 20 independent ones hardly do
+_MOST_NAMED = 4  # percentiles in one notice
+_GROUPS = 100  # of arrivals, over which the variability of what they bring is measured
+
+
+class Batches(NamedTuple):
+    """Samples in batches: their sums (ticks) and counts, the samples if they are known one by one, and all of them."""
+
+    sums: Floats
+    counts: Floats
+    parts: Sequence[Distribution]
+    whole: Distribution
+
+    @classmethod
+    def of(cls, parts: Sequence[Distribution]) -> "Batches":
+        """Take batches whose samples are known."""
+        sums = np.array([float(part.total) for part in parts])
+        counts = np.array([float(part.size) for part in parts])
+        return cls(sums, counts, parts, intervals.merged(parts))
+
+    @classmethod
+    def none(cls, whole: Distribution) -> "Batches":
+        """Take samples that are too few for batches."""
+        return cls(np.array([float(whole.total)]), np.array([float(whole.size)]), (), whole)
+
+    @property
+    def correlation(self) -> float:
+        """Of neighbouring batches, in what each brings above or below the mean; 0 where there is but one."""
+        if self.sums.size == 1:
+            return 0.0
+        return intervals.correlation(self.sums - self.sums.sum() / self.counts.sum() * self.counts)
+
+    def tail(self, statistic: str, confidence: float) -> intervals.QuantileInterval | None:
+        """Return the interval of a percentile, where there are samples to tell."""
+        if statistic == "mean" or not self.parts:
+            return None
+        return intervals.quantile_interval(self.parts, self.whole, share(statistic), confidence)
+
+    def estimate(
+        self, statistic: str, confidence: float, tick_s: float, too_short: bool, most_bursts: float = math.inf
+    ) -> Estimate:
+        """Estimate a statistic, in seconds; not bounded from above where the run is too short.
+
+        No more than ``most_bursts`` are taken to lie beyond a percentile (`intervals.quantile_interval`).
+        """
+        if not self.whole.size or not self.counts.sum():
+            return Estimate(None)
+        low: float | None = None
+        high: float | None = None
+        bursts: float | None = None
+        if statistic == "mean":
+            value = float(self.sums.sum() / self.counts.sum())
+            if self.sums.size > 1:
+                low, high = intervals.ratio_interval(self.sums, self.counts, confidence)
+        else:
+            value = self.whole.quantile(share(statistic))
+            if self.parts:
+                low, high, bursts = intervals.quantile_interval(
+                    self.parts, self.whole, share(statistic), confidence, most_bursts
+                )
+        return Estimate(
+            value * tick_s,
+            None if low is None else max(low, 0.0) * tick_s,
+            None if high is None or too_short else high * tick_s,
+            bursts,
+        )
+
+
+def checked_confidence(value: float) -> float:
+    """Return the confidence of an interval, if it can be one."""
+    return checks.number("confidence", value, 0.5, 0.99999, "", "it is how often an interval holds its value")
+
+
+def before_unfinished(finish: Ints, unit: str, ended: str) -> tuple[int, list[str]]:
+    """Return how many come before the first unfinished one, and a notice where that leaves out the most.
+
+    Behind it only the quick ones have ended.
+    """
+    unfinished = np.flatnonzero(finish < 0)
+    if not unfinished.size:
+        return finish.size, []
+    count = int(unfinished[0])
+    if count >= finish.size / 2:
+        return count, []
+    return count, [
+        f"{unit} {count:,} of {finish.size:,} is unfinished, and those behind it are left out; simulate until all have "
+        f"{ended}"
+    ]
+
+
+def unsteady(what: str, still_warming: bool, batched: Sequence[Batches], count: int, unit: str) -> list[str]:
+    """Say what latency itself, of so many requests or jobs, tells of a run that is too short."""
+    reasons = []
+    if still_warming:
+        reasons.append(f"{what} still rises half-way through this run of {count:,} {unit}; simulate more")
+    alike = max(batches.correlation for batches in batched)
+    if alike > _MOST_CORRELATION:
+        reasons.append(
+            f"successive {BATCHES}ths of the run depend on each other (correlation {alike:.2f}), so intervals are too "
+            f"narrow; simulate more than {count:,} {unit}"
+        )
+    return reasons
+
+
+def few_bursts(estimates: Mapping[str, Statistics], confidence: float, samples: int, unit: str) -> list[str]:
+    """Say which percentiles have no upper end because few bursts lie beyond them, and what run they need at least.
+
+    Parameters
+    ----------
+    estimates
+        By the name to say, and by statistic.
+    confidence
+        Of their intervals.
+    samples, unit
+        What the run has, such as 20,000 ``requests`` after the warm-up.
+    """
+    needed = intervals.bursts_needed(confidence, BATCHES)
+    # where many samples are equal an end may be missing in spite of enough bursts
+    few = sorted(
+        (min(estimate.bursts, needed), f"{name} {statistic}")
+        for name, statistics in estimates.items()
+        for statistic, estimate in statistics.items()
+        if estimate.high is None and estimate.bursts
+    )
+    if not few:
+        return []
+    named = [f"{name} ({max(int(bursts), 1)})" for bursts, name in few[:_MOST_NAMED]]
+    others = f" and {counted(len(few) - _MOST_NAMED, 'other')}" if len(few) > _MOST_NAMED else ""
+    least = rounded_up(samples * max(needed / few[0][0], 2.0))
+    return [
+        f"too few separate bursts of long latencies for an upper end of {', '.join(named)}{others}, which needs about "
+        f"{needed}; simulate {least:,} {unit} or more"
+    ]
+
+
+def rounded_up(count: float) -> int:
+    """Round up to two digits."""
+    step = int(10 ** max(int(math.log10(count)) - 1, 0))
+    return math.ceil(count / step) * step
+
+
+def relaxation_requests(rho: float, variability: float) -> float:
+    """Return the relaxation time of a queue, in requests: over so many, a deviation from the steady state falls to 1/e.
+
+    Near saturation the work in the queue is a reflected Brownian motion with drift -(1 - rho) and variance
+    sigma^2 = rho E[S] V per second of service, whose relaxation time is 2 sigma^2 / (1 - rho)^2 (Abate and Whitt,
+    Advances in Applied Probability 19, 1987; Whitt, Planning queueing simulations, Management Science 35, 1989).
+    Times the rate, that is 2 rho^2 V / (1 - rho)^2.
+
+    Parameters
+    ----------
+    rho
+        Rate over the rate that can be carried.
+    variability
+        V: the squared coefficients of variation of the gaps between arrivals and of the forward tokens of a request,
+        added. 2 for M/M/1, 1 for M/D/1.
+
+    >>> round(relaxation_requests(0.9, 2.0))
+    324
+    """
+    return 2 * rho**2 * variability / (1 - rho) ** 2 if rho < 1 else math.inf
+
+
+def variability(arrival: Ints, tokens: npt.NDArray[Any]) -> float:
+    """Measure V of `relaxation_requests` over hundredths of the run, so that bursts of arrivals count."""
+    gaps = np.diff(arrival).astype(float)
+    if not gaps.any() or not tokens.any():
+        return 0.0
+    size = arrival.size // _GROUPS if arrival.size >= 10 * _GROUPS else 10
+    drift = tokens[:-1] / tokens.mean() - gaps / gaps.mean()
+    groups = drift[: drift.size // size * size].reshape(-1, size).sum(axis=1)
+    if groups.size < 2 or not math.isfinite(groups.sum()):
+        return 0.0
+    return float(groups.var(ddof=1)) / size

@@ -1,0 +1,129 @@
+"""Is it stable? By simulation: of a server from large backlogs, of a network from floods."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, overload
+
+from penstock import checks
+from penstock.simulation.progress import Progress, part_of
+from penstock.system.kinds import as_network, refuse_of_networks, refuse_of_servers
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from penstock.checking.drift_test import Stability
+    from penstock.checking.flood_test import NetworkStability
+    from penstock.system.network import Network
+
+Outcome = Literal["stable", "unstable", "undecided"]
+
+
+@overload
+def verdict(
+    workload: Workload,
+    server: Server,
+    alpha: float | None = None,
+    resolution: float | None = None,
+    seed: int = 0,
+    *,
+    most_arrivals: int | None = None,
+    progress: Progress | None = None,
+) -> "Stability": ...
+@overload
+def verdict(
+    network: "Network",
+    /,
+    *,
+    resolution: float | None = None,
+    seed: int = 0,
+    most_jobs: int | None = None,
+    progress: Progress | None = None,
+) -> "NetworkStability": ...
+def verdict(
+    workload: "Workload | Network",
+    server: Server | None = None,
+    alpha: float | None = None,
+    resolution: float | None = None,
+    seed: int = 0,
+    *,
+    most_arrivals: int | None = None,
+    most_jobs: int | None = None,
+    progress: Progress | None = None,
+) -> "Stability | NetworkStability":
+    """Say by simulation whether a workload on a server, or a network, is stable.
+
+    Parameters
+    ----------
+    workload, server
+        What arrives (its own seed is not used) and what serves, under any policy and any limits; or a network alone,
+        under any policies, orders and routers.
+    alpha
+        Of a server: probability of a wrong verdict that is accepted, where the load is at least ``resolution`` away
+        from the largest that is stable. Default: 0.01.
+    resolution
+        The smallest distance from a critical load that must be told, as a share of it. Default: 0.01, of a network
+        0.02.
+    seed
+        For everything random.
+    most_arrivals
+        Of a server: arrivals under watch, from each backlog, after which the answer is ``undecided``. Default: four
+        times those that the test without a control variate needs on average at the resolution.
+    most_jobs
+        Of a network: jobs that may arrive during one flood before it is undecided. Default: as many as bring ten times
+        the initial work over the resolution; where the work stays level before, the flood is too small to tell, and a
+        larger one is tried. All floods together stop at some forty million requests.
+    progress
+        Called now and then with the share that is done.
+
+    Raises
+    ------
+    InputError
+        If a value cannot be used, what arrives has no rate or comes to an end, or a policy forms an empty batch.
+    """
+    report = part_of(progress, 0.0, 1.0)
+    if isinstance(workload, Workload) and isinstance(server, Server):
+        refuse_of_networks(most_jobs=most_jobs)
+        from penstock.checking.drift_test import drift_test
+
+        alpha = 0.01 if alpha is None else alpha
+        alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict")
+        resolution = _resolution(resolution, 0.01, 1e-4)
+        if most_arrivals is not None:
+            checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
+        return drift_test(workload.with_seed(seed), server, alpha, resolution, most_arrivals, report)
+    network = as_network("verdict", workload, server)
+    refuse_of_servers(alpha=alpha, most_arrivals=most_arrivals)
+    from penstock.checking.flood_test import flood_test
+
+    resolution = _resolution(resolution, 0.02, 1e-3)
+    if most_jobs is not None:
+        checks.whole("most_jobs", most_jobs, 1, 10**9, "", "so many arrive at most")
+    return flood_test(network, resolution, seed, most_jobs, report)
+
+
+def _resolution(value: float | None, default: float, least: float) -> float:
+    value = default if value is None else value
+    return checks.number("resolution", value, least, 0.5, "", "it is a share of the load; finer takes days")
+
+
+class _Tested(Protocol):
+    """A test from one beginning."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+
+
+_Test = TypeVar("_Test", bound=_Tested)
+
+
+def up_to_unstable(
+    tests: Sequence[Callable[[Progress], _Test]], progress: Progress
+) -> tuple[Outcome, tuple[_Test, ...]]:
+    """Test from one beginning after the other, as far as one that says unstable; stable if all are."""
+    results: list[_Test] = []
+    for index, test in enumerate(tests):
+        results.append(test(part_of(progress, index / len(tests), (index + 1) / len(tests))))
+        if results[-1].outcome == "unstable":
+            break
+    outcomes = {result.outcome for result in results}
+    verdicts: tuple[Outcome, ...] = ("unstable", "undecided")
+    return next((word for word in verdicts if word in outcomes), "stable"), tuple(results)

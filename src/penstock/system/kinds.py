@@ -1,0 +1,68 @@
+"""One question, two kinds of system: a workload on a server, or a network."""
+
+from typing import TYPE_CHECKING
+
+from penstock import checks
+from penstock.errors import InputError
+
+if TYPE_CHECKING:
+    from penstock.system.network import Network
+
+_OF_NETWORKS = {
+    "jobs": "a server has requests, not jobs; give requests=...",
+    "most_jobs": "a server has arrivals of requests, not of jobs; give most_arrivals=...",
+    "seed": "a server draws by the seed of its workload, not by another; give workload.with_seed(...)",
+}
+_OF_SERVERS = {
+    "requests": "a network has jobs, not requests; give jobs=...",
+    "most_arrivals": "a network has arrivals of jobs, not of requests; give most_jobs=...",
+    "alpha": "the test of a network has a resolution, not an alpha; give resolution=...",
+    "targets": "a network has no targets, since each stage has a latency of its own; read them in the answer",
+    "precision": "a run of a network has no precision to reach; give more jobs=...",
+    "estimate_memory": "a network has no estimate of its KV memory; leave estimate_memory out",
+}
+
+
+def as_network(verb: str, system: object, server: object) -> "Network":
+    """Return the system where it is a network: what was asked of is no workload on a server.
+
+    Raises
+    ------
+    InputError
+        If it is no network either, or a server comes with it.
+    """
+    from penstock.system.network import Network  # questions about a server need not wait for it
+
+    if isinstance(system, Network) and server is None:
+        return system
+    raise InputError(
+        f"{verb} takes a Workload and a Server, or a Network alone, not {checks.shown(system)} and "
+        f"{checks.shown(server)}"
+    )
+
+
+def refuse_all_but_a_server(verb: str, workload: object, server: object) -> None:
+    """Refuse what is no workload on a server, where networks cannot be asked about."""
+    from penstock.system.server import Server
+    from penstock.workload.workload import Workload
+
+    if not isinstance(workload, Workload) or not isinstance(server, Server):
+        raise InputError(
+            f"{verb} takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+        )
+
+
+def refuse_of_networks(**options: object) -> None:
+    """Refuse what only a network has, where a server is asked about; None is not given."""
+    _refuse(_OF_NETWORKS, options)
+
+
+def refuse_of_servers(**options: object) -> None:
+    """Refuse what only a server has, where a network is asked about; None is not given."""
+    _refuse(_OF_SERVERS, options)
+
+
+def _refuse(reasons: dict[str, str], options: dict[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name} is {checks.shown(value)}, but {reasons[name]}")
