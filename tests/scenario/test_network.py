@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.scenario.network import NetworkScenario, build_network, describes_network, read_network
+from penstock.scenario.network import NetworkScenario, build_network, read_network
+from penstock.scenario.scenario import describes_network
 from penstock.system.orders import ORDERS
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow

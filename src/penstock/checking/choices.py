@@ -36,8 +36,7 @@ def chosen_scenario(
 ) -> "Scenario":
     """Read a scenario, unless it is read, and put the choices of the command line over it."""
     from penstock.document import read_document
-    from penstock.scenario.network import describes_network
-    from penstock.scenario.scenario import build
+    from penstock.scenario.scenario import build, describes_network
     from penstock.system.policies import resolve
 
     document = read_document(path) if document is None else document

@@ -77,7 +77,7 @@ def check(
     """
     check_outputs(files_of(scenario), {"--report": report}, figures)
     from penstock.document import read_document
-    from penstock.scenario.network import describes_network
+    from penstock.scenario.scenario import describes_network
 
     document = read_document(scenario)
     if describes_network(document):

@@ -110,7 +110,8 @@ def _compare(
 
 def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":
     """Build a scenario, put the choices of the command line over it, and say so if something has to be compiled."""
-    from penstock.scenario.network import build_network, describes_network
+    from penstock.scenario.network import build_network
+    from penstock.scenario.scenario import describes_network
 
     if not describes_network(document) and isinstance(document, dict) and "server" in document:
         raise InputError(f"{path} describes one server, not a network; ask `penstock check {path}`")

@@ -404,8 +404,3 @@ def build_network(document: Any, folder: Path, name: str = "scenario") -> Networ
     if jobs is None and simulate.until is None and not network.ends:
         jobs = DEFAULT_JOBS
     return NetworkScenario(Path(name).stem, network, jobs, simulate.until, folder)
-
-
-def describes_network(document: Any) -> bool:
-    """Return whether a parsed YAML document is a scenario of a network, and not of a server."""
-    return isinstance(document, Mapping) and "network" in document

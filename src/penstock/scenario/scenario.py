@@ -385,3 +385,8 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
         requests = workload.rows or DEFAULT_REQUESTS
     measured = sections.server.measured(folder)
     return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder, str(folder / name), measured)
+
+
+def describes_network(document: Any) -> bool:
+    """Return whether a parsed YAML document is a scenario of a network, and not of a server."""
+    return isinstance(document, dict) and "network" in document

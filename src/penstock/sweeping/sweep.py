@@ -12,8 +12,7 @@ import polars as pl
 from penstock import checks
 from penstock.document import Section, Whole, files_named, parsed, read_document
 from penstock.errors import InputError
-from penstock.scenario.network import describes_network
-from penstock.scenario.scenario import DEFAULT_REQUESTS
+from penstock.scenario.scenario import DEFAULT_REQUESTS, describes_network
 from penstock.sweeping import grid, store, workers
 from penstock.sweeping.grid import Point
 from penstock.sweeping.tasks import FACTS, LATENCIES, Job, Row, run_points

@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
-from scipy.spatial import ConvexHull
 
 from penstock import checks
 from penstock.errors import InputError
@@ -238,6 +236,8 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
     if tokens.mean == tokens.longest:  # x <= k_p m_p in every batch, so the condition on requests says nothing new
         rates, towards = rates[:2], towards[:2]
     size = rates.shape[1]
+    from scipy.optimize import linprog  # takes a while to load, and few servers need it
+
     solved = linprog(
         np.r_[-1.0, np.zeros(size)],
         A_ub=np.vstack([np.column_stack([towards, -rates]), np.r_[0.0, np.ones(size)]]),
@@ -378,6 +378,8 @@ def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
 
 def _extreme(points: Floats) -> Ints:
     """Return which of the points are corners of their convex hull with the origin and the axes; shape (corners,)."""
+    from scipy.spatial import ConvexHull
+
     vertices = ConvexHull(np.vstack([points / points.max(axis=0), np.zeros(3), np.eye(3)])).vertices
     return np.asarray(vertices[vertices < len(points)], np.int64)
 
