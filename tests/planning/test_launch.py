@@ -59,6 +59,17 @@ def test_other_policies_run_through_the_plugin_with_their_numbers():
     assert image.startswith("registry.example.com/"), "the engine's own image has no penstock in it"
 
 
+def sarathi(queue, limits, params):
+    """Bear the name of another policy."""
+    return queue.prompt_tokens, 0, ps.PREFILL_FIRST
+
+
+def test_a_policy_of_ones_own_is_named_to_the_plugin_by_its_module_whatever_it_is_called():
+    found = launch(deployment(sarathi))
+    assert "--scheduler-cls" in found.command
+    assert found.environment["PENSTOCK_POLICY"] == f"{__name__}:sarathi"
+
+
 def test_settings_of_the_engines_become_their_options():
     slow = deployment("vllm", policy_params={"long_prefill_threshold": 256}, order="priority", kv_blocks=900)
     asked = options(launch(slow).command)

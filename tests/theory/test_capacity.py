@@ -134,3 +134,9 @@ def test_bad_input_is_told_in_one_line_with_the_value(
     with pytest.raises(ps.InputError, match=says) as error:
         policy_capacity(server, prompt=prompt, output=output)
     assert "\n" not in str(error.value)
+
+
+def test_a_policy_of_ones_own_by_the_name_of_a_papers_has_not_its_capacity() -> None:
+    namesake = ps.policy(name="fastertransformer")(unlabelled.function)
+    with pytest.raises(ps.InputError, match="no capacity is known"):
+        policy_capacity(ps.Server(TP1, 512, policy=namesake), prompt=129, output=112)

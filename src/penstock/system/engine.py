@@ -44,6 +44,8 @@ class Engine(Scheduler, abc.ABC):
         The settings that it has.
     options
         Their values, all of them.
+    held
+        For which tokens a running request surely has memory: see `Scheduler.holds`.
     """
 
     known: Mapping[str, Option] = {}
@@ -51,6 +53,14 @@ class Engine(Scheduler, abc.ABC):
     def __init__(self, options: Options | None = None) -> None:
         defaults = {key: option.default for key, option in self.known.items()}
         self.options = defaults if options is None else defaults | _checked(self.name, self.known, options)
+        if self.cut_by:
+            self.cuts_prompts = self.options[self.cut_by]
+        self.settle()
+        # no waste means that all decodes come first, and that whoever fits comes in
+        self.decode_first = self.admits_what_fits = bool(self.work_conserving)
+
+    def settle(self) -> None:
+        """Set the facts that follow from the settings."""
 
     def __repr__(self) -> str:
         changed = {k: v for k, v in self.options.items() if v != self.known[k].default}
@@ -69,40 +79,20 @@ class Engine(Scheduler, abc.ABC):
     reads = frozenset(Queue._fields)
     sees = SEES_DECODES
     is_proved = True
-
-    @property
-    def work_conserving(self) -> bool:
-        """Whether batches carry what waits up to the token budget and no more, with ample memory and slots."""
-        return False
-
-    @property
-    def has_mean_field(self) -> bool:
-        """Whether its mean field is known."""
-        return False
+    work_conserving = False
+    cuts_prompts = False
+    decode_first: bool = False
+    has_mean_field: bool = False
+    held: Holds = "computed"
 
     @property
     def compiled(self) -> Any:
         """What stands in the place of a policy, which the kernel does not ask."""
         return _never_asked()
 
-    @property
-    def decode_first(self) -> bool:
-        """Whether each batch takes all decodes that fit, then prompts, cut to fill it: those that waste none do."""
-        return self.work_conserving
-
-    @property
-    def cuts_prompts(self) -> bool:
-        """Whether a prompt may be spread over batches."""
-        return bool(self.cut_by and self.options[self.cut_by])
-
-    @property
-    def admits_what_fits(self) -> bool:
-        """Whether nobody waits for memory while enough of it is free."""
-        return self.work_conserving
-
     def holds(self, memory: Memory | None) -> Holds:
         """Return for which tokens a running request surely has memory."""
-        return "computed"
+        return self.held
 
     def configured(self, params: Any) -> tuple[Self, list[float]]:
         """Return it with other settings; it is given no numbers."""

@@ -11,24 +11,14 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel import running
 from penstock.system.engine import Engine, Option
-from penstock.system.memory import Memory
-from penstock.system.scheduler import GpuBytes, GpuRule, Holds, LimitRule, Options, Program
+from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program
 
 MB = 2**20
 
 
 # ---------------------------------------------------------------- vLLM
 
-
-def _left_by_vllm(gpu: GpuBytes, share: float | None) -> float:
-    """Return what is left of a share of the memory, in which CUDA graphs count since 0.21: about 2%."""
-    assert share is not None
-    return (share - 0.02) * gpu.memory - gpu.weights - gpu.overhead
-
-
-def _left_by_vllm_v0(gpu: GpuBytes, share: float | None) -> float:
-    assert share is not None
-    return share * gpu.memory - gpu.weights - gpu.overhead
+_GRAPHS = 0.02  # of the memory of a GPU: CUDA graphs count in the share since 0.21
 
 
 def _limits_of_vllm(gib: float, a100: bool, offline: bool) -> tuple[int, int]:
@@ -71,7 +61,11 @@ class Vllm(Engine):
     caches_prefixes = True
     cut_by = "chunked_prefill"
     limit_rule = LimitRule(_limits_of_vllm, "256, or 1,024 on GPUs from 70 GiB that are no A100")
-    gpu_rule = GpuRule("gpu_memory_utilization", 0.92, _left_by_vllm)
+    gpu_rule = GpuRule(
+        "gpu_memory_utilization",
+        0.92,
+        lambda gpu, share: (share - _GRAPHS) * gpu.memory - gpu.weights - gpu.overhead,
+    )
     program = Program(
         title="vLLM",
         image="vllm/vllm-openai:v0.33.0",
@@ -89,20 +83,12 @@ class Vllm(Engine):
         plugin="--scheduler-cls",
     )
 
-    @property
-    def work_conserving(self) -> bool:
-        """Whether batches carry what waits up to the token budget."""
-        return self.cuts_prompts and self.options["long_prefill_threshold"] == 0
-
-    @property
-    def has_mean_field(self) -> bool:
-        """Whether its mean field is known: that of sarathi, where it is the same."""
-        return self.work_conserving
-
-    @property
-    def kernel_options(self) -> dict[int, int]:
-        """What the kernel's rule is told of the settings."""
-        return {running.LONG_PREFILL: self.options["long_prefill_threshold"]}
+    def settle(self) -> None:
+        """Set the facts that follow from the settings."""
+        threshold = self.options["long_prefill_threshold"]
+        self.work_conserving = self.cuts_prompts and threshold == 0
+        self.has_mean_field = self.work_conserving  # that of sarathi, where it is the same
+        self.kernel_options = {running.LONG_PREFILL: threshold}
 
 
 class VllmV0(Engine):
@@ -113,7 +99,11 @@ class VllmV0(Engine):
     decodes_at_once = True
     has_watermark = True
     watermark = 0.01
-    gpu_rule = GpuRule("gpu_memory_utilization", 0.9, _left_by_vllm_v0)
+    gpu_rule = GpuRule(
+        "gpu_memory_utilization",
+        0.9,
+        lambda gpu, share: share * gpu.memory - gpu.weights - gpu.overhead,
+    )
 
 
 # ---------------------------------------------------------------- SGLang
@@ -206,29 +196,27 @@ class Sglang(Engine):
         beside_other=("--enable-mixed-chunk",),
     )
 
-    @property
-    def kernel_options(self) -> dict[int, int]:
-        """What the kernel's rule is told of the settings."""
-        return {
-            running.MIXED: self.options["mixed_chunk"],
-            running.MOST_PREFILL: self.options["max_prefill_tokens"],
-            running.CLIP: self.options["clip_new_tokens"],
-            running.RETRACT_STEPS: self.options["retract_steps"],
+    def settle(self) -> None:
+        """Set the facts that follow from the settings."""
+        options = self.options
+        self.kernel_options = {
+            running.MIXED: options["mixed_chunk"],
+            running.MOST_PREFILL: options["max_prefill_tokens"],
+            running.CLIP: options["clip_new_tokens"],
+            running.RETRACT_STEPS: options["retract_steps"],
         }
-
-    @property
-    def kernel_numbers(self) -> tuple[float, ...]:
-        """The ratio of new tokens that it begins with, the least, and what a decode batch takes off."""
-        high, low = self.options["new_token_ratio"], self.options["min_new_token_ratio"]
-        return high, low, (high - low) / self.options["decay_steps"]
+        high, low = options["new_token_ratio"], options["min_new_token_ratio"]
+        self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
 
 
 # ---------------------------------------------------------------- TensorRT-LLM
 
 
-def _left_by_tensorrt(gpu: GpuBytes, share: float | None) -> float:
-    assert share is not None
-    return share * (gpu.memory - gpu.weights - gpu.overhead)
+_ADMISSIONS = {
+    "guaranteed_no_evict": running.COMPLETION,
+    "max_utilization": running.INPUT,
+    "static_batch": running.STATIC,
+}
 
 
 class TensorRtLlm(Engine):
@@ -239,33 +227,25 @@ class TensorRtLlm(Engine):
     known = {  # noqa: RUF012
         "capacity": Option(
             "guaranteed_no_evict",
-            ("guaranteed_no_evict", "max_utilization", "static_batch"),
+            tuple(_ADMISSIONS),
             alias="capacity_scheduler_policy",
         ),
         "chunked_context": Option(False, alias="enable_chunked_context"),
     }
     decodes_at_once = True
     cut_by = "chunked_context"
-    gpu_rule = GpuRule("free_gpu_memory_fraction", 0.9, _left_by_tensorrt)
+    gpu_rule = GpuRule(
+        "free_gpu_memory_fraction",
+        0.9,
+        lambda gpu, share: share * (gpu.memory - gpu.weights - gpu.overhead),
+    )
 
-    @property
-    def work_conserving(self) -> bool:
-        """Whether batches carry what waits up to the token budget."""
-        return self.cuts_prompts and self.options["capacity"] != "static_batch"
-
-    def holds(self, memory: Memory | None) -> Holds:
-        """Return for which tokens a running request surely has memory."""
-        return "prefill" if self.options["capacity"] == "max_utilization" else "completion"
-
-    @property
-    def kernel_options(self) -> dict[int, int]:
-        """What the kernel's rule is told of the settings."""
-        admission = {
-            "guaranteed_no_evict": running.COMPLETION,
-            "max_utilization": running.INPUT,
-            "static_batch": running.STATIC,
-        }
-        return {running.ADMISSION: admission[self.options["capacity"]]}
+    def settle(self) -> None:
+        """Set the facts that follow from the settings."""
+        capacity = self.options["capacity"]
+        self.work_conserving = self.cuts_prompts and capacity != "static_batch"
+        self.held = "prefill" if capacity == "max_utilization" else "completion"
+        self.kernel_options = {running.ADMISSION: _ADMISSIONS[capacity]}
 
 
 # ---------------------------------------------------------------- Vidur
@@ -277,15 +257,11 @@ class _WithoutBudget(Engine):
     known = {"max_tokens": Option(4096, low=2)}  # noqa: RUF012
     has_token_budget = False
     usual_slots = 128
+    held = "completion"
 
-    @property
-    def reserved_tokens(self) -> int:
-        """Tokens that every request has memory for, and may not exceed."""
-        return int(self.options["max_tokens"])
-
-    def holds(self, memory: Memory | None) -> Holds:
-        """Return for which tokens a running request surely has memory."""
-        return "completion"
+    def settle(self) -> None:
+        """Set the facts that follow from the settings."""
+        self.reserved_tokens = self.options["max_tokens"]
 
 
 class VidurFasterTransformer(_WithoutBudget):
@@ -323,10 +299,7 @@ class VidurSarathi(Engine):
     watermark = 0.01
     blocks_for_decodes = 1  # even for decodes that need none
     loses_rest_of_prompt = True
-
-    def holds(self, memory: Memory | None) -> Holds:
-        """Return for which tokens a running request surely has memory."""
-        return "prefill"
+    held = "prefill"
 
 
 ENGINES: dict[str, Engine] = {

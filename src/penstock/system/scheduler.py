@@ -45,7 +45,7 @@ class GpuRule(NamedTuple):
 
     option: str
     share: float | None
-    left: Callable[[GpuBytes, float | None], float]
+    left: Callable[[GpuBytes, Any], float]
 
 
 class LimitRule(NamedTuple):
@@ -121,6 +121,11 @@ class Scheduler(abc.ABC):
         Its settings that have names.
     rule
         The kernel's number for it.
+    kernel_options, kernel_numbers
+        What the kernel's rule is told of the settings; the first number is one that it changes.
+    work_conserving
+        Whether batches carry what waits up to the token budget and no more, with ample memory and slots; None: not
+        known.
     by_phase
         Whether it says how many tokens each phase gets, and the requests of a phase are served in order.
     phases
@@ -131,6 +136,8 @@ class Scheduler(abc.ABC):
         Whether it weighs prefill against decode by what waits in each, as `penstock.system.adaptive.maxweight` does.
     has_token_budget
         Whether its batches are cut to the token budget.
+    cuts_prompts, cut_by
+        Whether a prompt may be spread over batches, and the setting that says so; empty: none does.
     decodes_beyond
         Whether all that run decode in one batch, even beyond the token budget.
     decodes_at_once
@@ -155,12 +162,14 @@ class Scheduler(abc.ABC):
         Whether they do where nobody runs, too.
     blocks_for_decodes
         Blocks that they leave free at least.
+    admits_what_fits
+        Whether nobody waits for memory while enough of it is free.
+    reserved_tokens
+        Tokens that every request has memory for, and may not exceed; 0: each has what it needs.
     loses_rest_of_prompt
         Whether the prompt of a preempted request comes back as long as it got, and the rest of it as output.
     caches_prefixes
         Whether prompts that begin alike may share blocks.
-    cut_by
-        The setting that says whether prompts are cut; empty: none does.
     limit_rule
         How it chooses token budget and max batch size by itself; None: it wants to be told, or it is not known.
     gpu_rule
@@ -170,14 +179,20 @@ class Scheduler(abc.ABC):
     """
 
     name: str
-    options: Options = {}  # noqa: RUF012 - nobody changes it
+    options: Mapping[str, Any] = {}
     rule: int = running.SEAM
+    kernel_options: Mapping[int, int] = {}
+    kernel_numbers: tuple[float, ...] = (0.0,)
+
+    work_conserving: bool | None = None
     by_phase: bool = True
     phases: Phases | None = None
     own_budget: bool = False
     back_pressure: bool = False
 
     has_token_budget: bool = True
+    cuts_prompts: bool = True
+    cut_by: str = ""
     decodes_beyond: bool = False
     decodes_at_once: bool = False
     slots_by_budget: bool = False
@@ -192,9 +207,10 @@ class Scheduler(abc.ABC):
     watermark: float = 0.0
     watermark_alone: bool = True
     blocks_for_decodes: int = 0
+    admits_what_fits: bool = True
+    reserved_tokens: int = 0
     loses_rest_of_prompt: bool = False
     caches_prefixes: bool = True
-    cut_by: str = ""
 
     limit_rule: LimitRule | None = None
     gpu_rule: GpuRule | None = None
@@ -216,11 +232,6 @@ class Scheduler(abc.ABC):
     @abc.abstractmethod
     def compiled(self) -> Any:
         """The function of the seam that the kernel is given."""
-
-    @property
-    def work_conserving(self) -> bool | None:
-        """Whether batches carry what waits up to the token budget, with ample memory and slots; None: not known."""
-        return None
 
     @property
     @abc.abstractmethod
@@ -246,31 +257,6 @@ class Scheduler(abc.ABC):
     def keeps_queues(self) -> bool:
         """Whether long queues may be normal under it: it looks at them."""
         return False
-
-    @property
-    def admits_what_fits(self) -> bool:
-        """Whether nobody waits for memory while enough of it is free."""
-        return True
-
-    @property
-    def cuts_prompts(self) -> bool:
-        """Whether a prompt may be spread over batches."""
-        return True
-
-    @property
-    def reserved_tokens(self) -> int:
-        """Tokens that every request has memory for, and may not exceed; 0: each has what it needs."""
-        return 0
-
-    @property
-    def kernel_options(self) -> Mapping[int, int]:
-        """What the kernel's rule is told of the settings."""
-        return {}
-
-    @property
-    def kernel_numbers(self) -> tuple[float, ...]:
-        """Numbers that the kernel's rule computes with, the first of which is one that it changes."""
-        return (0.0,)
 
     @abc.abstractmethod
     def configured(self, params: Any) -> tuple[Self, list[float]]:
