@@ -16,7 +16,7 @@ from penstock.errors import InputError
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server
-from penstock.system.kinds import as_network, refuse_of_networks, refuse_of_servers
+from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import reuses
@@ -201,15 +201,13 @@ def check(
         If a value cannot be used.
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse_of_networks(jobs=jobs, seed=seed)
+        refuse(jobs=jobs, seed=seed)
         limits = _parsed(targets)
         question = _Question(workload, server, requests, until, limits, precision, estimate_memory, progress)
         return question.answer(alpha, resolution)
     network = as_network("check", workload, server)
     memory = None if estimate_memory else False
-    refuse_of_servers(
-        requests=requests, targets=targets or None, precision=precision, alpha=alpha, estimate_memory=memory
-    )
+    refuse(requests=requests, targets=targets or None, precision=precision, alpha=alpha, estimate_memory=memory)
     from penstock.checking.network_answer import of_network
 
     return of_network(network, jobs, until, seed, resolution, progress)
