@@ -94,12 +94,12 @@ class Answer(AnyAnswer):
             "latency_refused": self.latency_refused,
             "targets": [
                 {
-                    "target": str(given),
+                    "target": str(target),
                     "answer": judgement,
-                    "value": found.value if found else None,
-                    "interval": [found.low, found.high] if found else None,
+                    "value": estimate.value if estimate else None,
+                    "interval": [estimate.low, estimate.high] if estimate else None,
                 }
-                for given, found, judgement in self.targets
+                for target, estimate, judgement in self.targets
             ],
             "disagreement": self.disagreement,
             "warnings": [*self.front, *self.warnings],
@@ -111,17 +111,18 @@ class Answer(AnyAnswer):
             return self._less_load(file)
         if not self.missed:
             return None
-        asked = " ".join(f"--target '{given}'" for given, _, _ in self.targets)
-        if all(judgement != "missed" for _, _, judgement in self.targets):
-            return f"longer runs may decide it: `penstock check {file} --requests {16 * self.run.arrived} {asked}`"
+        targets = " ".join(f"--target '{answer.target}'" for answer in self.targets)
+        if all(answer.judgement != "missed" for answer in self.targets):
+            return f"longer runs may decide it: `penstock check {file} --requests {16 * self.run.arrived} {targets}`"
         return (
-            f"`penstock recommend {file} {asked}` looks for limits with which this server meets it; where none do, "
+            f"`penstock recommend {file} {targets}` looks for limits with which this server meets it; where none do, "
             "`penstock plan` finds how many replicas, and of which hardware, do"
         )
 
     def _less_load(self, file: str) -> str:
         """Say what holds an overloaded server back, and what to do."""
-        rate, bound = self.certificate.load.arrival_rate, self.certificate.binding
+        rate = self.certificate.load.arrival_rate
+        bound = self.certificate.binding
         plan = f"with a `plan` in the scenario, `penstock plan {file}` finds how many replicas carry it"
         if rate >= bound.max_rate:
             cause = f"the {bound.name} lets no policy carry more than {bound.max_rate:,.4g} requests/s"
