@@ -135,3 +135,10 @@ def test_a_run_of_a_given_time_needs_no_number_of_requests() -> None:
     found = check(WORKLOAD, ps.Server(TP1, 1024), until=50.0)
     assert found.run.seconds == 50.0
     assert found.as_dict()["simulation"]["requests"] == found.run.arrived
+
+
+@pytest.mark.parametrize(("rate", "policy"), [(1.0, "sarathi"), (40.0, "sarathi"), (1.0, "vllm-vanilla")])
+def test_the_reason_is_that_of_the_theorem_and_where_none_applies_of_the_test(rate: float, policy: str) -> None:
+    found = check(WORKLOAD.with_rate(rate), ps.Server(TP1, 1024, policy=policy), requests=200)
+    decided = found.stability if found.certificate.verdict == "unknown" else found.certificate
+    assert (found.verdict, found.reason) == (decided.verdict, decided.reason)

@@ -201,7 +201,7 @@ class _Study(NamedTuple):
         if tested and self._verdict(tested, server) == "unstable":
             return f"unstable at {tested:,.4g} requests/s, by simulation; others carry that"
         kept = served(self.workload, server).share
-        if found and kept < served(self.workload, found[0].server).share * (1 - _SAME_SHARE):
+        if found and kept < found[0].answer.certificate.load.work.share * (1 - _SAME_SHARE):
             return f"it drops {1 - kept:.1%} of the requests, which never fit; more than now"
         answer = check(
             self.workload, server, requests=self.requests, alpha=self.alpha, estimate_memory=False,

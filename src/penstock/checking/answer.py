@@ -18,7 +18,7 @@ from penstock.show.page import Page
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Record, Run, stop_tick
 from penstock.simulation.simulate import RunOptions, length_of_run, run_server, simulate
-from penstock.system.kinds import as_network, refuse_of_networks, refuse_of_servers
+from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
 from penstock.theory.kv_blocks import reuses
@@ -120,12 +120,12 @@ class Answer(AnyAnswer):
             "latency_refused": self.latency_refused,
             "targets": [
                 {
-                    "target": str(given),
+                    "target": str(target),
                     "answer": judgement,
-                    "value": found.value if found else None,
-                    "interval": [found.low, found.high] if found else None,
+                    "value": estimate.value if estimate else None,
+                    "interval": [estimate.low, estimate.high] if estimate else None,
                 }
-                for given, found, judgement in self.targets
+                for target, estimate, judgement in self.targets
             ],
             "disagreement": self.disagreement,
             "warnings": [*self.front, *self.warnings],
@@ -137,20 +137,21 @@ class Answer(AnyAnswer):
             return self._less_load(file)
         if not self.missed:
             return None
-        asked = " ".join(f"--target '{given}'" for given, _, _ in self.targets)
-        if all(judgement != "missed" for _, _, judgement in self.targets):
+        targets = " ".join(f"--target '{answer.target}'" for answer in self.targets)
+        if all(answer.judgement != "missed" for answer in self.targets):
             longer = min(16 * self.run.arrived, ROWS_UP_TO)
             if longer <= self.run.arrived:
                 return f"no longer run is kept: with {longer:,} requests the target is too near the latency to tell"
-            return f"a longer run may decide it: `penstock check {file} --requests {longer} {asked}`"
+            return f"a longer run may decide it: `penstock check {file} --requests {longer} {targets}`"
         return (
-            f"`penstock recommend {file} {asked}` looks for limits with which this server meets it; where none do, "
+            f"`penstock recommend {file} {targets}` looks for limits with which this server meets it; where none do, "
             "`penstock plan` finds how many replicas, and of which hardware, do"
         )
 
     def _less_load(self, file: str) -> str:
         """Say what holds an overloaded server back, and what to do."""
-        rate, bound = self.certificate.load.arrival_rate, self.certificate.binding
+        rate = self.certificate.load.arrival_rate
+        bound = self.certificate.binding
         plan = f"with a `plan` in the scenario, `penstock plan {file}` finds how many replicas carry it"
         if rate >= bound.max_rate:
             cause = f"the {bound.name} lets no policy carry more than {bound.max_rate:,.4g} requests/s"
@@ -230,15 +231,13 @@ def check(
         If a value cannot be used.
     """
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse_of_networks(jobs=jobs, seed=seed)
+        refuse(jobs=jobs, seed=seed)
         limits = _parsed(targets)
         question = _Question(workload, server, requests, until, limits, precision, estimate_memory, progress)
         return question.answer(alpha, resolution)
     network = as_network("check", workload, server)
     memory = None if estimate_memory else False
-    refuse_of_servers(
-        requests=requests, targets=targets or None, precision=precision, alpha=alpha, estimate_memory=memory
-    )
+    refuse(requests=requests, targets=targets or None, precision=precision, alpha=alpha, estimate_memory=memory)
     from penstock.checking.network_answer import of_network
 
     return of_network(network, jobs, until, seed, resolution, progress)

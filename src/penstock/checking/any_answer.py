@@ -33,24 +33,23 @@ class AnyAnswer(Shown):
     stability: "Stability | NetworkStability | None"
     latency: "SteadyState | NetworkSteadyState | None"
     warnings: tuple[str, ...]
+    audited = ""  # how one finds out whether what is taken on trust holds
 
     @property
     def verdict(self) -> str:
         """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing the test."""
-        if self.disagreement:
-            return "contradiction"
-        if self.certificate.verdict == "unknown" and self.stability is not None:
-            return self.stability.verdict
-        return self.certificate.verdict
+        return "contradiction" if self.disagreement else self._deciding.verdict
 
     @property
     def reason(self) -> str:
-        """The sentence of the one that gave the verdict; of both where they contradict each other."""
-        if self.disagreement:
-            return self.disagreement
+        """The sentence of the one that gave the verdict, or of both where they contradict each other."""
+        return self.disagreement or self._deciding.reason
+
+    @property
+    def _deciding(self) -> "Certificate | NetworkCertificate | Stability | NetworkStability":
         if self.certificate.verdict == "unknown" and self.stability is not None:
-            return self.stability.reason
-        return self.certificate.reason
+            return self.stability
+        return self.certificate
 
     @property
     def latency_refused(self) -> str | None:
@@ -71,8 +70,6 @@ class AnyAnswer(Shown):
         both = f"{certificate.theorem} says {certificate.verdict}, but the test says {test.verdict}"
         return f"{both} ({test.reason}); {cause}"
 
-    audited = ""  # how what is taken on trust can be found out
-
     @abc.abstractmethod
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -82,10 +79,9 @@ def no_steady_state(
     certificate: "Certificate | NetworkCertificate", stability: "Stability | NetworkStability | None"
 ) -> str | None:
     """Return why the latency of a steady state is refused, or None."""
-    if certificate.verdict == "unstable":
-        return f"{certificate.reason}; there is no steady state whose latency could be told"
-    if certificate.verdict == "critical":
-        return f"{certificate.reason}; there may be no steady state whose latency could be told"
+    if certificate.verdict in ("unstable", "critical"):
+        is_none = "there is no" if certificate.verdict == "unstable" else "there may be no"
+        return f"{certificate.reason}; {is_none} steady state whose latency could be told"
     if stability is not None and stability.verdict == "unstable":
         return f"{stability.reason}; there is no steady state whose latency could be told"
     return None

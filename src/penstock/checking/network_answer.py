@@ -142,25 +142,28 @@ class NetworkAnswer(AnyAnswer):
         """Return of each cycle of pools the factor on all rates that is certified, and what that means."""
         anyone = self.certificate.any_policy
         others = all(h.held for h in self.certificate.hypotheses if h.name not in (CERTIFIED, CARRIED))
-        said = []
+        certifies = "certifies" if others else "would, if the other hypotheses held, certify"
+        rows = []
         for cycle in anyone.cycles if anyone else ():
             if cycle.max_load == 0:
                 what = "nothing is known of every work-conserving order of the stages"
             else:
-                what = "the linear program " + (
-                    "certifies" if others else "would, if the other hypotheses held, certify"
+                what = (
+                    f"the linear program {certifies} every work-conserving order of the stages up to so many times "
+                    "this load"
                 )
-                what += " every work-conserving order of the stages up to so many times this load"
                 if cycle.max_load >= cycle.overload * (1 - 1e-5):
                     what += ", where a pool is overloaded"
                 elif cycle.exact and others:
                     what += "; above it some order fails"
-            said.append((cycle.max_load, f"jobs go round between {' - '.join(cycle.pools)}: {what}"))
-        return said
+            rows.append((cycle.max_load, f"jobs go round between {' - '.join(cycle.pools)}: {what}"))
+        return rows
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``network``."""
-        certificate, run, steady, bottleneck = self.certificate, self.run, self.latency, self.bottleneck
+        run = self.run
+        steady = self.latency
+        bottleneck = self.bottleneck
         growth = run.growth_tokens_per_s
         return {
             "verdict": self.verdict,
@@ -170,7 +173,7 @@ class NetworkAnswer(AnyAnswer):
                 "margin": bottleneck.margin,
                 "max_load": self.max_load if np.isfinite(self.max_load) else None,
             },
-            "certificate": certificate_as_dict(certificate),
+            "certificate": certificate_as_dict(self.certificate),
             "stability": self.stability.as_dict() if self.stability else None,
             "stability_skipped": self.stability_skipped,
             "simulation": {
@@ -184,26 +187,26 @@ class NetworkAnswer(AnyAnswer):
             "pools": [dataclasses.asdict(pool) | {"binding": list(pool.binding)} for pool in self.pools],
             "workflows": [
                 {
-                    "workflow": each.name,
-                    "jobs_per_s": each.jobs_per_s,
-                    "jobs": each.jobs,
-                    "unfinished": each.unfinished,
-                    "e2e_s": _values(each.e2e),
-                    "e2e_interval": _ends(each.e2e),
+                    "workflow": workflow.name,
+                    "jobs_per_s": workflow.jobs_per_s,
+                    "jobs": workflow.jobs,
+                    "unfinished": workflow.unfinished,
+                    "e2e_s": _values(workflow.e2e),
+                    "e2e_interval": _ends(workflow.e2e),
                 }
-                for each in self.workflows
+                for workflow in self.workflows
             ],
             "stages": [
                 {
-                    "stage": each.name,
-                    "pool": each.pool,
-                    "visits_per_s": each.visits_per_s,
-                    "prefill_tokens": each.prefill_tokens,
-                    "decode_tokens": each.decode_tokens,
-                    "latency": each.latency and {metric: _values(of) for metric, of in each.latency.items()},
-                    "latency_interval": each.latency and {metric: _ends(of) for metric, of in each.latency.items()},
+                    "stage": stage.name,
+                    "pool": stage.pool,
+                    "visits_per_s": stage.visits_per_s,
+                    "prefill_tokens": stage.prefill_tokens,
+                    "decode_tokens": stage.decode_tokens,
+                    "latency": stage.latency and {metric: _values(of) for metric, of in stage.latency.items()},
+                    "latency_interval": stage.latency and {metric: _ends(of) for metric, of in stage.latency.items()},
                 }
-                for each in self.stages
+                for stage in self.stages
             ],
             "steady_state": steady
             and {"jobs": steady.jobs, "warmup_jobs": steady.warmup_jobs, "confidence": steady.confidence},

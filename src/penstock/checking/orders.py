@@ -73,7 +73,7 @@ def with_order(network: Network, order: OrderChoice | Mapping[str, OrderChoice])
                     f"an order is given for pool {checks.shown(name)}, which there is not"
                     f"{nearest(str(name), network.pools)}"
                 )
-        chosen = {name: resolve_order(each) for name, each in order.items()}
+        chosen = {name: resolve_order(choice) for name, choice in order.items()}
     else:
         chosen = dict.fromkeys(network.pools, resolve_order(order))
     pools = {
@@ -91,10 +91,10 @@ def _reordered(
         raise InputError(f"orders are {checks.shown(orders)}; give a list of at least one, such as ['fcfs', 'hlpps']")
     if isinstance(orders, Mapping):
         return {name: with_order(network, order) for name, order in orders.items()}
-    found: dict[str, Network] = {}
+    networks: dict[str, Network] = {}
     for choice in orders:
         order = resolve_order(choice)
-        if order.name in found:
+        if order.name in networks:
             raise InputError(f"two orders are called {order.name}, so which is meant is unclear; leave one out")
-        found[order.name] = with_order(network, order)
-    return found
+        networks[order.name] = with_order(network, order)
+    return networks

@@ -1,17 +1,17 @@
 """Is it stable? By simulation: of a server from large backlogs, of a network from floods."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 from penstock import checks
 from penstock.simulation.progress import Progress, part_of
-from penstock.system.kinds import as_network, refuse_of_networks, refuse_of_servers
+from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from penstock.checking.drift_test import Stability
-    from penstock.checking.flood_test import NetworkStability
+    from penstock.checking.drift_test import Stability, Watch
+    from penstock.checking.flood_test import Flood, NetworkStability
     from penstock.system.network import Network
 
 Outcome = Literal["stable", "unstable", "undecided"]
@@ -81,7 +81,7 @@ def verdict(
     """
     report = part_of(progress, 0.0, 1.0)
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse_of_networks(most_jobs=most_jobs)
+        refuse(most_jobs=most_jobs)
         from penstock.checking.drift_test import drift_test
 
         alpha = 0.01 if alpha is None else alpha
@@ -91,7 +91,7 @@ def verdict(
             checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
         return drift_test(workload.with_seed(seed), server, alpha, resolution, most_arrivals, report)
     network = as_network("verdict", workload, server)
-    refuse_of_servers(alpha=alpha, most_arrivals=most_arrivals)
+    refuse(alpha=alpha, most_arrivals=most_arrivals)
     from penstock.checking.flood_test import flood_test
 
     resolution = _resolution(resolution, 0.02, 1e-3)
@@ -105,14 +105,7 @@ def _resolution(value: float | None, default: float, least: float) -> float:
     return checks.number("resolution", value, least, 0.5, "", "it is a share of the load; finer takes days")
 
 
-class _Tested(Protocol):
-    """A test from one beginning."""
-
-    @property
-    def outcome(self) -> Outcome: ...
-
-
-_Test = TypeVar("_Test", bound=_Tested)
+_Test = TypeVar("_Test", "Watch", "Flood")
 
 
 def up_to_unstable(

@@ -171,17 +171,15 @@ class ArrivalsSection(Section):
 
     def build(self, seed: int) -> Workload:
         """Return such arrivals, with lengths that no stage takes."""
-        given = [kind for kind in ("poisson", "deterministic", "gamma") if getattr(self, kind) is not None]
-        if len(given) != 1:
+        kinds = [kind for kind in ("poisson", "deterministic", "gamma") if getattr(self, kind) is not None]
+        if len(kinds) != 1:
             raise InputError(
-                f"arrivals: give one of poisson, deterministic, gamma, not {' and '.join(given) or 'none'}"
+                f"arrivals: give one of poisson, deterministic, gamma, not {' and '.join(kinds) or 'none'}"
             )
         if self.gamma is not None:
             return Workload.gamma(self.gamma.rate, self.gamma.cv, 1, 1, seed=seed)
-        if self.poisson is not None:
-            return Workload.poisson(self.poisson, 1, 1, seed=seed)
-        assert self.deterministic is not None
-        return Workload.deterministic(self.deterministic, 1, 1, seed=seed)
+        make = Workload.deterministic if self.poisson is None else Workload.poisson
+        return make(getattr(self, kinds[0]), 1, 1, seed=seed)
 
 
 class StageSection(Section):

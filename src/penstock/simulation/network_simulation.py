@@ -1,5 +1,6 @@
 """Simulate a network: unfold jobs, turn them into integer ticks, run the kernel, hand back a `NetworkRun`."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from penstock.errors import InputError
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.network_run import NetworkRun, RequestRows, first_replicas
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, silent
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
@@ -60,7 +61,7 @@ def simulate_jobs(
 ) -> NetworkRun:
     """Run given jobs through a network, up to a tick if one is given."""
     session = NetworkSession(network, tick_s, compress, NEVER if until is None else until)
-    return _Running(session, "requests", True, None, None).through(iter([jobs]))
+    return _Running(session, "requests", True, None, silent).through(iter([jobs]))
 
 
 def _blocks(blocks: Iterator[Jobs], jobs: int | None, options: RunOptions) -> Iterator[Jobs]:
@@ -76,20 +77,18 @@ def _blocks(blocks: Iterator[Jobs], jobs: int | None, options: RunOptions) -> It
         )
 
 
+@dataclasses.dataclass
 class _Running:
     """A run on its way: what has been kept of it so far."""
 
-    def __init__(
-        self, session: NetworkSession, record: NetworkRecord, drain: bool, jobs: int | None, progress: Progress | None
-    ) -> None:
-        self.session = session
-        self.record = record
-        self.drain = drain
-        self.jobs = jobs
-        self.progress = progress
-        self.passed: list[Passed] = []
-        self.last_arrival = 0
-        self.arrived = 0
+    session: NetworkSession
+    record: NetworkRecord
+    drain: bool
+    jobs: int | None
+    progress: Progress
+    passed: list[Passed] = dataclasses.field(default_factory=list)
+    last_arrival: int = 0
+    arrived: int = 0
 
     def through(self, blocks: Iterator[Jobs]) -> NetworkRun:
         """Run block after block; the last two go in together, for a batch may outlast a short last one."""
@@ -120,18 +119,18 @@ class _Running:
         self.passed.append(passed if self.record == "requests" else _ends_only(passed))
 
     def _report(self) -> None:
-        if self.progress is None:
-            return
         session = self.session
         if session.stop < NEVER:
-            self.progress(min(session.now / session.stop, 1.0))
+            self.progress(session.now / session.stop)
         elif self.jobs:
             waiting = session.jobs.count - int(session.net.state[kernel.NEXT_JOB])
-            self.progress(min((self.arrived - waiting) / self.jobs, 1.0))
+            self.progress((self.arrived - waiting) / self.jobs)
 
     def _finished(self) -> NetworkRun:
-        session, passed = self.session, self.passed
-        net, network = session.net, session.network
+        session = self.session
+        passed = self.passed
+        net = session.net
+        network = session.network
         count = int(net.state[kernel.NEXT_JOB]) + sum(part.jobs.count for part in passed[:-1])
         rows = None
         if self.record == "requests":

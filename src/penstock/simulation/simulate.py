@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -10,20 +10,21 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.kernel.server import CLIENTS, NEVER, PAUSE
-from penstock.simulation.progress import Progress
+from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
 from penstock.simulation.session_engine import open_session
 from penstock.simulation.session_server import RECORDS, Session, Window
 from penstock.system.batch_time import Composition
-from penstock.system.kinds import as_network, refuse_of_networks, refuse_of_servers
+from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server
 from penstock.workload.pairs import Independent
-from penstock.workload.workload import Workload
+from penstock.workload.workload import Requests, Workload
 
 if TYPE_CHECKING:
     from penstock.simulation.network_run import NetworkRun
     from penstock.simulation.network_simulation import NetworkRecord
     from penstock.system.network import Network
+    from penstock.workload.jobs import Jobs
 
 _MOST_REQUESTS = 10**10
 
@@ -39,7 +40,7 @@ class RunOptions:
     drain: bool | None = None
     tick_s: float = TICK_S
     compress: bool = True
-    progress: Progress | None = None
+    progress: Progress = silent
 
 
 @overload
@@ -117,12 +118,12 @@ def simulate(
         If a value cannot be used, or a policy forms an empty batch while a non-empty one is possible.
     """
     tick_s = checked_tick(tick_s)
-    options = RunOptions(stop_tick(until, tick_s), drain, tick_s, compress, progress)
+    options = RunOptions(stop_tick(until, tick_s), drain, tick_s, compress, part_of(progress, 0.0, 1.0))
     if isinstance(workload, Workload) and isinstance(server, Server):
-        refuse_of_networks(jobs=jobs, seed=seed)
+        refuse(jobs=jobs, seed=seed)
         return run_server(workload, server, length_of_run(workload, requests, until), options, record)
     network = as_network("simulate", workload, server)
-    refuse_of_servers(requests=requests)
+    refuse(requests=requests)
     from penstock.simulation.network_simulation import jobs_of_run, run_network
 
     return run_network(network, jobs_of_run(network, jobs, until), seed, options, record)
@@ -152,18 +153,15 @@ def checked_record(record: str, records: Sequence[_Level]) -> _Level:
     raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 
 
-def _reporter(session: Session, requests: int | None, drain: bool, progress: Progress | None) -> _Report:
+def _reporter(session: Session, requests: int | None, drain: bool, progress: Progress) -> _Report:
     """Return what says how far a session is: in arrivals and those that left, or in time."""
 
     def report() -> None:
-        if progress is None:
-            return
         if requests is None:
-            share = session.now / session.stop
-        else:
-            left = session.finished if drain else session.arrived
-            share = (session.arrived + left) / (2 * requests)
-        progress(min(share, 1.0))
+            progress(session.now / session.stop)
+            return
+        left = session.finished if drain else session.arrived
+        progress((session.arrived + left) / (2 * requests))
 
     return report
 
@@ -254,15 +252,7 @@ def windows(workload: Workload, requests: int | None, stop: int, tick_s: float) 
         yield Window.of_requests(block, tick_s)
 
 
-class _Arrivals(Protocol):
-    """A block of what arrives: requests, or jobs."""
-
-    @property
-    def arrival_s(self) -> npt.NDArray[np.float64]: ...
-    def first(self, count: int) -> Self: ...
-
-
-_Block = TypeVar("_Block", bound=_Arrivals)
+_Block = TypeVar("_Block", Requests, "Jobs")
 
 
 def cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -> Iterator[_Block]:

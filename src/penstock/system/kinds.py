@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.system.server import Server
+from penstock.workload.workload import Workload
 
 if TYPE_CHECKING:
     from penstock.system.network import Network
 
-_OF_NETWORKS = {
+_REFUSED = {
     "jobs": "a server has requests, not jobs; give requests=...",
     "most_jobs": "a server has arrivals of requests, not of jobs; give most_arrivals=...",
     "seed": "a server draws by the seed of its workload, not by another; give workload.with_seed(...)",
-}
-_OF_SERVERS = {
     "requests": "a network has jobs, not requests; give jobs=...",
     "most_arrivals": "a network has arrivals of jobs, not of requests; give most_jobs=...",
     "alpha": "the test of a network has a resolution, not an alpha; give resolution=...",
@@ -43,26 +43,14 @@ def as_network(verb: str, system: object, server: object) -> "Network":
 
 def refuse_all_but_a_server(verb: str, workload: object, server: object) -> None:
     """Refuse what is no workload on a server, where networks cannot be asked about."""
-    from penstock.system.server import Server
-    from penstock.workload.workload import Workload
-
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         raise InputError(
             f"{verb} takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
         )
 
 
-def refuse_of_networks(**options: object) -> None:
-    """Refuse what only a network has, where a server is asked about; None is not given."""
-    _refuse(_OF_NETWORKS, options)
-
-
-def refuse_of_servers(**options: object) -> None:
-    """Refuse what only a server has, where a network is asked about; None is not given."""
-    _refuse(_OF_SERVERS, options)
-
-
-def _refuse(reasons: dict[str, str], options: dict[str, object]) -> None:
+def refuse(**options: object) -> None:
+    """Refuse what only the other kind of system has; None is not given."""
     for name, value in options.items():
         if value is not None:
-            raise InputError(f"{name} is {checks.shown(value)}, but {reasons[name]}")
+            raise InputError(f"{name} is {checks.shown(value)}, but {_REFUSED[name]}")

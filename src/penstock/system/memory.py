@@ -56,15 +56,15 @@ class Memory:
     estimated: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
+        checked = vars(self)
         holds = "it is what the KV cache holds"
-        put(self, "blocks", checks.whole("kv_blocks", self.blocks, 1, MOST_BLOCKS, "blocks", holds))
+        checked["blocks"] = checks.whole("kv_blocks", self.blocks, 1, MOST_BLOCKS, "blocks", holds)
         tokens = "it is the tokens of one block"
-        put(self, "block_size", checks.whole("block_size", self.block_size, 1, 2**20, "tokens", tokens))
+        checked["block_size"] = checks.whole("block_size", self.block_size, 1, 2**20, "tokens", tokens)
         if self.watermark is not None:
             share = "it is the share of the blocks that stays free"
-            put(self, "watermark", checks.number("watermark", self.watermark, 0.0, 0.9, "", share))
-        put(self, "swap_s", checks.number("swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block"))
+            checked["watermark"] = checks.number("watermark", self.watermark, 0.0, 0.9, "", share)
+        checked["swap_s"] = checks.number("swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block")
         for name, known in (
             ("admission", (None, "input", "completion", "optimistic")),
             ("preemption", ("recompute", "swap")),

@@ -49,13 +49,14 @@ class Network:
     retention_s: float | None = None
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "pools", _checked_pools(self.pools))
-        put(self, "workflows", _checked_workflows(self.workflows))
+        vars(self).update(
+            pools=_checked_pools(self.pools),
+            workflows=_checked_workflows(self.workflows),
+        )
         self._check_stages()
         if self.retention_s is not None:
             why = "a replica keeps nothing for less than no time; give seconds, or leave it out to keep it always"
-            put(self, "retention_s", checks.number("retention_s", self.retention_s, 0, _LONGEST_S, "s", why))
+            vars(self)["retention_s"] = checks.number("retention_s", self.retention_s, 0, _LONGEST_S, "s", why)
             if not any(_reuses(workflow) for workflow in self.workflows):
                 raise InputError(
                     f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so nothing is kept; "

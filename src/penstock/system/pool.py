@@ -52,14 +52,15 @@ class Pool:
             raise InputError(f"the server of a pool is {checks.shown(server)}; give a Server")
         _refuse_what_pools_lack(server)
         why = "none serve nothing, and a router cannot tell more apart"
-        put = object.__setattr__
-        put(self, "server", server)
-        put(self, "replicas", checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", why))
-        put(self, "router", resolve_router(router))
-        put(self, "order", resolve_order(order))
         if not isinstance(affinity, bool):
             raise InputError(f"affinity is {checks.shown(affinity)}, but must be true or false; give one")
-        put(self, "affinity", affinity)
+        vars(self).update(
+            server=server,
+            replicas=checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", why),
+            router=resolve_router(router),
+            order=resolve_order(order),
+            affinity=affinity,
+        )
 
     @property
     def policy(self) -> Scheduler:

@@ -105,17 +105,18 @@ class Server:
         chosen, numbers = chosen.configured(policy_params)
         if max_batch_size is None:
             max_batch_size = chosen.usual_slots
-        put = object.__setattr__
-        put(self, "batch_time", batch_time)
-        put(self, "token_budget", token_budget)
-        put(self, "max_batch_size", max_batch_size)
-        put(self, "policy", chosen)
-        put(self, "scope", scope)
-        put(self, "convention", convention)
-        put(self, "policy_params", tuple(numbers))
-        put(self, "memory", memory)
-        put(self, "order", order)
-        put(self, "gpu", gpu)
+        vars(self).update(
+            batch_time=batch_time,
+            token_budget=token_budget,
+            max_batch_size=max_batch_size,
+            policy=chosen,
+            scope=scope,
+            convention=convention,
+            policy_params=tuple(numbers),
+            memory=memory,
+            order=order,
+            gpu=gpu,
+        )
         chosen.check(self)
         if memory is not None and memory.prefix_caching:
             _refuse_prefix_caching(chosen, memory)
