@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.capacity.figures import NO_LIMIT, rate_cells, rate_heat_map
+from penstock.capacity.figures import rate_cells, rate_heat_map
 from penstock.planning import figures
 from penstock.show.heat_map import significant
 from penstock.show.page import Figure, Table
-from penstock.words import amount
+from penstock.words import NO_LIMIT, amount
 
 if TYPE_CHECKING:
     from penstock.capacity.stable_rates import RateMap

@@ -216,7 +216,7 @@ def _frontier(plan: "Plan") -> list[Section]:
 
 
 def _frontier_table(plan: "Plan") -> Table:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     strong = []
     for evaluation in _about_the_best(plan.frontier, plan.best):
         value, deployment = evaluation.estimates[0], evaluation.deployment

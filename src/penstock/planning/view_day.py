@@ -166,7 +166,7 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
 
 def _fleets_table(job: "JobPlan") -> Table:
     """Lay out the fleets that were simulated."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     strong = []
     for result in sorted(job.results, key=lambda one: (one.deployment.cost, one.makespan.value or 0))[:_MOST_FLEETS]:
         deployment = result.deployment
