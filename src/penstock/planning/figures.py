@@ -28,7 +28,7 @@ _LOOKS = {
 _LOOKS_OF_GOODPUT = {ENOUGH: _LOOKS[MET], TOO_LITTLE: _LOOKS[MISSED]}
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 _FARTHEST = 50  # times the limit, where latency is drawn at the edge
-_FOLLOWS, _STATIC, _NEEDED = "follows the day", "static: what the peak needs", "least by theory"
+_FOLLOWS, _STATIC, _NEEDED = "follows the day", "static: for the peak", "least by theory"
 _FLEETS = {_FOLLOWS: (COLOURS[0], [1, 0], 2.4), _STATIC: (COLOURS[1], [7, 3], 1.8), _NEEDED: ("#444444", [2, 2], 1.8)}
 _HOUR_S = 3600.0
 

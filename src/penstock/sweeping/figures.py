@@ -173,7 +173,8 @@ def _across(values: pl.Series, field: str) -> alt.X:
     if values.null_count():
         return alt.X("x:N", title=title, sort=[_tick(value) for value in known], axis=alt.Axis(labelAngle=0))
     if is_rate(field) or known.len() > _MOST_TICKS:
-        return alt.X("x:Q", title=title, scale=alt.Scale(zero=is_rate(field)), axis=alt.Axis(tickCount=6))
+        axis = alt.Axis(tickCount=6, labelFlush=False)  # a label that is moved inwards runs into the next
+        return alt.X("x:Q", title=title, scale=alt.Scale(zero=is_rate(field)), axis=axis)
     spread = known[0] > 0 and known[-1] >= 8 * known[0]
     scale = alt.Scale(type="log", nice=False, padding=12) if spread else alt.Scale(zero=False, padding=12)
     axis = alt.Axis(values=known.to_list(), format=",~g", labelOverlap=True)
