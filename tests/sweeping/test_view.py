@@ -36,7 +36,7 @@ def test_every_name_in_a_legend_is_whole_and_differs(page: str) -> None:
 def test_a_rate_has_its_unit_in_every_table(page: str) -> None:
     heads = re.findall(r"<thead>(.*?)</thead>", page)
     assert heads
-    assert all("<span>rate (requests/s)</span>" in head for head in heads)
+    assert all("<span>rate (req/s)</span>" in head for head in heads)
 
 
 def test_one_run_of_one_point_is_singular() -> None:

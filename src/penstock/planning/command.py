@@ -69,23 +69,23 @@ def plan(
     from penstock.planning.scenario import read_plan
     from penstock.planning.view import plan_page
 
-    asked = read_plan(
+    chosen = read_plan(
         scenario, targets=targets, objective=objective, goodput=goodput, requests=requests, confidence=confidence,
         seed=seed,
     )  # fmt: skip
     progress.announce_compilation()
-    answers = _answers(asked)
+    answers = _answers(chosen)
     if manifest is not None:
         _write_manifest(manifest, answers.launches, as_json)
     rates = None
     if figures is not None or report is not None:
-        rates = _rates(asked, answers.plan)
+        rates = _rates(chosen, answers.plan)
     if figures is not None:
         from penstock.planning.figures import figures as drawings
 
         save_figures(drawings(answers.plan, rates, answers.day), figures, as_json)
     page = plan_page(
-        asked.scenario.name, answers.plan, rates=rates, day=answers.day, no_day=answers.no_day, job=answers.job,
+        chosen.scenario.name, answers.plan, rates=rates, day=answers.day, no_day=answers.no_day, job=answers.job,
         launches=answers.launches,
     )  # fmt: skip
     show_page(page, answers.as_dict(), report, as_json)
@@ -106,22 +106,22 @@ class _Answers:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         parts = {"plan": self.plan, "day": self.day, "job": self.job}
-        known: dict[str, Any] = {name: part.as_dict() for name, part in parts.items() if part is not None}
+        document: dict[str, Any] = {name: part.as_dict() for name, part in parts.items() if part is not None}
         if self.no_day:
-            known |= {"day": None, "notices": [self.no_day]}
-        return known | {"launch": [launch.as_dict() for launch in self.launches]}
+            document |= {"day": None, "notices": [self.no_day]}
+        return document | {"launch": [launch.as_dict() for launch in self.launches]}
 
 
-def _answers(asked: "PlanScenario") -> _Answers:
+def _answers(chosen: "PlanScenario") -> _Answers:
     """Search, then plan the day and the job that are asked for."""
     from penstock.planning.plan import plan as search
 
     plan = None
-    if asked.aim is not None:
+    if chosen.aim is not None:
         with progress.bar("Planning") as show:
-            plan = search(asked.workload, asked.space, aim=asked.aim, progress=show)
-    day = _day(asked, plan)
-    job = _job(asked)
+            plan = search(chosen.workload, chosen.space, aim=chosen.aim, progress=show)
+    day = _day(chosen, plan)
+    job = _job(chosen)
     launches = [] if plan is None or plan.best is None else _launches(plan.best.deployment)
     if job is not None and job.best is not None:
         note = "this is the fleet for the offline work"
@@ -129,47 +129,48 @@ def _answers(asked: "PlanScenario") -> _Answers:
             note = f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the offline work"
             note += "; start it instead of the first" if launches else ""
         launches += _launches(job.best.deployment, note)
-    return _Answers(plan, day, "" if day is not None else _why_no_day(asked, plan), job, launches)
+    return _Answers(plan, day, "" if day is not None else _why_no_day(chosen, plan), job, launches)
 
 
-def _day(asked: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
+def _day(chosen: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
     """Plan the day of the deployment that the plan found, if one is asked for."""
-    if asked.day is None or plan is None or plan.best is None:
+    if chosen.day is None or plan is None or plan.best is None:
         return None
     from penstock.planning.sections import day_of
 
     best = plan.best.deployment
-    counts = next(family.counts for family in asked.space.families if family.name == best.family)
+    counts = next(family.counts for family in chosen.space.families if family.name == best.family)
     with progress.bar("Planning the day") as show:
         return day_of(
-            asked.day, asked.scenario.workload, best, plan.aim, counts=counts,
+            chosen.day, chosen.scenario.workload, best, plan.aim, counts=counts,
             progress=lambda what, share: show(share, what),
         )  # fmt: skip
 
 
-def _why_no_day(asked: "PlanScenario", plan: "Plan | None") -> str:
+def _why_no_day(chosen: "PlanScenario", plan: "Plan | None") -> str:
     """Say why the day that was asked for is not planned; nothing where none was."""
-    if asked.day is None:
+    if chosen.day is None:
         return ""
     if plan is None:
         return "no day is planned: it takes targets; give plan.targets, or --target"
-    rate = amount(asked.workload.rate)
+    rate = amount(chosen.workload.rate)
     return (
         f"no day is planned: no deployment is known to meet the targets at its highest rate, {rate} requests/s; "
         "allow more replicas or other hardware (plan.search), or ask for less"
     )
 
 
-def _job(asked: "PlanScenario") -> "JobPlan | None":
+def _job(chosen: "PlanScenario") -> "JobPlan | None":
     """Plan the finite job, if one is asked for, with the families of the search."""
-    if asked.job is None:
+    if chosen.job is None:
         return None
     from penstock.planning.sections import job_of
 
-    families = [family for family in asked.space.families if not family.smallest.prefill_replicas]
+    families = [family for family in chosen.space.families if not family.smallest.prefill_replicas]
     with progress.bar("Planning the job") as show:
         return job_of(
-            asked.job, asked.scenario.workload, families or asked.space.families, asked.aim, online=asked.workload,
+            chosen.job, chosen.scenario.workload, families or chosen.space.families, chosen.aim,
+            online=chosen.workload,
             progress=lambda what, share: show(share, what),
         )  # fmt: skip
 
@@ -192,7 +193,7 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
     say_written("Manifest", [path], as_json)
 
 
-def _rates(asked: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
+def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
     """Find what a replica of the best carries at other limits, or of the first that was simulated."""
     from penstock.planning.limits import stable_rates
 
@@ -200,4 +201,4 @@ def _rates(asked: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
     if shown is None:
         return None
     with progress.bar("Finding the stable rates") as show:
-        return stable_rates(asked.workload, asked.space, shown.deployment, progress=show)
+        return stable_rates(chosen.workload, chosen.space, shown.deployment, progress=show)

@@ -47,12 +47,12 @@ def figures(plan: "Plan | None", rates: RateMap | None = None, day: "DayPlan | N
     return charts
 
 
-def judged(plan: "Plan", found: "Evaluation") -> str:
+def judged(plan: "Plan", evaluation: "Evaluation") -> str:
     """Say what became of a deployment: answer, undecided, or whether it meets the targets or has the goodput."""
-    if found is plan.best:
+    if evaluation is plan.best:
         return ANSWER
     met, missed = (ENOUGH, TOO_LITTLE) if plan.objective == "goodput" else (MET, MISSED)
-    return {"met": met, "missed": missed}.get(found.answer, UNDECIDED)
+    return {"met": met, "missed": missed}.get(evaluation.answer, UNDECIDED)
 
 
 def evaluations(plan: "Plan") -> pl.DataFrame:
@@ -62,12 +62,14 @@ def evaluations(plan: "Plan") -> pl.DataFrame:
     over the cost), state (see `judged`), frontier.
     """
     rows = []
-    for found in plan.measured:
-        first = found.estimates[0]
-        cost = found.deployment.cost
-        row = {"deployment": found.deployment.name, "cost": cost, "per_cost": found.throughput / cost}
+    for evaluation in plan.measured:
+        first = evaluation.estimates[0]
+        cost = evaluation.deployment.cost
+        row = {"deployment": evaluation.deployment.name, "cost": cost, "per_cost": evaluation.throughput / cost}
         row |= {"latency_s": first.value, "low_s": first.low, "high_s": first.high}
-        rows.append(row | {"state": judged(plan, found), "frontier": any(found is each for each in plan.frontier)})
+        rows.append(
+            row | {"state": judged(plan, evaluation), "frontier": any(evaluation is other for other in plan.frontier)}
+        )
     numbers = dict.fromkeys(("cost", "per_cost", "latency_s", "low_s", "high_s"), pl.Float64)
     schema = {"deployment": pl.String, **numbers, "state": pl.String, "frontier": pl.Boolean}
     return pl.DataFrame(rows, schema=schema).sort("cost", "latency_s", "deployment")
@@ -194,19 +196,19 @@ def latency_of_day(day: "DayPlan", target: "Target") -> list[float | None]:
     """Return the latency that a target limits, for each interval of the simulated days; None where there is none."""
     if day.check is None:
         return [None] * len(day.periods)
-    return [found.get(target.metric, {}).get(target.statistic) for found in day.check.latency]
+    return [interval.get(target.metric, {}).get(target.statistic) for interval in day.check.latency]
 
 
 def _latency_of_day(day: "DayPlan", target: "Target") -> alt.LayerChart:
     hours = [period.start_s / _HOUR_S for period in day.periods]
     half = day.profile.interval_s / _HOUR_S / 2
-    found = pl.DataFrame({"hour": [hour + half for hour in hours], "value": latency_of_day(day, target)})
+    rows = pl.DataFrame({"hour": [hour + half for hour in hours], "value": latency_of_day(day, target)})
     limit = alt.Chart(pl.DataFrame({"value": [target.limit_s], "text": [str(target)]})).encode(
         y=alt.Y("value:Q", title="Seconds")
     )
     y = alt.Y("value:Q", title="Seconds", axis=_LINEAR, scale=alt.Scale(zero=True))
     layers = [
-        alt.Chart(found.drop_nulls())
+        alt.Chart(rows.drop_nulls())
         .mark_line(point={"size": 40, "color": COLOURS[0]}, color=COLOURS[0])
         .encode(x=_hours(day), y=y),
         limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color=COLOURS[1]),

@@ -9,7 +9,7 @@ from penstock.planning.evaluate import MOST_ROWS
 from penstock.planning.plan import shortfalls, told
 from penstock.planning.view_day import day_section, job_section, job_verdict, launch_section
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
-from penstock.words import amount, counted, seconds, sentence, span
+from penstock.words import amount, counted, digits, seconds, sentence, span
 
 if TYPE_CHECKING:
     from penstock.capacity.stable_rates import RateMap
@@ -121,7 +121,7 @@ def _no_answer(plan: "Plan") -> Verdict:
     assert unreachable is not None
     reason = f"{unreachable.why}."
     if unreachable.deployment is not None and unreachable.nearest is not None:
-        nearest = f"{seconds(unreachable.nearest)} s"
+        nearest = f"{digits(unreachable.nearest)} s"
         if plan.objective == "goodput":
             nearest = f"{unreachable.nearest:.2%}"
         by = f"{unreachable.deployment.name}: {_cost(plan, unreachable.deployment)}"

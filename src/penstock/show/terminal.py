@@ -103,7 +103,9 @@ def _print_section(console: Console, section: pages.Section) -> None:
         console.print(_facts(section.facts), highlight=False)
     if section.hypotheses:
         console.print(_hypotheses(section.hypotheses), highlight=False)
-    for table in tables:
+    for index, table in enumerate(tables):
+        if index or section.facts:
+            console.print()
         _print_table(console, table)
     for command in section.commands:
         console.print(f"\n{command}", highlight=False, markup=False, soft_wrap=True)

@@ -76,15 +76,15 @@ def sweep(
     if out is not None:
         out = checked_output(out)
         journal = journal_of(out)
-    values = [value for given in (varied or {}).values() for value in given.split(",")]
+    values = [value for text in (varied or {}).values() for value in text.split(",")]
     outputs = {"--out": out, "the journal of --out": journal, "--report": report}
     check_outputs(files_of(scenario, *values), outputs, figures)
     checked_order(sort)
-    asked = set_up(
+    chosen = set_up(
         scenario, varied, sample=sample, seed=seed, seeds=seeds, independent=independent or None, test=test,
     )  # fmt: skip
     with progress.count("Sweeping", "point") as show:
-        table = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
+        table = run_sweep(chosen, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
     if not table["error"].null_count():
         if out is not None:  # results that are none would stand in the way of the corrected sweep
             out.unlink(missing_ok=True)
@@ -93,12 +93,12 @@ def sweep(
     if out is not None:
         say_written("Table", [out], as_json)
     document = {"points": table.to_dicts()}
-    names = list(asked.fields)
+    names = list(chosen.fields)
     if figures is not None or report is not None:
         from penstock.sweeping.limits import with_stable_rates
 
         with progress.bar("Finding the stable rates") as show_rates:
-            table = with_stable_rates(asked, table, progress=show_rates)
+            table = with_stable_rates(chosen, table, progress=show_rates)
     if figures is not None:
         from penstock.sweeping.figures import figures as drawings
 
@@ -106,10 +106,10 @@ def sweep(
     show_page(sweep_page(table, names, scenario.stem, sort), document, report, as_json)
 
 
-def fields(given: list[str]) -> dict[str, str]:
+def fields(options: list[str]) -> dict[str, str]:
     """Return ``FIELD=VALUES`` as pairs."""
     pairs: dict[str, str] = {}
-    for text in given:
+    for text in options:
         name, equals, values = text.partition("=")
         name = name.strip()
         if not (name and equals and values.strip()):

@@ -29,12 +29,12 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "rho": ("rho", "{:.3f}".format),
     "throughput": ("req/s", "{:.4g}".format),
     **{column: (head, digits) for column, head in _LATENCIES.items()},
-    RATE: ("Stable rate (requests/s)", digits),
+    RATE: ("Stable rate (req/s)", digits),
 }
 """The head of a column of the sweep's table, and how a value is written."""
 
 _SPARE = (
-    "E2E mean", "TBT mean", "TTFT mean", "Stable rate (requests/s)", "TBT p50", "E2E p99", "TTFT p99", "req/s",
+    "E2E mean", "TBT mean", "TTFT mean", "Stable rate (req/s)", "TBT p50", "E2E p99", "TTFT p99", "req/s",
     "TBT p99", "rho",
 )  # fmt: skip
 
@@ -151,7 +151,7 @@ def heads(fields: Sequence[str]) -> list[str]:
     """Return the last part of each field, or all of it where two would be alike, and the unit of a rate."""
     short = [field.rsplit(".", 1)[-1].replace("_", " ").replace("-", " ") for field in fields]
     names = short if len(set(short)) == len(short) else fields
-    return [f"{name} (requests/s)" if is_rate(field) else name for name, field in zip(names, fields, strict=True)]
+    return [f"{name} (req/s)" if is_rate(field) else name for name, field in zip(names, fields, strict=True)]
 
 
 def cell(value: Any) -> str:
