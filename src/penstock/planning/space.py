@@ -118,13 +118,12 @@ class Deployment:
 
     @property
     def brief(self) -> str:
-        """In as few words as tell it from others in most search spaces."""
+        """In as few words as tell it from others behind the same router."""
         server = self.server
         slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
-        parts = [f"{self.replicas} x {self.hardware or 'server'} {server.policy.name} {server.token_budget:,}{slots}"]
-        parts += [self.router] if self.router != "random" else []
-        parts += [f"{self.ratio[0]}:{self.ratio[1]}"] if self.ratio else []
-        return " ".join(parts)
+        ratio = f" {self.ratio[0]}:{self.ratio[1]}" if self.ratio else ""
+        hardware = self.hardware or "server"
+        return f"{self.replicas} x {hardware} {server.policy.name} {server.token_budget:,}{slots}{ratio}"
 
     @property
     def fleet(self) -> str:

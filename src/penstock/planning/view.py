@@ -220,11 +220,14 @@ def _frontier_table(plan: "Plan") -> Table:
     strong = []
     for evaluation in _about_the_best(plan.frontier, plan.best):
         value, deployment = evaluation.estimates[0], evaluation.deployment
+        name = deployment.brief
+        if deployment.router != "random":
+            name += f" {deployment.router}"
         if evaluation is plan.best:
             strong.append(len(rows))
         rows.append(
             (
-                deployment.brief,
+                name,
                 amount(deployment.cost),
                 seconds(value.value),
                 f"{seconds(value.low)} to {seconds(value.high)}",

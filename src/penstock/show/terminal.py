@@ -104,7 +104,7 @@ def _print_section(console: Console, section: pages.Section) -> None:
     if section.hypotheses:
         console.print(_hypotheses(section.hypotheses), highlight=False)
     for index, table in enumerate(tables):
-        if index or section.facts:
+        if index or section.facts or table.title:
             console.print()
         _print_table(console, table)
     for command in section.commands:
