@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.checking.view import traffic
 from penstock.planning.evaluate import MOST_ROWS
-from penstock.planning.plan import shortfalls, told
+from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import day_section, job_section, job_verdict, launch_section
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 from penstock.words import amount, counted, digits, seconds, sentence, span
@@ -100,12 +100,12 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
     verdicts = [Verdict("met", answer, "at the least cost")]
     if plan.objective == "goodput":  # single targets are not judged: their values are among the facts
         about = f"goodput of {plan.aim.goodput:.4g}"
-        return [*verdicts, Verdict(best.answer, f"{told('goodput', best.goodput)}.", about=about)]
+        return [*verdicts, Verdict(best.answer, f"{in_words('goodput', best.goodput)}.", about=about)]
     for target, estimate, judgement, margin in zip(
         plan.targets, best.estimates, best.judgements, plan.margins, strict=True
     ):
         left = "" if math.isnan(margin) else f"; margin {margin:.0%}"
-        verdicts.append(Verdict(judgement, f"{told(target, estimate)}{left}.", about=str(target)))
+        verdicts.append(Verdict(judgement, f"{in_words(target, estimate)}{left}.", about=str(target)))
     return verdicts
 
 
@@ -143,10 +143,10 @@ def _answer(plan: "Plan") -> Section:
         facts += [Fact("Stable", "", f"by {best.known_by}"), Fact("Binding", "", plan.binding)]
         if plan.objective == "goodput":
             facts += [
-                Fact(target.label, "", f"{told(target, estimate)}; limit {target}")
+                Fact(target.label, "", f"{in_words(target, estimate)}; limit {target}")
                 for target, estimate in zip(plan.targets, best.estimates, strict=True)
             ]
-        facts.append(Fact("Goodput", "", f"{told('goodput', best.goodput)} of requests within all limits"))
+        facts.append(Fact("Goodput", "", f"{in_words('goodput', best.goodput)} of requests within all limits"))
         if plan.next_best is not None:
             facts.append(Fact("Next best", "", _next_best(plan, best.deployment, plan.next_best.deployment)))
     share = f" ({plan.simulations / plan.space:.1%})" if plan.space else ""
@@ -180,7 +180,7 @@ def _undecided(plan: "Plan") -> list[str]:
         return []
     first, *others = plan.undecided
     values = ", ".join(
-        f"{target} {told(target, value)}" for target, value in zip(plan.targets, first.estimates, strict=True)
+        f"{target} {in_words(target, value)}" for target, value in zip(plan.targets, first.estimates, strict=True)
     )
     more = f", and {len(others):,} more" if others else ""
     kind = "undecided" if plan.best is None else "cheaper, but undecided"

@@ -134,7 +134,7 @@ def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
             begun = done if begun is None else begun
             state = f"{done:,} of {counted(total, noun)}"
             speed = (done - begun) / (time.monotonic() - started)
-            show(done / total, f"{state}, {speed:,.3g} {noun}s/s" if speed else state)
+            show(done / total, f"{state}, {speed:,.3g}/s" if speed else state)
 
         try:
             yield report

@@ -1,7 +1,7 @@
 """The command ``penstock sweep``: many scenarios from one, into a table that can be resumed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from penstock.show.options import (
     say_written,
     show_page,
 )
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def sweep(
@@ -85,11 +88,7 @@ def sweep(
     )  # fmt: skip
     with progress.count("Sweeping", "point") as show:
         table = run_sweep(chosen, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
-    if not table["error"].null_count():
-        if out is not None:  # results that are none would stand in the way of the corrected sweep
-            out.unlink(missing_ok=True)
-            journal_of(out).unlink(missing_ok=True)
-        raise InputError(f"every point of the sweep is bad, so there is no table; the first: {table['error'][0]}")
+    _refuse_if_all_bad(table, out, journal)
     if out is not None:
         say_written("Table", [out], as_json)
     document = {"points": table.to_dicts()}
@@ -104,6 +103,16 @@ def sweep(
 
         save_figures(drawings(table, names), figures, as_json)
     show_page(sweep_page(table, names, scenario.stem, sort), document, report, as_json)
+
+
+def _refuse_if_all_bad(table: "pl.DataFrame", *files: Path | None) -> None:
+    """Refuse a table without results, which would stand in the way of the corrected sweep."""
+    if table["error"].null_count():
+        return
+    for file in files:
+        if file is not None:
+            file.unlink(missing_ok=True)
+    raise InputError(f"every point of the sweep is bad, so there is no table; the first: {table['error'][0]}")
 
 
 def fields(options: list[str]) -> dict[str, str]:
