@@ -52,10 +52,11 @@ def test_words_begin_with_the_answer(penstock: Callable[..., Said], scenario: Pa
     found = json.loads(penstock("plan", scenario, "--json")[1])["plan"]
     best = found["best"]["deployment"]
     assert status == 0
-    assert out.split("\n\n")[1].startswith(f"{best['replicas']} replicas of the server behind random")
-    assert "met  ttft_p99<0.3s" in out
+    replicas = f"{best['replicas']} replicas of the server behind random"
+    assert out.split("\n\n")[1].startswith(f"MET at the least cost: {replicas}")
+    assert "MET ttft_p99<0.3s: " in out
     assert f"{best['cost']:.2f} per hour" in out
-    assert f"{found['simulations']} of {found['space']} deployments simulated" in out
+    assert f"{found['simulations']} of {found['space']} deployments (" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -70,7 +71,7 @@ def test_strict_fails_where_no_deployment_does(penstock: Callable[..., Said], sc
     assert penstock(*impossible)[0] == 0
     status, out, _ = penstock(*impossible, "--strict")
     assert status == 1
-    assert "UNREACHABLE  tbt_p50<0.001s: tbt_p50 is at least 10.1 ms" in " ".join(out.split("\n"))
+    assert "UNREACHABLE tbt_p50<0.001s: tbt_p50 is at least 10.1 ms" in " ".join(out.split("\n"))
     assert penstock("plan", scenario, "--strict")[0] == 0
 
 
@@ -137,7 +138,7 @@ def test_a_day_that_is_not_planned_is_said(penstock: Callable[..., Said], scenar
     found = json.loads(penstock("plan", path, "--json")[1])
     assert found["day"] is None
     assert "no day is planned" in found["notices"][0]
-    assert "Over the day  no day is planned" in penstock("plan", path)[1]
+    assert "Over the day  No day is planned" in penstock("plan", path)[1]
 
 
 def test_the_day_and_the_job_keep_to_the_search_and_the_job_to_the_days_peak(

@@ -2,6 +2,7 @@
 
 import collections
 import io
+import re
 
 import numba
 import pytest
@@ -54,6 +55,16 @@ def test_work_that_reports_nothing_is_shown_with_the_time_it_has_taken(shown: io
         assert "0:00:0" in last_line()
     assert "Fitting" in shown.getvalue()
     assert progress._open == []
+
+
+def test_work_that_is_counted_says_how_many_are_done_and_how_fast_it_went_on(shown: io.StringIO) -> None:
+    with progress.count("Sweeping", "point") as report:
+        wait_until_shown()
+        report(2, 4)
+        assert "Sweeping: 2 of 4 points " in last_line()
+        assert "/s" not in last_line()
+        report(3, 4)
+        assert re.search(r"Sweeping: 3 of 4 points, [\d.,e+]+/s", last_line())
 
 
 def test_work_done_in_a_moment_is_not_shown(shown: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from penstock.show import charts
+from penstock.show import charts, html
 from penstock.sweeping import figures as plotting_sweep
-from penstock.sweeping import report as report_sweep
 from penstock.sweeping.limits import with_stable_rates
+from penstock.sweeping.points import averages
 from penstock.sweeping.sweep import set_up, sweep
+from penstock.sweeping.view import sweep_page
+from penstock.words import NO_LIMIT, digits
 
 DOCUMENT = {
     "workload": {"poisson": {"rate": 1.0, "prompt": 400, "output": 60}},
@@ -81,7 +83,7 @@ def test_one_number_without_a_limit_among_its_values_gets_a_place_of_its_own() -
     chart = next(iter(plotting_sweep.panels(rows, [SIZE])["latency_p50"].values()))
     x = chart.to_dict()["layer"][0]["encoding"]["x"]
     assert x["type"] == "nominal"
-    assert x["sort"] == ["8", "32", plotting_sweep.NO_LIMIT]
+    assert x["sort"] == ["8", "32", NO_LIMIT]
 
 
 def test_text_alone_gives_a_row_each_and_says_what_is_unstable() -> None:
@@ -103,7 +105,7 @@ def test_a_random_sample_over_several_numbers_is_points() -> None:
 def test_seeds_are_averaged_and_bad_points_are_left_out() -> None:
     vary = {BUDGET: [128, "many"]}
     rows = sweep(DOCUMENT, vary, jobs=1, seed=0, seeds=3)
-    found = plotting_sweep.averages(rows, [BUDGET])
+    found = averages(rows, [BUDGET])
     assert found.height == 1
     good = rows.filter(pl.col("error").is_null())
     assert found["e2e_p99_s"][0] == pytest.approx(good["e2e_p99_s"].mean())
@@ -139,17 +141,15 @@ def test_figures_can_be_written(rates: pl.DataFrame, grid: pl.DataFrame, tmp_pat
     assert "Arrival rate (requests/s)" in (tmp_path / "latency_p50_with_limits.svg").read_text()
 
 
-def test_the_page_has_every_point_and_every_chart_its_table(grid: pl.DataFrame, tmp_path: Path) -> None:
-    report_sweep.report_sweep(tmp_path / "page.html", grid, [BUDGET, SIZE], "cluster")
-    text = (tmp_path / "page.html").read_text()
+def test_the_page_has_every_point_and_every_chart_its_table(grid: pl.DataFrame) -> None:
+    text = html.render(sweep_page(grid, [BUDGET, SIZE], "cluster"))
     drawings = sum(map(len, plotting_sweep.panels(grid, [BUDGET, SIZE]).values()))
     assert len(re.findall(r'<svg role="img"', text)) == drawings
     assert text.count("<figure>") == text.count("<details>") == 3
     assert text.count("<tr><th") >= 6 * 4
-    assert f"{grid['e2e_p99_s'][0]:#.3g}" in text
+    assert f">{digits(grid['e2e_p99_s'][0])}<" in text
 
 
-def test_the_page_names_bad_points(tmp_path: Path) -> None:
+def test_the_page_names_bad_points() -> None:
     rows = sweep(DOCUMENT, {BUDGET: [128, 512, "many"]}, jobs=1, seed=0)
-    report_sweep.report_sweep(tmp_path / "page.html", rows, [BUDGET], "cluster")
-    assert "server.token_budget many:" in (tmp_path / "page.html").read_text()
+    assert "server.token_budget=many:" in html.render(sweep_page(rows, [BUDGET], "cluster"))

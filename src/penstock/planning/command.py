@@ -1,8 +1,6 @@
 """The command ``penstock plan``: the cheapest deployment that meets the targets."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +18,14 @@ from penstock.show.options import (
     Strict,
     check_outputs,
     files_of,
-    print_json,
     save_figures,
     say_written,
+    show_page,
 )
 from penstock.words import amount
 
 if TYPE_CHECKING:
+    from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
     from penstock.planning.job import JobPlan
     from penstock.planning.launch import Launch
@@ -68,21 +67,28 @@ def plan(
     """
     check_outputs(files_of(scenario), {"--report": report, "--manifest": manifest}, figures)
     from penstock.planning.scenario import read_plan
+    from penstock.planning.view import plan_page
 
-    asked = read_plan(
+    chosen = read_plan(
         scenario, targets=targets, objective=objective, goodput=goodput, requests=requests, confidence=confidence,
         seed=seed,
     )  # fmt: skip
     progress.announce_compilation()
-    answers = _answers(asked)
+    answers = _answers(chosen)
     if manifest is not None:
         _write_manifest(manifest, answers.launches, as_json)
+    rates = None
     if figures is not None or report is not None:
-        _draw(asked, answers, figures, report, as_json)
-    if as_json:
-        print_json(answers.as_dict())
-    else:
-        _print(asked, answers)
+        rates = _rates(chosen, answers.plan)
+    if figures is not None:
+        from penstock.planning.figures import figures as drawings
+
+        save_figures(drawings(answers.plan, rates, answers.day), figures, as_json)
+    page = plan_page(
+        chosen.scenario.name, answers.plan, rates=rates, day=answers.day, no_day=answers.no_day, job=answers.job,
+        launches=answers.launches,
+    )  # fmt: skip
+    show_page(page, answers.as_dict(), report, as_json)
     if strict and any(answer is not None and answer.best is None for answer in (answers.plan, answers.job)):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -100,22 +106,22 @@ class _Answers:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         parts = {"plan": self.plan, "day": self.day, "job": self.job}
-        known: dict[str, Any] = {name: part.as_dict() for name, part in parts.items() if part is not None}
+        document: dict[str, Any] = {name: part.as_dict() for name, part in parts.items() if part is not None}
         if self.no_day:
-            known |= {"day": None, "notices": [self.no_day]}
-        return known | {"launch": [launch.as_dict() for launch in self.launches]}
+            document |= {"day": None, "notices": [self.no_day]}
+        return document | {"launch": [launch.as_dict() for launch in self.launches]}
 
 
-def _answers(asked: "PlanScenario") -> _Answers:
+def _answers(chosen: "PlanScenario") -> _Answers:
     """Search, then plan the day and the job that are asked for."""
     from penstock.planning.plan import plan as search
 
     plan = None
-    if asked.aim is not None:
+    if chosen.aim is not None:
         with progress.bar("Planning") as show:
-            plan = search(asked.workload, asked.space, aim=asked.aim, progress=show)
-    day = _day(asked, plan)
-    job = _job(asked)
+            plan = search(chosen.workload, chosen.space, aim=chosen.aim, progress=show)
+    day = _day(chosen, plan)
+    job = _job(chosen)
     launches = [] if plan is None or plan.best is None else _launches(plan.best.deployment)
     if job is not None and job.best is not None:
         note = "this is the fleet for the offline work"
@@ -123,47 +129,48 @@ def _answers(asked: "PlanScenario") -> _Answers:
             note = f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the offline work"
             note += "; start it instead of the first" if launches else ""
         launches += _launches(job.best.deployment, note)
-    return _Answers(plan, day, "" if day is not None else _why_no_day(asked, plan), job, launches)
+    return _Answers(plan, day, "" if day is not None else _why_no_day(chosen, plan), job, launches)
 
 
-def _day(asked: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
+def _day(chosen: "PlanScenario", plan: "Plan | None") -> "DayPlan | None":
     """Plan the day of the deployment that the plan found, if one is asked for."""
-    if asked.day is None or plan is None or plan.best is None:
+    if chosen.day is None or plan is None or plan.best is None:
         return None
     from penstock.planning.sections import day_of
 
     best = plan.best.deployment
-    counts = next(family.counts for family in asked.space.families if family.name == best.family)
+    counts = next(family.counts for family in chosen.space.families if family.name == best.family)
     with progress.bar("Planning the day") as show:
         return day_of(
-            asked.day, asked.scenario.workload, best, plan.aim, counts=counts,
+            chosen.day, chosen.scenario.workload, best, plan.aim, counts=counts,
             progress=lambda what, share: show(share, what),
         )  # fmt: skip
 
 
-def _why_no_day(asked: "PlanScenario", plan: "Plan | None") -> str:
+def _why_no_day(chosen: "PlanScenario", plan: "Plan | None") -> str:
     """Say why the day that was asked for is not planned; nothing where none was."""
-    if asked.day is None:
+    if chosen.day is None:
         return ""
     if plan is None:
         return "no day is planned: it takes targets; give plan.targets, or --target"
-    rate = amount(asked.workload.rate)
+    rate = amount(chosen.workload.rate)
     return (
         f"no day is planned: no deployment is known to meet the targets at its highest rate, {rate} requests/s; "
         "allow more replicas or other hardware (plan.search), or ask for less"
     )
 
 
-def _job(asked: "PlanScenario") -> "JobPlan | None":
+def _job(chosen: "PlanScenario") -> "JobPlan | None":
     """Plan the finite job, if one is asked for, with the families of the search."""
-    if asked.job is None:
+    if chosen.job is None:
         return None
     from penstock.planning.sections import job_of
 
-    families = [family for family in asked.space.families if not family.smallest.prefill_replicas]
+    families = [family for family in chosen.space.families if not family.smallest.prefill_replicas]
     with progress.bar("Planning the job") as show:
         return job_of(
-            asked.job, asked.scenario.workload, families or asked.space.families, asked.aim, online=asked.workload,
+            chosen.job, chosen.scenario.workload, families or chosen.space.families, chosen.aim,
+            online=chosen.workload,
             progress=lambda what, share: show(share, what),
         )  # fmt: skip
 
@@ -186,43 +193,12 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
     say_written("Manifest", [path], as_json)
 
 
-def _draw(asked: "PlanScenario", answers: _Answers, figures: Path | None, report: Path | None, as_json: bool) -> None:
-    """Write figures and page."""
-    from penstock.planning import figures as plotting_plan
-    from penstock.planning import report as report_plan
+def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
+    """Find what a replica of the best carries at other limits, or of the first that was simulated."""
     from penstock.planning.limits import stable_rates
 
-    rates = None
-    plan = answers.plan
     shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)
-    if shown is not None:
-        with progress.bar("Finding the stable rates") as show:
-            rates = stable_rates(asked.workload, asked.space, shown.deployment, progress=show)
-    if figures is not None:
-        save_figures(plotting_plan.figures(plan, rates, answers.day), figures, as_json)
-    if report is not None:
-        report_plan.report_plan(
-            report, asked.scenario.name, plan, rates=rates, day=answers.day, job=answers.job, launches=answers.launches
-        )
-        say_written("Report", [report], as_json)
-
-
-def _print(asked: "PlanScenario", answers: _Answers) -> None:
-    """Print all answers, an empty line between them."""
-    from penstock.planning import terminal as terminal_plan
-    from penstock.planning import terminal_day as terminal_plan_day
-
-    parts: list[Callable[[], None]] = []
-    if answers.plan is not None:
-        parts.append(functools.partial(terminal_plan.print_plan, asked, answers.plan))
-    if answers.no_day:
-        parts.append(functools.partial(terminal_plan_day.print_no_day, answers.no_day))
-    if answers.day is not None:
-        parts.append(functools.partial(terminal_plan_day.print_day, answers.day))
-    if answers.job is not None:
-        parts.append(functools.partial(terminal_plan_day.print_job, answers.job))
-    parts += [functools.partial(terminal_plan_day.print_launch, launch) for launch in answers.launches]
-    for index, show in enumerate(parts):
-        if index:
-            print()
-        show()
+    if shown is None:
+        return None
+    with progress.bar("Finding the stable rates") as show:
+        return stable_rates(chosen.workload, chosen.space, shown.deployment, progress=show)

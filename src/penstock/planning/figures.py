@@ -28,7 +28,7 @@ _LOOKS = {
 _LOOKS_OF_GOODPUT = {ENOUGH: _LOOKS[MET], TOO_LITTLE: _LOOKS[MISSED]}
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 _FARTHEST = 50  # times the limit, where latency is drawn at the edge
-_FOLLOWS, _STATIC, _NEEDED = "follows the day", "static: what the peak needs", "least by theory"
+_FOLLOWS, _STATIC, _NEEDED = "follows the day", "static: for the peak", "least by theory"
 _FLEETS = {_FOLLOWS: (COLOURS[0], [1, 0], 2.4), _STATIC: (COLOURS[1], [7, 3], 1.8), _NEEDED: ("#444444", [2, 2], 1.8)}
 _HOUR_S = 3600.0
 
@@ -36,7 +36,7 @@ _HOUR_S = 3600.0
 def figures(plan: "Plan | None", rates: RateMap | None = None, day: "DayPlan | None" = None) -> dict[str, Any]:
     """Return the figures that there are, by file name."""
     charts: dict[str, Any] = {}
-    if plan is not None and not evaluations(plan).is_empty():
+    if plan is not None and plan.measured:
         row: alt.HConcatChart = alt.hconcat(*frontier_panels(plan)).configure_axis(gridColor=GRID)
         charts["frontier"] = row
     if rates is not None:
@@ -47,12 +47,12 @@ def figures(plan: "Plan | None", rates: RateMap | None = None, day: "DayPlan | N
     return charts
 
 
-def judged(plan: "Plan", found: "Evaluation") -> str:
+def judged(plan: "Plan", evaluation: "Evaluation") -> str:
     """Say what became of a deployment: answer, undecided, or whether it meets the targets or has the goodput."""
-    if found is plan.best:
+    if evaluation is plan.best:
         return ANSWER
     met, missed = (ENOUGH, TOO_LITTLE) if plan.objective == "goodput" else (MET, MISSED)
-    return {"met": met, "missed": missed}.get(found.answer, UNDECIDED)
+    return {"met": met, "missed": missed}.get(evaluation.answer, UNDECIDED)
 
 
 def evaluations(plan: "Plan") -> pl.DataFrame:
@@ -62,22 +62,17 @@ def evaluations(plan: "Plan") -> pl.DataFrame:
     over the cost), state (see `judged`), frontier.
     """
     rows = []
-    for found in plan.evaluated:
-        first = found.estimates[0]
-        if first.value is None or found.verdict != "stable":
-            continue
-        cost = found.deployment.cost
-        row = {"deployment": found.deployment.name, "cost": cost, "per_cost": found.throughput / cost}
+    for evaluation in plan.measured:
+        first = evaluation.estimates[0]
+        cost = evaluation.deployment.cost
+        row = {"deployment": evaluation.deployment.name, "cost": cost, "per_cost": evaluation.throughput / cost}
         row |= {"latency_s": first.value, "low_s": first.low, "high_s": first.high}
-        rows.append(row | {"state": judged(plan, found), "frontier": any(found is each for each in plan.frontier)})
+        rows.append(
+            row | {"state": judged(plan, evaluation), "frontier": any(evaluation is other for other in plan.frontier)}
+        )
     numbers = dict.fromkeys(("cost", "per_cost", "latency_s", "low_s", "high_s"), pl.Float64)
     schema = {"deployment": pl.String, **numbers, "state": pl.String, "frontier": pl.Boolean}
     return pl.DataFrame(rows, schema=schema).sort("cost", "latency_s", "deployment")
-
-
-def named(target: "Target") -> str:
-    """Return metric and statistic as a reader has them: TTFT p99."""
-    return f"{target.metric[:-2].upper()} {target.statistic}"
 
 
 def frontier_panels(plan: "Plan") -> list[alt.LayerChart]:
@@ -104,7 +99,7 @@ def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> a
     log = most > _SPREAD * least
     scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Scale(zero=True)
     axis = alt.Axis(format="~g" if log else ",.4~r", tickCount=5)
-    x = alt.X("latency_s:Q", title=f"{named(target)} (s{', log scale' if log else ''})", scale=scale, axis=axis)
+    x = alt.X("latency_s:Q", title=f"{target.label} (s{', log scale' if log else ''})", scale=scale, axis=axis)
     looks = _LOOKS | _LOOKS_OF_GOODPUT
     kinds = [state for state in looks if (rows["state"] == state).any()]
     legend, colours = alt.Legend(title=None, symbolSize=110, symbolOpacity=1), [looks[kind][0] for kind in kinds]
@@ -201,24 +196,24 @@ def latency_of_day(day: "DayPlan", target: "Target") -> list[float | None]:
     """Return the latency that a target limits, for each interval of the simulated days; None where there is none."""
     if day.check is None:
         return [None] * len(day.periods)
-    return [found.get(target.metric, {}).get(target.statistic) for found in day.check.latency]
+    return [interval.get(target.metric, {}).get(target.statistic) for interval in day.check.latency]
 
 
 def _latency_of_day(day: "DayPlan", target: "Target") -> alt.LayerChart:
     hours = [period.start_s / _HOUR_S for period in day.periods]
     half = day.profile.interval_s / _HOUR_S / 2
-    found = pl.DataFrame({"hour": [hour + half for hour in hours], "value": latency_of_day(day, target)})
+    rows = pl.DataFrame({"hour": [hour + half for hour in hours], "value": latency_of_day(day, target)})
     limit = alt.Chart(pl.DataFrame({"value": [target.limit_s], "text": [str(target)]})).encode(
         y=alt.Y("value:Q", title="Seconds")
     )
     y = alt.Y("value:Q", title="Seconds", axis=_LINEAR, scale=alt.Scale(zero=True))
     layers = [
-        alt.Chart(found.drop_nulls())
+        alt.Chart(rows.drop_nulls())
         .mark_line(point={"size": 40, "color": COLOURS[0]}, color=COLOURS[0])
         .encode(x=_hours(day), y=y),
         limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color=COLOURS[1]),
         limit.mark_text(align="left", baseline="bottom", dy=-3, color="#8f3f00").encode(x=alt.value(4), text="text:N"),
     ]
-    title = f"{named(target)} by the time of arrival, simulated"
+    title = f"{target.label} by the time of arrival, simulated"
     panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(width=560, height=170, title=title)
     return panel

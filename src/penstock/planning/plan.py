@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import checks
-from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.targets import Judgement, Target
 from penstock.errors import InputError
 from penstock.planning.evaluate import Aim, Evaluation
 from penstock.planning.search import Prospect, Search, rank
+from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.space import Deployment, Discarded, Family, Reason, Space
+from penstock.show.page import Page, Shown
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
@@ -47,7 +49,7 @@ class Unreachable:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Shown):
     """What to deploy.
 
     Attributes
@@ -119,15 +121,24 @@ class Plan:
             assert self.unreachable is not None
             return f"{self.answer}: {self.unreachable.target}: {self.unreachable.why}"
         values = zip(self.targets, self.best.estimates, strict=True)
-        answers = [f"{target}: {told(target, estimate)}" for target, estimate in values]
+        answers = [f"{target}: {in_words(target, estimate)}" for target, estimate in values]
         if self.objective == "goodput":
-            answers = [f"goodput {told('goodput', self.best.goodput)}"]
+            answers = [f"goodput {in_words('goodput', self.best.goodput)}"]
         return f"{self.best.deployment.name}; {'; '.join(answers)}"
 
     @property
     def simulations(self) -> int:
         """Deployments simulated."""
         return len(self.evaluated)
+
+    @property
+    def measured(self) -> tuple[Evaluation, ...]:
+        """What was simulated, is stable, and has the latency that the first target limits."""
+        return tuple(
+            evaluation
+            for evaluation in self.evaluated
+            if evaluation.verdict == "stable" and evaluation.estimates[0].value is not None
+        )
 
     @property
     def undecided(self) -> tuple[Evaluation, ...]:
@@ -162,6 +173,12 @@ class Plan:
             "space": self.space,
             "notices": list(self.notices),
         }
+
+    def page(self) -> Page:
+        """Return the plan as a page."""
+        from penstock.planning.view import plan_page
+
+        return plan_page("plan", self)
 
 
 def plan(
@@ -303,42 +320,6 @@ def _frontier(evaluated: Sequence[Evaluation], best: Evaluation | None) -> tuple
         if fit or evaluation is best:
             kept.append(evaluation)
     return tuple(kept)
-
-
-def told(target: Target | str, found: Estimate) -> str:
-    """Say a value and its interval: ``1.43 s (1.31 to 1.74)``; shares for goodput."""
-    if found.value is None:
-        return "unknown"
-    scale, unit, digits = 100.0, "%", ".4g"
-    if isinstance(target, Target):
-        scale, unit = target.unit(max(found.value, found.high or 0.0))
-        unit, digits = f" {unit}", ".3g"
-    low, high = (None if end is None else f"{end * scale:{digits}}" for end in (found.low, found.high))
-    if low is None and high is None:
-        interval = "no interval: the run is too short"
-    elif high is None:
-        interval = f"at least {low}"
-    else:
-        interval = f"{low} to {high}" if low else f"at most {high}"
-    return f"{found.value * scale:{digits}}{unit} ({interval})"
-
-
-def shortfalls(found: Evaluation, aim: Aim) -> list[str]:
-    """Say what a deployment does not do, or is not known to do: a part of a sentence for each target."""
-    if found.verdict == "unstable":
-        return [f"it is unstable ({found.known_by})"]
-    parts = [f"its stability is undecided ({found.known_by})"] if found.verdict == "undecided" else []
-    if aim.objective == "goodput":
-        if found.answer == "met":
-            return parts
-        word = "is" if found.answer == "missed" else "may be"
-        return [*parts, f"goodput {word} {told('goodput', found.goodput)}, below {aim.goodput:.4g}"]
-    for target, estimate, judgement in zip(aim.targets, found.estimates, found.judgements, strict=True):
-        if judgement != "met":
-            name = f"{target.metric[:-2]}_{target.statistic}"
-            undecided = "" if judgement == "missed" else f", undecided at {found.requests:,} requests"
-            parts.append(f"{name} is {told(target, estimate)}{undecided}")
-    return parts
 
 
 def _with_replicas(evaluation: Evaluation, aim: Aim) -> str:

@@ -116,6 +116,15 @@ class Deployment:
         return f"{self.replicas} x {self.family}"
 
     @property
+    def brief(self) -> str:
+        """In as few words as tell it from others behind the same router."""
+        server = self.server
+        slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
+        ratio = f" {self.ratio[0]}:{self.ratio[1]}" if self.ratio else ""
+        hardware = self.hardware or "server"
+        return f"{self.replicas} x {hardware} {server.policy.name} {server.token_budget:,}{slots}{ratio}"
+
+    @property
     def fleet(self) -> str:
         """How many replicas of what, and behind which router where there are several: the beginning of a sentence."""
         fleet = f"{counted(self.replicas, 'replica')} of {self.hardware or 'the server'}"

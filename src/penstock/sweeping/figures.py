@@ -5,24 +5,21 @@ Text (a policy, a preset) and what has few values beside a rate take colours and
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import altair as alt
 import polars as pl
 
-from penstock.capacity.figures import NO_LIMIT
 from penstock.checking.graph import with_line_under
 from penstock.show.charts import COLOURS, DASHES, GRID
 from penstock.show.heat_map import heat_map, significant
 from penstock.sweeping.grid import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
-from penstock.words import METRICS
+from penstock.sweeping.points import SHOWN, Varied, averages, varied
+from penstock.words import METRICS, NO_LIMIT
 
-SHOWN = ("p50", "p99")
-"""Statistics that are drawn."""
-
-STATES = {"stable": "circle", "undecided": "triangle-up", "unstable": "cross"}
-"""Shapes of points by verdict; what is neither stable nor unstable is undecided."""
+_SHAPES = {"stable": "circle", "undecided": "triangle-up", "unstable": "cross"}
+"""Of points, by verdict."""
 
 LIMITS = "Vertical lines: the highest stable rate of each."
 
@@ -42,48 +39,9 @@ _MOST_TICKS = 8
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 
 
-class Varied(NamedTuple):
-    """The fields of a sweep that take more than one value: numbers, and text."""
-
-    numbers: tuple[str, ...]
-    names: tuple[str, ...]
-
-    @property
-    def rate(self) -> str | None:
-        """The field that is the arrival rate, if it varies."""
-        return next((field for field in self.numbers if is_rate(field)), None)
-
-
-def varied(rows: pl.DataFrame, fields: Sequence[str]) -> Varied:
-    """Say which fields vary, and which of them are numbers; null (no limit) may be among those."""
-    several = [field for field in fields if rows[field].n_unique() > 1]
-    numbers = tuple(field for field in several if rows[field].dtype.is_numeric())
-    return Varied(numbers, tuple(field for field in several if field not in numbers))
-
-
 def label(field: str) -> str:
     """Return what an axis says of a field."""
     return _LABELS.get(resolved(field)[-1], field)
-
-
-def averages(rows: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
-    """Return a row per point, latencies averaged over seeds; bad points are left out.
-
-    Columns: the fields, ``state`` (a key of `STATES`, the worst of the seeds), the columns of latency, ``stable_rate``
-    and how it is known (null where it was not asked for), and ``line``: the values of all fields that are text.
-    """
-    if RATE not in rows.columns:
-        rows = rows.with_columns(pl.lit(None, pl.Float64).alias(RATE), pl.lit(None, pl.String).alias(KNOWN))
-    rank = pl.col("verdict").replace_strict({"stable": 0, "unstable": 2}, default=1, return_dtype=pl.Int64)
-    latencies = [f"{metric[:-2]}_{statistic}_s" for metric in METRICS for statistic in ("mean", *SHOWN)]
-    good = rows.filter(pl.col("error").is_null() & pl.col("verdict").is_not_null())
-    found = good.group_by(list(fields), maintain_order=True).agg(
-        rank.max().alias("rank"), *(pl.col(name).mean() for name in latencies), pl.col(RATE, KNOWN).first()
-    )
-    state = pl.col("rank").replace_strict({0: "stable", 1: "undecided", 2: "unstable"}, return_dtype=pl.String)
-    names = varied(rows, fields).names
-    line = pl.concat_str([pl.col(name).cast(pl.String).fill_null(NO_LIMIT) for name in names], separator=", ")
-    return found.with_columns(state.alias("state"), (line if names else pl.lit("")).alias("line")).drop("rank")
 
 
 def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
@@ -96,44 +54,46 @@ def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
     fields
         The names of what varies.
     """
-    found: dict[str, Any] = {}
+    drawings: dict[str, Any] = {}
     for name, drawn in panels(rows, fields).items():
         charts: Any = alt.hconcat(*drawn.values())
         if name.endswith("map"):
             charts = alt.concat(*drawn.values(), columns=_MOST_MAPS // 2).resolve_scale(color="independent")
         about = LIMITS if name.endswith("limits") else ""
-        found[name] = with_line_under(charts.configure_axis(gridColor=GRID), about)
-    return found
+        drawings[name] = with_line_under(charts.configure_axis(gridColor=GRID), about)
+    return drawings
 
 
 def panels(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return charts that belong together, by file name, then by what a reader who cannot see them is told."""
-    found, what = averages(rows, fields), varied(rows, fields)
-    if found.is_empty() or not (what.numbers or what.names):
+    points, what = averages(rows, fields), varied(rows, fields)
+    if points.is_empty() or not (what.numbers or what.names):
         return {}
     groups: dict[str, dict[str, Any]] = {}
     if not what.numbers:
-        return {"latency_of_each": _dots(found)}
-    lines = _as_lines(found, what)
+        return {"latency_of_each": _dots(points)}
+    lines = _as_lines(points, what)
     if lines is not None:
-        x, told, title = lines
-        limits = is_rate(x) and told[RATE].count() > 0
+        x, shown, title = lines
+        limits = is_rate(x) and shown[RATE].count() > 0
         for statistic in SHOWN:
-            groups[f"latency_{statistic}{'_with_limits' if limits else ''}"] = _lines(told, x, statistic, title, limits)
-        if told[RATE].count() and not limits:
+            groups[f"latency_{statistic}{'_with_limits' if limits else ''}"] = _lines(
+                shown, x, statistic, title, limits
+            )
+        if shown[RATE].count() and not limits:
             groups["stable_rate"] = {
                 f"Highest stable rate over {label(x)}, a line per {title.lower()}.": _line(
-                    told, x, RATE, "Requests/s", "Highest stable rate", title, False
+                    shown, x, RATE, "Requests/s", "Highest stable rate", title, False
                 )
             }
-    if (across := _as_map(found, what)) is not None:
-        groups |= _maps(found, *across)
+    if (across := _as_map(points, what)) is not None:
+        groups |= _maps(points, *across)
     elif lines is None:
-        groups["latency_p50_points"] = _scattered(found, what)
+        groups["latency_p50_points"] = _scattered(points, what)
     return groups
 
 
-def _as_lines(found: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, str] | None:
+def _as_lines(points: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, str] | None:
     """Return the field across, the rows with the name of each line, and what the lines are; None if too many."""
     x = what.rate or (what.numbers[0] if len(what.numbers) == 1 else None)
     if x is None:
@@ -141,11 +101,11 @@ def _as_lines(found: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, str
     others = [field for field in what.numbers if field != x]
     words = [pl.col("line")] if what.names else []
     words += [pl.col(f).map_elements(_tick, pl.String, skip_nulls=False) for f in others]  # the title has their names
-    told = found.with_columns(pl.concat_str(words, separator=", ").alias("line")) if words else found
-    if told["line"].n_unique() > _MOST_NAMES or told.height < 2 * told["line"].n_unique():
+    shown = points.with_columns(pl.concat_str(words, separator=", ").alias("line")) if words else points
+    if shown["line"].n_unique() > _MOST_NAMES or shown.height < 2 * shown["line"].n_unique():
         return None
     titles = [resolved(field)[-1].replace("_", " ").capitalize() for field in (*what.names, *others)]
-    return x, told, ", ".join(titles)
+    return x, shown, ", ".join(titles)
 
 
 def _channels(names: list[str], title: str) -> dict[str, Any]:
@@ -161,47 +121,47 @@ def _channels(names: list[str], title: str) -> dict[str, Any]:
     }
 
 
-def _lines(found: pl.DataFrame, x: str, statistic: str, title: str, limits: bool) -> dict[str, Any]:
-    of = f", a line per {title.lower()}" if found["line"].n_unique() > 1 else ""
-    said = f" {LIMITS}" if limits else ""
+def _lines(points: pl.DataFrame, x: str, statistic: str, title: str, limits: bool) -> dict[str, Any]:
+    of = f", a line per {title.lower()}" if points["line"].n_unique() > 1 else ""
+    limited = f" {LIMITS}" if limits else ""
     return {
-        f"{_TITLES[metric]}, {statistic}, over {label(x)}{of}.{said}": _line(
-            found, x, f"{metric[:-2]}_{statistic}_s", "Seconds", f"{_TITLES[metric]}, {statistic}", title, limits
+        f"{_TITLES[metric]}, {statistic}, over {label(x)}{of}.{limited}": _line(
+            points, x, f"{metric[:-2]}_{statistic}_s", "Seconds", f"{_TITLES[metric]}, {statistic}", title, limits
         )
         for metric in METRICS
     }
 
 
-def _line(found: pl.DataFrame, x: str, column: str, unit: str, name: str, title: str, limits: bool) -> alt.LayerChart:
+def _line(points: pl.DataFrame, x: str, column: str, unit: str, name: str, title: str, limits: bool) -> alt.LayerChart:
     """Draw one figure over a field; the shape of a point is its verdict, a vertical line a limit.
 
     Over the rate, latency is drawn where there is a steady state; else a cross says that there is none.
     """
-    told = found.select("line", "state", x=pl.col(x), y=pl.col(column)).drop_nulls("y").sort("line", "x")
+    shown = points.select("line", "state", x=pl.col(x), y=pl.col(column)).drop_nulls("y").sort("line", "x")
     if is_rate(x):
-        told = told.filter(pl.col("state") != "unstable")
-    log = told.height and float(told["y"].max()) > _SPREAD * max(float(told["y"].min()), 1e-12)  # type: ignore[arg-type]
+        shown = shown.filter(pl.col("state") != "unstable")
+    log = shown.height and float(shown["y"].max()) > _SPREAD * max(float(shown["y"].min()), 1e-12)  # type: ignore[arg-type]
     scale = alt.Scale(type="log", nice=False, padding=8) if log else alt.Scale(zero=True)
-    lines = list(dict.fromkeys(found["line"]))
+    lines = list(dict.fromkeys(points["line"]))
     y = alt.Y(
         "y:Q",
         title=f"{unit}{' (log scale)' if log else ''}",
         scale=scale,
         axis=alt.Axis(format="~g" if log else ",.4~r", tickCount=6),
     )
-    look, across = _channels(lines, title), _across(found[x], x)
-    if found[x].null_count():
-        told = told.with_columns(x=pl.Series([_tick(value) for value in told["x"]], dtype=pl.String))
-    kinds = [state for state in STATES if (told["state"] == state).any()]
+    look, across = _channels(lines, title), _across(points[x], x)
+    if points[x].null_count():
+        shown = shown.with_columns(x=pl.Series([_tick(value) for value in shown["x"]], dtype=pl.String))
+    kinds = [state for state in _SHAPES if (shown["state"] == state).any()]
     shape = alt.Shape(
         "state:N",
-        scale=alt.Scale(domain=kinds, range=[STATES[kind] for kind in kinds]),
+        scale=alt.Scale(domain=kinds, range=[_SHAPES[kind] for kind in kinds]),
         legend=alt.Legend(title="Verdict", symbolSize=70) if kinds not in ([], ["stable"]) else None,
     )
-    base = alt.Chart(told)
+    base = alt.Chart(shown)
     layers = [base.mark_line(strokeWidth=1.8).encode(x=across, y=y, **look)]
     if limits:
-        ends = found.select("line", x=pl.col(RATE)).unique(maintain_order=True).drop_nulls()
+        ends = points.select("line", x=pl.col(RATE)).unique(maintain_order=True).drop_nulls()
         layers.insert(0, alt.Chart(ends).mark_rule(strokeWidth=1.6, opacity=0.75).encode(x=alt.X("x:Q"), **look))
     marks = base.mark_point(size=45, filled=True, opacity=1)
     layers.append(marks.encode(x=across, y=y, color=look["color"], shape=shape))
@@ -211,53 +171,54 @@ def _line(found: pl.DataFrame, x: str, column: str, unit: str, name: str, title:
 
 def _across(values: pl.Series, field: str) -> alt.X:
     """Return the axis of a field: its own few values as ticks, on a log scale where they spread; null comes last."""
-    title, known = label(field), values.unique().sort(nulls_last=True)
+    title, ticks = label(field), values.unique().sort(nulls_last=True)
     if values.null_count():
-        return alt.X("x:N", title=title, sort=[_tick(value) for value in known], axis=alt.Axis(labelAngle=0))
-    if is_rate(field) or known.len() > _MOST_TICKS:
-        return alt.X("x:Q", title=title, scale=alt.Scale(zero=is_rate(field)), axis=alt.Axis(tickCount=6))
-    spread = known[0] > 0 and known[-1] >= 8 * known[0]
+        return alt.X("x:N", title=title, sort=[_tick(value) for value in ticks], axis=alt.Axis(labelAngle=0))
+    if is_rate(field) or ticks.len() > _MOST_TICKS:
+        axis = alt.Axis(tickCount=6, labelFlush=False)  # a label that is moved inwards runs into the next
+        return alt.X("x:Q", title=title, scale=alt.Scale(zero=is_rate(field)), axis=axis)
+    spread = ticks[0] > 0 and ticks[-1] >= 8 * ticks[0]
     scale = alt.Scale(type="log", nice=False, padding=12) if spread else alt.Scale(zero=False, padding=12)
-    axis = alt.Axis(values=known.to_list(), format=",~g", labelOverlap=True)
+    axis = alt.Axis(values=ticks.to_list(), format=",~g", labelOverlap=True)
     return alt.X(
         "x:Q", title=f"{title[:-1]}, log scale)" if spread and title.endswith(")") else title, scale=scale, axis=axis
     )
 
 
-def _as_map(found: pl.DataFrame, what: Varied) -> tuple[str, str] | None:
+def _as_map(points: pl.DataFrame, what: Varied) -> tuple[str, str] | None:
     """Return the fields across and upwards, where two numbers vary on a grid that is not mostly empty."""
     if len(what.numbers) != 2:
         return None
     first, second = what.numbers
     x, y = (second, first) if is_rate(second) or resolved(first)[-1] == "max_batch_size" else (first, second)
-    columns, rows = found[x].n_unique(), found[y].n_unique()
-    maps = found["line"].n_unique()
-    full = columns * rows * maps <= 2 * found.height
+    columns, rows = points[x].n_unique(), points[y].n_unique()
+    maps = points["line"].n_unique()
+    full = columns * rows * maps <= 2 * points.height
     return (x, y) if full and max(columns, rows) <= _MOST_ACROSS and maps <= _MOST_MAPS else None
 
 
-def _maps(found: pl.DataFrame, x: str, y: str) -> dict[str, dict[str, Any]]:
+def _maps(points: pl.DataFrame, x: str, y: str) -> dict[str, dict[str, Any]]:
     """Draw heat maps over two fields, one per line: the stable rate where it is known, median TTFT and E2E."""
     groups: dict[str, dict[str, Any]] = {}
     wanted = [(f"{metric[:-2]}_p50_s", f"Median {metric[:-2].upper()}", "Seconds") for metric in ("ttft_s", "e2e_s")]
-    if found[RATE].count() and not (is_rate(x) or is_rate(y)):
+    if points[RATE].count() and not (is_rate(x) or is_rate(y)):
         wanted.insert(0, (RATE, "Highest stable rate", "Requests/s"))
     for column, name, unit in wanted:
         charts = {}
-        for line in dict.fromkeys(found["line"]):
+        for line in dict.fromkeys(points["line"]):
             title = f"{name}{f': {line}' if line else ''}"
             text = f"{title}, by {label(x)} across and {label(y)} upwards."
-            charts[text] = _map(found.filter(pl.col("line") == line), x, y, column, title, unit)
+            charts[text] = _map(points.filter(pl.col("line") == line), x, y, column, title, unit)
         groups[f"{column.removesuffix('_s')}_map"] = charts
     return groups
 
 
-def _map(found: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str) -> alt.LayerChart:
-    seen = found.filter(pl.col("state") == "stable") if column != RATE else found
-    values = seen[column].drop_nulls()
+def _map(points: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str) -> alt.LayerChart:
+    stable = points.filter(pl.col("state") == "stable") if column != RATE else points
+    values = stable[column].drop_nulls()
     best = values.max() if column == RATE else values.min()  # None where there are no values
     rows = []
-    for row in found.iter_rows(named=True):
+    for row in points.iter_rows(named=True):
         note = row["state"]
         if column == RATE:
             note = "simulated" if row[KNOWN] == "simulation" else "theorem"
@@ -267,7 +228,7 @@ def _map(found: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str)
         first = value is not None and value == best
         cell = {"x": _tick(row[x]), "y": _tick(row[y]), "value": value, "text": significant(value)}
         rows.append(cell | {"note": note, "best": first})
-    across, up = (found[field].unique().sort(nulls_last=True) for field in (x, y))
+    across, up = (points[field].unique().sort(nulls_last=True) for field in (x, y))
     return heat_map(
         pl.DataFrame(rows, schema_overrides={"value": pl.Float64}),
         x=alt.X("x:N", sort=[_tick(v) for v in across], title=label(x), axis=alt.Axis(labelAngle=0)),
@@ -283,20 +244,20 @@ def _tick(value: float | None) -> str:
     return NO_LIMIT if value is None else f"{value:,.6g}"
 
 
-def _scattered(found: pl.DataFrame, what: Varied) -> dict[str, Any]:
+def _scattered(points: pl.DataFrame, what: Varied) -> dict[str, Any]:
     """Draw median E2E over each number that varies, a point per point of the sweep."""
-    names = list(dict.fromkeys(found["line"]))
+    names = list(dict.fromkeys(points["line"]))
     few = len(names) <= len(COLOURS)
     charts: dict[str, Any] = {}
     for field in itertools.islice(what.numbers, 6):
-        told = found.select("state", "line", x=pl.col(field), y=pl.col("e2e_p50_s")).drop_nulls()
-        kinds = [state for state in STATES if (told["state"] == state).any()]
-        shapes = [STATES[kind] for kind in kinds]
+        shown = points.select("state", "line", x=pl.col(field), y=pl.col("e2e_p50_s")).drop_nulls()
+        kinds = [state for state in _SHAPES if (shown["state"] == state).any()]
+        shapes = [_SHAPES[kind] for kind in kinds]
         color: Any = alt.value(COLOURS[0])
         if few and len(names) > 1:
             color = alt.Color("line:N", scale=alt.Scale(domain=names, range=list(COLOURS[: len(names)])), title=None)
         charts[f"Median end-to-end latency over {label(field)}, a point for each point of the sweep."] = (
-            alt.Chart(told, title="End to end, p50")
+            alt.Chart(shown, title="End to end, p50")
             .mark_point(size=45, filled=True, opacity=0.7)
             .encode(
                 x=alt.X("x:Q", title=label(field), scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
@@ -309,18 +270,18 @@ def _scattered(found: pl.DataFrame, what: Varied) -> dict[str, Any]:
     return charts
 
 
-def _dots(found: pl.DataFrame) -> dict[str, Any]:
+def _dots(points: pl.DataFrame) -> dict[str, Any]:
     """Draw the median and the 99th percentile of each, where no number varies."""
     charts: dict[str, Any] = {}
     mark = pl.when(pl.col("state") == "stable").then(pl.lit("")).otherwise(pl.format(" ({})", "state"))
-    named = found.with_columns(pl.concat_str("line", mark))
+    named = points.with_columns(pl.concat_str("line", mark))
     for metric in METRICS:
         columns = {f"{metric[:-2]}_{statistic}_s": statistic for statistic in SHOWN}
-        told = named.select("line", *columns).rename(columns).unpivot(index="line", variable_name="statistic")
+        shown = named.select("line", *columns).rename(columns).unpivot(index="line", variable_name="statistic")
         shape = alt.Scale(domain=list(SHOWN), range=["circle", "diamond"])
         color = alt.Scale(domain=list(SHOWN), range=[COLOURS[0], COLOURS[1]])
         charts[f"{_TITLES[metric]} of each: median and 99th percentile."] = (
-            alt.Chart(told.drop_nulls(), title=_TITLES[metric])
+            alt.Chart(shown.drop_nulls(), title=_TITLES[metric])
             .mark_point(size=90, filled=True, opacity=1)
             .encode(
                 x=alt.X("value:Q", title="Seconds (log scale)", scale=_LOG, axis=_SECONDS),
@@ -328,6 +289,6 @@ def _dots(found: pl.DataFrame) -> dict[str, Any]:
                 shape=alt.Shape("statistic:N", scale=shape, title="Statistic"),
                 color=alt.Color("statistic:N", scale=color, title="Statistic"),
             )
-            .properties(width=240, height=max(24 * found.height, 80))
+            .properties(width=240, height=max(24 * points.height, 80))
         )
     return charts

@@ -12,9 +12,11 @@ from penstock.planning.launch import launch
 from penstock.planning.limits import stable_rates
 from penstock.planning.plan import plan
 from penstock.planning.rates import RateProfile
-from penstock.planning.report import report_plan
 from penstock.planning.space import search_space
-from penstock.show.page import Section, Table, Verdict, render
+from penstock.planning.view import plan_page
+from penstock.show import html
+from penstock.show.page import Page, Section, Table, Verdict
+from penstock.show.terminal import print_page
 
 WORKLOAD = ps.Workload.poisson(rate=20.0, prompt=400, output=60)
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 32)
@@ -37,14 +39,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = plan_job(WORKLOAD, [family.smallest for family in SPACE.families], requests=2_000, deadline_s=600)
     path = tmp_path_factory.mktemp("plan") / "page.html"
     rates = stable_rates(WORKLOAD, SPACE, best)
-    report_plan(path, "cluster", found, rates=rates, day=day, job=job, launches=[launch(best)])
+    html.write(path, plan_page("cluster", found, rates=rates, day=day, job=job, launches=[launch(best)]))
     return path
 
 
 def test_the_answer_comes_first_then_the_targets(page: Path) -> None:
     text = text_of(page)
     body = text[text.index("met ", len("met: ")) :]
-    order = ["Answer :", "codellama-34b-a100-tp1", "per hour", "ttft_p99&lt;2s :", "margin", "Offline work :"]
+    order = ["codellama-34b-a100-tp1", "per hour", "at the least cost", "ttft_p99&lt;2s :", "margin", "Offline work :"]
     places = [body.index(words) for words in order]
     assert places == sorted(places)
 
@@ -53,11 +55,11 @@ def test_every_part_has_its_section(page: Path) -> None:
     headings = re.findall(r"<h2>(.*?)</h2>", page.read_text())
     assert headings == [
         "The answer",
-        "Cost and throughput against latency",
+        "What more buys",
         "What one replica carries",
-        "The day",
+        "Over the day",
         "Offline work",
-        "To start it",
+        "To start",
         "Why not the others",
     ]
 
@@ -67,34 +69,49 @@ def test_every_chart_has_a_text_alternative_and_every_figure_its_table(page: Pat
     drawings = text.split('<div class="charts phone">')  # the same once more, narrow
     labels = [re.findall(r'<svg role="img" aria-label="([^"]+)"', part) for part in drawings]
     assert len({*labels[0], *(label for part in labels[1:] for label in part[1:])}) == 2 + 1 + 3
-    assert text.count("<figure>") == text.count("<details>") == 3
-    for details in re.findall(r"<details>(.*?)</details>", text, flags=re.DOTALL):
-        assert details.count("<tr>") > 2
+    assert text.count("<figure>") == 3
+    for figure in re.findall(r"<figure>(.*?)</figure>", text, flags=re.DOTALL)[:2]:
+        assert figure.count("<tr>") > 2
+    day = text[text.index("<h2>Over the day</h2>") :]
+    assert '<th scope="row"><span>01:00</span>' in day[: day.index("<figure>")]  # the day's table is there anyway
 
 
-def test_the_command_to_start_a_replica_is_on_the_page(page: Path) -> None:
-    assert "vllm serve" in text_of(page)
+def test_a_long_day_is_thinned_out_and_the_page_has_every_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    replica = SPACE.families[0].smallest
+    profile = RateProfile([1.0] * 40, interval_s=900.0)
+    day = plan_day(profile, WORKLOAD, replica, ["ttft_p99<2s"], requests=1_000, check=False)
+    page = html.render(day.page())
+    print_page(day.page())
+    printed = capsys.readouterr().out
+    assert "One interval of 2." in printed
+    assert "00:30" in printed
+    assert "00:15" not in printed
+    assert "<span>00:15</span>" in re.findall(r"<details>(.*?)</details>", page, flags=re.DOTALL)[0]
+
+
+def test_the_command_to_start_a_replica_is_on_the_page_as_it_is_typed(page: Path) -> None:
+    assert re.search(r"<pre tabindex=\"0\"><code>vllm serve CodeLlama-34B \\\n  --", page.read_text())
 
 
 def test_a_target_that_no_deployment_reaches_is_missed_and_says_why_and_the_nearest(tmp_path: Path) -> None:
     found = plan(WORKLOAD, SPACE, ["ttft_p99<1ms"], requests=1_000)
     assert found.unreachable is not None
-    report_plan(tmp_path / "page.html", "cluster", found)
+    html.write(tmp_path / "page.html", plan_page("cluster", found))
     text = text_of(tmp_path / "page.html")
-    assert "<title>missed: Plan for cluster</title>" in (tmp_path / "page.html").read_text()
+    assert "<title>unreachable: cluster</title>" in (tmp_path / "page.html").read_text()
     assert found.unreachable.why.split(";")[0] in text
-    assert "Answer :" not in text
+    assert "at the least cost" not in text
     if found.unreachable.nearest is not None:
         assert "The nearest that is reached" in text
 
 
 def test_the_answer_says_the_router_where_there_are_several_replicas_and_only_there(tmp_path: Path) -> None:
-    for rate, router, said in ((20.0, "round-robin", "behind round-robin: sarathi"), (0.5, "random", None)):
+    for rate, router, said in ((20.0, "round-robin", "behind round-robin, sarathi"), (0.5, "random", None)):
         space = search_space(SERVER, token_budget=[512], replicas=16, router=[router])
         found = plan(WORKLOAD.with_rate(rate), space, ["ttft_p99<2s"], requests=1_000)
-        report_plan(tmp_path / "page.html", "cluster", found)
+        html.write(tmp_path / "page.html", plan_page("cluster", found))
         text = text_of(tmp_path / "page.html")
-        answer = text[text.index("Answer :") : text.index("(the least cost)")]
+        answer = text[: text.index("(at the least cost)")]
         assert found.best is not None
         assert (found.best.deployment.replicas > 1) == (said is not None)
         assert said in answer if said else "behind" not in answer and "1 replica of" in answer
@@ -105,22 +122,23 @@ def test_for_goodput_the_values_of_single_targets_are_facts_that_nothing_judges(
     found = plan(WORKLOAD, space, ["ttft_p99<2s", "tbt_p50<1ms"], objective="goodput", goodput=0.9, requests=1_000)
     loose = plan(WORKLOAD, space, ["ttft_p99<2s", "tbt_p99<1s"], objective="goodput", goodput=0.9, requests=1_000)
     assert loose.best is not None
-    report_plan(tmp_path / "page.html", "cluster", loose)
+    html.write(tmp_path / "page.html", plan_page("cluster", loose))
     page, text = (tmp_path / "page.html").read_text(), text_of(tmp_path / "page.html")
     badges = re.findall(r'<li><span class="badge.*?<b>(.*?)</b>', page, flags=re.DOTALL)
-    assert badges == ["Answer", "goodput of 0.9"]
+    assert badges == ["goodput of 0.9"]
+    assert "(at the least cost)" in text
     assert re.search(r"TTFT p99 [\d.]+ m?s \(.*?\); limit ttft_p99&lt;2s TBT p99 [\d.]+ m?s", text)
-    assert "target" not in text[text.index("Cost and throughput") :]
-    report_plan(tmp_path / "page.html", "cluster", found)
-    assert "missed" in text_of(tmp_path / "page.html")
+    assert "target" not in text[text.index("What more buys") :]
+    html.write(tmp_path / "page.html", plan_page("cluster", found))
+    assert "unreachable" in text_of(tmp_path / "page.html")
 
 
 def test_one_of_a_thing_is_singular(tmp_path: Path) -> None:
     space = search_space(SERVER, token_budget=[512], replicas=1)
     found = plan(WORKLOAD.with_rate(0.5), space, ["ttft_p99<2s"], requests=1_000)
-    report_plan(tmp_path / "page.html", "cluster", found)
+    html.write(tmp_path / "page.html", plan_page("cluster", found))
     text = text_of(tmp_path / "page.html")
-    assert "of 1 deployment," in text
+    assert "of 1 deployment (" in text
     assert not re.search(r"\b1 (replicas|deployments|families|accelerators|requests)\b", text)
 
 
@@ -131,12 +149,12 @@ def test_sentences_break_and_stack_on_a_phone_and_figures_do_neither() -> None:
     assert words.stacks
     assert figures.of_words == [True, False]
     assert not figures.stacks
-    page = render(title="t", heading="h", verdicts=[Verdict("met", "yes")], sections=[Section("s", tables=[words])])
+    page = html.render(Page("t", "h", [Verdict("met", "yes")], [Section("s", tables=[words])]))
     assert f'data-of="Why">{sentence}</td>' in page
     assert '<table class="stacks">' in page
 
 
 def test_a_day_or_a_job_alone_has_a_page(tmp_path: Path) -> None:
     job = plan_job(WORKLOAD, [SPACE.families[0].smallest], requests=2_000, deadline_s=600)
-    report_plan(tmp_path / "page.html", "cluster", job=job)
+    html.write(tmp_path / "page.html", plan_page("cluster", job=job))
     assert re.findall(r"<h2>(.*?)</h2>", (tmp_path / "page.html").read_text()) == ["Offline work"]

@@ -1,12 +1,12 @@
 """The page of a sweep says what was done, and its legends tell the lines apart."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from penstock.sweeping.report import report_sweep
+from penstock.show import html
 from penstock.sweeping.sweep import sweep
+from penstock.sweeping.view import sweep_page
 
 DOCUMENT = {
     "workload": {"poisson": {"rate": 1.0, "prompt": 400, "output": 60}},
@@ -17,11 +17,9 @@ RATE, BUDGET, SIZE = "workload.poisson.rate", "server.token_budget", "server.max
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+def page() -> str:
     vary = {BUDGET: [128, 1024], SIZE: [None, 64], RATE: [1, 2, 3]}
-    path = tmp_path_factory.mktemp("sweep") / "page.html"
-    report_sweep(path, sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster")
-    return path.read_text()
+    return html.render(sweep_page(sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster"))
 
 
 def test_the_badge_judges_nothing_and_has_no_icon(page: str) -> None:
@@ -38,10 +36,21 @@ def test_every_name_in_a_legend_is_whole_and_differs(page: str) -> None:
 def test_a_rate_has_its_unit_in_every_table(page: str) -> None:
     heads = re.findall(r"<thead>(.*?)</thead>", page)
     assert heads
-    assert all("<span>rate (requests/s)</span>" in head for head in heads)
+    assert all("<span>rate (req/s)</span>" in head for head in heads)
 
 
-def test_one_run_of_one_point_is_singular(tmp_path: Path) -> None:
+def test_one_run_of_one_point_is_singular() -> None:
     vary = {RATE: [1]}
-    report_sweep(tmp_path / "page.html", sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster")
-    assert "1 run of 1 point, over" in (tmp_path / "page.html").read_text()
+    page = sweep_page(sweep(DOCUMENT, vary, jobs=1, seed=0), list(vary), "cluster")
+    assert "1 run of 1 point, over" in page.heading
+
+
+def test_where_points_are_many_or_repeated_the_page_has_every_point_and_a_terminal_the_best_runs() -> None:
+    vary = {RATE: [1, 2, 3]}
+    page = sweep_page(sweep(DOCUMENT, vary, jobs=1, seed=0, seeds=8), list(vary), "cluster")
+    best, every = page.sections[1].tables
+    assert (best.detail, every.detail) == (False, True)
+    assert (len(best.rows), len(every.rows)) == (20, 3)
+    assert "The best 20 of 24 by e2e_p50_s" in best.caption
+    assert "seed" in best.columns
+    assert "seed" not in every.columns
