@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.show import progress
-from penstock.show.options import Json, print_json, say_written
+from penstock.show.options import Json, say_written, show_page
 
 
 def reproduce(
@@ -31,16 +31,14 @@ def reproduce(
 
     Each item is a scenario file, written beside its results: change it, and give it back to the command.
     """
-    from penstock.reproducing import view as terminal_reproduce
     from penstock.reproducing.catalogue import ITEMS, asked_of, is_file, item
     from penstock.reproducing.catalogue import reproduce as measure
+    from penstock.reproducing.view import items_page, summary_page
     from penstock.reproducing.write import check_folder, files_of, index_is_old, left, write, write_index
 
     if what is None:
-        if as_json:
-            print_json({"items": [{"name": e.name, "title": e.title, "source": e.source} for e in ITEMS]})
-        else:
-            terminal_reproduce.print_items()
+        items = [{"name": known.name, "title": known.title, "source": known.source} for known in ITEMS]
+        show_page(items_page(), {"items": items}, None, as_json)
         return
     file = Path(what) if is_file(what) else None
     names = [known.name for known in ITEMS] if what == "all" else [what if file else item(what).name]
@@ -57,14 +55,10 @@ def reproduce(
     old_index = what != "all" and index_is_old(results[0], out)
     if what == "all":
         write_index(results, out)
+    page = results[0].page() if len(results) == 1 else summary_page(results)
+    show_page(page, {"items": [result.as_dict() for result in results]}, None, as_json)
     if as_json:
-        print_json({"items": [result.as_dict() for result in results]})
         return
-    if len(results) == 1:
-        terminal_reproduce.print_reproduction(results[0])
-    else:
-        terminal_reproduce.print_summary(results)
-    print()
     say_written("Written", [out], as_json)
     if old_index:
         print(

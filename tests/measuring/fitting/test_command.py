@@ -52,7 +52,14 @@ def test_words_name_the_model_its_parameters_and_what_it_was_chosen_from(
     status, out, _ = penstock("fit", measured)
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
-    for words in ("FITTED affine by least squares: batch time of b tokens is c + a b", "each token", "95% intervals", "chosen", "R^2", "120"):
+    for words in (
+        "FITTED affine by least squares: batch time of b tokens is c + a b",
+        "each token",
+        "95% intervals",
+        "chosen",
+        "R^2",
+        "120",
+    ):
         assert words in out
     assert "extrapolated" in out
 
