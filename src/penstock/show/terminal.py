@@ -158,7 +158,7 @@ def _styled(word: str, text: str) -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False)
+    console.print(text, highlight=False, soft_wrap=" " not in text)  # an address is not broken
 
 
 def _note(console: Console, note: str) -> None:
