@@ -6,6 +6,9 @@ METRICS = {"ttft_s": "Time to first token", "tbt_s": "Time between tokens", "e2e
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 STATISTICS = ("mean", *QUANTILES)
 
+NO_LIMIT = "none"
+"""What is said of a limit that is not set."""
+
 
 def counted(count: int, noun: str) -> str:
     """Return a number with what it counts: ``1 replica``, ``2 replicas``."""

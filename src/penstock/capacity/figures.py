@@ -5,9 +5,7 @@ import polars as pl
 
 from penstock.capacity.stable_rates import RateMap
 from penstock.show.heat_map import heat_map, significant
-
-NO_LIMIT = "none"
-"""What an axis says of a limit that is not set."""
+from penstock.words import NO_LIMIT
 
 
 def rate_cells(rates: RateMap) -> pl.DataFrame:

@@ -103,6 +103,11 @@ class Target:
         shortest = f"{self.limit_s:g}"
         return f"{self.metric[:-2]}_{self.statistic}<{shortest if float(shortest) == self.limit_s else self.limit_s}s"
 
+    @property
+    def label(self) -> str:
+        """Metric and statistic as a reader has them: ``TTFT p99``."""
+        return f"{self.metric[:-2].upper()} {self.statistic}"
+
     def unit(self, seconds: float) -> tuple[float, str]:
         """Return in what to write a value beside the limit, and its number to the second: s where either has one."""
         return (1.0, "s") if max(self.limit_s, seconds) >= 1 else (UNITS["ms"], "ms")

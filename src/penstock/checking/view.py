@@ -116,10 +116,14 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
 
 def heading(workload: "Workload", server: "Server", policies: str) -> str:
     """Say what arrives, and what serves it."""
+    return f"{traffic(workload)}; {policies}, {server.limits}"
+
+
+def traffic(workload: "Workload") -> str:
+    """Say what arrives."""
     return (
         f"{workload.describe()}, {workload.rate:,.4g} requests/s, "
-        f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens; "
-        f"{policies}, {server.limits}"
+        f"{workload.mean_prompt:,.0f} prompt + {workload.mean_output:,.0f} output tokens"
     )
 
 

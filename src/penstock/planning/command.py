@@ -1,8 +1,6 @@
 """The command ``penstock plan``: the cheapest deployment that meets the targets."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +18,14 @@ from penstock.show.options import (
     Strict,
     check_outputs,
     files_of,
-    print_json,
     save_figures,
     say_written,
+    show_page,
 )
 from penstock.words import amount
 
 if TYPE_CHECKING:
+    from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
     from penstock.planning.job import JobPlan
     from penstock.planning.launch import Launch
@@ -68,6 +67,7 @@ def plan(
     """
     check_outputs(files_of(scenario), {"--report": report, "--manifest": manifest}, figures)
     from penstock.planning.scenario import read_plan
+    from penstock.planning.view import plan_page
 
     asked = read_plan(
         scenario, targets=targets, objective=objective, goodput=goodput, requests=requests, confidence=confidence,
@@ -77,12 +77,18 @@ def plan(
     answers = _answers(asked)
     if manifest is not None:
         _write_manifest(manifest, answers.launches, as_json)
+    rates = None
     if figures is not None or report is not None:
-        _draw(asked, answers, figures, report, as_json)
-    if as_json:
-        print_json(answers.as_dict())
-    else:
-        _print(asked, answers)
+        rates = _rates(asked, answers.plan)
+    if figures is not None:
+        from penstock.planning.figures import figures as drawings
+
+        save_figures(drawings(answers.plan, rates, answers.day), figures, as_json)
+    page = plan_page(
+        asked.scenario.name, answers.plan, rates=rates, day=answers.day, no_day=answers.no_day, job=answers.job,
+        launches=answers.launches,
+    )  # fmt: skip
+    show_page(page, answers.as_dict(), report, as_json)
     if strict and any(answer is not None and answer.best is None for answer in (answers.plan, answers.job)):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -186,43 +192,12 @@ def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None
     say_written("Manifest", [path], as_json)
 
 
-def _draw(asked: "PlanScenario", answers: _Answers, figures: Path | None, report: Path | None, as_json: bool) -> None:
-    """Write figures and page."""
-    from penstock.planning import figures as plotting_plan
-    from penstock.planning import report as report_plan
+def _rates(asked: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
+    """Find what a replica of the best carries at other limits, or of the first that was simulated."""
     from penstock.planning.limits import stable_rates
 
-    rates = None
-    plan = answers.plan
     shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)
-    if shown is not None:
-        with progress.bar("Finding the stable rates") as show:
-            rates = stable_rates(asked.workload, asked.space, shown.deployment, progress=show)
-    if figures is not None:
-        save_figures(plotting_plan.figures(plan, rates, answers.day), figures, as_json)
-    if report is not None:
-        report_plan.report_plan(
-            report, asked.scenario.name, plan, rates=rates, day=answers.day, job=answers.job, launches=answers.launches
-        )
-        say_written("Report", [report], as_json)
-
-
-def _print(asked: "PlanScenario", answers: _Answers) -> None:
-    """Print all answers, an empty line between them."""
-    from penstock.planning import terminal as terminal_plan
-    from penstock.planning import terminal_day as terminal_plan_day
-
-    parts: list[Callable[[], None]] = []
-    if answers.plan is not None:
-        parts.append(functools.partial(terminal_plan.print_plan, asked, answers.plan))
-    if answers.no_day:
-        parts.append(functools.partial(terminal_plan_day.print_no_day, answers.no_day))
-    if answers.day is not None:
-        parts.append(functools.partial(terminal_plan_day.print_day, answers.day))
-    if answers.job is not None:
-        parts.append(functools.partial(terminal_plan_day.print_job, answers.job))
-    parts += [functools.partial(terminal_plan_day.print_launch, launch) for launch in answers.launches]
-    for index, show in enumerate(parts):
-        if index:
-            print()
-        show()
+    if shown is None:
+        return None
+    with progress.bar("Finding the stable rates") as show:
+        return stable_rates(asked.workload, asked.space, shown.deployment, progress=show)

@@ -22,6 +22,7 @@ from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of
 from penstock.planning.fewest import fewest
 from penstock.planning.rates import HOUR_S, RateProfile
 from penstock.planning.space import SPLITTING, Deployment
+from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import certify_network
@@ -69,7 +70,7 @@ class Period:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class DayPlan:
+class DayPlan(Shown):
     """Replicas by interval.
 
     Attributes
@@ -117,6 +118,11 @@ class DayPlan:
         return self.deployment.total_accelerators * self.profile.span_s / HOUR_S
 
     @property
+    def certified_hours(self) -> float:
+        """Accelerator-hours of the fewest replicas with which theory allows a stable fleet."""
+        return self.accelerator_hours([period.certified for period in self.periods])
+
+    @property
     def saving(self) -> float:
         """Share of the static fleet's accelerator-hours that following the day saves."""
         return 1 - self.accelerator_hours() / self.static_hours
@@ -126,7 +132,7 @@ class DayPlan:
         hours = {
             "planned": self.accelerator_hours(),
             "static": self.static_hours,
-            "certified": self.accelerator_hours([period.certified for period in self.periods]),
+            "certified": self.certified_hours,
         }
         return {
             "profile": {"name": self.profile.name, "interval_s": self.profile.interval_s},
@@ -146,6 +152,12 @@ class DayPlan:
             "check": self.check and self.check.as_dict(),
             "notices": list(self.notices),
         }
+
+    def page(self) -> Page:
+        """Return the day as a page."""
+        from penstock.planning.view import plan_page
+
+        return plan_page("day", day=self)
 
 
 def plan_day(

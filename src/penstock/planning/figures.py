@@ -36,7 +36,7 @@ _HOUR_S = 3600.0
 def figures(plan: "Plan | None", rates: RateMap | None = None, day: "DayPlan | None" = None) -> dict[str, Any]:
     """Return the figures that there are, by file name."""
     charts: dict[str, Any] = {}
-    if plan is not None and not evaluations(plan).is_empty():
+    if plan is not None and plan.measured:
         row: alt.HConcatChart = alt.hconcat(*frontier_panels(plan)).configure_axis(gridColor=GRID)
         charts["frontier"] = row
     if rates is not None:
@@ -62,10 +62,8 @@ def evaluations(plan: "Plan") -> pl.DataFrame:
     over the cost), state (see `judged`), frontier.
     """
     rows = []
-    for found in plan.evaluated:
+    for found in plan.measured:
         first = found.estimates[0]
-        if first.value is None or found.verdict != "stable":
-            continue
         cost = found.deployment.cost
         row = {"deployment": found.deployment.name, "cost": cost, "per_cost": found.throughput / cost}
         row |= {"latency_s": first.value, "low_s": first.low, "high_s": first.high}
@@ -73,11 +71,6 @@ def evaluations(plan: "Plan") -> pl.DataFrame:
     numbers = dict.fromkeys(("cost", "per_cost", "latency_s", "low_s", "high_s"), pl.Float64)
     schema = {"deployment": pl.String, **numbers, "state": pl.String, "frontier": pl.Boolean}
     return pl.DataFrame(rows, schema=schema).sort("cost", "latency_s", "deployment")
-
-
-def named(target: "Target") -> str:
-    """Return metric and statistic as a reader has them: TTFT p99."""
-    return f"{target.metric[:-2].upper()} {target.statistic}"
 
 
 def frontier_panels(plan: "Plan") -> list[alt.LayerChart]:
@@ -104,7 +97,7 @@ def _frontier_panel(plan: "Plan", rows: pl.DataFrame, title: str, y: alt.Y) -> a
     log = most > _SPREAD * least
     scale = alt.Scale(type="log", nice=False, padding=12) if log else alt.Scale(zero=True)
     axis = alt.Axis(format="~g" if log else ",.4~r", tickCount=5)
-    x = alt.X("latency_s:Q", title=f"{named(target)} (s{', log scale' if log else ''})", scale=scale, axis=axis)
+    x = alt.X("latency_s:Q", title=f"{target.label} (s{', log scale' if log else ''})", scale=scale, axis=axis)
     looks = _LOOKS | _LOOKS_OF_GOODPUT
     kinds = [state for state in looks if (rows["state"] == state).any()]
     legend, colours = alt.Legend(title=None, symbolSize=110, symbolOpacity=1), [looks[kind][0] for kind in kinds]
@@ -219,6 +212,6 @@ def _latency_of_day(day: "DayPlan", target: "Target") -> alt.LayerChart:
         limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color=COLOURS[1]),
         limit.mark_text(align="left", baseline="bottom", dy=-3, color="#8f3f00").encode(x=alt.value(4), text="text:N"),
     ]
-    title = f"{named(target)} by the time of arrival, simulated"
+    title = f"{target.label} by the time of arrival, simulated"
     panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(width=560, height=170, title=title)
     return panel

@@ -22,6 +22,7 @@ from penstock.errors import InputError
 from penstock.planning.fewest import fewest
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
 from penstock.planning.space import Deployment, Family
+from penstock.show.page import Page, Shown
 from penstock.system.engines import Engine
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server
@@ -46,7 +47,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class JobPlan:
+class JobPlan(Shown):
     """How to finish a job.
 
     Attributes
@@ -100,6 +101,12 @@ class JobPlan:
             "discarded": [{"family": family, "why": why} for family, why in self.discarded],
             "notices": list(self.notices),
         }
+
+    def page(self) -> Page:
+        """Return the job as a page."""
+        from penstock.planning.view import plan_page
+
+        return plan_page("job", job=self)
 
 
 def plan_job(

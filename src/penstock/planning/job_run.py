@@ -72,6 +72,11 @@ class JobResult:
         return self.deployment.total_accelerators * (self.makespan.value or math.inf) / 3600
 
     @property
+    def cost(self) -> float:
+        """Price of the accelerators until the job is done."""
+        return self.accelerator_hours * self.deployment.price
+
+    @property
     def tightness(self) -> float:
         """The lower bound as a share of the makespan."""
         return self.lower_bound_s / (self.makespan.value or math.inf)
@@ -86,7 +91,7 @@ class JobResult:
             "tightness": self.tightness,
             "tokens_per_s": self.tokens_per_s,
             "accelerator_hours": self.accelerator_hours,
-            "price": self.accelerator_hours * self.deployment.price,
+            "price": self.cost,
             "online": [as_interval(estimate) for estimate in self.online],
             "answer": self.answer,
             "runs": self.runs,

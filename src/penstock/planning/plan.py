@@ -12,6 +12,7 @@ from penstock.errors import InputError
 from penstock.planning.evaluate import Aim, Evaluation
 from penstock.planning.search import Prospect, Search, rank
 from penstock.planning.space import Deployment, Discarded, Family, Reason, Space
+from penstock.show.page import Page, Shown
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
 
@@ -47,7 +48,7 @@ class Unreachable:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Shown):
     """What to deploy.
 
     Attributes
@@ -130,6 +131,15 @@ class Plan:
         return len(self.evaluated)
 
     @property
+    def measured(self) -> tuple[Evaluation, ...]:
+        """What was simulated, is stable, and has the latency that the first target limits."""
+        return tuple(
+            evaluation
+            for evaluation in self.evaluated
+            if evaluation.verdict == "stable" and evaluation.estimates[0].value is not None
+        )
+
+    @property
     def undecided(self) -> tuple[Evaluation, ...]:
         """What was simulated, would be cheaper than the best, and may do: longer runs would tell; cheapest first."""
         most = math.inf if self.best is None else self.best.deployment.cost
@@ -162,6 +172,12 @@ class Plan:
             "space": self.space,
             "notices": list(self.notices),
         }
+
+    def page(self) -> Page:
+        """Return the plan as a page."""
+        from penstock.planning.view import plan_page
+
+        return plan_page("plan", self)
 
 
 def plan(

@@ -117,6 +117,16 @@ class Deployment:
         return f"{self.replicas} x {self.family}"
 
     @property
+    def brief(self) -> str:
+        """In as few words as tell it from others in most search spaces."""
+        server = self.server
+        slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
+        parts = [f"{self.replicas} x {self.hardware or 'server'} {server.policy.name} {server.token_budget:,}{slots}"]
+        parts += [self.router] if self.router != "random" else []
+        parts += [f"{self.ratio[0]}:{self.ratio[1]}"] if self.ratio else []
+        return " ".join(parts)
+
+    @property
     def fleet(self) -> str:
         """How many replicas of what, and behind which router where there are several: the beginning of a sentence."""
         fleet = f"{counted(self.replicas, 'replica')} of {self.hardware or 'the server'}"

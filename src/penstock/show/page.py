@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 GOOD = frozenset({"stable", "met", "held", "same", "inside"})
-BAD = frozenset({"contradiction", "unstable", "critical", "missed", "fails", "outside", "overloaded"})
+BAD = frozenset({"contradiction", "unstable", "critical", "missed", "unreachable", "fails", "outside", "overloaded"})
 PLAIN = frozenset({"swept", "compared", "calibrated", "changed", "fitted", "measured", "keep", "change"})
 """Words that say what was done and judge nothing."""
 
@@ -158,6 +158,8 @@ class Section:
         The heading.
     paragraphs, facts, hypotheses, tables
         What it says, in this order.
+    commands
+        What to copy into a shell: nothing is wrapped.
     figures
         Draws what it shows; a terminal never asks.
     notes
@@ -169,6 +171,7 @@ class Section:
     facts: Sequence[Fact] = ()
     hypotheses: Sequence[Hypothesis] = ()
     tables: Sequence[Table] = ()
+    commands: Sequence[str] = ()
     figures: Callable[[], Sequence[Figure]] = tuple
     notes: Sequence[str] = ()
 
@@ -182,7 +185,7 @@ class Page:
     title
         Name of what was asked about, such as the scenario.
     heading
-        One line: workload, server, policies.
+        One line: workload, server, policies; may be empty.
     verdicts
         What comes first.
     sections

@@ -4,7 +4,8 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -22,8 +23,11 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from penstock.words import counted
+
 PATIENCE_S = 1.0  # nothing is said about work that takes less
 BAR_WIDTH = 16
+SAYS_EVERY_S = 30.0  # where standard error is no terminal, so that a log shows that long work lives
 
 
 class Show(Protocol):
@@ -103,6 +107,39 @@ def bar(title: str) -> Iterator[Show]:
     finally:
         _open.remove(line)
         line.close()
+
+
+@contextlib.contextmanager
+def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar for work that is counted, and its speed; in a log a line now and then.
+
+    It is told how many are done, and of how many.
+    """
+    started = time.monotonic()
+    ended = threading.Event()
+    begun: int | None = None  # those of an earlier call took none of the time
+    state = ""
+
+    def say() -> None:
+        while not ended.wait(SAYS_EVERY_S):
+            if state:
+                print(f"{title}: {state} done", file=sys.stderr, flush=True)
+
+    if not sys.stderr.isatty():
+        threading.Thread(target=say, daemon=True).start()
+    with bar(title) as show:
+
+        def report(done: int, total: int) -> None:
+            nonlocal begun, state
+            begun = done if begun is None else begun
+            state = f"{done:,} of {counted(total, noun)}"
+            speed = (done - begun) / (time.monotonic() - started)
+            show(done / total, f"{state}, {speed:,.3g} {noun}s/s" if speed else state)
+
+        try:
+            yield report
+        finally:
+            ended.set()
 
 
 @functools.cache

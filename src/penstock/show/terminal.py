@@ -72,7 +72,7 @@ def make_console(*, stderr: bool = False) -> Console:
 def print_page(page: pages.Page, console: Console | None = None) -> None:
     """Print a page: verdicts first, then the sections, then what to know besides."""
     console = console or make_console()
-    _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}")
+    _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}".rstrip())
     for note in page.notes:
         _note(console, note)
     if page.verdicts:
@@ -90,7 +90,7 @@ def print_page(page: pages.Page, console: Console | None = None) -> None:
 
 def _print_section(console: Console, section: pages.Section) -> None:
     tables = [table for table in section.tables if not table.detail]
-    if not (section.paragraphs or section.facts or section.hypotheses or tables):
+    if not (section.paragraphs or section.facts or section.hypotheses or section.commands or tables):
         return
     title = f"[bold]{escape(section.title)}[/bold]" if section.title else ""
     first, *others = section.paragraphs or [""]
@@ -105,6 +105,8 @@ def _print_section(console: Console, section: pages.Section) -> None:
         console.print(_hypotheses(section.hypotheses), highlight=False)
     for table in tables:
         _print_table(console, table)
+    for command in section.commands:
+        console.print(f"\n{command}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _facts(facts: Sequence[pages.Fact]) -> Table:

@@ -1,7 +1,7 @@
 """The command ``penstock sweep``: many scenarios from one, into a table that can be resumed."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,15 +15,10 @@ from penstock.show.options import (
     Seed,
     check_outputs,
     files_of,
-    print_json,
     save_figures,
     say_written,
+    show_page,
 )
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from penstock.sweeping.sweep import Sweep
 
 
 def sweep(
@@ -69,10 +64,12 @@ def sweep(
 
     Killed at any moment, the same call goes on where it stopped: finished points are kept beside the table.
     """
-    from penstock.sweeping import terminal as terminal_sweep
+    from penstock.show import progress
+    from penstock.sweeping.points import checked_order
     from penstock.sweeping.store import checked_output, journal_of
     from penstock.sweeping.sweep import set_up
     from penstock.sweeping.sweep import sweep as run_sweep
+    from penstock.sweeping.view import sweep_page
 
     varied = None if vary is None else fields(vary)
     journal = None
@@ -82,11 +79,11 @@ def sweep(
     values = [value for given in (varied or {}).values() for value in given.split(",")]
     outputs = {"--out": out, "the journal of --out": journal, "--report": report}
     check_outputs(files_of(scenario, *values), outputs, figures)
-    terminal_sweep.checked_sort(sort)
+    checked_order(sort)
     asked = set_up(
         scenario, varied, sample=sample, seed=seed, seeds=seeds, independent=independent or None, test=test,
     )  # fmt: skip
-    with terminal_sweep.bar("Sweeping") as show:
+    with progress.count("Sweeping", "point") as show:
         table = run_sweep(asked, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
     if not table["error"].null_count():
         if out is not None:  # results that are none would stand in the way of the corrected sweep
@@ -95,29 +92,18 @@ def sweep(
         raise InputError(f"every point of the sweep is bad, so there is no table; the first: {table['error'][0]}")
     if out is not None:
         say_written("Table", [out], as_json)
-    if as_json:
-        print_json({"points": table.to_dicts()})
-    else:
-        terminal_sweep.print_sweep(scenario.stem, table, sort)
-    if figures is not None or report is not None:
-        _draw(asked, table, figures, report, as_json)
-
-
-def _draw(asked: "Sweep", table: "pl.DataFrame", figures: Path | None, report: Path | None, as_json: bool) -> None:
-    """Write figures and page, with the highest stable rates as limits."""
-    from penstock.show import progress
-    from penstock.sweeping import figures as plotting_sweep
-    from penstock.sweeping import report as report_sweep
-    from penstock.sweeping.limits import with_stable_rates
-
-    with progress.bar("Finding the stable rates") as show:
-        drawn = with_stable_rates(asked, table, progress=show)
+    document = {"points": table.to_dicts()}
     names = list(asked.fields)
+    if figures is not None or report is not None:
+        from penstock.sweeping.limits import with_stable_rates
+
+        with progress.bar("Finding the stable rates") as show_rates:
+            table = with_stable_rates(asked, table, progress=show_rates)
     if figures is not None:
-        save_figures(plotting_sweep.figures(drawn, names), figures, as_json)
-    if report is not None:
-        report_sweep.report_sweep(report, drawn, names, asked.name)
-        say_written("Report", [report], as_json)
+        from penstock.sweeping.figures import figures as drawings
+
+        save_figures(drawings(table, names), figures, as_json)
+    show_page(sweep_page(table, names, scenario.stem, sort), document, report, as_json)
 
 
 def fields(given: list[str]) -> dict[str, str]:

@@ -5,24 +5,21 @@ Text (a policy, a preset) and what has few values beside a rate take colours and
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import altair as alt
 import polars as pl
 
-from penstock.capacity.figures import NO_LIMIT
 from penstock.checking.graph import with_line_under
 from penstock.show.charts import COLOURS, DASHES, GRID
 from penstock.show.heat_map import heat_map, significant
 from penstock.sweeping.grid import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
-from penstock.words import METRICS
+from penstock.sweeping.points import SHOWN, Varied, averages, varied
+from penstock.words import METRICS, NO_LIMIT
 
-SHOWN = ("p50", "p99")
-"""Statistics that are drawn."""
-
-STATES = {"stable": "circle", "undecided": "triangle-up", "unstable": "cross"}
-"""Shapes of points by verdict; what is neither stable nor unstable is undecided."""
+_SHAPES = {"stable": "circle", "undecided": "triangle-up", "unstable": "cross"}
+"""Of points, by verdict."""
 
 LIMITS = "Vertical lines: the highest stable rate of each."
 
@@ -42,48 +39,9 @@ _MOST_TICKS = 8
 _SPREAD = 20  # times the least latency: beyond it the axis is logarithmic
 
 
-class Varied(NamedTuple):
-    """The fields of a sweep that take more than one value: numbers, and text."""
-
-    numbers: tuple[str, ...]
-    names: tuple[str, ...]
-
-    @property
-    def rate(self) -> str | None:
-        """The field that is the arrival rate, if it varies."""
-        return next((field for field in self.numbers if is_rate(field)), None)
-
-
-def varied(rows: pl.DataFrame, fields: Sequence[str]) -> Varied:
-    """Say which fields vary, and which of them are numbers; null (no limit) may be among those."""
-    several = [field for field in fields if rows[field].n_unique() > 1]
-    numbers = tuple(field for field in several if rows[field].dtype.is_numeric())
-    return Varied(numbers, tuple(field for field in several if field not in numbers))
-
-
 def label(field: str) -> str:
     """Return what an axis says of a field."""
     return _LABELS.get(resolved(field)[-1], field)
-
-
-def averages(rows: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
-    """Return a row per point, latencies averaged over seeds; bad points are left out.
-
-    Columns: the fields, ``state`` (a key of `STATES`, the worst of the seeds), the columns of latency, ``stable_rate``
-    and how it is known (null where it was not asked for), and ``line``: the values of all fields that are text.
-    """
-    if RATE not in rows.columns:
-        rows = rows.with_columns(pl.lit(None, pl.Float64).alias(RATE), pl.lit(None, pl.String).alias(KNOWN))
-    rank = pl.col("verdict").replace_strict({"stable": 0, "unstable": 2}, default=1, return_dtype=pl.Int64)
-    latencies = [f"{metric[:-2]}_{statistic}_s" for metric in METRICS for statistic in ("mean", *SHOWN)]
-    good = rows.filter(pl.col("error").is_null() & pl.col("verdict").is_not_null())
-    found = good.group_by(list(fields), maintain_order=True).agg(
-        rank.max().alias("rank"), *(pl.col(name).mean() for name in latencies), pl.col(RATE, KNOWN).first()
-    )
-    state = pl.col("rank").replace_strict({0: "stable", 1: "undecided", 2: "unstable"}, return_dtype=pl.String)
-    names = varied(rows, fields).names
-    line = pl.concat_str([pl.col(name).cast(pl.String).fill_null(NO_LIMIT) for name in names], separator=", ")
-    return found.with_columns(state.alias("state"), (line if names else pl.lit("")).alias("line")).drop("rank")
 
 
 def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
@@ -192,10 +150,10 @@ def _line(found: pl.DataFrame, x: str, column: str, unit: str, name: str, title:
     look, across = _channels(lines, title), _across(found[x], x)
     if found[x].null_count():
         told = told.with_columns(x=pl.Series([_tick(value) for value in told["x"]], dtype=pl.String))
-    kinds = [state for state in STATES if (told["state"] == state).any()]
+    kinds = [state for state in _SHAPES if (told["state"] == state).any()]
     shape = alt.Shape(
         "state:N",
-        scale=alt.Scale(domain=kinds, range=[STATES[kind] for kind in kinds]),
+        scale=alt.Scale(domain=kinds, range=[_SHAPES[kind] for kind in kinds]),
         legend=alt.Legend(title="Verdict", symbolSize=70) if kinds not in ([], ["stable"]) else None,
     )
     base = alt.Chart(told)
@@ -290,8 +248,8 @@ def _scattered(found: pl.DataFrame, what: Varied) -> dict[str, Any]:
     charts: dict[str, Any] = {}
     for field in itertools.islice(what.numbers, 6):
         told = found.select("state", "line", x=pl.col(field), y=pl.col("e2e_p50_s")).drop_nulls()
-        kinds = [state for state in STATES if (told["state"] == state).any()]
-        shapes = [STATES[kind] for kind in kinds]
+        kinds = [state for state in _SHAPES if (told["state"] == state).any()]
+        shapes = [_SHAPES[kind] for kind in kinds]
         color: Any = alt.value(COLOURS[0])
         if few and len(names) > 1:
             color = alt.Color("line:N", scale=alt.Scale(domain=names, range=list(COLOURS[: len(names)])), title=None)

@@ -1,0 +1,304 @@
+"""A plan as a page: the answer, what binds it, what more buys, the day, the job, how to start it, why not others."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.checking.view import traffic
+from penstock.planning.evaluate import MOST_ROWS
+from penstock.planning.plan import shortfalls, told
+from penstock.planning.view_day import day_section, job_section, job_verdict, launch_section
+from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.words import amount, counted, seconds, sentence, span
+
+if TYPE_CHECKING:
+    from penstock.capacity.stable_rates import RateMap
+    from penstock.planning.day import DayPlan
+    from penstock.planning.evaluate import Evaluation
+    from penstock.planning.job import JobPlan
+    from penstock.planning.launch import Launch
+    from penstock.planning.plan import Plan
+    from penstock.planning.space import Deployment, Discarded
+
+_MOST_SHOWN = 12  # rows of the frontier
+_MOST_REASONS = 60
+
+_RULED_OUT = {
+    "theory": "",
+    "simulation": "more replicas of the same do not do, or are not known to; ",
+    "cost": "dearer than the answer; ",
+    "unsuited": "the policy is out of place there; ",
+    "impossible": "cannot be deployed or judged; ",
+}
+"""What is said of those that were not simulated, by what ruled them out."""
+
+
+def plan_page(
+    title: str,
+    plan: "Plan | None" = None,
+    *,
+    rates: "RateMap | None" = None,
+    day: "DayPlan | None" = None,
+    no_day: str = "",
+    job: "JobPlan | None" = None,
+    launches: "Sequence[Launch]" = (),
+) -> Page:
+    """Show a plan; what is not given is left out.
+
+    Parameters
+    ----------
+    title
+        Name of what was asked about: the scenario.
+    plan
+        The answer.
+    rates
+        What one replica carries, see `penstock.planning.limits.stable_rates`.
+    day, no_day
+        The fleet that follows the day, or why there is none.
+    job
+        The fleet for offline work.
+    launches
+        How to start a replica.
+    """
+    heading = ""
+    verdicts: list[Verdict] = []
+    sections: list[Section] = []
+    if plan is not None:
+        heading = f"{traffic(plan.workload)}; {_targets(plan)}"
+        verdicts += _verdicts(plan)
+        sections += [_answer(plan), *_frontier(plan)]
+    if rates is not None:
+        sections.append(_rates(rates))
+    if day is not None:
+        sections.append(day_section(day))
+    if no_day:
+        sections.append(Section("Over the day", [sentence(no_day)]))
+    if job is not None:
+        verdicts.append(job_verdict(job))
+        sections.append(job_section(job))
+    sections += map(launch_section, launches)
+    if plan is not None:
+        sections += _others(plan)
+    return Page(title, heading, verdicts, sections)
+
+
+def _targets(plan: "Plan") -> str:
+    limits = " and ".join(map(str, plan.targets))
+    if plan.objective == "goodput":
+        return f"{plan.aim.goodput:.4g} of the requests within {limits}"
+    return limits
+
+
+def _verdicts(plan: "Plan") -> list[Verdict]:
+    """Return the answer, and what becomes of each target."""
+    best = plan.best
+    if best is None:
+        return [_no_answer(plan)]
+    deployment = best.deployment
+    server = deployment.server
+    answer = f"{deployment.fleet}, {server.policy.name}, {server.limits}; {_cost(plan, deployment)}."
+    verdicts = [Verdict("met", answer, "at the least cost")]
+    if plan.objective == "goodput":  # single targets are not judged: their values are among the facts
+        about = f"goodput of {plan.aim.goodput:.4g}"
+        return [*verdicts, Verdict(best.answer, f"{told('goodput', best.goodput)}.", about=about)]
+    for target, estimate, judgement, margin in zip(
+        plan.targets, best.estimates, best.judgements, plan.margins, strict=True
+    ):
+        left = "" if math.isnan(margin) else f"; margin {margin:.0%}"
+        verdicts.append(Verdict(judgement, f"{told(target, estimate)}{left}.", about=str(target)))
+    return verdicts
+
+
+def _no_answer(plan: "Plan") -> Verdict:
+    """Say that nothing is known to do, or that nothing does and what comes nearest."""
+    if plan.answer == "undecided":
+        example = ""
+        if not plan.undecided:
+            unknown = next(evaluation for evaluation in plan.evaluated if evaluation.answer == "undecided")
+            example = f", such as {unknown.deployment.name}: {unknown.known_by}"
+        return Verdict("undecided", f"nothing simulated is known to do{example}.")
+    unreachable = plan.unreachable
+    assert unreachable is not None
+    reason = f"{unreachable.why}."
+    if unreachable.deployment is not None and unreachable.nearest is not None:
+        nearest = f"{seconds(unreachable.nearest)} s"
+        if plan.objective == "goodput":
+            nearest = f"{unreachable.nearest:.2%}"
+        by = f"{unreachable.deployment.name}: {_cost(plan, unreachable.deployment)}"
+        reason += f" The nearest that is reached is {nearest}, by {by}."
+    return Verdict("unreachable", reason, about=unreachable.target)
+
+
+def _cost(plan: "Plan", deployment: "Deployment") -> str:
+    """Say what a deployment costs: money an hour, or accelerators."""
+    accelerators = counted(deployment.total_accelerators, "accelerator")
+    return f"{deployment.cost:,.2f} per hour ({accelerators})" if plan.priced else accelerators
+
+
+def _answer(plan: "Plan") -> Section:
+    """Say what is known of the best, and what was simulated for it."""
+    facts = []
+    best = plan.best
+    if best is not None:
+        facts += [Fact("Stable", "", f"by {best.known_by}"), Fact("Binding", "", plan.binding)]
+        if plan.objective == "goodput":
+            facts += [
+                Fact(target.label, "", f"{told(target, estimate)}; limit {target}")
+                for target, estimate in zip(plan.targets, best.estimates, strict=True)
+            ]
+        facts.append(Fact("Goodput", "", f"{told('goodput', best.goodput)} of requests within all limits"))
+        if plan.next_best is not None:
+            facts.append(Fact("Next best", "", _next_best(plan, best.deployment, plan.next_best.deployment)))
+    share = f" ({plan.simulations / plan.space:.1%})" if plan.space else ""
+    facts.append(
+        Fact(
+            "Simulated",
+            "",
+            f"{plan.simulations:,} of {counted(plan.space, 'deployment')}{share}, each on the same requests; "
+            f"intervals of {plan.aim.confidence:.0%}",
+        )
+    )
+    return Section("The answer", facts=facts, notes=[*_undecided(plan), *plan.notices])
+
+
+def _next_best(plan: "Plan", best: "Deployment", other: "Deployment") -> str:
+    server = other.server
+    more = other.cost / best.cost - 1
+    dearer = "at the same cost" if abs(more) < 1e-9 else f"{more:+.0%}"
+    limits = f"budget {server.token_budget:,}{_slots(other)}"
+    return f"{other.fleet}, {server.policy.name}, {limits}: {_cost(plan, other)}, {dearer}"
+
+
+def _slots(deployment: "Deployment") -> str:
+    slots = deployment.server.max_batch_size
+    return "" if slots is None else f"/{slots:,}"
+
+
+def _undecided(plan: "Plan") -> list[str]:
+    """Say what may do, and how to find out."""
+    if not plan.undecided:
+        return []
+    first, *others = plan.undecided
+    values = ", ".join(
+        f"{target} {told(target, value)}" for target, value in zip(plan.targets, first.estimates, strict=True)
+    )
+    more = f", and {len(others):,} more" if others else ""
+    kind = "undecided" if plan.best is None else "cheaper, but undecided"
+    name = f"{first.deployment.name} ({_cost(plan, first.deployment)})"
+    return [f"{kind}: {name}: {values}{more}; {_remedy(plan)}"]
+
+
+def _remedy(plan: "Plan") -> str:
+    """Say what would decide what is undecided."""
+    if plan.workload.rows is not None:
+        return f"{plan.workload.rows:,} requests are recorded: take a longer recording, or arrivals: poisson"
+    longer = 4 * plan.aim.most_requests
+    if longer <= MOST_ROWS:
+        return f"`plan: {{most_requests: {longer}}}` tells more"
+    return "it is too near its limit to tell"
+
+
+def _frontier(plan: "Plan") -> list[Section]:
+    """Show what more money buys, and all that was simulated."""
+    if not plan.measured:
+        return []
+
+    def figures() -> list[Figure]:
+        from penstock.planning.illustrations import frontier_figure
+
+        return [frontier_figure(plan)]
+
+    target = plan.targets[0]
+    least = f"The least {target.label} for the cost, of those simulated."
+    if not plan.frontier:
+        return [Section("What more buys", figures=figures)]
+    return [Section("What more buys", [least], tables=[_frontier_table(plan)], figures=figures)]
+
+
+def _frontier_table(plan: "Plan") -> Table:
+    rows: list[tuple[str, ...]] = []
+    strong = []
+    for evaluation in _about_the_best(plan.frontier, plan.best):
+        value, deployment = evaluation.estimates[0], evaluation.deployment
+        if evaluation is plan.best:
+            strong.append(len(rows))
+        rows.append(
+            (
+                deployment.brief,
+                amount(deployment.cost),
+                seconds(value.value),
+                f"{seconds(value.low)} to {seconds(value.high)}",
+                "-" if evaluation.goodput.value is None else f"{evaluation.goodput.value:.1%}",
+                f"{evaluation.rate / deployment.total_accelerators:,.3g}",
+                evaluation.answer,
+            )
+        )
+    cost = "Per hour" if plan.priced else "Acc."
+    per = "Req/s per acc."
+    columns = ("Deployment", cost, f"{plan.targets[0].label} (s)", "Interval", "Goodput", per, "Judged")
+    return Table(columns, rows, strong=strong, spare=(per, "Interval"))
+
+
+def _about_the_best(rows: "Sequence[Evaluation]", best: "Evaluation | None") -> "Sequence[Evaluation]":
+    """Return at most so many rows, about the best."""
+    index = next((index for index, row in enumerate(rows) if row is best), len(rows) - 1)
+    first = max(min(index - _MOST_SHOWN // 2, len(rows) - _MOST_SHOWN), 0)
+    return rows[first : first + _MOST_SHOWN]
+
+
+def _rates(rates: "RateMap") -> Section:
+    def figures() -> list[Figure]:
+        from penstock.planning.illustrations import rates_figure
+
+        return [rates_figure(rates)]
+
+    return Section("What one replica carries", figures=figures)
+
+
+def _others(plan: "Plan") -> list[Section]:
+    """Say why others were left out: in groups with an example each, and every reason."""
+    if not plan.discarded:
+        return []
+    return [Section("Why not the others", facts=_groups(plan), tables=[_reasons(plan.discarded)])]
+
+
+def _groups(plan: "Plan") -> list[Fact]:
+    by_reason: dict[str, list[Discarded]] = {}
+    for discarded in plan.discarded:
+        by_reason.setdefault(discarded.by, []).append(discarded)
+    facts = []
+    for by, group in by_reason.items():
+        example = max(group, key=lambda discarded: discarded.count)
+        such = f"such as {span(*example.replicas, 'replica')} of {example.family}: {example.why}"
+        facts.append(Fact(by, f"{sum(one.count for one in group):,}", f"{_RULED_OUT[by]}{such}"))
+    for answer in ("missed", "undecided"):
+        simulated = [evaluation for evaluation in plan.evaluated if evaluation.answer == answer]
+        if simulated:
+            cheapest = min(simulated, key=lambda evaluation: evaluation.deployment.cost)
+            lacks = "; ".join(shortfalls(cheapest, plan.aim))
+            such = f"simulated; such as {cheapest.deployment.name}: {lacks}"
+            facts.append(Fact(answer, f"{len(simulated):,}", such))
+    more = sum(evaluation.answer == "met" and evaluation is not plan.best for evaluation in plan.evaluated)
+    if more:
+        facts.append(Fact("met", f"{more:,}", "simulated, and cost more or are slower at the same cost"))
+    return facts
+
+
+def _reasons(discarded: "Sequence[Discarded]") -> Table:
+    """Lay out every reason, the most frequent first."""
+    by_reason: dict[tuple[str, str], list[Discarded]] = {}
+    for one in discarded:
+        by_reason.setdefault((one.by, one.why), []).append(one)
+    counts = {reason: sum(one.count for one in group) for reason, group in by_reason.items()}
+    rows = []
+    for by, reason in sorted(counts, key=lambda key: -counts[key])[:_MOST_REASONS]:
+        first, *others = by_reason[by, reason]
+        such = f"{first.family}, {span(*first.replicas, 'replica')}"
+        if others:
+            families = "family" if len(others) == 1 else "families"
+            such += f"\nand {len(others):,} more {families}"
+        rows.append((by, f"{counts[by, reason]:,}", such, reason))
+    unseen = len(counts) - len(rows)
+    caption = f"The {len(rows)} most frequent reasons; {unseen:,} more." if unseen else ""
+    columns = ("By", "Deployments", "Such as", "Why")
+    return Table(columns, rows, caption, title="Every reason", detail=True)

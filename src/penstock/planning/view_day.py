@@ -1,0 +1,209 @@
+"""Days, jobs and command lines as sections of a page."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.planning.rates import DAY_S
+from penstock.show.page import Fact, Figure, Section, Table, Verdict
+from penstock.words import amount, counted, seconds, sentence, span
+
+if TYPE_CHECKING:
+    from penstock.planning.day import DayPlan
+    from penstock.planning.job import JobPlan
+    from penstock.planning.job_run import JobResult
+    from penstock.planning.launch import Launch
+
+_MOST_INTERVALS = 30
+_MOST_CHANGES = 12
+_MOST_FLEETS = 30
+
+
+def day_section(day: "DayPlan") -> Section:
+    """Show what following the day saves, the replicas by interval, and what to know."""
+    counts = [period.replicas for period in day.periods]
+    profile = day.profile
+    rates = f"{amount(float(profile.rates.min()))} to {amount(profile.peak)} requests/s"
+    every = -(-len(counts) // _MOST_INTERVALS)
+
+    def figures() -> list[Figure]:
+        from penstock.planning.illustrations import day_figure
+
+        whole = [] if every == 1 else [_day_table(day, 1)]
+        return [day_figure(day, whole)]
+
+    return Section(
+        "Over the day",
+        [
+            f"{profile.name}, {rates}; {' and '.join(map(str, day.targets))}.",
+            f"{span(min(counts), max(counts), 'replica')} of {day.deployment.family}.",
+        ],
+        facts=_day_facts(day),
+        tables=[_day_table(day, every)],
+        figures=figures,
+        notes=day.notices,
+    )
+
+
+def _day_facts(day: "DayPlan") -> list[Fact]:
+    hours, static, price = day.accelerator_hours(), day.static_hours, day.deployment.price
+    lasts = "a day" if math.isclose(day.profile.span_s, DAY_S) else _hours(day.profile.span_s)
+    saved = f"{abs(day.saving):.0%} {'less' if day.saving >= 0 else 'more'}"
+    always = counted(day.deployment.replicas, "replica")
+    facts = [
+        Fact("Follows the day", f"{hours:,.1f}", f"accelerator-hours in {lasts}, {saved}"),
+        Fact("Static", f"{static:,.1f}", f"{always} all the time, as the peak needs"),
+    ]
+    if price != 1:
+        against = f"against {static * price:,.2f}; {price:,.4g} per accelerator-hour"
+        facts.append(Fact("Cost", f"{hours * price:,.2f}", against))
+    facts.append(Fact("Certificate", f"{day.certified_hours:,.1f}", "with fewer no policy is stable"))
+    if day.startup_s:
+        changes = [f"{count:,} from {_clock(start)}" for start, count in day.schedule]
+        more = " ..." if len(changes) > _MOST_CHANGES else ""
+        facts.append(Fact("To ask for", "", f"{', '.join(changes[:_MOST_CHANGES])}{more}"))
+    return facts
+
+
+def _clock(start_s: float) -> str:
+    return f"{int(start_s // 3600):02d}:{int(start_s % 3600 // 60):02d}"
+
+
+def _hours(span_s: float) -> str:
+    hours = round(span_s / 3600, 4)
+    return counted(int(hours), "hour") if hours == int(hours) else f"{hours:,.4g} hours"
+
+
+def _day_table(day: "DayPlan", every: int) -> Table:
+    """Lay out an interval of so many."""
+    indices = range(0, len(day.periods), every)
+    columns = {
+        "From": [day.profile.clock(index) for index in indices],
+        "Req/s": [amount(day.periods[index].rate) for index in indices],
+        "Certificate": [f"{day.periods[index].certified:,}" for index in indices],
+        "Replicas": [f"{day.periods[index].replicas:,}" for index in indices],
+        "Load": [f"{day.periods[index].rho:.2f}" for index in indices],
+        "Settles": [_settles(day.periods[index].settles_s) for index in indices],
+    }
+    limited = [(target.metric, target.statistic) for target in day.targets if target.metric != "tbt_s"]
+    usual = [("ttft_s", "p50"), ("ttft_s", "p99"), ("e2e_s", "p50")]
+    caption = [] if every == 1 else [f"One interval of {every:,}."]
+    if day.check is not None:
+        for metric, statistic in dict.fromkeys([*usual, *limited]):
+            values = [day.check.latency[index].get(metric, {}).get(statistic) for index in indices]
+            columns[f"{metric[:-2].upper()} {statistic}"] = [seconds(value) for value in values]
+        caption.append(
+            f"Latency in seconds of {counted(day.check.requests, 'request')} in "
+            f"{counted(day.check.days, 'simulated day')}, on one replica; time between tokens p99 "
+            f"{seconds(day.check.gaps.get('p99'))} s. {counted(len(day.evaluations), 'evaluation')} simulated, the "
+            "rest follows."
+        )
+    if not all(period.met for period in day.periods):
+        columns["Targets"] = ["met" if day.periods[index].met else "missed" for index in indices]
+    spare = ("E2E p50", "Settles", "TTFT p50", "Load", "Certificate")
+    rows = list(zip(*columns.values(), strict=True))
+    return Table(list(columns), rows, " ".join(caption), spare=[name for name in spare if name in columns])
+
+
+def _settles(value: float) -> str:
+    return f"{seconds(value)} s" if math.isfinite(value) else "never"
+
+
+def job_verdict(job: "JobPlan") -> Verdict:
+    """Say which fleet does offline work in time, or why none does."""
+    about = "Offline work"
+    if job.best is None:
+        return Verdict("unreachable", f"{job.unreachable}.", about=about)
+    return Verdict("met", f"{_fleet(job.best)}.", "at the least cost per hour", about)
+
+
+def _fleet(result: "JobResult") -> str:
+    deployment = result.deployment
+    accelerators = counted(deployment.total_accelerators, "accelerator")
+    return f"{deployment.fleet}, {deployment.server.policy.name}, {deployment.server.limits}; {accelerators}"
+
+
+def job_section(job: "JobPlan") -> Section:
+    """Show the fleet for a job, what bounds it, and what else was tried."""
+    beside = ""
+    if job.online_rate is not None:
+        beside = f" beside {amount(job.online_rate)} online requests/s with {' and '.join(map(str, job.targets))}"
+    paragraphs = [f"{counted(job.requests, 'request')} by {_long(job.deadline_s)}{beside}."]
+    facts: list[Fact] = []
+    tables: list[Table] = []
+    if job.nearest is not None:
+        facts = _job_facts(job, job.nearest)
+        if job.best is None:
+            paragraphs.append(f"The nearest is {_fleet(job.nearest)}.")
+    if len(job.results) > 1:
+        tables.append(_fleets_table(job))
+    if job.discarded:
+        tables.append(_left_out(job.discarded))
+    return Section("Offline work", paragraphs, facts=facts, tables=tables, notes=job.notices)
+
+
+def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
+    lasts = result.makespan
+    left_out = ", online traffic left out" if job.targets else ""
+    margin = "" if job.margin is None else f", {job.margin:.0%} of the time left"
+    facts = [
+        Fact("Done after", _long(lasts.value), f"{_long(lasts.low)} to {_long(lasts.high)}{margin}"),
+        Fact("At least", _long(result.lower_bound_s), f"by theory, {result.tightness:.1%} of it{left_out}"),
+        Fact("Tokens", f"{result.tokens_per_s:,.0f}", "of the job per second, all replicas"),
+        Fact("Accelerators", amount(result.accelerator_hours), "accelerator-hours until it is done"),
+    ]
+    if result.deployment.price != 1:
+        facts.append(Fact("Cost", f"{result.cost:,.2f}", "until it is done"))
+    if result.mode != "alone":
+        facts.append(Fact("Mode", result.mode, "online first" if result.mode == "priority" else "let in evenly"))
+    for target, estimate in zip(job.targets, result.online, strict=True):
+        within = f"{seconds(estimate.low)} to {seconds(estimate.high)} s: {target.judge(estimate)}"
+        if estimate.value is None:
+            within = "no online request came while the job lasted"
+        facts.append(Fact(str(target), seconds(estimate.value), within))
+    return facts
+
+
+def _fleets_table(job: "JobPlan") -> Table:
+    """Lay out the fleets that were simulated."""
+    rows: list[tuple[str, ...]] = []
+    strong = []
+    for result in sorted(job.results, key=lambda one: (one.deployment.cost, one.makespan.value or 0))[:_MOST_FLEETS]:
+        deployment = result.deployment
+        if result is job.best:
+            strong.append(len(rows))
+        rows.append(
+            (
+                deployment.brief if result.mode == "alone" else f"{deployment.brief}, {result.mode}",
+                f"{deployment.total_accelerators:,}",
+                _long(result.makespan.value),
+                _long(result.lower_bound_s),
+                f"{result.tokens_per_s:,.0f}",
+                amount(result.accelerator_hours),
+                result.answer,
+            )
+        )
+    columns = ("Fleet", "Acc.", "Done after", "At least", "Tokens/s", "Acc.-hours", "Judged")
+    return Table(columns, rows, title="Fleets simulated", strong=strong, spare=("Acc.-hours", "At least"))
+
+
+def _left_out(discarded: Sequence[tuple[str, str]]) -> Table:
+    families: dict[str, list[str]] = {}
+    for family, reason in discarded:
+        families.setdefault(reason, []).append(family)
+    rows = [(reason, f"{len(names):,}", names[0]) for reason, names in families.items()]
+    return Table(("Why", "Fleets", "Such as"), rows[:_MOST_FLEETS], title="Why not the others")
+
+
+def _long(value: float | None) -> str:
+    """Return seconds, as hours where they are many."""
+    if value is None:
+        return "-"
+    return f"{value / 3600:,.2f} h" if value >= 7200 else f"{seconds(value)} s"
+
+
+def launch_section(launch: "Launch") -> Section:
+    """Show the command line of one replica, after what to know before it is started."""
+    times = "" if launch.replicas == 1 else f", {launch.replicas:,} times"
+    where = f"On {counted(launch.accelerators, 'GPU')} each{times}."
+    return Section("To start", [where, *map(sentence, launch.notes)], commands=[launch.shell])

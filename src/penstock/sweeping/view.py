@@ -1,0 +1,161 @@
+"""A sweep as a page: how many points are stable, what varied, the points, the figures that fit what varied."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import polars as pl
+
+from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.sweeping.limits import RATE, is_rate
+from penstock.sweeping.points import SHOWN, STATES, USUAL_ORDER, averages, best_first, varied
+from penstock.words import METRICS, NO_LIMIT, counted, digits
+
+MOST_ROWS = 20
+"""Points that are shown first; the table in the file has all."""
+
+_MOST_POINTS = 300
+_MOST_BAD = 5
+_MOST_VALUES = 8
+
+_LATENCIES = {
+    f"{metric[:-2]}_{statistic}_s": f"{metric[:-2].upper()} {statistic}"
+    for metric in METRICS
+    for statistic in ("mean", *SHOWN)
+}
+_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "seed": ("seed", str),
+    "verdict": ("Verdict", str),
+    "rho": ("rho", "{:.3f}".format),
+    "throughput": ("req/s", "{:.4g}".format),
+    **{column: (head, digits) for column, head in _LATENCIES.items()},
+    RATE: ("Stable rate (requests/s)", digits),
+}
+"""The head of a column of the sweep's table, and how a value is written."""
+
+_SPARE = (
+    "E2E mean", "TBT mean", "TTFT mean", "Stable rate (requests/s)", "TBT p50", "E2E p99", "TTFT p99", "req/s",
+    "TBT p99", "rho",
+)  # fmt: skip
+
+
+def sweep_page(rows: pl.DataFrame, fields: Sequence[str], title: str, order: str | None = None) -> Page:
+    """Show a sweep.
+
+    Parameters
+    ----------
+    rows
+        The table of the sweep; with ``stable_rate`` (`penstock.sweeping.limits`) the limits are shown too.
+    fields
+        The names of what varies.
+    title
+        Name of what was asked about: the scenario.
+    order
+        The column that the points are ordered by, the best first.
+    """
+    points = averages(rows, fields)
+    bad = rows.filter(pl.col("error").is_not_null())
+    counts = {state: int((points["state"] == state).sum()) for state in STATES}
+    stable = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
+    outcome = stable or "None could be simulated"
+    if bad.height:
+        outcome += f"; {counted(bad.height, 'bad row')}"
+
+    def figures() -> list[Figure]:
+        from penstock.sweeping.illustrations import sweep_figures
+
+        return sweep_figures(rows, fields)
+
+    return Page(
+        title=title,
+        heading=f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}, over {', '.join(fields)}",
+        verdicts=[Verdict("swept", f"{outcome}.", "by theorems, and by the test where none speaks")],
+        sections=[
+            Section("What varied", facts=_varied(rows, fields), notes=_bad(bad, fields)),
+            Section("Points", tables=_tables(rows, points, fields, order)),
+            Section("Figures", figures=figures),
+        ],
+    )
+
+
+def _varied(rows: pl.DataFrame, fields: Sequence[str]) -> list[Fact]:
+    facts = []
+    several = varied(rows, fields)
+    for field in (*several.numbers, *several.names):
+        values = rows[field].unique().sort(nulls_last=True)
+        shown = ", ".join(cell(value) for value in values)
+        if values.len() > _MOST_VALUES:
+            drawn = values.drop_nulls()
+            shown = f"from {cell(drawn.min())} to {cell(drawn.max())}"
+        facts.append(Fact(field, counted(values.len(), "value"), shown))
+    return [*facts, Fact("Requests", f"{int(rows['requests'].sum() or 0):,}", "simulated in all")]
+
+
+def _bad(bad: pl.DataFrame, fields: Sequence[str]) -> list[str]:
+    """Say which points could not be simulated, and why."""
+    notes = []
+    for row in bad.head(_MOST_BAD).iter_rows(named=True):
+        point = ", ".join(f"{field}={row[field]}" for field in fields)
+        notes.append(f"{point}: {row['error']}")
+    if bad.height > _MOST_BAD:
+        rest = counted(bad.height - _MOST_BAD, "more bad row")
+        notes.append(f"{rest}: the column error of the table says why")
+    return notes
+
+
+def _tables(rows: pl.DataFrame, points: pl.DataFrame, fields: Sequence[str], order: str | None) -> list[Table]:
+    """Lay out the runs: in the order of the grid if they are few, else the best of them, and then every point."""
+    runs = rows.filter(pl.col("error").is_null())
+    repeated = rows["seed"].n_unique() > 1
+    if not runs.height:
+        return []
+    caption = ""
+    shown = runs
+    if runs.height > MOST_ROWS or order is not None:
+        by = order or USUAL_ORDER
+        shown = best_first(runs, by).head(MOST_ROWS)
+        caption = f"By {by}, stable ones first. "
+        if runs.height > MOST_ROWS:
+            caption = f"The best {MOST_ROWS} of {runs.height:,} by {by}, stable ones first. "
+    if not repeated:
+        shown = shown.drop("seed")
+    tables = [points_table(shown, fields, caption)]
+    if repeated or runs.height > MOST_ROWS:
+        every = points_table(points.rename({"state": "verdict"}), fields)
+        tables.append(dataclasses.replace(every, title="Every point", detail=True))
+    return tables
+
+
+def points_table(
+    rows: pl.DataFrame, fields: Sequence[str], caption: str = "", statistics: Sequence[str] = ("mean", *SHOWN)
+) -> Table:
+    """Lay out points, or single runs of them: their fields, and what is known of them."""
+    left_out = {column for column in _LATENCIES if column.rsplit("_", 2)[1] not in statistics}
+    shown = [column for column in _COLUMNS if column in rows.columns and column not in left_out]
+    if RATE in shown and not rows[RATE].count():
+        shown.remove(RATE)
+    cells = []
+    for row in rows.head(_MOST_POINTS).iter_rows(named=True):
+        known = ["-" if row[column] is None else _COLUMNS[column][1](row[column]) for column in shown]
+        cells.append([*(cell(row[field]) for field in fields), *known])
+    parts = [f"{caption}Latencies in seconds."]
+    if (rows["verdict"] != "stable").any():
+        parts.append("Where it is not stable, they are those of a finite run, and grow with its length.")
+    if rows.height > _MOST_POINTS:
+        parts.append(f"The first {_MOST_POINTS:,} of {rows.height:,} points; the table of the sweep has all.")
+    names = [_COLUMNS[column][0] for column in shown]
+    return Table([*heads(fields), *names], cells, " ".join(parts), spare=[name for name in _SPARE if name in names])
+
+
+def heads(fields: Sequence[str]) -> list[str]:
+    """Return the last part of each field, or all of it where two would be alike, and the unit of a rate."""
+    short = [field.rsplit(".", 1)[-1].replace("_", " ").replace("-", " ") for field in fields]
+    names = short if len(set(short)) == len(short) else fields
+    return [f"{name} (requests/s)" if is_rate(field) else name for name, field in zip(names, fields, strict=True)]
+
+
+def cell(value: Any) -> str:
+    """Return the value of a field."""
+    if value is None:
+        return NO_LIMIT
+    return f"{value:,.6g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
