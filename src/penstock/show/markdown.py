@@ -32,4 +32,5 @@ def _rule(words: bool) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    row = " | ".join(cells).replace("\n", " ")
+    return f"| {row} |"
