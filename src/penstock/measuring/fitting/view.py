@@ -64,7 +64,7 @@ def fit_page(fit: Fit) -> Page:
     every = [_table(rows)] if len(shown) < len(rows) else []
     sections.append(Section("Measured and fitted", figures=lambda: [_figure(fit, every)]))
     return Page(
-        title=fit.batches.source,
+        title=f"Batch time of {fit.batches.source}",
         heading=f"{fit.n:,} batches of {tokens.min():,.0f} to {tokens.max():,.0f} tokens",
         verdicts=[Verdict("fitted", f"batch time of b tokens is {_formula(fit)}.", "by least squares", fit.name)],
         sections=sections,

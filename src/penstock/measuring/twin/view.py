@@ -34,7 +34,7 @@ def twin_page(twin: "Twin") -> Page:
     if any(trial.backlog for trial in twin.trials):
         sections.append(Section("Under a backlog", ["In tokens/s."], tables=[_drifts(twin)]))
     return Page(
-        title=twin.description,
+        title=f"Twin of {twin.description}",
         heading=in_words(twin.facts),
         verdicts=[_verdict(rho, trials) for rho, trials in twin.by_load.items()],
         sections=[
@@ -159,7 +159,7 @@ def _tokens_figure(twin: "Twin") -> Figure:
         charts[f"Lines of uncompleted tokens over time at rho {rho:g}: {'; '.join(ends)}."] = panel
     columns = ("rho", "Seed", "Measured, first", "Measured, last", "Simulated, first", "Simulated, last")
     table = Table(columns, rows, "Uncompleted tokens")
-    return Figure("Tokens in the system", charts, [table], "While requests arrive.", wide=True)
+    return Figure("Tokens in the system", charts, [table], "While requests arrive.")
 
 
 def _latency_figures(twin: "Twin") -> list[Figure]:
