@@ -13,7 +13,7 @@ import vl_convert as vlc
 
 import penstock as ps
 from penstock.checking import figures
-from penstock.show import charts, page
+from penstock.show import charts, html, page
 from penstock.theory.region import sarathi_region
 
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512)
@@ -256,11 +256,10 @@ def test_a_wide_panel_among_others_goes_below_them_and_scrolls(recorded: ps.Run)
     narrow = charts.stacked(beside).to_dict()
     assert "vconcat" in narrow
     assert max(panel["width"] for panel in narrow["vconcat"]) >= 680
-    html = page.render(
-        title="t", heading="h", verdicts=[page.Verdict("same", "r", "s")],
-        sections=[page.Section("s", figures=[page.Figure("f", {"text": beside}, [], "", wide=True)])],
-    )  # fmt: skip
-    assert 'class="charts phone wide" tabindex="0"' in html
+    figure = page.Figure("f", {"text": beside}, [], "", wide=True)
+    section = page.Section("s", figures=lambda: [figure])
+    text = html.render(page.Page("t", "h", [page.Verdict("same", "r", "s")], [section]))
+    assert 'class="charts phone wide" tabindex="0"' in text
 
 
 @pytest.mark.parametrize(("value", "label"), [(0.2, "0.2"), (0.0005, "0.0005"), (3, "3"), (20_000, "20k")])

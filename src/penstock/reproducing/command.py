@@ -40,10 +40,17 @@ def reproduce(
         items = [{"name": known.name, "title": known.title, "source": known.source} for known in ITEMS]
         show_page(items_page(), {"items": items}, None, as_json)
         return
-    file = Path(what) if is_file(what) else None
-    names = [known.name for known in ITEMS] if what == "all" else [what if file else item(what).name]
+    file = None
+    names = [known.name for known in ITEMS]
+    if is_file(what):
+        file = Path(what)
+        names = [what]
+    elif what != "all":
+        names = [item(what).name]
     written = [path for name in names for path in files_of(asked_of(name).name, file)]
-    check_folder(out, ["index.html", *written] if what == "all" else written)
+    if what == "all":
+        written.append("index.html")
+    check_folder(out, written)
     progress.announce_compilation()
     results = []
     with progress.bar("Reproducing") as show:
@@ -52,27 +59,27 @@ def reproduce(
             part(0.0)
             results.append(measure(name, data=data, progress=part))
             write(results[-1], out, file)
-    old_index = what != "all" and index_is_old(results[0], out)
+    hints = []
+    page = results[0].page()
     if what == "all":
         write_index(results, out)
-    page = results[0].page() if len(results) == 1 else summary_page(results)
-    show_page(page, {"items": [result.as_dict() for result in results]}, None, as_json)
-    if as_json:
-        return
-    say_written("Written", [out], as_json)
-    if old_index:
-        print(
+        page = summary_page(results)
+    elif index_is_old(results[0], out):
+        hints.append(
             f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock reproduce all --out "
-            f"{shlex.quote(str(out))}` writes it anew",
-            file=sys.stderr,
+            f"{shlex.quote(str(out))}` writes it anew"
         )
-    for path in [left(result.name, out) for result in results] if file is None else []:
-        if path is not None:
-            print(
-                f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
-                f"{shlex.quote(str(path))}` measures it",
-                file=sys.stderr,
-            )
+    if file is None:
+        hints += [
+            f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
+            f"{shlex.quote(str(path))}` measures it"
+            for path in filter(None, (left(result.name, out) for result in results))
+        ]
+    show_page(page, {"items": [result.as_dict() for result in results]}, None, as_json)
+    say_written("Written", [out], as_json)
+    if not as_json:
+        for hint in hints:
+            print(hint, file=sys.stderr)
 
 
 def _part(show: Callable[[float, str], None], index: int, names: Sequence[str], share: float) -> None:

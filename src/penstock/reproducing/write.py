@@ -1,7 +1,7 @@
 """A reproduction as files: a page that stands alone, its figures, its table, and the scenario to change."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from penstock import checks
@@ -31,28 +31,34 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
     InputError
         If the folder cannot be written to.
     """
-    names = [f"{found.name}-{index}" for index in range(1, len(found.charts) + 1)]
-    if len(names) == 1:
-        names = [found.name]
-    table, again, web = (folder / f"{found.name}.{kind}" for kind in ("csv", "yaml", "html"))
-    check_folder(folder, [f"{name}.{kind}" for name in names for kind in ("svg", "png")])
-    check_folder(folder, files_of(found.name, scenario))
-    page = html.render(found.page()).encode()
+    figures = [found.name]
+    if len(found.charts) != 1:
+        figures = [f"{found.name}-{index}" for index in range(1, len(found.charts) + 1)]
+    files = files_of(found.name, scenario)
+    check_folder(folder, [*files, *(f"{name}.{kind}" for name in figures for kind in ("svg", "png"))])
+    contents = [html.render(found.page()), found.rows.write_csv(), item(found.name).text]
+    texts = dict(zip(files, contents, strict=False))
+    if (folder / f"{found.name}.yaml").exists():
+        texts.pop(f"{found.name}.yaml", None)
+    drawings = charts.save(dict(zip(figures, found.charts.values(), strict=True)), folder)
+    _write(folder, texts)
+    return [*(folder / name for name in files), *drawings]
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files whole or not at all into a folder, which is made if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = charts.save(dict(zip(names, found.charts.values(), strict=True)), folder)
-        charts.write_whole(table, found.rows.write_csv().encode())
-        charts.write_whole(web, page)
-        if scenario is None and not again.exists():
-            charts.write_whole(again, item(found.name).text.encode())
+        for name, text in texts.items():
+            charts.write_whole(folder / name, text.encode())
     except OSError as error:
         raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
-    return [web, *files, table, *([again] if scenario is None else [])]
 
 
 def files_of(name: str, scenario: Path | None = None) -> list[str]:
-    """Return the names of an item's files that are known before it is measured: all but its numbered figures."""
-    return [f"{name}.{kind}" for kind in ("html", "csv", *(["yaml"] if scenario is None else []))]
+    """Return the names of an item's page, table and scenario; not those of its figures, which may be numbered."""
+    kinds = ("html", "csv", "yaml") if scenario is None else ("html", "csv")
+    return [f"{name}.{kind}" for kind in kinds]
 
 
 def check_folder(folder: Path, files: Iterable[str]) -> None:
@@ -115,11 +121,5 @@ def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
         If the file cannot be written.
     """
     check_folder(folder, ["index.html"])
-    path = folder / "index.html"
-    text = html.render(summary_page(found))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        charts.write_whole(path, text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
-    return path
+    _write(folder, {"index.html": html.render(summary_page(found))})
+    return folder / "index.html"

@@ -1,7 +1,6 @@
 """The command ``penstock traces``."""
 
 import dataclasses
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +19,10 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
     from penstock.traces.catalogue import CATALOGUE, path_of
     from penstock.traces.view import traces_page
 
-    document = [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]
+    document = []
+    for entry in CATALOGUE:
+        path = path_of(entry.name)
+        document.append(dataclasses.asdict(entry) | {"path": path and str(path)})
     show_page(traces_page(), {"traces": document}, None, as_json)
 
 
@@ -47,7 +49,3 @@ def traces_get(
     else:
         trust = "as recorded at the first download"
     print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({trust})")
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)
