@@ -9,7 +9,8 @@ import yaml
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import ITEMS, Item, _changed, item, reproduce
 from penstock.reproducing.claims import Claim
-from penstock.reproducing.write import total, write, write_index
+from penstock.reproducing.view import total
+from penstock.reproducing.write import write, write_index
 
 HULL = item("fig-hull").text
 

@@ -22,7 +22,7 @@ def test_alone_it_lists_what_there_is(penstock: Callable[..., Said]) -> None:
 def test_an_item_is_printed_and_written(penstock: Callable[..., Said], tmp_path: Path) -> None:
     status, out, err = penstock("reproduce", "fig-hull", "--out", tmp_path / "made")
     assert status == 0
-    assert "published or known" in out
+    assert "Published or known" in out
     assert "vertex C" in out
     assert max(map(len, out.splitlines())) <= 80
     assert str(tmp_path / "made") in err

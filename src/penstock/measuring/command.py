@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.show.options import Json, print_json
+from penstock.show.options import Json, show_page
 
 
 def hardware(
@@ -15,7 +15,7 @@ def hardware(
     as_json: Json = False,
 ) -> None:
     """List the hardware whose batch times are known, or show one: its model, its source, how well it fits."""
-    from penstock.measuring import view as terminal_hardware
+    from penstock.measuring.view import catalogue_page, hardware_page
     from penstock.system import presets
 
     names = list(presets.HARDWARE)
@@ -24,12 +24,8 @@ def hardware(
     elif name is not None:
         names = [name]
     shown = [presets.hardware(each) for each in names] or [presets.hardware(str(name))]  # which says that there is none
-    if as_json:
-        print_json({"hardware": [_as_dict(entry) for entry in shown]})
-    elif name is None or len(shown) > 1:
-        terminal_hardware.print_catalogue(shown)
-    else:
-        terminal_hardware.print_hardware(shown[0])
+    page = catalogue_page(shown) if name is None or len(shown) > 1 else hardware_page(shown[0])
+    show_page(page, {"hardware": [_as_dict(entry) for entry in shown]}, None, as_json)
 
 
 def _as_dict(entry: Any) -> dict[str, Any]:

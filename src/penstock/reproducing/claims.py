@@ -7,7 +7,7 @@ from typing import Any, Literal
 import polars as pl
 
 from penstock.errors import InputError
-from penstock.show.page import Table
+from penstock.show.page import Page, Shown, Table
 
 Sameness = Literal["same", "differs", "changed"]
 """``changed``: the scenario is not that of the item, so nothing is judged: what is published is of other inputs."""
@@ -53,7 +53,7 @@ class Claim:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reproduction:
+class Reproduction(Shown):
     """An item of the paper, measured again.
 
     Attributes
@@ -107,6 +107,12 @@ class Reproduction:
         if self.changed:
             return "changed"
         return "differs" if self.differing else "same"
+
+    def page(self) -> Page:
+        """Return the item as a page."""
+        from penstock.reproducing.view import reproduction_page
+
+        return reproduction_page(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

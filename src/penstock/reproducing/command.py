@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.show import progress
-from penstock.show.options import Json, print_json, say_written
+from penstock.show.options import Json, say_written, show_page
 
 
 def reproduce(
@@ -31,21 +31,26 @@ def reproduce(
 
     Each item is a scenario file, written beside its results: change it, and give it back to the command.
     """
-    from penstock.reproducing import view as terminal_reproduce
     from penstock.reproducing.catalogue import ITEMS, asked_of, is_file, item
     from penstock.reproducing.catalogue import reproduce as measure
+    from penstock.reproducing.view import items_page, summary_page
     from penstock.reproducing.write import check_folder, files_of, index_is_old, left, write, write_index
 
     if what is None:
-        if as_json:
-            print_json({"items": [{"name": e.name, "title": e.title, "source": e.source} for e in ITEMS]})
-        else:
-            terminal_reproduce.print_items()
+        items = [{"name": known.name, "title": known.title, "source": known.source} for known in ITEMS]
+        show_page(items_page(), {"items": items}, None, as_json)
         return
-    file = Path(what) if is_file(what) else None
-    names = [known.name for known in ITEMS] if what == "all" else [what if file else item(what).name]
+    file = None
+    names = [known.name for known in ITEMS]
+    if is_file(what):
+        file = Path(what)
+        names = [what]
+    elif what != "all":
+        names = [item(what).name]
     written = [path for name in names for path in files_of(asked_of(name).name, file)]
-    check_folder(out, ["index.html", *written] if what == "all" else written)
+    if what == "all":
+        written.append("index.html")
+    check_folder(out, written)
     progress.announce_compilation()
     results = []
     with progress.bar("Reproducing") as show:
@@ -54,31 +59,27 @@ def reproduce(
             part(0.0)
             results.append(measure(name, data=data, progress=part))
             write(results[-1], out, file)
-    old_index = what != "all" and index_is_old(results[0], out)
+    hints = []
+    page = results[0].page()
     if what == "all":
         write_index(results, out)
-    if as_json:
-        print_json({"items": [result.as_dict() for result in results]})
-        return
-    if len(results) == 1:
-        terminal_reproduce.print_reproduction(results[0])
-    else:
-        terminal_reproduce.print_summary(results)
-    print()
-    say_written("Written", [out], as_json)
-    if old_index:
-        print(
+        page = summary_page(results)
+    elif index_is_old(results[0], out):
+        hints.append(
             f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock reproduce all --out "
-            f"{shlex.quote(str(out))}` writes it anew",
-            file=sys.stderr,
+            f"{shlex.quote(str(out))}` writes it anew"
         )
-    for path in [left(result.name, out) for result in results] if file is None else []:
-        if path is not None:
-            print(
-                f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
-                f"{shlex.quote(str(path))}` measures it",
-                file=sys.stderr,
-            )
+    if file is None:
+        hints += [
+            f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
+            f"{shlex.quote(str(path))}` measures it"
+            for path in filter(None, (left(result.name, out) for result in results))
+        ]
+    show_page(page, {"items": [result.as_dict() for result in results]}, None, as_json)
+    say_written("Written", [out], as_json)
+    if not as_json:
+        for hint in hints:
+            print(hint, file=sys.stderr)
 
 
 def _part(show: Callable[[float, str], None], index: int, names: Sequence[str], share: float) -> None:

@@ -1,67 +1,114 @@
-"""Reproductions on the terminal: published against measured, and a table of all items."""
+"""Reproductions as pages: published against measured, and a table of all items."""
 
-from collections.abc import Sequence
-
-from rich.markup import escape
-from rich.table import Table
+import dataclasses
+from collections.abc import Iterator, Sequence
 
 from penstock.reproducing.catalogue import ITEMS
 from penstock.reproducing.claims import Reproduction
-from penstock.reproducing.write import total
-from penstock.show.terminal import make_console, print_warnings
+from penstock.show.page import Figure, Page, Section, Table, Verdict
+from penstock.words import counted
 
-_COLOUR = {"same": "green", "differs": "yellow", "changed": "default"}
+_MOST_ROWS = 40
 
 
-def print_reproduction(found: Reproduction) -> None:
-    """Print an item: each claim with its verdict, then why some differ, then what was assumed."""
-    console = make_console()
-    console.print(
-        f"[bold]{escape(found.title)}[/bold]  {escape(found.name)}, {escape(found.source)}\n", highlight=False
+def reproduction_page(answer: Reproduction) -> Page:
+    """Show an item: each claim with its verdict, then why some differ, then what was measured."""
+    claims = [(claim.what, claim.published, claim.measured, claim.verdict) for claim in answer.claims]
+    reasons = [(claim.what, claim.why) for claim in answer.claims if claim.why]
+    columns = ("Claim", "Published or known", "Measured", "Verdict")
+    return Page(
+        title=answer.title,
+        heading=f"{answer.name}, {answer.source}",
+        verdicts=[_verdict(answer)],
+        sections=[
+            Section("", tables=[Table(columns, claims, prose=True)], notes=answer.assumed),
+            *_table_section("Why", ("Claim", "Reason"), reasons),
+            *_measured(answer),
+        ],
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=False)
-    for name in ("claim", "published or known", "measured", "verdict"):
-        table.add_column(name, overflow="fold")
-    for claim in found.claims:
-        table.add_row(escape(claim.what), escape(claim.published), escape(claim.measured), _styled(claim.verdict))
-    console.print(table, highlight=False)
-    for claim in found.claims:
-        if claim.why:
-            console.print(f"\n[bold]{escape(claim.what)}[/bold]: {escape(claim.why)}", highlight=False)
-    print_warnings(console, found.assumed)
 
 
-def print_summary(found: Sequence[Reproduction]) -> None:
-    """Print a line for each item, and the reason of each claim that differs."""
-    console = make_console()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for place, name in enumerate(("item", "in the paper", "same", "differ", "verdict")):
-        table.add_column(name, justify="right" if place in (2, 3) else "left", no_wrap=place != 1)
-    for each in found:
-        bad = len(each.differing)
-        verdict = _styled(each.verdict)
-        table.add_row(escape(each.name), escape(each.source), f"{len(each.claims) - bad}", f"{bad}", verdict)
-    console.print(table, highlight=False)
-    console.print(f"\n[bold]{total(found)}[/bold]", highlight=False)
-    console.print("\n[dim]Notes on what was assumed, and on traces that were not here, are on each page.[/dim]")
-    for each in found:
-        for claim in each.differing:
-            console.print(
-                f"\n[bold]{escape(each.name)}, {escape(claim.what)}[/bold]: {escape(claim.why)}", highlight=False
-            )
+def summary_page(answers: Sequence[Reproduction]) -> Page:
+    """Show a line for each item, and the reason of each claim that differs."""
+    rows = []
+    for answer in answers:
+        differing = len(answer.differing)
+        same = len(answer.claims) - differing
+        rows.append((answer.name, answer.title, answer.source, f"{same}", f"{differing}", answer.verdict))
+    items = Table(
+        ("Item", "Shows", "In the paper", "Same", "Differ", "Verdict"),
+        rows,
+        "Notes on what was assumed, and on traces that were not here, are on the page of each item.",
+        spare=("Shows",),
+        links=[f"{answer.name}.html" for answer in answers],
+    )
+    reasons = [(answer.name, claim.what, claim.why) for answer in answers for claim in answer.differing]
+    return Page(
+        title="The paper, measured again",
+        heading=total(answers),
+        sections=[Section("", tables=[items]), *_table_section("Why", ("Item", "Claim", "Reason"), reasons)],
+    )
 
 
-def print_items() -> None:
-    """Print what can be reproduced."""
-    console = make_console()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("item", "in the paper", "shows"):
-        table.add_column(name, no_wrap=name == "item")
-    for each in ITEMS:
-        table.add_row(each.name, escape(each.source), escape(each.title))
-    console.print(table, highlight=False)
-    console.print("\n[dim]penstock reproduce NAME, or all[/dim]", highlight=False)
+def items_page() -> Page:
+    """Show what can be reproduced."""
+    rows = [(item.name, item.source, item.title) for item in ITEMS]
+    table = Table(("Item", "In the paper", "Shows"), rows, "`penstock reproduce NAME` measures one again, `all` all.")
+    return Page("The paper", "tables and figures that can be measured again", sections=[Section("", tables=[table])])
 
 
-def _styled(word: str) -> str:
-    return f"[{_COLOUR[word]}]{word}[/{_COLOUR[word]}]"
+def total(answers: Sequence[Reproduction]) -> str:
+    """Return in one line how many items and claims are the same.
+
+    >>> total([])
+    '0 items: 0 same, 0 differ. 0 claims: 0 same, 0 differ.'
+    """
+    claims = [claim for answer in answers for claim in answer.claims]
+    items = counted(len(answers), "item") + _parted([answer.verdict for answer in answers])
+    reason = ", each with its reason" if any(answer.differing for answer in answers) else ""
+    return f"{items}. {counted(len(claims), 'claim')}{_parted([claim.verdict for claim in claims])}{reason}."
+
+
+def _parted(verdicts: Sequence[str]) -> str:
+    changed = verdicts.count("changed")
+    last = f", {changed:,} changed" if changed else ""
+    return f": {verdicts.count('same'):,} same, {verdicts.count('differs'):,} differ{last}"
+
+
+def _verdict(answer: Reproduction) -> Verdict:
+    claims = counted(len(answer.claims), "claim")
+    if answer.changed:
+        reason = "measured with a scenario of your own: nothing is judged."
+    elif answer.differing:
+        reason = f"{len(answer.differing):,} of {claims} differ, each with its reason below."
+    else:
+        reason = f"{claims}, all as published or proved."
+    return Verdict(answer.verdict, reason)
+
+
+def _table_section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Section]:
+    """Return a section with a table of words, if there are any."""
+    return [Section(title, tables=[Table(columns, rows, prose=True)])] if rows else []
+
+
+def _measured(answer: Reproduction) -> Iterator[Section]:
+    """Yield what was drawn and compared, for a page alone: there is more of it than a terminal has room for."""
+    if answer.charts:
+        figure = Figure(answer.title, answer.charts, [_rows(answer)], answer.caption, wide=True)
+        yield Section("What was measured", figures=lambda: [figure])
+    if answer.tables:
+        yield Section("In numbers", tables=[dataclasses.replace(table, detail=True) for table in answer.tables])
+
+
+def _rows(answer: Reproduction) -> Table:
+    rows = [tuple(map(_cell, row)) for row in answer.rows.head(_MOST_ROWS).iter_rows()]
+    caption = ""
+    if answer.rows.height > len(rows):
+        caption = f"The first {len(rows)} rows; all {answer.rows.height:,} are in {answer.name}.csv."
+    return Table([name.replace("_", " ") for name in answer.rows.columns], rows, caption)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,17 +1,15 @@
 """A reproduction as files: a page that stands alone, its figures, its table, and the scenario to change."""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item
 from penstock.reproducing.claims import Reproduction
-from penstock.show import charts, page
-from penstock.show.page import Figure, Section, Table, Verdict
-from penstock.words import counted
-
-_MOST_ROWS = 40
+from penstock.reproducing.view import summary_page
+from penstock.show import charts, html
 
 
 def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> list[Path]:
@@ -33,27 +31,34 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
     InputError
         If the folder cannot be written to.
     """
-    names = [f"{found.name}-{index}" for index in range(1, len(found.charts) + 1)]
-    if len(names) == 1:
-        names = [found.name]
-    table, again, web = (folder / f"{found.name}.{kind}" for kind in ("csv", "yaml", "html"))
-    check_folder(folder, [f"{name}.{kind}" for name in names for kind in ("svg", "png")])
-    check_folder(folder, files_of(found.name, scenario))
+    figures = [found.name]
+    if len(found.charts) != 1:
+        figures = [f"{found.name}-{index}" for index in range(1, len(found.charts) + 1)]
+    files = files_of(found.name, scenario)
+    check_folder(folder, [*files, *(f"{name}.{kind}" for name in figures for kind in ("svg", "png"))])
+    contents = [html.render(found.page()), found.rows.write_csv(), item(found.name).text]
+    texts = dict(zip(files, contents, strict=False))
+    if (folder / f"{found.name}.yaml").exists():
+        texts.pop(f"{found.name}.yaml", None)
+    drawings = charts.save(dict(zip(figures, found.charts.values(), strict=True)), folder)
+    _write(folder, texts)
+    return [*(folder / name for name in files), *drawings]
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files whole or not at all into a folder, which is made if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = charts.save(dict(zip(names, found.charts.values(), strict=True)), folder)
-        charts.write_whole(table, found.rows.write_csv().encode())
-        if scenario is None and not again.exists():
-            charts.write_whole(again, item(found.name).text.encode())
+        for name, text in texts.items():
+            charts.write_whole(folder / name, text.encode())
     except OSError as error:
         raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
-    page.write(web, title=found.title, heading=found.source, verdicts=[_verdict(found)], sections=_sections(found))
-    return [web, *files, table, *([again] if scenario is None else [])]
 
 
 def files_of(name: str, scenario: Path | None = None) -> list[str]:
-    """Return the names of an item's files that are known before it is measured: all but its numbered figures."""
-    return [f"{name}.{kind}" for kind in ("html", "csv", *(["yaml"] if scenario is None else []))]
+    """Return the names of an item's page, table and scenario; not those of its figures, which may be numbered."""
+    kinds = ("html", "csv", "yaml") if scenario is None else ("html", "csv")
+    return [f"{name}.{kind}" for kind in kinds]
 
 
 def check_folder(folder: Path, files: Iterable[str]) -> None:
@@ -90,9 +95,14 @@ def index_is_old(found: Reproduction, folder: Path) -> bool:
     path = folder / "index.html"
     if not path.is_file():
         return False
-    shown = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    lines = page.rendered("reproduced.html.j2", found=[found], total=total([found])).splitlines()
-    return any(f'href="{found.name}.html"' in line and line not in shown for line in lines)
+    shown = path.read_text(encoding="utf-8", errors="replace")
+    return _row(shown, found.name) != _row(html.render(summary_page([found])), found.name)
+
+
+def _row(page: str, name: str) -> str:
+    """Return the words of the row of an item in an index, without what they look like."""
+    row = next((line for line in page.splitlines() if f'href="{name}.html"' in line), "")
+    return re.sub("<[^>]*>", " ", row)
 
 
 def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
@@ -111,66 +121,5 @@ def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
         If the file cannot be written.
     """
     check_folder(folder, ["index.html"])
-    path = folder / "index.html"
-    text = page.rendered("reproduced.html.j2", found=found, total=total(found))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        charts.write_whole(path, text.encode())
-    except OSError as error:
-        raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
-    return path
-
-
-def total(found: Sequence[Reproduction]) -> str:
-    """Return in one line how many items and claims are the same.
-
-    >>> total([])
-    '0 items: 0 same, 0 differ. 0 claims: 0 same, 0 differ.'
-    """
-    claims = [claim for one in found for claim in one.claims]
-    items = counted(len(found), "item") + _parted([one.verdict for one in found])
-    reason = ", each with its reason" if any(one.differing for one in found) else ""
-    return f"{items}. {counted(len(claims), 'claim')}{_parted([claim.verdict for claim in claims])}{reason}."
-
-
-def _parted(verdicts: list[str]) -> str:
-    changed = verdicts.count("changed")
-    last = f", {changed:,} changed" if changed else ""
-    return f": {verdicts.count('same'):,} same, {verdicts.count('differs'):,} differ{last}"
-
-
-def _verdict(found: Reproduction) -> Verdict:
-    bad = len(found.differing)
-    if found.changed:
-        return Verdict("changed", "measured with a scenario of your own: nothing is judged", "measured here")
-    if not bad:
-        return Verdict("same", f"{counted(len(found.claims), 'claim')}, all as published or proved", "measured here")
-    words = f"{bad:,} of {counted(len(found.claims), 'claim')} differ, each with its reason below"
-    return Verdict("differs", words, "measured here")
-
-
-def _sections(found: Reproduction) -> list[Section]:
-    claims = [(c.what, c.published, c.measured, c.verdict, c.why) for c in found.claims]
-    columns = ("Claim", "Published or known", "Measured", "Verdict", "Why")
-    sections = [Section("Published against measured", tables=[Table(columns, claims, prose=True)], notes=found.assumed)]
-    if found.charts:
-        shown = _table(found)
-        sections.append(
-            Section("What was measured", figures=[Figure(found.title, found.charts, [shown], found.caption, wide=True)])
-        )
-    if found.tables:
-        sections.append(Section("In numbers", tables=list(found.tables)))
-    return sections
-
-
-def _table(found: Reproduction) -> Table:
-    rows = [tuple(_cell(value) for value in row) for row in found.rows.head(_MOST_ROWS).iter_rows()]
-    more = found.rows.height - len(rows)
-    caption = f"The first {len(rows)} rows; all {found.rows.height:,} are in {found.name}.csv." if more else ""
-    return Table(tuple(name.replace("_", " ") for name in found.rows.columns), rows, caption)
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    _write(folder, {"index.html": html.render(summary_page(found))})
+    return folder / "index.html"

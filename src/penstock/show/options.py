@@ -128,7 +128,9 @@ def print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
-def show_page(page: "Page", document: dict[str, Any], report: Path | None, as_json: bool) -> None:
+def show_page(
+    page: "Page", document: dict[str, Any], report: Path | None, as_json: bool, *, as_markdown: bool = False
+) -> None:
     """Print an answer as words or as one JSON document, after it was written as a page where that is asked for."""
     if report is not None:
         from penstock.show import html
@@ -137,7 +139,11 @@ def show_page(page: "Page", document: dict[str, Any], report: Path | None, as_js
         say_written("Report", [report], as_json)
     if as_json:
         print_json(document)
-        return
-    from penstock.show.terminal import print_page
+    elif as_markdown:
+        from penstock.show.markdown import markdown
 
-    print_page(page)
+        print(markdown(page))
+    else:
+        from penstock.show.terminal import print_page
+
+        print_page(page)

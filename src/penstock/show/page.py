@@ -82,6 +82,8 @@ class Table:
         Columns that a narrow terminal leaves out, the first one first.
     detail
         Whether a terminal leaves the whole table out.
+    links
+        Where the name of each row leads to, in a browser.
     """
 
     columns: Sequence[str]
@@ -92,6 +94,7 @@ class Table:
     strong: Sequence[int] = ()
     spare: Sequence[str] = ()
     detail: bool = False
+    links: Sequence[str] = ()
 
     @property
     def of_words(self) -> list[bool]:

@@ -1,18 +1,17 @@
 """Any page as words and tables on the terminal, at any width."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.table import Column, Table
-from rich.text import Text
+from rich.table import Table
 
 from penstock.show import page as pages
 
-_NARROWEST = 20  # columns
+_NARROWEST = 20  # columns; with COLUMNS=0 nothing could be read
+_GAP = 2
 
 _COLOUR_OF = (
     dict.fromkeys(pages.GOOD, "bold blue")
@@ -24,54 +23,10 @@ _COLOUR_OF = (
 )
 
 
-class _Terminal(Console):
-    """A console that shows every column: a table that is too wide is printed row by row."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print as Rich does, but cut no word and no column."""
-        super().print(*(self._whole(one) if isinstance(one, Table) else one for one in objects), **options)
-
-    def _whole(self, table: Table) -> Table:
-        for column in table.columns:
-            column.overflow = "fold"  # a word that is too long is broken, and not cut
-        headed = any(column.header for column in table.columns)
-        gaps = 2 * (len(table.columns) - 1)
-        if not headed or sum(map(self._needs, table.columns)) + gaps <= self.width:
-            return table
-        return _row_by_row(table)
-
-    def _needs(self, column: Column) -> int:
-        """Return how wide a column has to be, in characters."""
-        cells = [Text.from_markup(cell).plain for cell in (column.header, *column.cells) if isinstance(cell, str)]
-        parts = [cell.splitlines() if column.no_wrap else cell.split() for cell in cells]
-        return max((cell_len(part) for some in parts for part in some), default=0)
-
-
-def _row_by_row(table: Table) -> Table:
-    """Return a table of two columns, names and values: the rows of a wide one below each other."""
-    title = {"title": table.title, "title_justify": table.title_justify, "title_style": table.title_style}
-    narrow = Table(box=None, show_header=False, pad_edge=False, **title)  # type: ignore[arg-type]
-    narrow.add_column(overflow="fold")
-    narrow.add_column(overflow="fold")
-    first, *others = table.columns
-    for name, *values in zip(*(list(column.cells) for column in table.columns), strict=True):
-        narrow.add_row(f"{first.header}: {name}" if first.header else name)
-        for column, value in zip(others, values, strict=True):
-            narrow.add_row(f"  {column.header}", value)
-    return narrow
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """Return a console that leaves names as they are: ``a:b:c`` holds no emoji."""
-    console = _Terminal(stderr=stderr, emoji=False)
-    if console.width < _NARROWEST:  # COLUMNS=0, where nothing could be read
-        console.width = _NARROWEST
-    return console
-
-
-def print_page(page: pages.Page, console: Console | None = None) -> None:
+def print_page(page: pages.Page) -> None:
     """Print a page: verdicts first, then the sections, then what to know besides."""
-    console = console or make_console()
+    console = Console(emoji=False)  # in names: `a:b:c` holds none
+    console.width = max(console.width, _NARROWEST)
     _say(console, f"[bold]{escape(page.title)}[/bold]  {escape(page.heading)}".rstrip())
     for note in page.notes:
         _note(console, note)
@@ -100,9 +55,9 @@ def _print_section(console: Console, section: pages.Section) -> None:
     for paragraph in others:
         _say(console, escape(paragraph))
     if section.facts:
-        console.print(_facts(section.facts), highlight=False)
+        _show(console, _facts(section.facts))
     if section.hypotheses:
-        console.print(_hypotheses(section.hypotheses), highlight=False)
+        _show(console, _hypotheses(section.hypotheses))
     for index, table in enumerate(tables):
         if index or section.facts or table.title:
             console.print()
@@ -113,7 +68,7 @@ def _print_section(console: Console, section: pages.Section) -> None:
 
 def _facts(facts: Sequence[pages.Fact]) -> Table:
     """Lay out name, figure, explanation."""
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, _GAP))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
@@ -123,7 +78,7 @@ def _facts(facts: Sequence[pages.Fact]) -> Table:
 
 
 def _hypotheses(hypotheses: Sequence[pages.Hypothesis]) -> Table:
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, _GAP))
     for hypothesis in hypotheses:
         state = _styled(hypothesis.state, hypothesis.state)
         grid.add_row("", state, escape(hypothesis.name), escape(hypothesis.why))
@@ -131,21 +86,29 @@ def _hypotheses(hypotheses: Sequence[pages.Hypothesis]) -> Table:
 
 
 def _print_table(console: Console, table: pages.Table) -> None:
-    """Print a table, without its spare columns where there is no room for them."""
+    """Print a table, without its spare columns where there is no room for them, row by row where there is none."""
     for column in table.spare:
-        unbroken = console.options.update(max_width=10_000)
-        if Measurement.get(console, unbroken, _laid_out(table)).maximum <= console.width:
-            break
-        table = table.without(column)
+        if _width(table, [False] * len(table.columns)) > console.width:
+            table = table.without(column)
     if table.title:
         _say(console, f"[bold]{escape(table.title)}[/bold]")
-    console.print(_laid_out(table), highlight=False)
+    fits = _width(table, table.of_words) <= console.width
+    _show(console, _side_by_side(table) if fits else _row_by_row(table))
     if table.caption:
         _say(console, f"[dim]{escape(table.caption)}[/dim]")
 
 
-def _laid_out(table: pages.Table) -> Table:
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _width(table: pages.Table, broken: Sequence[bool]) -> int:
+    """Return the columns of a terminal that a table needs if some of its own are broken between words."""
+    widths = []
+    for head, breaks, *cells in zip(table.columns, broken, *table.rows, strict=True):
+        parts = [part for cell in (head, *cells) for part in (cell.split() if breaks else cell.splitlines())]
+        widths.append(max(map(cell_len, parts), default=0))
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _side_by_side(table: pages.Table) -> Table:
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for column, words in zip(table.columns, table.of_words, strict=True):
         justify: Literal["left", "right"] = "left" if words else "right"
         grid.add_column(escape(column), justify=justify, no_wrap=not words)
@@ -155,6 +118,23 @@ def _laid_out(table: pages.Table) -> Table:
     return grid
 
 
+def _row_by_row(table: pages.Table) -> Table:
+    """Lay out names and values, the rows below each other."""
+    grid = Table.grid(padding=(0, _GAP))
+    first, *others = table.columns
+    for name, *cells in table.rows:
+        grid.add_row(escape(f"{first}: {name}" if first else name))
+        for column, cell in zip(others, cells, strict=True):
+            grid.add_row(f"  {escape(column)}".replace("\n", " "), _styled(cell, cell))
+    return grid
+
+
+def _show(console: Console, grid: Table) -> None:
+    for column in grid.columns:
+        column.overflow = "fold"  # a word that is too long is broken, and not cut
+    console.print(grid, highlight=False)
+
+
 def _styled(word: str, text: str) -> str:
     """Return a text in the colour of a verdict, if the word is one."""
     colour = _COLOUR_OF.get(word)
@@ -162,7 +142,7 @@ def _styled(word: str, text: str) -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False)
+    console.print(text, highlight=False, soft_wrap=" " not in text)  # an address is not broken
 
 
 def _note(console: Console, note: str) -> None:

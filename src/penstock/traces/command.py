@@ -1,20 +1,12 @@
 """The command ``penstock traces``."""
 
 import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.show import progress, terminal
-from penstock.show.options import (
-    Json,
-    print_json,
-)
-
-if TYPE_CHECKING:
-    pass
-
+from penstock.show import progress
+from penstock.show.options import Json, show_page
 
 traces_app = typer.Typer(help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None)
 
@@ -25,23 +17,13 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from penstock.traces.catalogue import CATALOGUE, path_of
+    from penstock.traces.view import traces_page
 
-    if as_json:
-        print_json(
-            {"traces": [dataclasses.asdict(entry) | {"path": _text(path_of(entry.name))} for entry in CATALOGUE]}
-        )
-        return
-    console = terminal.make_console()
-    console.print("[bold]Public request traces[/bold]\n")
+    document = []
     for entry in CATALOGUE:
-        rows = f"{entry.rows:,} requests" if entry.rows else "number of requests not stated"
-        here = ", on this machine" if path_of(entry.name) else ""
-        console.print(f"[bold]{entry.name}[/bold]  {rows}, {entry.licence}{here}", highlight=False)
-        console.print(f"  {entry.description}", highlight=False)
-        console.print(f"  {entry.home}", highlight=False, soft_wrap=True)
-    console.print(
-        "\nFetch one with `penstock traces get NAME`, then write `trace: NAME` in a scenario.", highlight=False
-    )
+        path = path_of(entry.name)
+        document.append(dataclasses.asdict(entry) | {"path": path and str(path)})
+    show_page(traces_page(), {"traces": document}, None, as_json)
 
 
 @traces_app.command("get")
@@ -67,7 +49,3 @@ def traces_get(
     else:
         trust = "as recorded at the first download"
     print(f"{path}\n{workload.rows:,} requests; sha256 {checksum} ({trust})")
-
-
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

@@ -52,7 +52,14 @@ def test_words_name_the_model_its_parameters_and_what_it_was_chosen_from(
     status, out, _ = penstock("fit", measured)
     assert status == 0
     assert max(map(len, out.splitlines())) <= 80
-    for words in ("AFFINE  batch time of b tokens: c + a b", "each token", "95% intervals", "chosen", "R^2", "120"):
+    for words in (
+        "FITTED affine by least squares: batch time of b tokens is c + a b",
+        "each token",
+        "95% intervals",
+        "chosen",
+        "R^2",
+        "120",
+    ):
         assert words in out
     assert "extrapolated" in out
 
@@ -84,14 +91,15 @@ def test_files_are_put_together_and_rows_chosen(penstock: Callable[..., Said], m
     assert small["tokens"][1] <= 100
 
 
-def test_of_a_long_table_some_loads_are_shown_and_how_many_is_said(
-    penstock: Callable[..., Said], measured: Path
+def test_of_a_long_table_some_loads_are_shown_and_how_many_is_said_and_the_page_has_all(
+    penstock: Callable[..., Said], measured: Path, tmp_path: Path
 ) -> None:
-    _, out, _ = penstock("fit", measured, "--model", "table")
+    _, out, _ = penstock("fit", measured, "--model", "table", "--report", tmp_path / "fit.html")
     shown = [line for line in out.splitlines() if line.startswith("t_")]
     loads = len(json.loads(penstock("fit", measured, "--model", "table", "--json")[1])["parameters"])
     assert len(shown) < loads
-    assert f"{len(shown)} of {loads} token loads" in out
+    assert f"{len(shown)} of {loads} token loads" in " ".join(out.split())
+    assert (tmp_path / "fit.html").read_text().count("<span>t_") == len(shown) + loads
 
 
 def test_a_profile_of_one_of_several_accelerators_is_fitted_and_its_file_says_what_is_missing(

@@ -9,12 +9,14 @@ import pytest
 
 import penstock as ps
 from penstock.measuring.profiling.driving import drive
-from penstock.measuring.twin import terminal as terminal_twin
 from penstock.measuring.twin.drift import drift_of
 from penstock.measuring.twin.experiment import Settings, Twin, as_dict, predict, requests_of, run_trial, twin
 from penstock.measuring.twin.figures import charts
 from penstock.measuring.twin.observed import observed_run
-from penstock.measuring.twin.report import report_twin
+from penstock.measuring.twin.view import profile_page
+from penstock.show import html
+from penstock.show.markdown import markdown
+from penstock.show.terminal import print_page
 from penstock.workload.pairs import Independent
 
 MODEL = ps.Composition(ps.Affine(c=2**-8, a=2**-12), decode_attention=2**-22)
@@ -152,20 +154,38 @@ def test_tables_fit_80_columns_and_are_the_same_in_markdown(
     found: Twin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    terminal_twin.print_twin(found)
+    print_page(found.page())
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert max(map(len, printed.splitlines())) <= 80
-    markdown = terminal_twin.as_markdown(found)
-    for _, header, rows in terminal_twin.tables(found):
-        for row in (header, *rows):
-            assert f"| {' | '.join(row)} |" in markdown
+    written = markdown(found.page())
+    tables = [table for section in found.page().sections for table in section.tables]
+    assert len(tables) == 3
+    for table in tables:
+        for row in (table.columns, *table.rows):
+            assert f"| {' | '.join(row)} |" in written
             assert all(cell in printed for cell in row)
+
+
+def test_a_verdict_says_for_each_load_what_was_predicted_and_what_was_seen(found: Twin) -> None:
+    drained, grown = (f"predicted before the runs: a backlog {word}; seen: {word};" for word in ("drains", "grows"))
+    calm, near, beyond = found.page().verdicts
+    assert (calm.word, calm.about) == ("compared", "rho 0.5")
+    assert (near.word, near.reason.startswith(drained)) == ("met", True)
+    assert (beyond.word, beyond.reason.startswith(grown)) == ("met", True)
+
+
+def test_a_profile_is_shown_as_a_fit_under_the_name_of_its_engine(found: Twin) -> None:
+    fit = found.calibrations[0].fit
+    assert fit is not None
+    page = profile_page(found.description, {"processor": "P", "cores": 2}, fit)
+    assert (page.title, page.heading.startswith("P, cores 2; ")) == (found.description, True)
+    assert [section.title for section in page.sections][:2] == ["Parameters", "How well it fits"]
 
 
 def test_figures_and_page_show_every_load(found: Twin, tmp_path: Any) -> None:
     assert set(charts(found)) == {"twin_tokens", "twin_latency_50", "twin_latency_90", "twin_latency_110"}
-    report_twin(tmp_path / "twin.html", found)
+    html.write(tmp_path / "twin.html", found.page())
     page = (tmp_path / "twin.html").read_text()
     for rho in ("rho 0.5", "rho 0.9", "rho 1.1"):
         assert rho in page

@@ -24,6 +24,7 @@ from penstock.measuring.calibration.limits import limit_of
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, requests_of, sustained_rate
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Fit, Values, misfits, refine
+from penstock.show.page import Page, Shown
 from penstock.simulation.progress import Progress
 from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition, Measured
 from penstock.system.batch_time_file import BatchTimeFile
@@ -71,7 +72,7 @@ _PARTS = {"fitted": True, "judged": False, "all": None}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Calibration:
+class Calibration(Shown):
     """A calibrated server, and how well it predicts.
 
     Attributes
@@ -255,6 +256,12 @@ class Calibration:
         ]
         fit |= {"warnings": words} if (words := [*self.warnings, *left_out]) else {}
         return BatchTimeFile(description, self.server.batch_time, source, fit=fit)
+
+    def page(self, names: str = "") -> Page:
+        """Return the calibration as a page; the names are those of the benchmarks."""
+        from penstock.measuring.calibration.view import calibration_page
+
+        return calibration_page(self, names)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values, for JSON."""

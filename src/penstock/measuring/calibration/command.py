@@ -15,9 +15,9 @@ from penstock.show.options import (
     Output,
     Report,
     check_outputs,
-    print_json,
     save_figures,
     say_written,
+    show_page,
 )
 
 
@@ -103,16 +103,6 @@ def calibrate(
         from penstock.measuring.calibration import figures as plotting_calibrate
 
         save_figures(plotting_calibrate.figures(found), figures, as_json)
-    if report is not None:
-        from penstock.measuring.calibration.report import report_calibration
-
-        report_calibration(report, found, names)
-        say_written("Report", [report], as_json)
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        from penstock.measuring.calibration.terminal import print_calibration
-
-        print_calibration(found, names)
+    show_page(found.page(names), found.as_dict(), report, as_json)
     if strict and found.missed:
         raise typer.Exit(EXIT_ANSWER_IS_NO)

@@ -16,9 +16,9 @@ from penstock.show.options import (
     Output,
     Report,
     check_outputs,
-    print_json,
     save_figures,
     say_written,
+    show_page,
 )
 
 
@@ -83,17 +83,7 @@ def fit(
             "batch_time_errors": plotting_fit.relative_errors(found),
         }
         save_figures(charts, figures, as_json)
-    if report is not None:
-        from penstock.measuring.fitting.report import report_fit
-
-        report_fit(report, found)
-        say_written("Report", [report], as_json)
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        from penstock.measuring.fitting.terminal import print_fit
-
-        print_fit(found)
+    show_page(found.page(), found.as_dict(), report, as_json)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from penstock.measuring.fitting.estimate import Estimate, estimate
 from penstock.measuring.fitting.families import COMPOSED
 from penstock.measuring.fitting.judged import Judged, r2
 from penstock.measuring.fitting.robust import bootstrap_blocks, resampled
+from penstock.show.page import Page, Shown
 from penstock.system.batch_time import BatchTime
 from penstock.system.batch_time_file import BatchTimeFile
 
@@ -23,7 +24,7 @@ _BENDS = 9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Fit(Judged):
+class Fit(Judged, Shown):
     """A batch-time model fitted to measured batches.
 
     Attributes
@@ -69,6 +70,12 @@ class Fit(Judged):
         """The same without them."""
         kept = ~self.outliers
         return r2(self.batches.seconds[kept], self.predicted[kept])
+
+    def page(self) -> Page:
+        """Return the fit as a page."""
+        from penstock.measuring.fitting.view import fit_page
+
+        return fit_page(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what JSON says of it; seconds and tokens."""

@@ -1,8 +1,9 @@
 """The commands ``penstock profile`` and ``penstock twin``: a real engine on this machine."""
 
 import dataclasses
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,9 +18,9 @@ from penstock.show.options import (
     Strict,
     check_outputs,
     files_of,
-    print_json,
     save_figures,
     say_written,
+    show_page,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def profile(
     from penstock.measuring.fitting.fit import fit
     from penstock.measuring.profiling import measurements as files
     from penstock.measuring.profiling.sweep import Sweep, measure
-    from penstock.measuring.twin import terminal as terminal_twin
+    from penstock.measuring.twin.view import profile_page
     from penstock.system.batch_time_file import write_batch_time
 
     sweep = Sweep(token_budget, min(decodes, token_budget, max_running), prompt, context, seed)
@@ -88,10 +89,8 @@ def profile(
     made_on = {"machine": running.facts, "clock": clock}
     write_batch_time(out, dataclasses.replace(content, fit={**content.fit, **made_on}))
     say_written("Batch times", [out, *([measurements] if measurements else [])], as_json)
-    if as_json:
-        print_json({"engine": running.description, "machine": running.facts, "fit": found.as_dict()})
-    else:
-        terminal_twin.print_profile(running.description, running.facts, found)
+    document = {"engine": running.description, "machine": running.facts, "fit": found.as_dict()}
+    show_page(profile_page(running.description, running.facts, found), document, None, as_json)
 
 
 def twin(
@@ -137,7 +136,6 @@ def twin(
     inputs = [] if batch_time is None else files_of(batch_time)
     check_outputs(inputs, {"--report": report}, figures)
     from penstock.measuring.twin import experiment
-    from penstock.measuring.twin import terminal as terminal_twin
 
     settings = experiment.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
     model_given = _batch_time(batch_time)
@@ -145,29 +143,15 @@ def twin(
     progress.announce_compilation()
     with progress.bar(f"Running {running.description}") as show:
         found = experiment.twin(
-            running, settings, batch_time=model_given, say=_silent if as_json else terminal_twin.say, progress=show
+            running, settings, batch_time=model_given, say=_silent if as_json else _say, progress=show
         )
-    if figures is not None or report is not None:
-        _draw(found, figures, report, as_json)
-    if as_json:
-        print_json(experiment.as_dict(found))
-    elif markdown:
-        print(terminal_twin.as_markdown(found))
-    else:
-        terminal_twin.print_twin(found)
+    if figures is not None:
+        from penstock.measuring.twin.figures import charts
+
+        save_figures(charts(found), figures, as_json)
+    show_page(found.page(), experiment.as_dict(found), report, as_json, as_markdown=markdown)
     if strict and any(trial.drift and trial.drift.direction != trial.prediction.direction for trial in found.trials):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
-
-
-def _draw(found: Any, figures: Path | None, report: Path | None, as_json: bool) -> None:
-    from penstock.measuring.twin import figures as plotting_twin
-    from penstock.measuring.twin import report as report_twin
-
-    if figures is not None:
-        save_figures(plotting_twin.charts(found), figures, as_json)
-    if report is not None:
-        report_twin.report_twin(report, found)
-        say_written("Report", [report], as_json)
 
 
 def _open(
@@ -219,6 +203,11 @@ def _batch_time(path: Path | None) -> "BatchTime | None":
     from penstock.system.batch_time_file import read_batch_time
 
     return read_batch_time(path).batch_time
+
+
+def _say(text: str) -> None:
+    """Say how it goes, on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _silent(_: str) -> None:

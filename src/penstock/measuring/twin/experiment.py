@@ -20,6 +20,7 @@ from penstock.measuring.profiling.measurements import measured
 from penstock.measuring.profiling.sweep import Sweep, measure
 from penstock.measuring.twin.drift import Drift, drift_of
 from penstock.measuring.twin.observed import observed_run
+from penstock.show.page import Page, Shown
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
@@ -186,7 +187,7 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Twin:
+class Twin(Shown):
     """All runs of an engine beside their simulations.
 
     Attributes
@@ -213,9 +214,19 @@ class Twin:
     speed: float
     pace: tuple[float, float, float] | None = None
 
-    def at(self, rho: float) -> list[Trial]:
-        """Return the runs at a load."""
-        return [trial for trial in self.trials if trial.prediction.rho == rho]
+    @property
+    def by_load(self) -> dict[float, list[Trial]]:
+        """The runs at each load."""
+        runs: dict[float, list[Trial]] = {}
+        for trial in self.trials:
+            runs.setdefault(trial.prediction.rho, []).append(trial)
+        return runs
+
+    def page(self) -> Page:
+        """Return all of it as a page."""
+        from penstock.measuring.twin.view import twin_page
+
+        return twin_page(self)
 
 
 Say = Callable[[str], None]

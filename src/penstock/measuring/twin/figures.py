@@ -21,8 +21,7 @@ _MOST_ROUNDS = 6
 def charts(found: "Twin") -> dict[str, Any]:
     """Return the charts of a twin by file name: the tokens in the system, and the latencies of the first round."""
     drawn: dict[str, Any] = {"twin_tokens": tokens(found)}
-    for rho in dict.fromkeys(found.settings.loads):
-        trial = found.at(rho)[0]
+    for rho, (trial, *_) in found.by_load.items():
         drawn[f"twin_latency_{100 * rho:g}"] = latency_cdfs(
             runs_of(trial), f"rho {rho:g}, seed {trial.seed}", legend=None
         )
@@ -42,7 +41,7 @@ def tokens(found: "Twin") -> alt.HConcatChart:
 
 def token_panels(found: "Twin") -> dict[float, alt.Chart]:
     """Return the panels of `tokens`, by load."""
-    return {rho: _panel(rho, found.at(rho)) for rho in dict.fromkeys(found.settings.loads)}
+    return {rho: _panel(rho, trials) for rho, trials in found.by_load.items()}
 
 
 def _panel(rho: float, trials: "list[Trial]") -> alt.Chart:

@@ -1,0 +1,220 @@
+"""A calibration as a page: how far off its predictions are, the server that was found, and every row."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.measuring.calibration.calibrate import LESS, METRICS, MISSED, Calibration, quantity
+from penstock.measuring.calibration.equations import UNITS
+from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+from penstock.words import counted
+
+_MEANINGS = {
+    "step": "a batch, whatever is in it",
+    "per_token": "a token in a batch",
+    "per_token_below": "one of the first tokens, up to the knee",
+    "knee": "tokens from which on each costs more",
+    "per_request": "a request in a batch",
+    "decode_attention": "a token before a decode",
+    "self_attention": "a pair of prompt tokens",
+    "with_prefill": "a batch with prompts, beside",
+    "overhead": "beside the engine, until the first token",
+    "overhead_per_stream": "beside the engine, for each other request that streams",
+    "idle": "beside the engine, where nobody else is there",
+    "kv_tokens": "what the KV memory holds",
+    "max_batch_size": "requests that run at most",
+}
+"""What each parameter is the cost of."""
+
+_HEADS = {
+    "ttft": "TTFT",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "requests_per_s": "Requests/s",
+    "ttft_p99": "p99 TTFT",
+    "e2e_p99": "p99 E2E",
+}
+_SHOWN = (("ttft", "ms", 1e3), ("itl", "ms", 1e3), ("e2e", "s", 1.0))
+"""Metrics of each row, with their units and how many there are in a second."""
+
+_MOST_MISSED = 8  # rows that are named in full
+
+
+def calibration_page(answer: Calibration, names: str = "") -> Page:
+    """Show a calibration: errors first.
+
+    Parameters
+    ----------
+    answer
+        What was found.
+    names
+        The benchmarks that it was found from.
+    """
+    rows = answer.rows
+    shapes = counted(rows["shape"].n_unique(), "shape")
+    sections = [
+        Section("Parameters", facts=_parameters(answer)),
+        Section("Errors", ["Means of |predicted / measured - 1|."], tables=[_errors(answer)], notes=answer.notes),
+        Section("Predicted and measured", figures=lambda: [_figure(answer)]),
+        Section("Every row", ["Measured, predicted by the model, and how far off."], tables=[_rows(answer)]),
+    ]
+    verdicts = [_verdict(answer)]
+    if answer.missed:
+        verdicts.insert(0, Verdict("missed", f"{answer.warnings[0]}."))
+        sections.insert(0, _missed(answer))
+    return Page(
+        title=f"Calibration on {names}" if names else "Calibration",
+        heading=f"{counted(rows.height, 'load')} of {shapes}; {_server(answer)}",
+        notes=answer.warnings[bool(answer.missed) :],
+        verdicts=verdicts,
+        sections=sections,
+    )
+
+
+def _verdict(answer: Calibration) -> Verdict:
+    """Say how far off the rows are that say most of other loads."""
+    all_fitted = answer.fitted == answer.rows.height
+    which = "rows, all of them used to fit" if all_fitted else "rows that were not used to fit"
+    errors = answer.errors(None if all_fitted else False)
+    means = ", ".join(
+        f"{_HEADS[metric]} {error:.1%}"
+        for metric, error in errors.items()
+        if error is not None and metric in ("ttft", "itl", "e2e")
+    )
+    return Verdict("calibrated", f"mean relative errors over the {which}: {means}.", "by simulation of every row")
+
+
+def _missed(answer: Calibration) -> Section:
+    """Name the worst of the rows that are missed."""
+    paragraphs = [f"{words}." for words in answer.missed[:_MOST_MISSED]]
+    more = len(answer.missed) - _MOST_MISSED
+    if more > 0:
+        paragraphs.append(f"And {more:,} more, bold in the table of every row.")
+    return Section("Missed", paragraphs)
+
+
+def _server(answer: Calibration) -> str:
+    """Return the policy and the limits of the server, and which of these were assumed."""
+    server = answer.server
+    limits = f"{server.policy.name}, {server.limits}"
+    if not answer.assumed:
+        return limits
+    options = " and ".join(f"--{name.replace('_', '-')}" for name in answer.assumed)
+    names = " and ".join(name.replace("_", " ") for name in answer.assumed)
+    return f"{limits}; {names} assumed, give {options}"
+
+
+def _parameters(answer: Calibration) -> list[Fact]:
+    """Return what was fitted with its unit and meaning, then what was not, and why."""
+    facts = [
+        Fact(name, quantity(name, answer.values[name]), _meaning(answer, name))
+        for name in UNITS
+        if name in answer.values
+    ]
+    own = sorted(values.get("overhead", 0.0) * 1e3 for values in answer.values_of.values())
+    if len(set(own)) > 1:
+        middle = f"median {own[len(own) // 2]:.3g} ms"
+        facts.append(Fact("overhead, by run", f"{own[0]:.3g} to {own[-1]:.3g} ms", middle))
+    return facts + [Fact(name, "not fitted", reason) for name, reason in answer.held.items()]
+
+
+def _meaning(answer: Calibration, name: str) -> str:
+    """Return what a parameter is the cost of; for one that the rows do not identify, its interval, too."""
+    if name not in answer.unidentified:
+        return _MEANINGS[name]
+    return f"{_MEANINGS[name]}; assumed within {answer.interval(name)}"
+
+
+def _errors(answer: Calibration) -> Table:
+    """Lay out the mean relative error of each metric by the rows it is of; then those of the common server."""
+    parts = [("used to fit", True, False), ("not used", False, False), ("all", None, False)]
+    caption = "One server for all rows."
+    if answer.adjusted:
+        parts += [("not used, one server", False, True), ("all, one server", None, True)]
+        own = "an overhead of its own" if answer.per_run == "overhead" else "its own parameters"
+        caption = (
+            f'Each run has {own}, adjusted to its fitted rows; "one server" is the common one, which a batch-time file '
+            "holds."
+        )
+    counts = {True: answer.fitted, False: answer.rows.height - answer.fitted, None: answer.rows.height}
+    rows = [
+        (name, f"{counts[which]:,}", *map(_share, answer.errors(which, common=common).values()))
+        for name, which, common in parts
+        if counts[which]
+    ]
+    return Table(("Rows", "Number", *(_HEADS[metric] for metric in METRICS)), rows, caption)
+
+
+def _share(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1%}"
+
+
+def _rows(answer: Calibration) -> Table:
+    """Lay out what was measured, what was predicted, and by how much it is off."""
+    heads = [f"{_HEADS[metric]}\n{part}" for metric, unit, _ in _SHOWN for part in (unit, "model", "off")]
+    rows = []
+    strong = []
+    by_load = answer.rows.sort("shape", "requests_per_s_measured", maintain_order=True)
+    for index, row in enumerate(by_load.iter_rows(named=True)):
+        shape = f"{'*' if row['fitted'] else ' '}{row['shape']}"
+        rows.append((str(row["row"]), shape, row["load"], *_times(row), _carried(row)))
+        strong += [index] if row["missed"] else []
+    spare = [heads[8], heads[6], heads[7], heads[1], heads[4]]
+    return Table(("Row", " Shape", "Load", *heads, "Carries/s"), rows, _caption(answer), spare=spare, strong=strong)
+
+
+def _times(row: Mapping[str, Any]) -> list[str]:
+    """Return what was measured, what was predicted, and the error, of each metric."""
+    cells = []
+    for metric, _, per in _SHOWN:
+        values = (row[f"{metric}_measured"], row[f"{metric}_predicted"])
+        cells += ["-" if value is None else f"{value * per:,.4g}" for value in values]
+        error = row[f"{metric}_error"]
+        cells.append("-" if error is None else f"{round(error, 2) + 0.0:+.0%}")
+    return cells
+
+
+def _carried(row: Mapping[str, Any]) -> str:
+    """Return what the server carries of a shape: a range, where memory that nobody saw may matter."""
+    least = f"{row['limit_at_least_per_s']:,.3g}-" if _ranges(row) else ""
+    return f"{least}{row['limit_per_s']:,.3g}{'!' if row['beyond'] else ''}"
+
+
+def _ranges(row: Mapping[str, Any]) -> bool:
+    return bool(row["limit_at_least_per_s"] < (1 - LESS) * row["limit_per_s"])
+
+
+def _caption(answer: Calibration) -> str:
+    """Say how to read the rows."""
+    rows = answer.rows
+    carries = "Carries/s: requests of this shape that leave per second while many more wait, simulated"
+    if any(_ranges(row) for row in rows.iter_rows(named=True)):
+        carries += "; a range: from the KV memory that the rows are known to have used, to memory without limit"
+    if rows["beyond"].any():
+        carries += "; !: more arrive than that, so queues grow for as long as they last"
+    parts = ["* used to fit. TTFT: median where there is one.", f"{carries}."]
+    if answer.missed:
+        parts.append(f"Bold: off by more than {MISSED:.0%}.")
+    if rows["run"].n_unique() > 1:
+        parts.append(_files(answer))
+    return " ".join(parts)
+
+
+def _files(answer: Calibration) -> str:
+    """Say which rows each file has."""
+    parts = []
+    for run, rows in answer.rows.group_by("run", maintain_order=True):
+        numbers = rows["row"].to_list()
+        which = f"row {numbers[0]}" if len(numbers) == 1 else f"rows {numbers[0]} to {numbers[-1]}"
+        parts.append(f"{which} {run[0]}")
+    return f"Files: {', '.join(parts)}."
+
+
+def _figure(answer: Calibration) -> Figure:
+    from penstock.measuring.calibration import figures
+
+    charts = {"Predicted over measured times of each row": figures.predicted_over_measured(answer)}
+    caption = "Points on the line are predicted exactly."
+    if answer.rows["requests_per_s_measured"].count():
+        charts["Relative errors of each row by its load"] = figures.errors_by_load(answer)
+        caption += " Errors beyond 50% stand at the edge."
+    return Figure("Predicted and measured", charts, [], caption, wide=True)

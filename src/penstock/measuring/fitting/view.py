@@ -1,0 +1,156 @@
+"""A fit as a page: the model, its parameters in units that people read, how well it fits, what it was chosen from."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from penstock.measuring.fitting.families import COMPOSED
+from penstock.measuring.fitting.fit import Fit
+from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
+
+_FORMULAS = {
+    "affine": "c + a b",
+    "hinge": "c + a max(b - b0, 0)",
+    "steps": "c + a ceil(b / b0)",
+    "table": "linear between measured loads",
+}
+"""Formulas by token load b."""
+
+_COSTS = {
+    "per_request": ("us", 1e6, "each request in the batch"),
+    "self_attention": ("ns", 1e9, "each pair of new tokens of a request"),
+    "cross_attention": ("ns", 1e9, "each new token of a prompt and token before it"),
+    "decode_attention": ("ns", 1e9, "each token before a decode"),
+    "mixed_attention": ("ns", 1e9, "the same in a batch with prefill"),
+    "with_prefill": ("ms", 1e3, "each batch with prefill"),
+}
+
+_HELD_OUT = (
+    "Error: the mean of |predicted / measured - 1| on batches held out of the fit, block by block. Of the models whose "
+    "error is at most one standard error above the least, the one with the fewest parameters is taken."
+)
+_PLAIN = 1e4  # from here on four digits would need an exponent
+_KNOTS = 12
+"""Rows of a table of batch times that are shown at first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    """A parameter to be shown: value and interval in ``unit``, and what it is the cost of."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    meaning: str
+
+
+def fit_page(fit: Fit) -> Page:
+    """Show a fit: model, parameters, errors, candidates."""
+    tokens = fit.batches.tokens
+    rows = _parameters(fit)
+    shown = _some(rows)
+    spoken = f"Least squares of relative errors, with {fit.confidence:.0%} intervals"
+    if len(shown) < len(rows):
+        loads = [sum(row.name.startswith("t_") for row in some) for some in (shown, rows)]
+        spoken += f"; {loads[0]} of {loads[1]} token loads"
+    sections = [
+        Section("Parameters", [f"{spoken}."], tables=[_table(shown)], notes=fit.warnings),
+        Section("How well it fits", facts=_quality(fit)),
+    ]
+    if fit.candidates:
+        sections.append(Section("Candidates", [_HELD_OUT], tables=[_candidates(fit)]))
+    every = [_table(rows)] if len(shown) < len(rows) else []
+    sections.append(Section("Measured and fitted", figures=lambda: [_figure(fit, every)]))
+    return Page(
+        title=f"Batch time of {fit.batches.source}",
+        heading=f"{fit.n:,} batches of {tokens.min():,.0f} to {tokens.max():,.0f} tokens",
+        verdicts=[Verdict("fitted", f"batch time of b tokens is {_formula(fit)}.", "by least squares", fit.name)],
+        sections=sections,
+    )
+
+
+def _formula(fit: Fit) -> str:
+    """Return the formula of a fit, its linear part first."""
+    linear = _FORMULAS[fit.name.removeprefix(COMPOSED)]
+    return f"{linear} + attention and requests" if fit.name.startswith(COMPOSED) else linear
+
+
+def _parameters(fit: Fit) -> list[_Parameter]:
+    """Return the parameters in the units of people; knots of a table as they are."""
+    steps = fit.name.endswith("steps")
+    rows = []
+    for name, ends in fit.parameters.items():
+        unit, scale, meaning = _COSTS.get(name, ("ms", 1e3, ""))
+        if name == "c":
+            meaning = "every batch"
+        elif name == "a" and steps:
+            meaning = f"each step of {fit.parameters['b0'][0]:,.0f} tokens"
+        elif name == "a":
+            unit, scale = "us", 1e6
+            meaning = "each token beyond b0" if "b0" in fit.parameters else "each token"
+        elif name == "b0":
+            unit, scale = "tokens", 1.0
+            others = "; others fit as well" if ends[1] < ends[2] else ""
+            meaning = f"width of a step{others}" if steps else "tokens at no extra cost"
+        elif name.startswith("t_"):
+            meaning = f"a batch of {float(name[2:]):,.0f} tokens"
+        value, low, high = (end * scale for end in ends)
+        rows.append(_Parameter(name, value, low, high, unit, meaning))
+    return rows
+
+
+def _some(rows: list[_Parameter]) -> list[_Parameter]:
+    """Return the parameters with some of the knots of a table, the first and the last among them."""
+    loads = [row for row in rows if row.name.startswith("t_")]
+    every = -(-len(loads) // _KNOTS) or 1
+    return [*loads[:-1:every], *loads[-1:], *rows[len(loads) :]]
+
+
+def _table(rows: Sequence[_Parameter]) -> Table:
+    cells = [(one.name, *map(_digits, (one.value, one.low, one.high)), one.unit, one.meaning) for one in rows]
+    return Table(("Parameter", "Value", "From", "To", "Unit", "Cost of"), cells)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _PLAIN else f"{value:,.4g}"
+
+
+def _quality(fit: Fit) -> list[Fact]:
+    """Return how well it fits."""
+    low, middle, high = (fit.quantiles[share] for share in (0.05, 0.5, 0.95))
+    count = int(fit.outliers.sum())
+    left_out = f"{count:,} far from similar ones, left out of the fit" if count else "none far from similar ones"
+    of_seconds = f"of seconds, all batches; {fit.r2_without_outliers:.4f} without those left out"
+    return [
+        Fact("Batches", f"{fit.n:,}", left_out),
+        Fact("Error", f"{fit.mean_absolute_error:.2%}", "mean of |predicted / measured - 1|, all batches"),
+        Fact("Range", f"{low:+.1%} .. {high:+.1%}", f"in nine batches of ten; median {middle:+.2%}"),
+        Fact("All seconds", f"{fit.bias:+.2%}", "predicted against measured, all batches together"),
+        Fact("R^2", f"{fit.r2:.4f}", of_seconds),
+    ]
+
+
+def _candidates(fit: Fit) -> Table:
+    rows = []
+    strong = []
+    for index, one in enumerate(fit.candidates):
+        held_out = (f"{value:.2%}" if math.isfinite(value) else "-" for value in (one.error, one.standard_error))
+        rows.append((one.name, str(one.parameters), *held_out, "chosen" if one.chosen else ""))
+        strong += [index] if one.chosen else []
+    return Table(("Model", "Parameters", "Error", "Standard error", ""), rows, strong=strong)
+
+
+def _figure(fit: Fit, tables: Sequence[Table]) -> Figure:
+    from penstock.measuring.fitting import figures
+
+    return Figure(
+        "Batch times and relative errors",
+        {
+            "Measured batch times over token load, with the model": figures.fitted_line(fit),
+            "Relative error of each batch over its token load": figures.relative_errors(fit),
+        },
+        tables,
+        "Black: the model; of a composition, what it predicts for each batch. Crosses: batches left out of the fit.",
+    )

@@ -1,0 +1,36 @@
+"""Any page as Markdown, to be put into a document: what a terminal shows of it, tables as tables."""
+
+from collections.abc import Iterator, Sequence
+
+from penstock.show.page import Page, Section
+
+
+def markdown(page: Page) -> str:
+    """Return a page as Markdown."""
+    parts = [f"**{page.title}** {page.heading}"]
+    parts += [f"- **{verdict.word}** {verdict.about}: {verdict.reason}" for verdict in page.verdicts]
+    for section in page.sections:
+        parts += _section(section)
+    notes = [*page.notes, *(note for section in page.sections for note in section.notes)]
+    return "\n\n".join([*parts, *(f"Note: {note}" for note in notes)])
+
+
+def _section(section: Section) -> Iterator[str]:
+    tables = [table for table in section.tables if not table.detail]
+    if section.paragraphs or section.facts or tables:
+        yield f"### {section.title}"
+    yield from section.paragraphs
+    yield from (f"- {fact.name}: {fact.figure}, {fact.explanation}" for fact in section.facts)
+    for table in tables:
+        yield "\n".join([_row(table.columns), _row([_rule(words) for words in table.of_words]), *map(_row, table.rows)])
+        if table.caption:
+            yield table.caption
+
+
+def _rule(words: bool) -> str:
+    return "---" if words else "---:"
+
+
+def _row(cells: Sequence[str]) -> str:
+    row = " | ".join(cells).replace("\n", " ")
+    return f"| {row} |"
