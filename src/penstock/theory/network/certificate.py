@@ -132,13 +132,7 @@ class NetworkCertificate:
 
 
 def of_network(network: Network) -> NetworkCertificate:
-    """Certify a network: see `network_certificate`; more is known of a server alone, and of max batch sizes.
-
-    Raises
-    ------
-    InputError
-        If a workflow has no arrival rate.
-    """
+    """Certify a network: see `network_certificate`; more is known of a server alone, and of max batch sizes."""
     network.check_rates()
     model, at_most = network.model(), not network.reuse_is_certain
     certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network), at_most=at_most)
