@@ -352,7 +352,7 @@ def _batch_sections(
     runs: "Mapping[str, Run]", firsts: "Mapping[str, Run]", points: "Mapping[str, OperatingPoint]"
 ) -> list[Section]:
     """Draw the batches in the region, and who was in the first of them, where there was any batch."""
-    runs = {name: run for name, run in runs.items() if run.n_batches}
+    runs = {name: run for name, run in runs.items() if run.compositions.height}
     if not runs:
         return []
 
