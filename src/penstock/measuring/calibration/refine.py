@@ -1,4 +1,4 @@
-"""Refine parameters by simulation: Gauss-Newton on the logarithms of predicted over measured times, and priors."""
+"""Refine parameters by simulation: Gauss-Newton on log(predicted / measured), and priors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -23,7 +23,8 @@ _SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
-_NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are: one must not bend the rest
+_NOISE = 0.02
+"""Misfits below this, or their mean, count as squares, others as they are: no row bends the rest."""
 WORTH = 0.01
 """Misfit, as a logarithm, that weighs as much as 1.4 standard deviations from a prior."""
 
@@ -56,7 +57,7 @@ def refine(
     priors: Mapping[str, Prior],
     progress: Progress | None = None,
 ) -> Fit:
-    """Return values under which simulated times are nearest to the measured ones, and none is far from its prior.
+    """Return values under which simulated times are near the measured ones, and none off its prior.
 
     The same random numbers are used throughout, so differences come from the parameters.
 
@@ -74,53 +75,93 @@ def refine(
         Called now and then with the share that is done, at most.
     """
     names = list(values)
-    centre = np.log([priors[name].centre for name in names])
-    tightness = np.array([priors[name].deviation for name in names]) ** -2
-    theta = np.log([values[name] for name in names])
-    done = 0
-
-    def misfits_at(at: Floats) -> Floats:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(min(done / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
-        return misfits(rows, *build(dict(zip(names, np.exp(at).tolist(), strict=True))))
-
-    def cost_of(at: Floats, off: Floats) -> float:
-        return float(np.abs(off).sum() / WORTH + (tightness * (at - centre) ** 2).sum() / 2)
-
-    now, damping = misfits_at(theta), 1.0
-    cost = cost_of(theta, now)
+    search = _Search(rows, build, names, priors, progress)
+    point = search.at(np.log([values[name] for name in names]))
+    damping = 1.0
     for _ in range(_MOST_ROUNDS):
-        slopes = np.column_stack([(misfits_at(theta + _SLOPE * e) - now) / _SLOPE for e in np.eye(theta.size)])
-        usual = max(float(np.abs(now).mean()), _NOISE)
-        weight = 1 / (WORTH * np.maximum(np.abs(now), usual))
-        curvature = (slopes.T * weight) @ slopes + np.diag(tightness)
-        downhill = -(slopes.T @ (weight * now)) - tightness * (theta - centre)
-        before = cost
+        slopes = search.slopes(point)
+        before = point.cost
         for _ in range(_TRIES):
-            step = np.linalg.solve(curvature + damping * np.eye(theta.size), downhill)
-            there = theta + step * min(_LONGEST_STEP / max(np.abs(step).max(), 1e-12), 1.0)
-            then = misfits_at(there)
-            if cost_of(there, then) < cost:
-                theta, now, cost, damping = there, then, cost_of(there, then), damping / 5
+            other = search.at(point.theta + search.step(point, slopes, damping))
+            if other.cost < point.cost:
+                point = other
+                damping /= 5
                 break
             damping *= 10
-        if cost > (1 - _ENOUGH) * before:
+        if point.cost > (1 - _ENOUGH) * before:
             break
-    noise = max(float(np.abs(now).mean()), _NOISE)  # of each time, for what the rows can tell
-    deviations = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes / noise**2 + np.diag(tightness))))
-    found = dict(zip(names, np.exp(theta).tolist(), strict=True))
-    return Fit(found, dict(zip(names, deviations.tolist(), strict=True)), cost, now)
+    curvature = slopes.T @ slopes / point.usual**2 + np.diag(search.tightness)
+    deviations = np.sqrt(np.diag(np.linalg.inv(curvature))).tolist()
+    named = dict(zip(names, deviations, strict=True))
+    return Fit(search.values(point.theta), named, point.cost, point.off)
+
+
+class _Point(NamedTuple):
+    """Logarithms of the parameters, the misfits there, and the cost of both."""
+
+    theta: Floats
+    off: Floats
+    cost: float
+
+    @property
+    def usual(self) -> float:
+        """The size of a misfit that is usual, and no less than the noise of a time."""
+        return max(float(np.abs(self.off).mean()), _NOISE)
+
+
+class _Search:
+    """What parameters cost, and which way that falls."""
+
+    def __init__(
+        self,
+        rows: Sequence[Sent],
+        build: Build,
+        names: Sequence[str],
+        priors: Mapping[str, Prior],
+        progress: Progress | None,
+    ) -> None:
+        self.rows, self.build, self.names, self.progress = rows, build, names, progress
+        self.centre = np.log([priors[name].centre for name in names])
+        self.tightness = np.array([priors[name].deviation for name in names]) ** -2
+        self.done = 0
+
+    def values(self, theta: Floats) -> Values:
+        return dict(zip(self.names, np.exp(theta).tolist(), strict=True))
+
+    def misfits(self, theta: Floats) -> Floats:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(min(self.done / (_MOST_ROUNDS * (len(self.names) + 1)), 1.0))
+        return misfits(self.rows, *self.build(self.values(theta)))
+
+    def at(self, theta: Floats) -> _Point:
+        off = self.misfits(theta)
+        far = (self.tightness * (theta - self.centre) ** 2).sum() / 2
+        return _Point(theta, off, float(np.abs(off).sum() / WORTH + far))
+
+    def slopes(self, point: _Point) -> Floats:
+        """Return how each misfit grows with each parameter; shape (misfits, parameters)."""
+        off = [self.misfits(point.theta + _SLOPE * e) for e in np.eye(point.theta.size)]
+        return np.column_stack([(other - point.off) / _SLOPE for other in off])
+
+    def step(self, point: _Point, slopes: Floats, damping: float) -> Floats:
+        """Return a damped step of Gauss-Newton, not longer than the longest."""
+        weight = 1 / (WORTH * np.maximum(np.abs(point.off), point.usual))
+        curvature = (slopes.T * weight) @ slopes + np.diag(self.tightness)
+        far = self.tightness * (point.theta - self.centre)
+        downhill = -(slopes.T @ (weight * point.off)) - far
+        step = np.linalg.solve(curvature + damping * np.eye(point.theta.size), downhill)
+        return np.asarray(step * min(_LONGEST_STEP / max(np.abs(step).max(), 1e-12), 1.0))
 
 
 def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
-    """Return the logarithms of predicted over measured times: to the first token, and between tokens."""
+    """Return log(predicted / measured) of times to the first token, and between tokens."""
     off = []
     for row, load in rows:
         predicted = predict(load, server, overhead)
         for metric in ("ttft", "itl"):
-            known, time = measured(row, metric), predicted[column_of(row, metric)]
+            known = measured(row, metric)
+            time = predicted[column_of(row, metric)]
             if known is not None:
                 far = np.log(time / known) if time > 0 else _FARTHEST
                 off.append(float(np.clip(far, -_FARTHEST, _FARTHEST)))
