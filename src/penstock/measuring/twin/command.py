@@ -27,29 +27,48 @@ if TYPE_CHECKING:
     from penstock.system.batch_time import BatchTime
     from penstock.workload.pairs import Lengths
 
-EngineName = Annotated[str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")
+]
 Model = Annotated[
-    str, typer.Option("--model", help="Random Llama: tiny, small, medium, llama-8b; or sizes: small,layers=8.")
+    str,
+    typer.Option(
+        "--model", help="Random Llama: tiny, small, medium, llama-8b; or sizes: small,layers=8."
+    ),
 ]
 Budget = Annotated[int, typer.Option("--token-budget", help="Most tokens in a batch.")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads of a forward pass on a CPU.")]
-PolicyOf = Annotated[str, typer.Option("--policy", help="What forms the batches of the engine torch.")]
-MaxRunning = Annotated[int, typer.Option("--max-running", help="Most requests at once, of the engine torch.")]
-Longest = Annotated[int, typer.Option("--longest", help="Most tokens of a request, of the engine torch.")]
+PolicyOf = Annotated[
+    str, typer.Option("--policy", help="What forms the batches of the engine torch.")
+]
+MaxRunning = Annotated[
+    int, typer.Option("--max-running", help="Most requests at once, of the engine torch.")
+]
+Longest = Annotated[
+    int, typer.Option("--longest", help="Most tokens of a request, of the engine torch.")
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu, of the engine torch.")]
 ClockName = Annotated[
     str,
-    typer.Option("--clock", help="wall, or paced: by units of like work, where neighbours slow a machine."),
+    typer.Option(
+        "--clock", help="wall, or paced: by units of like work, where neighbours slow a machine."
+    ),
 ]
 
 
 def profile(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The batch-time file to write (YAML).")],
+    out: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The batch-time file to write (YAML).")
+    ],
     engine: EngineName = "openvino",
     model: Model = "small",
     token_budget: Budget = 128,
-    seconds: Annotated[float, typer.Option("--seconds", help="For how long batches are measured.")] = 60.0,
-    decodes: Annotated[int, typer.Option("--decodes", help="Most requests that decode side by side.")] = 64,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="For how long batches are measured.")
+    ] = 60.0,
+    decodes: Annotated[
+        int, typer.Option("--decodes", help="Most requests that decode side by side.")
+    ] = 64,
     prompt: Annotated[int, typer.Option("--prompt", help="Longest prompt, tokens.")] = 512,
     context: Annotated[int, typer.Option("--context", help="Most tokens before a decode.")] = 1024,
     threads: Threads = 1,
@@ -58,9 +77,14 @@ def profile(
     longest: Longest = 2048,
     device: Device = "auto",
     clock: ClockName = "wall",
-    fit_model: Annotated[str, typer.Option("--fit", help="The model to fit, as of penstock fit.")] = "auto",
+    fit_model: Annotated[
+        str, typer.Option("--fit", help="The model to fit, as of penstock fit.")
+    ] = "auto",
     measurements: Annotated[
-        Path | None, typer.Option("--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet.")
+        Path | None,
+        typer.Option(
+            "--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the batches to measure.")] = 0,
     as_json: Json = False,
@@ -77,7 +101,9 @@ def profile(
     from penstock.system.batch_time_file import write_batch_time
 
     sweep = Sweep(token_budget, min(decodes, token_budget, max_running), prompt, context, seed)
-    running = _open(engine, model, token_budget, threads, policy, max_running, longest, device, clock)
+    running = _open(
+        engine, model, token_budget, threads, policy, max_running, longest, device, clock
+    )
     with progress.bar(f"Measuring {running.description}") as show:
         batches = measure(running, sweep, seconds, progress=show)
     if measurements is not None:
@@ -89,30 +115,51 @@ def profile(
     write_batch_time(out, dataclasses.replace(content, fit={**content.fit, **made_on}))
     say_written("Batch times", [out, *([measurements] if measurements else [])], as_json)
     if as_json:
-        print_json({"engine": running.description, "machine": running.facts, "fit": found.as_dict()})
+        print_json(
+            {"engine": running.description, "machine": running.facts, "fit": found.as_dict()}
+        )
     else:
         terminal_twin.print_profile(running.description, running.facts, found)
 
 
+Loads = Annotated[str, typer.Option("--rho", help="Loads, separated by commas.")]
+Seeds = Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")]
+Seconds = Annotated[
+    float, typer.Option("--seconds", help="For how long requests arrive in each run.")
+]
+Backlog = Annotated[
+    float,
+    typer.Option(
+        "--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."
+    ),
+]
+Calibrate = Annotated[
+    float,
+    typer.Option("--calibrate", help="Seconds for which batches are measured before each round."),
+]
+BatchTimeOf = Annotated[
+    Path | None,
+    typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring."),
+]
+Prompt = Annotated[
+    str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")
+]
+OutputLengths = Annotated[
+    str, typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios.")
+]
+FirstSeed = Annotated[int, typer.Option("--seed", help="The first seed.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
+
+
 def twin(
-    rho: Annotated[str, typer.Option("--rho", help="Loads, separated by commas.")] = ".5,.8,.9,1.1",
-    seeds: Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")] = 3,
-    seconds: Annotated[float, typer.Option("--seconds", help="For how long requests arrive in each run.")] = 60.0,
-    backlog: Annotated[
-        float, typer.Option("--backlog", help="Seconds of work that wait at the start, at loads of .85 and more.")
-    ] = 10.0,
-    calibrate: Annotated[
-        float, typer.Option("--calibrate", help="Seconds for which batches are measured before each round.")
-    ] = 40.0,
-    batch_time: Annotated[
-        Path | None, typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring.")
-    ] = None,
-    prompt: Annotated[
-        str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")
-    ] = "{lognormal: {mean: 100, cv: 0.8, max: 400}}",
-    output: Annotated[
-        str, typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios.")
-    ] = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
+    rho: Loads = ".5,.8,.9,1.1",
+    seeds: Seeds = 3,
+    seconds: Seconds = 60.0,
+    backlog: Backlog = 10.0,
+    calibrate: Calibrate = 40.0,
+    batch_time: BatchTimeOf = None,
+    prompt: Prompt = "{lognormal: {mean: 100, cv: 0.8, max: 400}}",
+    output: OutputLengths = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
     engine: EngineName = "openvino",
     model: Model = "small",
     token_budget: Budget = 128,
@@ -122,8 +169,8 @@ def twin(
     longest: Longest = 2048,
     device: Device = "auto",
     clock: ClockName = "wall",
-    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    seed: FirstSeed = 0,
+    markdown: Markdown = False,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -131,21 +178,30 @@ def twin(
 ) -> None:
     """Run a real engine on this machine beside its simulation, under the same requests in real time.
 
-    Batch times are measured first; then it is said at each load whether a backlog drains or grows, and after each run
-    how latencies and drift compare. Takes about (calibrate + loads x (20 s + seconds + backlog)) x seeds.
+    Batch times are measured first; then it is said at each load whether a backlog drains or grows,
+    and after each run how latencies and drift compare. Takes about (calibrate + loads x (20 s +
+    seconds + backlog)) x seeds.
     """
     inputs = [] if batch_time is None else files_of(batch_time)
     check_outputs(inputs, {"--report": report}, figures)
     from penstock.measuring.twin import experiment
     from penstock.measuring.twin import terminal as terminal_twin
 
-    settings = experiment.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
+    settings = experiment.Settings(
+        _lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed
+    )
     model_given = _batch_time(batch_time)
-    running = _open(engine, model, token_budget, threads, policy, max_running, longest, device, clock)
+    running = _open(
+        engine, model, token_budget, threads, policy, max_running, longest, device, clock
+    )
     progress.announce_compilation()
     with progress.bar(f"Running {running.description}") as show:
         found = experiment.twin(
-            running, settings, batch_time=model_given, say=_silent if as_json else terminal_twin.say, progress=show
+            running,
+            settings,
+            batch_time=model_given,
+            say=_silent if as_json else terminal_twin.say,
+            progress=show,
         )
     if figures is not None or report is not None:
         _draw(found, figures, report, as_json)
@@ -155,7 +211,10 @@ def twin(
         print(terminal_twin.as_markdown(found))
     else:
         terminal_twin.print_twin(found)
-    if strict and any(trial.drift and trial.drift.direction != trial.prediction.direction for trial in found.trials):
+    if strict and any(
+        trial.drift and trial.drift.direction != trial.prediction.direction
+        for trial in found.trials
+    ):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -202,7 +261,9 @@ def _lengths(prompt: str, output: str) -> "Lengths":
         try:
             found.append(length(yaml.safe_load(text)))
         except (yaml.YAMLError, ValueError) as error:
-            raise InputError(f"{name} {checks.shown(text)}: {' '.join(str(error).split())}") from None
+            raise InputError(
+                f"{name} {checks.shown(text)}: {' '.join(str(error).split())}"
+            ) from None
     return Independent(found[0], found[1])
 
 
@@ -210,7 +271,9 @@ def _loads(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise InputError(f"--rho {checks.shown(text)}: give numbers separated by commas, such as .5,.8,1.1") from None
+        raise InputError(
+            f"--rho {checks.shown(text)}: give numbers separated by commas, such as .5,.8,1.1"
+        ) from None
 
 
 def _batch_time(path: Path | None) -> "BatchTime | None":
