@@ -10,8 +10,9 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import Source
-from penstock.inputs.tables import open_table
+from penstock.inputs.tables import Table, open_table
 from penstock.measuring.fitting.batches import Array
+from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.layers.attention import Attention, Grid
 from penstock.measuring.fitting.layers.times import LayerTimes, Link
 
@@ -39,7 +40,8 @@ def read_llmservingsim(
     Parameters
     ----------
     folder
-        Of one tensor-parallel degree (``.../bf16/tp1``). Only ``dense.csv`` must be there; any may be ``.csv.gz``.
+        Of one tensor-parallel degree (``.../bf16/tp1``). Only ``dense.csv`` must be there; any may
+        be ``.csv.gz``.
     layers
         Repeated layers of the model: 32 in Llama-3.1-8B.
     tensor_parallel, data_parallel, link
@@ -61,9 +63,12 @@ def read_llmservingsim(
     dense = _file(folder, "dense")
     if dense is None:
         raise InputError(
-            f"{folder} has no dense.csv, so it is no layer profile of LLMServingSim; name a folder tp1, tp2"
+            f"{folder} has no dense.csv, so it is no layer profile of LLMServingSim; name a folder "
+            "tp1, tp2"
         )
-    tokens, by_load = _summed(dense, "tokens", lambda name: 1 if name in _ONCE else layers * (1 + (name in _TWICE)))
+    tokens, by_load = _summed(
+        dense, "tokens", lambda name: 1 if name in _ONCE else layers * (1 + (name in _TWICE))
+    )
     head = _file(folder, "per_sequence")
     requests, by_request = (None, None) if head is None else _summed(head, "sequences", lambda _: 1)
     return LayerTimes(
@@ -90,9 +95,15 @@ def _attention(file: Path | None) -> Attention | None:
     at, seconds = table[:, :4], table[:, 4] / _US
     prefill, decode = at[:, 0] > 0, at[:, 2] > 0
     return Attention(
-        Grid.of(at[prefill & ~decode][:, :2], seconds[prefill & ~decode], f"{file.name}: prefill alone"),
-        Grid.of(at[decode & ~prefill][:, 2:], seconds[decode & ~prefill], f"{file.name}: decode alone"),
-        Grid.of(at[decode & prefill], seconds[decode & prefill], f"{file.name}: prefill beside decode"),
+        Grid.of(
+            at[prefill & ~decode][:, :2], seconds[prefill & ~decode], f"{file.name}: prefill alone"
+        ),
+        Grid.of(
+            at[decode & ~prefill][:, 2:], seconds[decode & ~prefill], f"{file.name}: decode alone"
+        ),
+        Grid.of(
+            at[decode & prefill], seconds[decode & prefill], f"{file.name}: prefill beside decode"
+        ),
     )
 
 
@@ -113,8 +124,9 @@ def read_vidur(
 ) -> LayerTimes:
     """Read a profile of Vidur: times of all layers but attention, and of the attention kernels.
 
-    Medians are taken; decode and prefill are separate kernels, whose times add up. Without a link the accelerators of a
-    tensor-parallel group exchange in no time, as in Vidur's own tables of layers.
+    Medians are taken; decode and prefill are separate kernels, whose times add up. Without a link
+    the accelerators of a tensor-parallel group exchange in no time, as in Vidur's own tables of
+    layers.
 
     Parameters
     ----------
@@ -134,10 +146,17 @@ def read_vidur(
     """
     layers = _count(layers)
     source = Source.at(mlp)
-    names = [name for name in open_table(source).header if re.fullmatch(r"time_stats\..*\.median", name)]
+    names = [
+        name for name in open_table(source).header if re.fullmatch(r"time_stats\..*\.median", name)
+    ]
     if not names:
-        raise source.fault("has no columns time_stats.LAYER.median, so it is no layer profile of Vidur. Check the file")
-    table = _of_degree(Path(mlp), ("num_tensor_parallel_workers", "num_tokens", *names), tensor_parallel)
+        raise source.fault(
+            "has no columns time_stats.LAYER.median, so it is no layer profile of Vidur. Check "
+            "the file"
+        )
+    table = _of_degree(
+        Path(mlp), ("num_tensor_parallel_workers", "num_tokens", *names), tensor_parallel
+    )
     tokens = np.unique(table[:, 0])
     by_load = np.zeros(tokens.size)
     for name, ms in zip(names, table[:, 1:].T, strict=True):
@@ -148,43 +167,68 @@ def read_vidur(
         known = ("num_tensor_parallel_workers", "batch_size", "prefill_chunk_size", "kv_cache_size")
         parts = {phase: f"time_stats.attn_{phase}.median" for phase in ("prefill", "decode")}
         file, header = Path(attention), open_table(Source.at(attention)).header
-        around = [f"time_stats.attn_{part}.median" for part in ("input_reshape", "output_reshape", "kv_cache_save")]
+        around = [
+            f"time_stats.attn_{part}.median"
+            for part in ("input_reshape", "output_reshape", "kv_cache_save")
+        ]
         around = [name for name in around if name in header or "reshape" in name]
-        rows = _of_degree(file, (*known, *parts.values(), *around), tensor_parallel, (*parts.values(), *around[2:]))
+        rows = _of_degree(
+            file,
+            (*known, *parts.values(), *around),
+            tensor_parallel,
+            (*parts.values(), *around[2:]),
+        )
         many, new, before, times = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 5:].sum(axis=1)
         alone, decode = new > 0, new == 0
         kernels = Attention(
-            Grid.of(np.column_stack([new, before])[alone], (times + rows[:, 3])[alone] / _MS, f"{file.name}: prefill"),
             Grid.of(
-                np.column_stack([many, before])[decode], (times + rows[:, 4])[decode] / _MS, f"{file.name}: decode"
+                np.column_stack([new, before])[alone],
+                (times + rows[:, 3])[alone] / _MS,
+                f"{file.name}: prefill",
+            ),
+            Grid.of(
+                np.column_stack([many, before])[decode],
+                (times + rows[:, 4])[decode] / _MS,
+                f"{file.name}: decode",
             ),
         )
     degree = tensor_parallel if link is not None else 1  # one of them stands for all
     named = f"{source.name} (layer profile of Vidur)"
-    return LayerTimes(layers, tokens, by_load, attention=kernels, tensor_parallel=degree, link=link, source=named)
+    return LayerTimes(
+        layers, tokens, by_load, attention=kernels, tensor_parallel=degree, link=link, source=named
+    )
 
 
-def _of_degree(file: Path, names: tuple[str, ...], degree: int, may_lack: tuple[str, ...] = ()) -> Array:
+def _of_degree(
+    file: Path, names: tuple[str, ...], degree: int, may_lack: tuple[str, ...] = ()
+) -> Array:
     """Return the rows of one tensor-parallel degree, which is the first column, without it."""
     table = _numbers(file, names, may_lack)
     rows = np.asarray(table[table[:, 0] == degree][:, 1:])
     if not rows.size:
         known = ", ".join(f"{value:g}" for value in np.unique(table[:, 0]))
-        raise InputError(f"{file.name} has no rows for tensor_parallel {degree}, but for {known}; give one of those")
+        raise InputError(
+            f"{file.name} has no rows for tensor_parallel {degree}, but for {known}; give one of "
+            "those"
+        )
     return rows
 
 
 def _count(layers: int) -> int:
-    return checks.whole("layers", layers, 1, 10_000, "layers", "a model has so many repeated layers")
+    return checks.whole(
+        "layers", layers, 1, 10_000, "layers", "a model has so many repeated layers"
+    )
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    return next((folder / end for end in (f"{name}.csv", f"{name}.csv.gz") if (folder / end).exists()), None)
+    return next(
+        (folder / end for end in (f"{name}.csv", f"{name}.csv.gz") if (folder / end).exists()), None
+    )
 
 
 def _summed(file: Path, by: str, times: Callable[[str], int]) -> tuple[Array, Array]:
     """Return values of a column, rising, and the seconds of all layers there, each as often as it occurs."""
-    layer = np.array(_text(file, ("layer",))["layer"].to_list())
+    layer = np.array(_text(file, ("layer",))[2]["layer"].to_list())
     at, us = _numbers(file, (by, "time_us")).T
     known = np.unique(at)
     total = np.zeros(known.size)
@@ -200,30 +244,26 @@ def _averaged(at: Array, values: Array, known: Array) -> Array:
     return np.asarray(np.interp(known, places, np.bincount(which, values) / np.bincount(which)))
 
 
-def _text(file: Path, names: tuple[str, ...]) -> pl.DataFrame:
+def _text(file: Path, names: tuple[str, ...]) -> tuple[Source, Table, pl.DataFrame]:
     source = Source.at(file)
     table = open_table(source)
     missing = [name for name in names if name not in table.header]
     if missing:
         columns = checks.shown(", ".join(table.header))
-        raise source.fault(f"has the columns {columns}, but not {', '.join(missing)}. Check that it is the right file")
-    text = table.read(names)
+        raise source.fault(
+            f"has the columns {columns}, but not {', '.join(missing)}. Check that it is the right "
+            "file"
+        )
+    text = table.read(names).with_row_index(ROW)
     if text.is_empty():
-        raise source.fault("has no rows, so no time is known. Check that the file was written completely")
-    return text
+        raise source.fault(
+            "has no rows, so no time is known. Check that the file was written completely"
+        )
+    return source, table, text
 
 
 def _numbers(file: Path, names: tuple[str, ...], may_lack: tuple[str, ...] = ()) -> Array:
-    """Return columns of a table, shape (rows, columns): numbers of at least 0, or 0 where a column may lack some."""
-    text = _text(file, names)
-    values = text.select(pl.all().str.strip_chars().cast(pl.Float64, strict=False))
-    for name in names:
-        wrong = ~values[name].is_between(0, _LONGEST).fill_null(name in may_lack)
-        if wrong.any():
-            source, row = Source.at(file), int(wrong.arg_max() or 0)
-            place, problem = open_table(source).explain(row)
-            said = checks.shown(text[name][row])
-            raise source.fault(
-                f"{place} {problem or f'has the {name} {said}, which is no number of at least 0. Correct or delete it'}"
-            )
-    return np.asarray(values.fill_null(0.0).to_numpy(), np.float64)
+    """Return columns of a table, shape (rows, columns): numbers of at least 0, or 0 where some lack."""
+    limits = dict.fromkeys(names, (0.0, _LONGEST))
+    numbers = as_numbers(*_text(file, names), limits, "of at least 0", may_lack)
+    return np.asarray(numbers.to_numpy(), np.float64)
