@@ -4,7 +4,8 @@ from pathlib import Path
 
 from penstock.errors import InputError, nearest
 from penstock.measuring.profiling.clock import PacedClock
-from penstock.measuring.profiling.driving import Episode, RealEngine, run_episode
+from penstock.measuring.profiling.driving import Episode, run_episode
+from penstock.measuring.profiling.engine import RealEngine
 from penstock.measuring.profiling.llama import LlamaShape
 
 ENGINES = ("openvino", "torch")
@@ -58,8 +59,8 @@ def open_engine(
 
         if policy != "sarathi":
             raise InputError(
-                f"policy {policy!r}: OpenVINO's engine has a scheduler of its own, which does what sarathi does; "
-                "leave --policy out, or take the engine torch"
+                f"policy {policy!r}: OpenVINO's engine has a scheduler of its own, which does what "
+                "sarathi does; leave --policy out, or take the engine torch"
             )
         return OpenVinoEngine(shape, token_budget, threads, folder=folder)
 

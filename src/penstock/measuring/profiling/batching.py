@@ -1,7 +1,8 @@
 """Batches as a policy forms them, request by request.
 
-Beside an engine with a scheduler of its own this is a mirror, which knows what the engine does not tell: the chunk of
-each prompt and the tokens before each decode. For an engine without one it decides.
+Beside an engine with a scheduler of its own this is a mirror, which knows what the engine does not
+tell: the chunk of each prompt and the tokens before each decode. For an engine without one it
+decides.
 """
 
 import dataclasses
@@ -43,7 +44,8 @@ class Batch:
     def sums(self) -> tuple[int, int, int, int, int, int]:
         """What its time may depend on.
 
-        Prefill tokens, decode tokens, requests, squares, pairs and context, as `Composition.of_batches` takes them.
+        Prefill tokens, decode tokens, requests, squares, pairs and context, as
+        `Composition.of_batches` takes them.
         """
         return (
             sum(new for _, new, _ in self.prefill),
@@ -81,15 +83,19 @@ class Batching:
         If the policy is an engine's scheduler or looks at more.
     """
 
-    def __init__(self, policy: str | Policy, token_budget: int, max_running: int | None = None) -> None:
+    def __init__(
+        self, policy: str | Policy, token_budget: int, max_running: int | None = None
+    ) -> None:
         chosen = resolve(policy)
         if not isinstance(chosen, Policy) or chosen.sees != SEES_BATCH:
             raise InputError(
-                f"policy {chosen.name!r} is an engine's or looks at more than the next batch, and cannot be timed "
-                "here; take sarathi, orca, vllm-vanilla or fastertransformer"
+                f"policy {chosen.name!r} is an engine's or looks at more than the next batch, and "
+                "cannot be timed here; take sarathi, orca, vllm-vanilla or fastertransformer"
             )
         self.policy = chosen
-        self.token_budget = checks.whole("the token budget", token_budget, 1, 2**20, "tokens", "it is a batch's size")
+        self.token_budget = checks.whole(
+            "the token budget", token_budget, 1, 2**20, "tokens", "it is a batch's size"
+        )
         self.max_running = max_running or _NO_LIMIT
         self._prompts: deque[_Request] = deque()
         self._prompt_tokens = 0
@@ -101,16 +107,6 @@ class Batching:
     def busy(self) -> bool:
         """Whether anything is left to do."""
         return bool(self._prompts or self._decodes)
-
-    @property
-    def waiting(self) -> int:
-        """Requests in prefill."""
-        return len(self._prompts)
-
-    @property
-    def decoding(self) -> int:
-        """Requests in decode."""
-        return len(self._decodes)
 
     def add(self, request: int, prompt: int, output: int) -> None:
         """Put a request at the end of the queue."""
@@ -130,8 +126,12 @@ class Batching:
             y = min(y, self.token_budget)
             x = min(x, self.token_budget - y)
         if x + y <= 0:
-            raise InputError(f"policy {self.policy.name!r} forms an empty batch at {queue}; mend it")
-        decode = tuple((r.number, r.processed) for r, _ in zip(self._decodes.values(), range(y), strict=False))
+            raise InputError(
+                f"policy {self.policy.name!r} forms an empty batch at {queue}; mend it"
+            )
+        decode = tuple(
+            (r.number, r.processed) for r, _ in zip(self._decodes.values(), range(y), strict=False)
+        )
         prefill, ended = self._chunks(x)
         puts_out = (*(request.number for request in ended), *(number for number, _ in decode))
         self._process(decode, ended)
@@ -170,24 +170,3 @@ class Batching:
         for request in ended:
             if request.output > 1:
                 self._decodes[request.number] = request
-
-
-class PolicyDriven:
-    """An engine whose batches are formed here, or mirrored."""
-
-    _batching: Batching
-
-    @property
-    def policy(self) -> Policy:
-        """What forms the batches."""
-        return self._batching.policy
-
-    @property
-    def token_budget(self) -> int:
-        """Most tokens in a batch."""
-        return self._batching.token_budget
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is unfinished."""
-        return self._batching.busy

@@ -1,9 +1,10 @@
 """Measure the batch times of a real engine: requests planned so that batches of all kinds come about.
 
-An episode begins with requests that are to decode side by side, with like contexts. While they decode, prompts come
-one by one. So there are batches of prompts alone, of decodes alone, and mixed ones, full and not. How many decode, how
-long their contexts are and how long the prompts are is drawn from a low-discrepancy sequence, on log scales, so that
-any number of episodes covers what was asked for evenly and in no order.
+An episode begins with requests that are to decode side by side, with like contexts. While they
+decode, prompts come one by one. So there are batches of prompts alone, of decodes alone, and mixed
+ones, full and not. How many decode, how long their contexts are and how long the prompts are is
+drawn from a low-discrepancy sequence, on log scales, so that any number of episodes covers what was
+asked for evenly and in no order.
 """
 
 import dataclasses
@@ -17,11 +18,11 @@ from penstock.errors import InputError
 from penstock.measuring.profiling.driving import (
     Batches,
     Episode,
-    RealEngine,
     joined,
     run_episode,
     without_garbage_collection,
 )
+from penstock.measuring.profiling.engine import RealEngine
 from penstock.simulation.run import Progress
 
 _PROMPTS = 6
@@ -58,7 +59,14 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "decodes", "prompt", "context"):
-            checks.whole(f"the sweep's {name}", getattr(self, name), 1, 2**20, "", "batches of no size take no time")
+            checks.whole(
+                f"the sweep's {name}",
+                getattr(self, name),
+                1,
+                2**20,
+                "",
+                "batches of no size take no time",
+            )
         checks.whole("seed", self.seed, 0, 2**63, "", "take any")
 
     def episodes(self) -> Iterator[Episode]:
@@ -69,13 +77,19 @@ class Sweep:
             (point,) = sequence.random(1)
             decodes = int((self.decodes + 1) ** point[0])
             # contexts about a mean, so that their sum and not only their number varies between episodes
-            middle = min(self.context ** point[1], _PREFILL_BATCHES * self.token_budget / max(decodes, 1))
-            contexts = np.rint(middle * rng.uniform(0.6, 1.4, decodes)).clip(1, self.context).astype(int)
+            middle = min(
+                self.context ** point[1], _PREFILL_BATCHES * self.token_budget / max(decodes, 1)
+            )
+            contexts = (
+                np.rint(middle * rng.uniform(0.6, 1.4, decodes)).clip(1, self.context).astype(int)
+            )
             prompts = np.rint(self.prompt ** point[2:]).astype(int)
             ready = int(np.ceil(contexts.sum() / max(self.token_budget - decodes / 2, 1)))
             steps = _STEPS_BETWEEN * (_PROMPTS + 1)
             requests = [(0, int(before), steps) for before in contexts]
-            requests += [(ready + _STEPS_BETWEEN * (i + 1), int(n), 1) for i, n in enumerate(prompts)]
+            requests += [
+                (ready + _STEPS_BETWEEN * (i + 1), int(n), 1) for i, n in enumerate(prompts)
+            ]
             yield Episode(tuple(requests))
 
     def warm_up(self) -> Iterator[Episode]:
@@ -89,7 +103,12 @@ class Sweep:
 
 
 def measure(
-    engine: RealEngine, sweep: Sweep, seconds: float, *, warm: bool = True, progress: Progress | None = None
+    engine: RealEngine,
+    sweep: Sweep,
+    seconds: float,
+    *,
+    warm: bool = True,
+    progress: Progress | None = None,
 ) -> Batches:
     """Run episodes until they have taken so many seconds of batches.
 
@@ -102,8 +121,8 @@ def measure(
     longest = max(sweep.prompt + 1, sweep.context + _STEPS_BETWEEN * (_PROMPTS + 1))
     if longest > engine.longest:
         raise InputError(
-            f"the sweep has requests of {longest:,} tokens, but the engine takes {engine.longest:,}; lower the longest "
-            "prompt or context"
+            f"the sweep has requests of {longest:,} tokens, but the engine takes "
+            f"{engine.longest:,}; lower the longest prompt or context"
         )
     with without_garbage_collection():
         if warm:

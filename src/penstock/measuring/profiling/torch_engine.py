@@ -1,9 +1,10 @@
 """A Llama of Hugging Face's with random weights, run batch by batch by PyTorch: CUDA where there is one, else the CPU.
 
-The tokens of a batch, prefill and decode, go through the linear layers together, as in serving engines. Keys and
-values lie in tensors made once, a row per running request. Each prompt attends by itself; decodes attend together,
-each to its row, up to the longest context among them (rounded up, so that there are few shapes). Batches of decodes
-alone can run as CUDA graphs, which spare the launch of each kernel. A policy of Penstock's forms the batches.
+The tokens of a batch, prefill and decode, go through the linear layers together, as in serving
+engines. Keys and values lie in tensors made once, a row per running request. Each prompt attends by
+itself; decodes attend together, each to its row, up to the longest context among them (rounded up,
+so that there are few shapes). Batches of decodes alone can run as CUDA graphs, which spare the
+launch of each kernel. A policy of Penstock's forms the batches.
 """
 
 from pathlib import Path
@@ -13,13 +14,11 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.measuring.profiling.batching import Batch, Batching, PolicyDriven
-from penstock.measuring.profiling.clock import Clock
+from penstock.measuring.profiling.batching import Batch, Batching
+from penstock.measuring.profiling.engine import RealEngine, imported
 from penstock.measuring.profiling.llama import LlamaShape
-from penstock.measuring.profiling.machine import machine
 from penstock.system.policies import Policy
 
-_INSTALL = "install it with: pip install 'penstock-llm[torch]'"
 _PACKAGES = ("torch", "transformers")
 _ROUND = 256
 """Decodes attend to a multiple of so many tokens."""
@@ -27,7 +26,7 @@ _SPARE = 0.9
 """Share of the free memory that weights, keys and values may take."""
 
 
-class TorchEngine(PolicyDriven):
+class TorchEngine(RealEngine):
     """A random Llama on PyTorch, whose batches a policy forms.
 
     Parameters
@@ -66,42 +65,47 @@ class TorchEngine(PolicyDriven):
         threads: int = 1,
         cuda_graphs: bool = True,
     ) -> None:
-        torch = _import()
-        whole = checks.whole("max_running", max_running, 1, 65_536, "requests", "each has a row of the KV cache")
-        self._batching = Batching(policy, token_budget, whole)
+        torch, _ = imported("the engine torch needs PyTorch and transformers", "torch", *_PACKAGES)
+        reason = "each has a row of the KV cache"
+        self.max_running: int = checks.whole(
+            "max_running", max_running, 1, 65_536, "requests", reason
+        )
+        super().__init__(Batching(policy, token_budget, max_running))
         threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
         self._device = _device(torch, device)
         cuda = self._device.type == "cuda"
         if not cuda:
             torch.set_num_threads(threads)
-        self.max_running: int | None = max_running
-        self.longest = -(-checks.whole("longest", longest, 2, 2**20, "tokens", "a request has two") // _ROUND) * _ROUND
+        checks.whole("longest", longest, 2, 2**20, "tokens", "a request has two")
+        self.longest = _rounded(longest)
         kind = torch.bfloat16 if cuda else torch.float32
-        _check_memory(torch, self._device, shape, (max_running + 1) * self.longest, 2 if cuda else 4)
+        _check_memory(torch, self._device, shape, (max_running + 1) * self.longest, kind.itemsize)
         self._llama = _Llama(torch, shape, self._device, kind, max_running + 1, self.longest)
         self._torch = torch
         self._graphs: dict[tuple[int, int], tuple[Any, ...]] = {}
         if cuda and cuda_graphs:
             self._capture_all()
         self._rows: dict[int, int] = {}
-        self._free = list(range(max_running))[::-1]  # lowest row first; the last of the cache is nobody's
+        self._free = list(range(max_running))[
+            ::-1
+        ]  # lowest row first; the last of the cache is nobody's
         self._last: dict[int, int] = {}  # the newest token of each request in decode
         self._ids = np.random.default_rng(0).integers(4, shape.vocab, self.longest)
-        self.clock = Clock()
-        name = torch.cuda.get_device_name(self._device) if cuda else None
-        where = name or f"{threads} thread{'s' * (threads > 1)}"
-        graphs = ", CUDA graphs" if self._graphs else ""
-        self.description = f"{shape.describe()}, PyTorch {'bf16' if cuda else 'fp32'} on {where}{graphs}"
-        self.facts = machine(_PACKAGES, threads, name)
-        if cuda:
-            self.facts["cuda"] = str(torch.version.cuda)
+        if not cuda:
+            self._describe(shape, "PyTorch fp32", _PACKAGES, threads)
+            return
+        name = torch.cuda.get_device_name(self._device)
+        self._describe(shape, "PyTorch bf16", _PACKAGES, threads, name)
+        self.facts["cuda"] = str(torch.version.cuda)
+        if self._graphs:
+            self.description += ", CUDA graphs"
 
     def submit(self, request: int, prompt: int, output: int) -> None:
         """Put a request of random tokens at the end of the queue."""
         if prompt + output > self.longest:
             raise InputError(
-                f"a request of {prompt + output:,} tokens does not fit a row of the KV cache, {self.longest:,} tokens; "
-                "raise longest, or give lengths a max"
+                f"a request of {prompt + output:,} tokens does not fit a row of the KV cache, "
+                f"{self.longest:,} tokens; raise longest, or give lengths a max"
             )
         self._batching.add(request, prompt, output)
 
@@ -112,7 +116,9 @@ class TorchEngine(PolicyDriven):
             if not before:
                 self._rows[request] = self._free.pop()
         tokens = self._run(batch)
-        emitted = dict(zip([r for r, *_ in batch.prefill] + [r for r, _ in batch.decode], tokens, strict=True))
+        emitted = dict(
+            zip([r for r, *_ in batch.prefill] + [r for r, _ in batch.decode], tokens, strict=True)
+        )
         for request in batch.puts_out:
             self._last[request] = emitted[request]
         for request in self._batching.left:
@@ -127,14 +133,22 @@ class TorchEngine(PolicyDriven):
         with torch.inference_mode():
             if not batch.prefill and self._graphs:
                 return self._replay(batch)
-            ids = [token for _, new, before in batch.prefill for token in self._ids[before : before + new].tolist()]
+            ids = [
+                token
+                for _, new, before in batch.prefill
+                for token in self._ids[before : before + new].tolist()
+            ]
             ids += [self._last[request] for request, _ in batch.decode]
-            places = [index for _, new, before in batch.prefill for index in range(before, before + new)]
+            places = [
+                index for _, new, before in batch.prefill for index in range(before, before + new)
+            ]
             places += [before for _, before in batch.decode]
             chunks = [(self._rows[request], new, before) for request, new, before in batch.prefill]
             decode = self._decodes(batch) if batch.decode else None
             on = self._device
-            logits = self._llama(torch.tensor(ids, device=on), torch.tensor(places, device=on), chunks, decode)
+            logits = self._llama(
+                torch.tensor(ids, device=on), torch.tensor(places, device=on), chunks, decode
+            )
             tokens: list[int] = logits.argmax(-1).tolist()  # waits for the device
             return tokens
 
@@ -144,11 +158,16 @@ class TorchEngine(PolicyDriven):
         rows = [self._rows[request] for request, _ in batch.decode]
         before = [tokens for _, tokens in batch.decode]
         on = self._device
-        return torch.tensor(rows, device=on), torch.tensor(before, device=on), max(rows) + 1, self._context(before)
+        return (
+            torch.tensor(rows, device=on),
+            torch.tensor(before, device=on),
+            max(rows) + 1,
+            self._context(before),
+        )
 
     def _context(self, before: list[int]) -> int:
         """Return the context to attend to, for decodes after so many tokens."""
-        return min(-(-(max(before) + 1) // _ROUND) * _ROUND, self.longest)
+        return min(_rounded(max(before) + 1), self.longest)
 
     def _replay(self, batch: Batch) -> list[int]:
         """Run decodes as a CUDA graph for a power of two of them; those that are missing decode in nobody's row."""
@@ -166,16 +185,20 @@ class TorchEngine(PolicyDriven):
 
     def _capture_all(self) -> None:
         """Capture a graph for each power of two of decodes and each context, before any clock runs."""
-        pool = self._torch.cuda.graph_pool_handle()  # one at a time is run, so all may use the same memory
+        pool = (
+            self._torch.cuda.graph_pool_handle()
+        )  # one at a time is run, so all may use the same memory
         with self._torch.inference_mode():
-            for bits in range(((self.max_running or 1) - 1).bit_length() + 1):
+            for bits in range((self.max_running - 1).bit_length() + 1):
                 for context in range(_ROUND, self.longest + 1, _ROUND):
                     self._graphs[1 << bits, context] = self._captured(1 << bits, context, pool)
 
     def _captured(self, size: int, context: int, pool: Any) -> tuple[Any, ...]:
         """Capture the graph of so many decodes up to so long a context."""
         torch = self._torch
-        ids, rows, places = (torch.zeros(size, dtype=torch.long, device=self._device) for _ in range(3))
+        ids, rows, places = (
+            torch.zeros(size, dtype=torch.long, device=self._device) for _ in range(3)
+        )
         rows.fill_(self.max_running)
 
         def forward() -> Any:
@@ -197,7 +220,9 @@ class TorchEngine(PolicyDriven):
 class _Llama:
     """The forward pass, over the modules of `transformers.LlamaForCausalLM`."""
 
-    def __init__(self, torch: Any, shape: LlamaShape, device: Any, kind: Any, rows: int, longest: int) -> None:
+    def __init__(
+        self, torch: Any, shape: LlamaShape, device: Any, kind: Any, rows: int, longest: int
+    ) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -215,18 +240,21 @@ class _Llama:
         self.keys = torch.zeros(size, dtype=kind, device=device)
         self.values = torch.zeros(size, dtype=kind, device=device)
 
-    def __call__(self, ids: Any, places: Any, chunks: list[tuple[int, int, int]], decode: Any) -> Any:
+    def __call__(
+        self, ids: Any, places: Any, chunks: list[tuple[int, int, int]], decode: Any
+    ) -> Any:
         """Return the logits of the last token of each chunk, then of each decode.
 
         Parameters
         ----------
         ids, places
-            Shape (tokens,): tokens, and where in its request each stands; chunks first, then decodes.
+            Shape (tokens,): tokens, and where in its request each stands; chunks first, then
+            decodes.
         chunks
             (row, new tokens, tokens before) of each prompt.
         decode
-            Rows and tokens before, shape (decodes,), the rows in use or None for those of the decodes alone, and the
-            context to attend to; None without decodes.
+            Rows and tokens before, shape (decodes,), the rows in use or None for those of the
+            decodes alone, and the context to attend to; None without decodes.
         """
         model, shape = self.model.model, self.shape
         x = model.embed_tokens(ids)
@@ -252,7 +280,9 @@ class _Llama:
             x = x[self.torch.tensor(last, device=x.device)]
         return self.model.lm_head(model.norm(x))
 
-    def _attend(self, layer: int, q: Any, k: Any, v: Any, chunks: list[tuple[int, int, int]], decode: Any) -> Any:
+    def _attend(
+        self, layer: int, q: Any, k: Any, v: Any, chunks: list[tuple[int, int, int]], decode: Any
+    ) -> Any:
         """Keep keys and values, and return what attention finds, shape (tokens, heads x head size)."""
         torch, shape = self.torch, self.shape
         keys, values = self.keys[layer], self.values[layer]
@@ -261,7 +291,11 @@ class _Llama:
             keys[row, :, before : before + new] = k[:, at : at + new]
             values[row, :, before : before + new] = v[:, at : at + new]
             end = before + new
-            visible = torch.ones(new, end, dtype=torch.bool, device=q.device).tril(before) if before else None
+            visible = (
+                torch.ones(new, end, dtype=torch.bool, device=q.device).tril(before)
+                if before
+                else None
+            )
             shared = shape.heads // shape.kv_heads
             out = torch.nn.functional.scaled_dot_product_attention(
                 q[None, :, at : at + new],
@@ -297,9 +331,18 @@ class _Llama:
         else:
             near, far = keys[rows, :, :context], values[rows, :, :context]
         scores = torch.matmul(grouped, near.transpose(-1, -2)) * shape.head_size**-0.5
-        weights = scores.masked_fill(hidden[:, None, None], float("-inf")).float().softmax(-1).to(scores.dtype)
+        weights = (
+            scores.masked_fill(hidden[:, None, None], float("-inf"))
+            .float()
+            .softmax(-1)
+            .to(scores.dtype)
+        )
         out = torch.matmul(weights, far)
         return (out[rows] if whole else out).reshape(count, -1)
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // _ROUND) * _ROUND
 
 
 def _device(torch: Any, wanted: str) -> Any:
@@ -308,22 +351,23 @@ def _device(torch: Any, wanted: str) -> Any:
     if wanted not in ("auto", "cuda", "cpu"):
         raise InputError(f"device is {checks.shown(wanted)}; give auto, cuda or cpu")
     if wanted == "cuda" and not there:
-        raise InputError("device is 'cuda', but PyTorch finds no GPU here; give cpu, or install a PyTorch for CUDA")
+        raise InputError(
+            "device is 'cuda', but PyTorch finds no GPU here; give cpu, or install a PyTorch for "
+            "CUDA"
+        )
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
 def _check_memory(torch: Any, device: Any, shape: LlamaShape, tokens: int, size: int) -> None:
     """Refuse what does not fit before it is allocated."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = _free_memory()
-    weights, cache = shape.parameters * size, tokens * shape.kv_values * size
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
+    weights = shape.parameters * size
+    cache = tokens * shape.kv_values * size
     if weights + cache > _SPARE * free:
         raise InputError(
-            f"weights of {weights / 1e9:.1f} GB and a KV cache of {cache / 1e9:.1f} GB do not fit into "
-            f"{_SPARE:.0%} of the {free / 1e9:.1f} GB that are free; lower max_running or longest, or take a smaller "
-            "model"
+            f"weights of {weights / 1e9:.1f} GB and a KV cache of {cache / 1e9:.1f} GB do not fit "
+            f"into {_SPARE:.0%} of the {free / 1e9:.1f} GB that are free; lower max_running or "
+            "longest, or take a smaller model"
         )
 
 
@@ -331,15 +375,8 @@ def _free_memory() -> float:
     """Return the bytes of memory that are free here; endless where that is not known."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        return (
+            float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        )
     except (OSError, StopIteration):
         return float("inf")
-
-
-def _import() -> Any:
-    try:
-        import torch
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"the engine torch needs PyTorch and transformers ({error}); {_INSTALL}") from None
-    return torch

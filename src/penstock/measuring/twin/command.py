@@ -23,7 +23,7 @@ from penstock.show.options import (
 )
 
 if TYPE_CHECKING:
-    from penstock.measuring.profiling.driving import RealEngine
+    from penstock.measuring.profiling.engine import RealEngine
     from penstock.system.batch_time import BatchTime
     from penstock.workload.pairs import Lengths
 
@@ -102,8 +102,9 @@ def profile(
 
     sweep = Sweep(token_budget, min(decodes, token_budget, max_running), prompt, context, seed)
     running = _open(
-        engine, model, token_budget, threads, policy, max_running, longest, device, clock
-    )
+        engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
+        longest=longest, device=device, clock=clock,
+    )  # fmt: skip
     with progress.bar(f"Measuring {running.description}") as show:
         batches = measure(running, sweep, seconds, progress=show)
     if measurements is not None:
@@ -192,8 +193,9 @@ def twin(
     )
     model_given = _batch_time(batch_time)
     running = _open(
-        engine, model, token_budget, threads, policy, max_running, longest, device, clock
-    )
+        engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
+        longest=longest, device=device, clock=clock,
+    )  # fmt: skip
     progress.announce_compilation()
     with progress.bar(f"Running {running.description}") as show:
         found = experiment.twin(
@@ -229,42 +231,31 @@ def _draw(found: Any, figures: Path | None, report: Path | None, as_json: bool) 
         say_written("Report", [report], as_json)
 
 
-def _open(
-    name: str,
-    model: str,
-    token_budget: int,
-    threads: int,
-    policy: str,
-    max_running: int,
-    longest: int,
-    device: str,
-    clock: str,
-) -> "RealEngine":
+def _open(name: str, model: str, token_budget: int, **options: Any) -> "RealEngine":
+    """Start an engine, with options of `open_engine`."""
     from penstock.measuring.profiling import open_engine
     from penstock.measuring.profiling.llama import llama
 
     with progress.bar(f"Starting {name}"):
-        return open_engine(
-            name, llama(model), token_budget, threads=threads, clock=clock, policy=policy, max_running=max_running,
-            longest=longest, device=device,
-        )  # fmt: skip
+        return open_engine(name, llama(model), token_budget, **options)
 
 
 def _lengths(prompt: str, output: str) -> "Lengths":
+    from penstock.workload.pairs import Independent
+
+    return Independent(_distribution("--prompt", prompt), _distribution("--output", output))
+
+
+def _distribution(option: str, text: str) -> Any:
     import yaml
 
     from penstock.scenario.scenario import length
-    from penstock.workload.pairs import Independent
 
-    found = []
-    for name, text in (("--prompt", prompt), ("--output", output)):
-        try:
-            found.append(length(yaml.safe_load(text)))
-        except (yaml.YAMLError, ValueError) as error:
-            raise InputError(
-                f"{name} {checks.shown(text)}: {' '.join(str(error).split())}"
-            ) from None
-    return Independent(found[0], found[1])
+    try:
+        return length(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"{option} {checks.shown(text)}: {problem}") from None
 
 
 def _loads(text: str) -> tuple[float, ...]:

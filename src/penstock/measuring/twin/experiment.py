@@ -1,8 +1,9 @@
 """Drive a real engine with Poisson arrivals, and simulate the very same requests with batch times measured before.
 
-A load rho is the arrival rate over the rate at which the simulated server completes requests in overload, so it is
-known before the run. Below 1 a backlog drains, above it grows; that is said before the run, too. Runs close to rho = 1
-begin with a backlog, because a queue that begins empty grows at first at any load.
+A load rho is the arrival rate over the rate at which the simulated server completes requests in
+overload, so it is known before the run. Below 1 a backlog drains, above it grows; that is said
+before the run, too. Runs close to rho = 1 begin with a backlog, because a queue that begins empty
+grows at first at any load.
 """
 
 import dataclasses
@@ -15,14 +16,16 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.measuring.fitting.fit import Fit, fit
-from penstock.measuring.profiling.driving import Batches, RealEngine, drive, joined, run_episode
+from penstock.measuring.fitting.judged import seconds_of
+from penstock.measuring.profiling.driving import Batches, drive, joined, run_episode
+from penstock.measuring.profiling.engine import RealEngine
 from penstock.measuring.profiling.measurements import measured
 from penstock.measuring.profiling.sweep import Sweep, measure
 from penstock.measuring.twin.drift import Drift, drift_of
 from penstock.measuring.twin.observed import observed_run
 from penstock.simulation.run import Progress, Run
 from penstock.simulation.simulate import simulate
-from penstock.system.batch_time import BatchTime, Composition, scaled
+from penstock.system.batch_time import BatchTime, scaled
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.words import METRICS
@@ -80,18 +83,25 @@ class Settings:
         for load in self.loads:
             checks.number("a load", load, 0.01, 5, "", "1 is all that the server can carry")
         checks.whole("seeds", self.seeds, 1, 1_000, "", "each is a round of runs")
-        checks.number("seconds", self.seconds, 0.1, 86_400, "s", "for so long requests arrive in a run")
-        checks.number("backlog", self.backlog_s, 0, 86_400, "s", "so much work waits at the start")
-        checks.number("rehearsal_s", self.rehearsal_s, 0.1, 86_400, "s", "for so long requests come before each run")
-        checks.number("calibrate_s", self.calibrate_s, 0.1, 86_400, "s", "for so long batches are measured")
+        for name, value, least, reason in (
+            ("seconds", self.seconds, 0.1, "for so long requests arrive in a run"),
+            ("backlog", self.backlog_s, 0, "so much work waits at the start"),
+            ("rehearsal_s", self.rehearsal_s, 0.1, "for so long requests come before each run"),
+            ("calibrate_s", self.calibrate_s, 0.1, "for so long batches are measured"),
+        ):
+            checks.number(name, value, least, 86_400, "s", reason)
 
     def sweep(self, token_budget: int, policy: str) -> Sweep:
         """Return the batches to measure: all kinds that these requests can bring about."""
         prompt, output = self.lengths.sample(np.random.default_rng(self.seed), _SAMPLE)
         share = float((output - 1).sum() / (prompt + output - 1).sum())
-        most = 1.5 * share if policy == "sarathi" else 1.0  # decode first keeps the mix; others can pile decodes up
+        most = (
+            1.5 * share if policy == "sarathi" else 1.0
+        )  # decode first keeps the mix; others can pile decodes up
         decodes = min(token_budget, int(most * token_budget) + 8)
-        return Sweep(token_budget, decodes, int(prompt.max()), int((prompt + output).max()), self.seed)
+        return Sweep(
+            token_budget, decodes, int(prompt.max()), int((prompt + output).max()), self.seed
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -126,7 +136,8 @@ class Prediction:
     carried
         Requests/s that the simulated server completes in overload.
     theory
-        What the certificate says of the server under Poisson arrivals at this rate: stable, unstable or unknown.
+        What the certificate says of the server under Poisson arrivals at this rate: stable,
+        unstable or unknown.
     """
 
     rho: float
@@ -171,7 +182,10 @@ class Trial:
 
     def latency(self, metric: str, statistic: str = "mean") -> tuple[float, float]:
         """Return a statistic of latency, measured and simulated, seconds."""
-        values = (run.latency().row(list(METRICS).index(metric), named=True) for run in (self.measured, self.simulated))
+        values = (
+            run.latency().row(list(METRICS).index(metric), named=True)
+            for run in (self.measured, self.simulated)
+        )
         first, second = (value[statistic] for value in values)
         return float(first), float(second)
 
@@ -198,7 +212,8 @@ class Twin:
     speed
         Time of the same batches at the end over that after the first calibration.
     pace
-        Real seconds that a second of the engine's clock took: 5%, 50% and 95% quantile; None if it goes by real time.
+        Real seconds that a second of the engine's clock took: 5%, 50% and 95% quantile; None if it
+        goes by real time.
     """
 
     description: str
@@ -223,10 +238,13 @@ def calibrate(sweep: Sweep, batches: Batches, description: str) -> Calibration:
     return Calibration(fitted.model, fitted, sweep)
 
 
-def predict(server: Server, lengths: Lengths, loads: Sequence[float], seed: int = 0) -> list[Prediction]:
+def predict(
+    server: Server, lengths: Lengths, loads: Sequence[float], seed: int = 0
+) -> list[Prediction]:
     """Return rates, directions and certificates at given loads.
 
-    What the server carries is found by simulation in slight overload; the rate of overload is found in a few steps.
+    What the server carries is found by simulation in slight overload; the rate of overload is found
+    in a few steps.
     """
     forward = server.tokens_per_request(lengths.mean_prompt, lengths.mean_output)
     carried = server.batch_time.capacity(server.token_budget) / forward
@@ -237,7 +255,9 @@ def predict(server: Server, lengths: Lengths, loads: Sequence[float], seed: int 
         tokens = int((half["prefill_tokens"] + half["decode_tokens"]).sum())
         carried = tokens / (float(half["duration_ns"].sum()) * 1e-9) / forward
     return [
-        Prediction(rho, rate, carried, certify(Workload(Poisson(rate), lengths, seed), server).verdict)
+        Prediction(
+            rho, rate, carried, certify(Workload(Poisson(rate), lengths, seed), server).verdict
+        )
         for rho, rate in ((rho, rho * carried) for rho in loads)
     ]
 
@@ -246,18 +266,17 @@ def requests_of(
     prediction: Prediction, settings: Settings, seed: int
 ) -> tuple[int, npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Draw the requests of a run: how many wait at the start, arrivals in seconds, prompt and output tokens."""
-    wanted = prediction.carried * settings.backlog_s if prediction.rho >= NEAR else 0
-    backlog = round(wanted)
-    prompt, output = settings.lengths.sample(np.random.default_rng((seed, 1)), backlog)
-    arrival, prompts, outputs = [np.zeros(backlog)], [prompt], [output]
+    backlog = round(prediction.carried * settings.backlog_s if prediction.rho >= NEAR else 0)
+    waiting = settings.lengths.sample(np.random.default_rng((seed, 1)), backlog)
+    parts: list[tuple[npt.NDArray[Any], ...]] = [(np.zeros(backlog), *waiting)]
     for block in Workload(Poisson(prediction.rate), settings.lengths, seed).blocks():
         within = block.arrival_s <= settings.seconds
-        arrival.append(block.arrival_s[within])
-        prompts.append(block.prompt_tokens[within])
-        outputs.append(block.output_tokens[within])
+        columns = (block.arrival_s, block.prompt_tokens, block.output_tokens)
+        parts.append(tuple(column[within] for column in columns))
         if not within.all():
             break
-    return backlog, np.concatenate(arrival), np.concatenate(prompts), np.concatenate(outputs)
+    arrival, prompt, output = map(np.concatenate, zip(*parts, strict=True))
+    return backlog, arrival, prompt, output
 
 
 def run_trial(
@@ -273,47 +292,52 @@ def run_trial(
     longest = int((prompt + output).max())
     if longest > engine.longest:
         raise InputError(
-            f"a request of {longest:,} tokens was drawn, but the engine takes {engine.longest:,}; give lengths a max"
+            f"a request of {longest:,} tokens was drawn, but the engine takes {engine.longest:,}; "
+            "give lengths a max"
         )
     patience = _SLOWEST * (settings.seconds + settings.backlog_s) + 10
     timeline = drive(engine, arrival, prompt, output, most_seconds=patience, progress=progress)
     observed = observed_run(server, prompt, output, timeline)
     workload = Workload.from_arrays(arrival - arrival[0], prompt, output)
     simulated = simulate(workload, server, record="batches")
-    offered = prediction.rate * server.tokens_per_request(settings.lengths.mean_prompt, settings.lengths.mean_output)
-    measured_drift, simulated_drift = (drift_of(run, offered) if backlog else None for run in (observed, simulated))
+    offered = prediction.rate * server.tokens_per_request(
+        settings.lengths.mean_prompt, settings.lengths.mean_output
+    )
+    measured_drift, simulated_drift = (
+        drift_of(run, offered) if backlog else None for run in (observed, simulated)
+    )
     error = _batch_error(server.batch_time, timeline.batches)
-    return Trial(prediction, seed, backlog, observed, simulated, measured_drift, simulated_drift, error)
+    return Trial(
+        prediction, seed, backlog, observed, simulated, measured_drift, simulated_drift, error
+    )
 
 
 def rehearse(engine: RealEngine, prediction: Prediction, settings: Settings, seed: int) -> Batches:
     """Return the batches of a run at the same load, without a backlog and with other requests.
 
-    Batches of a kind that a sweep saw seldom may be common, and a decode batch is quicker after its like than after a
-    long prompt.
+    Batches of a kind that a sweep saw seldom may be common, and a decode batch is quicker after its
+    like than after a long prompt.
     """
     calm = dataclasses.replace(prediction, rho=min(prediction.rho, NEAR / 2))  # no backlog
     short = dataclasses.replace(settings, seconds=settings.rehearsal_s)
     _, arrival, prompt, output = requests_of(calm, short, _REHEARSAL + seed)
-    return drive(engine, arrival, prompt, output, most_seconds=_SLOWEST * settings.rehearsal_s + 10).batches
+    return drive(
+        engine, arrival, prompt, output, most_seconds=_SLOWEST * settings.rehearsal_s + 10
+    ).batches
 
 
 def _batch_error(model: BatchTime, batches: Batches) -> float:
     """Return the model's time of batches over the measured time, less 1."""
-    return float(_modelled(model, batches).sum() / batches.seconds.sum() - 1)
-
-
-def _modelled(model: BatchTime, batches: Batches) -> npt.NDArray[np.float64]:
-    if isinstance(model, Composition):
-        return model.of_batches(*batches.sums.T)
-    return model(batches.sums[:, 0] + batches.sums[:, 1])
+    ran = measured(batches, "the run")
+    return float(seconds_of(model, ran).sum() / ran.seconds.sum() - 1)
 
 
 def _probe(engine: RealEngine, sweep: Sweep) -> float:
     """Return the seconds that a few fixed episodes take."""
     episodes = dataclasses.replace(sweep, seed=sweep.seed + 1).episodes()
     return sum(
-        float(run_episode(engine, episode).seconds.sum()) for episode, _ in zip(episodes, range(_PROBES), strict=False)
+        float(run_episode(engine, episode).seconds.sum())
+        for episode, _ in zip(episodes, range(_PROBES), strict=False)
     )
 
 
@@ -341,7 +365,8 @@ def twin(
     settings
         What to run.
     batch_time
-        A model fitted before; None: batches are measured before each round of loads, since machines drift.
+        A model fitted before; None: batches are measured before each round of loads, since machines
+        drift.
     say
         Called with each prediction before its run, and with what was found after it.
     progress
@@ -365,23 +390,47 @@ def twin(
             _probe(engine, sweep)  # its first time is slow
             first = _probe(engine, sweep)
         for load in settings.loads:
-            server = Server(calibrations[-1].batch_time, engine.token_budget, engine.max_running, policy=engine.policy)
-            (prediction,) = predict(server, settings.lengths, [load], settings.seed)
-            if batches is not None:  # what was measured just before counts most
-                rehearsed = rehearse(engine, prediction, settings, seed)
-                batches = joined([batches, rehearsed])
-                model = calibrate(sweep, batches, engine.description).batch_time
-                pace = 1 / (1 + _batch_error(model, rehearsed))
-                server = dataclasses.replace(server, batch_time=scaled(model, pace))
-                (prediction,) = predict(server, settings.lengths, [load], settings.seed)
+            server, prediction, batches = _prepared(
+                engine, settings, calibrations[-1], load, seed, batches
+            )
             say(
-                f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog {prediction.direction}, says the "
-                f"simulation; by theorem it is {prediction.theory}"
+                f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog "
+                f"{prediction.direction}, says the simulation; by theorem it is {prediction.theory}"
             )
             trials.append(run_trial(engine, server, prediction, settings, seed, next(share)))
             say(summary(trials[-1]))
     speed = _probe(engine, sweep) / first
-    return Twin(engine.description, engine.facts, settings, tuple(calibrations), tuple(trials), speed, _pace(engine))
+    rounds = tuple(calibrations)
+    return Twin(
+        engine.description, engine.facts, settings, rounds, tuple(trials), speed, _pace(engine)
+    )
+
+
+def _prepared(
+    engine: RealEngine,
+    settings: Settings,
+    calibration: Calibration,
+    load: float,
+    seed: int,
+    batches: Batches | None,
+) -> tuple[Server, Prediction, Batches | None]:
+    """Return the server to simulate and what it says of a load.
+
+    Where batches were measured, a rehearsal joins them, and sets the pace: what was measured just
+    before counts most.
+    """
+    model = calibration.batch_time
+    server = Server(model, engine.token_budget, engine.max_running, policy=engine.policy)
+    (prediction,) = predict(server, settings.lengths, [load], settings.seed)
+    if batches is None:
+        return server, prediction, None
+    rehearsed = rehearse(engine, prediction, settings, seed)
+    batches = joined([batches, rehearsed])
+    model = calibrate(calibration.sweep, batches, engine.description).batch_time
+    pace = 1 / (1 + _batch_error(model, rehearsed))
+    server = dataclasses.replace(server, batch_time=scaled(model, pace))
+    (prediction,) = predict(server, settings.lengths, [load], settings.seed)
+    return server, prediction, batches
 
 
 def summary(trial: Trial) -> str:
@@ -393,7 +442,9 @@ def summary(trial: Trial) -> str:
     return line + f"; batches: model {trial.batch_error:+.1%}"
 
 
-def _shares(settings: Settings, calibrates: bool, progress: Progress | None) -> Iterator[Progress | None]:
+def _shares(
+    settings: Settings, calibrates: bool, progress: Progress | None
+) -> Iterator[Progress | None]:
     """Yield for each stage of the work what reports its share as one of the whole."""
     stages = settings.seeds * (len(settings.loads) + calibrates)
     for stage in range(stages):
@@ -433,7 +484,14 @@ def _trial_as_dict(trial: Trial) -> dict[str, Any]:
         ("simulated", trial.simulated, trial.simulated_drift),
     ):
         latency = {metric.pop("metric"): metric for metric in run.latency().to_dicts()}
-        record[name] = {"latency": latency, "utilisation": run.utilisation, "batches": run.n_batches}
+        record[name] = {
+            "latency": latency,
+            "utilisation": run.utilisation,
+            "batches": run.n_batches,
+        }
         if drift:
-            record[name]["drift"] = dataclasses.asdict(drift) | {"load": drift.load, "direction": drift.direction}
+            record[name]["drift"] = dataclasses.asdict(drift) | {
+                "load": drift.load,
+                "direction": drift.direction,
+            }
     return record
