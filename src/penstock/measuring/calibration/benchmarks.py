@@ -109,23 +109,17 @@ def read_benchmarks(
     for path in files:
         try:
             source = Source.at(path, max_gib)
-            usable = _usable(source, *_rows_of(source, format))
+            run = str(path) if same_name else path.name
+            rows += _usable(source, run, *_rows_of(source, format))
         except NoResult as error:
             no_result = error
             left_out.append(path.name)
-            continue
-        for row in usable:
-            if same_name and row["run"] == path.name:
-                row["run"] = str(path)
-        rows += usable
     if not rows:
         raise no_result or InputError(
             "no file was given, so there is nothing to calibrate on; give benchmark results"
         )
     if left_out:
-        names = ", ".join(left_out[:_NAMED])
-        more = f" and {len(left_out) - _NAMED:,} more" if len(left_out) > _NAMED else ""
-        add_note(rows[0], f"left out, as no benchmark results: {names}{more}")
+        add_note(rows[0], f"left out, as no benchmark results: {_listed(left_out)}")
     for number, row in enumerate(rows):
         row["row"] = number
     _name_shapes(rows)
@@ -155,6 +149,11 @@ def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
         files += results
         others += [file.name for file in held if file not in results]
     return files, others
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
@@ -227,11 +226,11 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
 """What a benchmark can have measured, by column: lowest, highest, unit."""
 
 
-def _usable(source: Source, rows: list[Row], format: str) -> list[Row]:
+def _usable(source: Source, run: str, rows: list[Row], format: str) -> list[Row]:
     """Return the rows that say what was sent and how long it took; a note says what is left out."""
     lacking = [_lacking(row) for row in rows]
     usable = [
-        _checked(source, number, row, format)
+        _checked(source, number, {"run": run} | row, format)
         for number, (row, reason) in enumerate(zip(rows, lacking, strict=True), 1)
         if reason is None
     ]
@@ -265,7 +264,6 @@ def _lacking(row: Row) -> str | None:
 def _checked(source: Source, number: int, row: Row, format: str) -> Row:
     """Refuse what no benchmark can have measured; a time of 0 is one that was not measured."""
     place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
-    row.setdefault("run", source.path.name)
     for name in _TIMES:
         value = row.get(name)
         row[name] = (

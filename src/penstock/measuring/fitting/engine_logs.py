@@ -22,7 +22,8 @@ from penstock.measuring.fitting.batches import SHORTEST_S, MeasuredBatches, limi
 Floats = npt.NDArray[np.float64]
 
 _ITERATION = re.compile(
-    r"(\d+) context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
+    r"(\d+) context requests, (\d+) context tokens, "
+    r"(\d+) generation requests, (\d+) generation tokens, "
     r"iteration elapsed time: (\d+(?:\.\d+)?) ms(?:.*?KV cache usage: (\d+(?:\.\d+)?)%)?"
 )
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -87,7 +88,7 @@ def _block(usage: Floats, capacity: float) -> float | None:
 
 
 def find_passes(source: Source) -> MeasuredBatches:
-    """Read forward-pass metrics, version 1: JSON Lines of a subscriber's, or Dynamo's trace of them.
+    """Read forward-pass metrics, version 1: JSON Lines of a subscriber, or Dynamo's trace of them.
 
     SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through
     Dynamo. Idle heartbeats take no time and are no batches.
@@ -135,7 +136,8 @@ _STATS = (
     "numGenKvTokens",
 )
 _LOGGED = (
-    "elapsed time", "context requests", "context tokens", "generation requests", "generation tokens",
+    "elapsed time", "context requests", "context tokens",
+    "generation requests", "generation tokens",
 )  # fmt: skip
 
 
@@ -202,7 +204,7 @@ def _possible(source: Source, place: str, names: Sequence[str], values: list[flo
 
 
 def _records(source: Source) -> Iterator[Any]:
-    """Return the JSON objects of a file: one a line, lists of them, or one document; None for what is none."""
+    """Return the JSON objects of a file, one a line, in lists, or one; None for what is none."""
     with source.open() as file:
         text = file.read().decode("utf-8", "replace")
     try:

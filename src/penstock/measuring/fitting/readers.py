@@ -1,8 +1,8 @@
 """Read measured batches: plain tables, and the logs and metrics of engines."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from penstock.measuring.fitting.batches import (
 )
 from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.engine_logs import find_iterations, find_passes, find_stats
-from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
 from penstock.measuring.fitting.layers.times import LayerTimes
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
@@ -86,28 +86,22 @@ def read_batches(
     if format is not None and format not in FORMATS:
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
     if format == "llmservingsim" or (format is None and path.is_dir()):
-        named = re.fullmatch(r"tp(\d+)", path.name)
-        return _layers_known(
-            path,
-            layers,
-            int(named[1]) if named else 1,
-            lambda n: read_llmservingsim(path, n, tensor_parallel=1),
-        )
+        read = partial(read_llmservingsim, path, tensor_parallel=1)
+        return _layers_known(path, layers, degree_of(path), read)
     source = Source.at(path, max_gib)
-    found = format or _told(source)
-    if found in _LINES:
+    kind = format or _told(source)
+    if kind in _LINES:
         if where:
             raise InputError(
-                f"{source.name} is no table but of the format {found}; leave `where` out"
+                f"{source.name} is no table but of the format {kind}; leave `where` out"
             )
-        return _LINES[found](source)
+        return _LINES[kind](source)
     table = open_table(source)
-    if found == "vidur":
+    if kind == "vidur":
         degree = _degree(dict(where or {}))
-        return _layers_known(
-            path, layers, degree, lambda n: read_vidur(path, layers=n, tensor_parallel=degree)
-        )
-    return _TABLES[found](source, table, dict(where or {}))
+        read = partial(read_vidur, path, tensor_parallel=degree)
+        return _layers_known(path, layers, degree, read)
+    return _TABLES[kind](source, table, dict(where or {}))
 
 
 def _told(source: Source) -> str:
@@ -157,21 +151,24 @@ _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
 
 
 def _layers_known(
-    path: Path, layers: int | None, degree: int, read: Callable[[int], LayerTimes]
+    path: Path, layers: int | None, degree: int, read: Callable[..., LayerTimes]
 ) -> MeasuredBatches:
-    """Return the batches of a profile of one accelerator out of ``degree``, and say what is not in their times."""
+    """Return the batches of one accelerator out of ``degree``, and say what is not in their times."""
     if layers is None:
         raise InputError(
             f"{path.name} holds times of single layers, so a batch's time needs their number; give "
             "`layers` (--layers): 32 in Llama-3.1-8B, 48 in CodeLlama-34B"
         )
-    batches = read(layers).without_attention()
+    batches = read(layers=layers).without_attention()
     missing = ["attention"]
     if degree > 1:
         missing.append(f"exchange between {degree} accelerators")
     return dataclasses.replace(
         batches,
-        source=f"{path.name} (profile of single layers, times {layers:,}, without {' and '.join(missing)})",
+        source=(
+            f"{path.name} (profile of single layers, times {layers:,}, "
+            f"without {' and '.join(missing)})"
+        ),
         notes=tuple(
             f"{what} is not in these times, so batches take longer than this model says"
             for what in missing
@@ -221,7 +218,7 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
 
 
 def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
-    """Read sampled steps of vLLM: those whose next step was sampled, too, as only their own time is known.
+    """Read sampled steps of vLLM: those whose next was sampled, too, as only their time is known.
 
     KV blocks in use bound the context: 16 tokens each, the last block of a request half full on
     average, the prompts of this batch not counted. Prompts that share a prefix share its blocks, so

@@ -185,10 +185,10 @@ def twin(
     """
     inputs = [] if batch_time is None else files_of(batch_time)
     check_outputs(inputs, {"--report": report}, figures)
-    from penstock.measuring.twin import experiment
+    from penstock.measuring.twin import experiment, records
     from penstock.measuring.twin import terminal as terminal_twin
 
-    settings = experiment.Settings(
+    settings = records.Settings(
         _lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed
     )
     model_given = _batch_time(batch_time)
@@ -208,7 +208,7 @@ def twin(
     if figures is not None or report is not None:
         _draw(found, figures, report, as_json)
     if as_json:
-        print_json(experiment.as_dict(found))
+        print_json(records.as_dict(found))
     elif markdown:
         print(terminal_twin.as_markdown(found))
     else:
