@@ -75,83 +75,68 @@ def refine(
         Called now and then with the share that is done, at most.
     """
     names = list(values)
-    search = _Search(rows, build, names, priors, progress)
-    point = search.at(np.log([values[name] for name in names]))
+    prior = _Prior(
+        np.log([priors[name].centre for name in names]),
+        np.array([priors[name].deviation for name in names]) ** -2,
+    )
+    calls = 0
+
+    def misfits_at(theta: Floats) -> Floats:
+        nonlocal calls
+        calls += 1
+        if progress is not None:
+            progress(min(calls / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
+        return misfits(rows, *build(_named(names, np.exp(theta))))
+
+    theta = np.log([values[name] for name in names])
+    now = misfits_at(theta)
+    cost = prior.cost(theta, now)
     damping = 1.0
     for _ in range(_MOST_ROUNDS):
-        slopes = search.slopes(point)
-        before = point.cost
+        ahead = [misfits_at(theta + _SLOPE * e) for e in np.eye(theta.size)]
+        slopes = np.column_stack([(then - now) / _SLOPE for then in ahead])
+        before = cost
         for _ in range(_TRIES):
-            other = search.at(point.theta + search.step(point, slopes, damping))
-            if other.cost < point.cost:
-                point = other
+            there = theta + prior.step(theta, now, slopes, damping)
+            then = misfits_at(there)
+            if prior.cost(there, then) < cost:
+                theta, now, cost = there, then, prior.cost(there, then)
                 damping /= 5
                 break
             damping *= 10
-        if point.cost > (1 - _ENOUGH) * before:
+        if cost > (1 - _ENOUGH) * before:
             break
-    curvature = slopes.T @ slopes / point.usual**2 + np.diag(search.tightness)
-    deviations = np.sqrt(np.diag(np.linalg.inv(curvature))).tolist()
-    named = dict(zip(names, deviations, strict=True))
-    return Fit(search.values(point.theta), named, point.cost, point.off)
+    # How far off a time usually is says what the rows can tell.
+    curvature = slopes.T @ slopes / _usual(now) ** 2 + np.diag(prior.tightness)
+    deviations = np.sqrt(np.diag(np.linalg.inv(curvature)))
+    return Fit(_named(names, np.exp(theta)), _named(names, deviations), cost, now)
 
 
-class _Point(NamedTuple):
-    """Logarithms of the parameters, the misfits there, and the cost of both."""
+class _Prior(NamedTuple):
+    """Where logarithms of the parameters are likely to be, and how tightly they are held there."""
 
-    theta: Floats
-    off: Floats
-    cost: float
+    centre: Floats
+    tightness: Floats
 
-    @property
-    def usual(self) -> float:
-        """The size of a misfit that is usual, and no less than the noise of a time."""
-        return max(float(np.abs(self.off).mean()), _NOISE)
-
-
-class _Search:
-    """What parameters cost, and which way that falls."""
-
-    def __init__(
-        self,
-        rows: Sequence[Sent],
-        build: Build,
-        names: Sequence[str],
-        priors: Mapping[str, Prior],
-        progress: Progress | None,
-    ) -> None:
-        self.rows, self.build, self.names, self.progress = rows, build, names, progress
-        self.centre = np.log([priors[name].centre for name in names])
-        self.tightness = np.array([priors[name].deviation for name in names]) ** -2
-        self.done = 0
-
-    def values(self, theta: Floats) -> Values:
-        return dict(zip(self.names, np.exp(theta).tolist(), strict=True))
-
-    def misfits(self, theta: Floats) -> Floats:
-        self.done += 1
-        if self.progress is not None:
-            self.progress(min(self.done / (_MOST_ROUNDS * (len(self.names) + 1)), 1.0))
-        return misfits(self.rows, *self.build(self.values(theta)))
-
-    def at(self, theta: Floats) -> _Point:
-        off = self.misfits(theta)
+    def cost(self, theta: Floats, off: Floats) -> float:
         far = (self.tightness * (theta - self.centre) ** 2).sum() / 2
-        return _Point(theta, off, float(np.abs(off).sum() / WORTH + far))
+        return float(np.abs(off).sum() / WORTH + far)
 
-    def slopes(self, point: _Point) -> Floats:
-        """Return how each misfit grows with each parameter; shape (misfits, parameters)."""
-        off = [self.misfits(point.theta + _SLOPE * e) for e in np.eye(point.theta.size)]
-        return np.column_stack([(other - point.off) / _SLOPE for other in off])
-
-    def step(self, point: _Point, slopes: Floats, damping: float) -> Floats:
+    def step(self, theta: Floats, off: Floats, slopes: Floats, damping: float) -> Floats:
         """Return a damped step of Gauss-Newton, not longer than the longest."""
-        weight = 1 / (WORTH * np.maximum(np.abs(point.off), point.usual))
+        weight = 1 / (WORTH * np.maximum(np.abs(off), _usual(off)))
         curvature = (slopes.T * weight) @ slopes + np.diag(self.tightness)
-        far = self.tightness * (point.theta - self.centre)
-        downhill = -(slopes.T @ (weight * point.off)) - far
-        step = np.linalg.solve(curvature + damping * np.eye(point.theta.size), downhill)
+        downhill = -(slopes.T @ (weight * off)) - self.tightness * (theta - self.centre)
+        step = np.linalg.solve(curvature + damping * np.eye(theta.size), downhill)
         return np.asarray(step * min(_LONGEST_STEP / max(np.abs(step).max(), 1e-12), 1.0))
+
+
+def _usual(off: Floats) -> float:
+    return max(float(np.abs(off).mean()), _NOISE)
+
+
+def _named(names: Sequence[str], numbers: Floats) -> Values:
+    return dict(zip(names, numbers.tolist(), strict=True))
 
 
 def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:

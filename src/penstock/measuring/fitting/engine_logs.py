@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,8 @@ def find_iterations(source: Source) -> MeasuredBatches:
                 continue
             *counts, ms = map(float, iteration.groups()[:5])
             share = float(iteration[6] or "nan") / 100
-            values = _possible(source, f"line {number:,}", _LOGGED, [ms / 1e3, *counts])
+            values = [ms / 1e3, *counts]
+            _possible(source, f"line {number:,}", _LOGGED, values)
             rows.append((*values, share))
     seconds, prompts, new, decodes, out, usage = np.array(rows, float).reshape(-1, 6).T
     columns = {
@@ -93,12 +94,7 @@ def find_passes(source: Source) -> MeasuredBatches:
     SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through
     Dynamo. Idle heartbeats take no time and are no batches.
     """
-
-    def parts(record: Any) -> tuple[Any, Any]:
-        metrics = record.get("fpm", record)
-        return metrics["wall_time"], metrics["scheduled_requests"]
-
-    bad, columns = _columns_of(source, parts, _PASS, 1.0)
+    columns, bad = _columns_of(source, "scheduled_requests", _PASS, 1.0)
     return _batches(source, "sglang", bad, columns)
 
 
@@ -117,11 +113,7 @@ def find_stats(source: Source) -> MeasuredBatches:
 
     ``numCtxKvTokens`` and ``numGenKvTokens`` are 0 throughout where a backend does not count them.
     """
-
-    def parts(record: Any) -> tuple[Any, Any]:
-        return record["iterLatencyMS"], record["inflightBatchingStats"]
-
-    bad, columns = _columns_of(source, parts, _STATS, 1e3)
+    columns, bad = _columns_of(source, "inflightBatchingStats", _STATS, 1e3)
     if not columns["context"].any():
         del columns["before"], columns["context"]
     return _batches(source, "tensorrt-llm", bad, columns)
@@ -142,19 +134,16 @@ _LOGGED = (
 
 
 def _columns_of(
-    source: Source,
-    parts: Callable[[Any], tuple[Any, Any]],
-    names: Sequence[str],
-    per_second: float,
-) -> tuple[int, dict[str, Floats]]:
-    """Return how many records cannot be read, and columns of those of batches.
+    source: Source, held_in: str, names: Sequence[str], per_second: float
+) -> tuple[dict[str, Floats], int]:
+    """Return columns of the records that are batches, and how many records cannot be read.
 
     Parameters
     ----------
     source
-        JSON.
-    parts
-        Returns the time of a record, and its counts by name.
+        JSON; in Dynamo's traces a record is within another.
+    held_in
+        Key of a record's counts.
     names
         Of the time, prompts, their tokens, those before them, decodes, tokens before them.
     per_second
@@ -164,18 +153,19 @@ def _columns_of(
     bad = 0
     for number, record in enumerate(_records(source), 1):
         try:
-            took, batch = parts(record)
-            counts = [_number(batch.get(name, 0)) for name in names[1:]]
-            row = [_number(took) / per_second, *counts]
+            inner = record.get("fpm", record)
+            counts = inner[held_in]
+            took = _number(inner[names[0]]) / per_second
+            row = [took, *(_number(counts.get(name, 0)) for name in names[1:])]
         except (AttributeError, KeyError, TypeError, ValueError):
             bad += 1
             continue
-        row = _possible(source, f"record {number:,}", names, row)
-        if row[0] > 0 and row[2] + row[4] > 0:
+        _possible(source, f"record {number:,}", names, row)
+        if took > 0 and row[2] + row[4] > 0:
             rows.append(row)
-    columns = np.array(rows, float).reshape(-1, 6).T
     keys = ("seconds", "prompts", "new", "before", "decodes", "context")
-    return bad, dict(zip(keys, columns, strict=True))
+    columns = np.array(rows, float).reshape(-1, 6).T
+    return dict(zip(keys, columns, strict=True)), bad
 
 
 def _number(value: Any) -> float:
@@ -188,8 +178,8 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> list[float]:
-    """Return seconds, which may be 0, and counts; refuse what cannot be."""
+def _possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> None:
+    """Refuse seconds, which may be 0, and counts that cannot be."""
     for name, value in zip(names, values, strict=True):
         least, most = (
             (SHORTEST_S, limits_of("seconds")[1]) if name == names[0] else limits_of("context")
@@ -200,7 +190,6 @@ def _possible(source: Source, place: str, names: Sequence[str], values: list[flo
                 f"{place}: {name} is {checks.shown(value)}{unit}, but must be from {least:g} to "
                 f"{most:g}{unit}, or no model can be fitted. Correct or delete it"
             )
-    return values
 
 
 def _records(source: Source) -> Iterator[Any]:
