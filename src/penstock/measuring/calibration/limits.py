@@ -10,13 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.measuring.calibration.equations import Row, held_back, streams_of, tokens_held
+from penstock.measuring.calibration.equations import Floats, Row, held_back, streams_of, tokens_held
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Build, Fit, Sent, misfits, refine
-
-Floats = npt.NDArray[np.float64]
 
 _MISSED = 0.1  # logarithm by which a simulation without limits must miss a row that is held back
 _SURE = 0.1  # sum of such logarithms by which one explanation must be better than another

@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.equations import Floats, Row, column_of, measured
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import Prior
 from penstock.simulation.run import Progress
 from penstock.system.server import Server
 
-Floats = npt.NDArray[np.float64]
 Values = dict[str, float]
 Sent = tuple[Row, Requests]
 Build = Callable[[Values], tuple[Server, Overhead]]

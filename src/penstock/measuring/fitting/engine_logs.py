@@ -13,13 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
 from penstock.inputs.source import Source
-from penstock.measuring.fitting.batches import SHORTEST_S, MeasuredBatches, limits_of
-
-Floats = npt.NDArray[np.float64]
+from penstock.measuring.fitting.batches import SHORTEST_S, Array, MeasuredBatches, limits_of
 
 _ITERATION = re.compile(
     r"(\d+) context requests, (\d+) context tokens, "
@@ -75,7 +72,7 @@ def find_iterations(source: Source) -> MeasuredBatches:
     return dataclasses.replace(batches, context_block=block)
 
 
-def _block(usage: Floats, capacity: float) -> float | None:
+def _block(usage: Array, capacity: float) -> float | None:
     """Return how many tokens a KV block holds; None where a block is less than rounding shows."""
     shares = np.unique(usage)
     steps = np.diff(shares)
@@ -135,7 +132,7 @@ _LOGGED = (
 
 def _columns_of(
     source: Source, held_in: str, names: Sequence[str], per_second: float
-) -> tuple[dict[str, Floats], int]:
+) -> tuple[dict[str, Array], int]:
     """Return columns of the records that are batches, and how many records cannot be read.
 
     Parameters
@@ -215,7 +212,7 @@ def _listed(document: Any) -> list[Any]:
 
 
 def _batches(
-    source: Source, format: str, bad: int, columns: Mapping[str, Floats], *notes: str
+    source: Source, format: str, bad: int, columns: Mapping[str, Array], *notes: str
 ) -> MeasuredBatches:
     """Put together what a format tells: prompts and their sums, decodes and their sums.
 

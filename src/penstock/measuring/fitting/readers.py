@@ -195,26 +195,26 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
         raise source.fault(
             f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
         )
-    known = [name for name in COLUMNS if name != "seconds" and name in table.header]
+    names = [name for name in COLUMNS if name != "seconds" and name in table.header]
     if {"layer", "time_us"}.issubset(table.header):
         raise source.fault(
             "has times of layers, not of batches. Name the folder that it lies in, with --layers"
         )
     if not units or (
-        "tokens" not in known and not {"prefill_tokens", "decode_tokens"}.issubset(known)
+        "tokens" not in names and not {"prefill_tokens", "decode_tokens"}.issubset(names)
     ):
         raise source.fault(
             f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or "
             "prefill_tokens and decode_tokens) and seconds, ms or us. Rename them"
         )
-    found: dict[str, Any] = _numbers(source, table, (*known, *units), where)
-    seconds = found.pop(units[0]) / _PER_SECOND[units[0]]
+    columns: dict[str, Any] = _numbers(source, table, (*names, *units), where)
+    seconds = columns.pop(units[0]) / _PER_SECOND[units[0]]
     tokens = (
-        found.pop("tokens")
-        if "tokens" in found
-        else found["prefill_tokens"] + found["decode_tokens"]
+        columns.pop("tokens")
+        if "tokens" in columns
+        else columns["prefill_tokens"] + columns["decode_tokens"]
     )
-    return MeasuredBatches(seconds, tokens, **found, source=source.name)
+    return MeasuredBatches(seconds, tokens, **columns, source=source.name)
 
 
 def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
@@ -225,18 +225,20 @@ def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatche
     the sum over decodes may be larger.
     """
     _one_machine(source, table, where, ("model", "tp"))
-    found = _numbers(source, table, _BLIS, where, may_lack=("next_sampled_id_gap", "true_cycle_us"))
-    gap, cycle = found["next_sampled_id_gap"], found["true_cycle_us"]
-    prefill, decode = found["batch.prefill_tokens"], found["batch.decode_tokens"]
+    columns = _numbers(
+        source, table, _BLIS, where, may_lack=("next_sampled_id_gap", "true_cycle_us")
+    )
+    gap, cycle = columns["next_sampled_id_gap"], columns["true_cycle_us"]
+    prefill, decode = columns["batch.prefill_tokens"], columns["batch.decode_tokens"]
     rows = (gap == 1) & (cycle > 0) & (prefill + decode > 0)
     if not rows.any():
         raise source.fault(
             "has no step with tokens whose next step was sampled, too, so no time is known of one "
             "step"
         )
-    used = found["kv.blocks_total_gpu"] - found["kv.blocks_free_gpu"]
-    held = used * _BLOCK - found["queue.running_depth"] * _BLOCK / 2 - prefill
-    requests = found["batch.num_prefill_reqs"] + found["batch.num_decode_reqs"]
+    used = columns["kv.blocks_total_gpu"] - columns["kv.blocks_free_gpu"]
+    held = used * _BLOCK - columns["queue.running_depth"] * _BLOCK / 2 - prefill
+    requests = columns["batch.num_prefill_reqs"] + columns["batch.num_decode_reqs"]
     return MeasuredBatches(
         cycle[rows] / 1e6,
         (prefill + decode)[rows],
@@ -257,11 +259,11 @@ def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatche
 def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
     """Read Splitwise's profile: of each row the prefill of all prompts, and the mean decode."""
     _one_machine(source, table, where, ("model", "hardware", "tensor_parallel"))
-    found = _numbers(source, table, _SPLITWISE, where)
-    many, prompt, output = found["batch_size"], found["prompt_size"], found["token_size"]
+    columns = _numbers(source, table, _SPLITWISE, where)
+    many, prompt, output = columns["batch_size"], columns["prompt_size"], columns["token_size"]
     nothing = np.zeros(many.size)
-    columns = {
-        "seconds": (found["prompt_time"] / 1e3, found["token_time"] / 1e3),
+    pairs = {
+        "seconds": (columns["prompt_time"] / 1e3, columns["token_time"] / 1e3),
         "tokens": (many * prompt, many),
         "prefill_tokens": (many * prompt, nothing),
         "decode_tokens": (nothing, many),
@@ -270,7 +272,7 @@ def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredB
         "pairs": (nothing, nothing),
         "context": (nothing, many * (prompt + output / 2)),
     }
-    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in columns.items()}
+    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in pairs.items()}
     return MeasuredBatches(**joined, source=_named(source, "splitwise", where), sweep=True)
 
 
