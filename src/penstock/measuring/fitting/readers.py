@@ -262,7 +262,7 @@ def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredB
     columns = _numbers(source, table, _SPLITWISE, where)
     many, prompt, output = columns["batch_size"], columns["prompt_size"], columns["token_size"]
     nothing = np.zeros(many.size)
-    pairs = {
+    phases = {
         "seconds": (columns["prompt_time"] / 1e3, columns["token_time"] / 1e3),
         "tokens": (many * prompt, many),
         "prefill_tokens": (many * prompt, nothing),
@@ -272,7 +272,7 @@ def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredB
         "pairs": (nothing, nothing),
         "context": (nothing, many * (prompt + output / 2)),
     }
-    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in pairs.items()}
+    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in phases.items()}
     return MeasuredBatches(**joined, source=_named(source, "splitwise", where), sweep=True)
 
 

@@ -84,7 +84,6 @@ class OpenVinoEngine(RealEngine):
             len(_SPECIAL), shape.vocab, (1, LONGEST_CONTEXT), np.int64
         )
         self._handles: dict[int, Any] = {}  # without its handle a request never runs
-        self._left: dict[int, int] = {}
         self._describe(shape, "OpenVINO GenAI", _PACKAGES, threads)
         prompts = ((0, _BLOCK * 8, 1),) * (cache_tokens // (_BLOCK * 8) + 1)
         run_episode(self, Episode(prompts))  # blocks are taken in turn
@@ -96,7 +95,6 @@ class OpenVinoEngine(RealEngine):
         wanted.ignore_eos = True
         tokens = self._tensor(np.ascontiguousarray(self._ids[:, :prompt]))
         self._handles[request] = self._pipeline.add_request(request, tokens, wanted)
-        self._left[request] = output
         self._batching.add(request, prompt, output)
 
     def step(self) -> Batch:
@@ -111,6 +109,8 @@ class OpenVinoEngine(RealEngine):
         batch = self._batching.next_batch()
         scheduled = self._pipeline.get_metrics().scheduled_requests
         silent = [request for request in batch.puts_out if not self._read(request)]
+        for request in self._batching.left:
+            del self._handles[request]
         if scheduled != batch.requests or silent:
             raise RuntimeError(
                 f"OpenVINO GenAI had {scheduled} requests in a batch, and {len(silent)} of them "
@@ -125,9 +125,6 @@ class OpenVinoEngine(RealEngine):
         if not handle.can_read():
             return False
         (output,) = handle.read().values()
-        self._left[request] -= 1
-        if not self._left[request]:
-            del self._handles[request], self._left[request]
         return len(output.generated_ids) == 1
 
 

@@ -24,7 +24,6 @@ from penstock.show.options import (
 
 if TYPE_CHECKING:
     from penstock.measuring.profiling.engine import RealEngine
-    from penstock.system.batch_time import BatchTime
     from penstock.workload.pairs import Lengths
 
 EngineName = Annotated[
@@ -187,11 +186,12 @@ def twin(
     check_outputs(inputs, {"--report": report}, figures)
     from penstock.measuring.twin import experiment, records
     from penstock.measuring.twin import terminal as terminal_twin
+    from penstock.system.batch_time_file import read_batch_time
 
     settings = records.Settings(
         _lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed
     )
-    model_given = _batch_time(batch_time)
+    stated = None if batch_time is None else read_batch_time(batch_time).batch_time
     running = _open(
         engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
         longest=longest, device=device, clock=clock,
@@ -201,7 +201,7 @@ def twin(
         found = experiment.twin(
             running,
             settings,
-            batch_time=model_given,
+            batch_time=stated,
             say=_silent if as_json else terminal_twin.say,
             progress=show,
         )
@@ -265,14 +265,6 @@ def _loads(text: str) -> tuple[float, ...]:
         raise InputError(
             f"--rho {checks.shown(text)}: give numbers separated by commas, such as .5,.8,1.1"
         ) from None
-
-
-def _batch_time(path: Path | None) -> "BatchTime | None":
-    if path is None:
-        return None
-    from penstock.system.batch_time_file import read_batch_time
-
-    return read_batch_time(path).batch_time
 
 
 def _silent(_: str) -> None:
