@@ -63,7 +63,7 @@ _FEWEST = 100  # requests of a row that does not say how many it sent
 
 
 class _Column(NamedTuple):
-    """A column of the file: its name as it is and as it is matched, its latency if any, its unit."""
+    """A column of the file: its name, the key that it matched, its latency if any, its unit."""
 
     name: str
     key: str

@@ -120,7 +120,7 @@ def _rows(benchmarks: Any, report: Mapping[str, Any], source: Source) -> list[Ro
 
 
 def strategy(text: str, incomplete: float | None, in_flight: float | None = None) -> Row:
-    """Return the load pattern that a strategy names, such as ``constant@2.5`` or ``concurrent@8``."""
+    """Return the load that a strategy names, such as ``constant@2.5`` or ``concurrent@8``."""
     name, _, value = text.strip().partition("@")
     name = name.strip().lower()
     number = tables.number_in(value)
@@ -147,7 +147,7 @@ _ARRIVALS = {"constant": "constant", "async": "constant", "poisson": "poisson"}
 
 
 def spreads(data: Any) -> Row:
-    """Return what the data argument says of lengths: ``prompt_tokens=256,prompt_tokens_min=128``."""
+    """Return what the data argument says of lengths: ``prompt_tokens=256,output_tokens_min=8``."""
     if isinstance(data, list) and data:
         data = data[0]
     if isinstance(data, str):

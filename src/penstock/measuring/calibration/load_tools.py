@@ -34,7 +34,7 @@ _AT_ONCE_S = 1.0  # in which a client that is told no rate sends all its request
 
 
 def is_vllm_bench(document: Any) -> bool:
-    """Tell whether a document is one of ``vllm bench serve --save-result``, or several in a list."""
+    """Tell whether a document is one of ``vllm bench serve --save-result``, or a list of them."""
     first = document[0] if isinstance(document, list) and document else document
     return isinstance(first, dict) and "request_throughput" in first and "mean_ttft_ms" in first
 
@@ -214,7 +214,7 @@ def is_inference_perf(document: Any) -> bool:
 
 
 def inference_perf(document: Any, source: Source) -> list[Row]:
-    """Return one row: a stage sends at a rate for a while, as a Poisson process, and waits for all."""
+    """Return one row: a stage sends at a rate for a while, Poisson, and waits for all."""
     result = entry(_INFERENCE_PERF, document, source)
     if not result.rate and not result.concurrency:
         reason = (

@@ -1,4 +1,4 @@
-"""What a benchmark would have measured on a server: its load pattern, simulated, and seen from the client."""
+"""What a benchmark would have measured on a server: its load, simulated, as clients see it."""
 
 import dataclasses
 import math
@@ -19,12 +19,12 @@ Ints = npt.NDArray[np.int64]
 
 _MOST_AT_ONCE = 1_000_000  # requests of one row: a benchmark sends fewer
 _ERRORS = 3  # standard errors that a mean may be off
-_IN_QUEUE = 8_000  # requests that wait at first when it is asked what a server carries: several times those that run
+_IN_QUEUE = 8_000  # requests that wait at first: several times those that run
 
 
 @dataclasses.dataclass(frozen=True)
 class Overhead:
-    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, and the streams of all the others.
+    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, others' streams.
 
     Parameters
     ----------
@@ -193,7 +193,7 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
 
 
 def sustained_rate(sent: Requests, server: Server) -> float:
-    """Return the requests per second that a server carries of such lengths: those that leave while many more wait."""
+    """Return the requests per second that leave a server while many more of such lengths wait."""
     many = np.resize(np.arange(sent.prompt_tokens.size), _IN_QUEUE)
     workload = Workload.from_arrays(
         np.zeros(many.size), sent.prompt_tokens[many], sent.output_tokens[many]
@@ -212,7 +212,7 @@ def _rows_of(run: Run) -> Ints:
 
 
 def _count(row: Mapping[str, Any], until: float | None) -> int:
-    """Return how many requests a closed loop may need: more than were sent, in case the prediction is faster."""
+    """Return how many requests a closed loop may need, in case the prediction is faster."""
     sent = row["completed"] + (row["incomplete"] or 0)
     return int(sent if until is None else min(2 * sent + row["in_flight"], _MOST_AT_ONCE))
 
@@ -253,7 +253,7 @@ def _arrivals(
 
 
 def _sending_s(row: Mapping[str, Any], count: int) -> float:
-    """Return how long requests were sent, for a run that waited for all: about that much less than it took."""
+    """Return how long requests were sent, for a run that waited for all."""
     latency = row["e2e_mean_s"]
     if latency is None and row["itl_mean_s"] is not None and row["ttft_p50_s"] is not None:
         latency = row["ttft_p50_s"] + row["itl_mean_s"] * row["output_tokens"]
@@ -271,7 +271,7 @@ def _sending_s(row: Mapping[str, Any], count: int) -> float:
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
-    """Return lengths at these quantiles: uniform between limits, else gamma with the spread, else all equal."""
+    """Return lengths at these quantiles: gamma with the spread, uniform between limits, or equal."""
     mean = row[f"{name}_tokens"]
     low, high, deviation = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_std"]
     if deviation:

@@ -15,7 +15,7 @@ _SORTED = 0.9
 """Share of steps between rows that go one way in a sweep over token loads, or come again after one; in a run of an
 engine loads go both ways, in no order."""
 _LOOKED_AT = 2_048
-"""Rows in which a sweep is sought that begins again and again, once for each value of something else."""
+"""Rows in which a sweep is sought that begins again for each value of something else."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class MeasuredBatches:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the order of the rows says nothing about time: as their reader says, else by their token loads.
+        """Whether the order of the rows says nothing about time: by their reader, else by token loads.
 
         Rows sorted by token load, and the same loads in the same order again and again, are a
         sweep.
@@ -167,7 +167,7 @@ class MeasuredBatches:
 
     @property
     def blurred_context(self) -> float | None:
-        """Mean tokens before a decode, where KV blocks are too long to tell it of a batch; None: they are not."""
+        """Mean tokens before a decode, where KV blocks are too long to tell it; None: they are not."""
         if self.context is None or self.decode_tokens is None or not self.context_block:
             return None
         mean = float(self.context.sum() / max(self.decode_tokens.sum(), 1.0))
@@ -175,7 +175,7 @@ class MeasuredBatches:
 
     @property
     def kinds(self) -> list[npt.NDArray[np.int64]]:
-        """The rows that can be told to be outliers among each other: with prefill, and without, where that is known."""
+        """The rows among which outliers are found: with prefill, and without, where that is known."""
         if self.averaged:
             return []
         if self.prefill_tokens is None:
@@ -183,7 +183,7 @@ class MeasuredBatches:
         return [np.flatnonzero(self.prefill_tokens > 0), np.flatnonzero(self.prefill_tokens == 0)]
 
     def blocks(self, count: int, seed: int = 0) -> list[npt.NDArray[np.int64]]:
-        """Cut the rows into blocks of about equal size: of neighbours in time, or dealt out at random in a sweep.
+        """Cut the rows into equal blocks: neighbours in time, or dealt out at random in a sweep.
 
         Batches close in time resemble each other, so that single rows held out of a fit would be
         too easy to predict; blocks of a sweep would be whole ranges of token loads, which must be
@@ -207,7 +207,7 @@ _LIMITS = {
     "context": (0.0, 1e15),
 }
 SHORTEST_S = 1e-9
-"""What a batch takes at least: less is no time of a batch, and its relative error has no meaning."""
+"""What a batch takes at least: below, relative errors have no meaning."""
 
 
 def limits_of(column: str) -> tuple[float, float]:

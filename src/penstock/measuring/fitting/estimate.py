@@ -7,7 +7,15 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
-from penstock.measuring.fitting.families import BY_LOAD, COMPOSED, Linear, Terms, composition, table_knots, terms_of
+from penstock.measuring.fitting.families import (
+    BY_LOAD,
+    COMPOSED,
+    Linear,
+    Terms,
+    composition,
+    table_knots,
+    terms_of,
+)
 from penstock.measuring.fitting.robust import Solution, apply, fit_relative, running_median, solve
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
 
@@ -50,9 +58,13 @@ class Estimate:
         return self.linear.size + int(np.count_nonzero(self.solution.coefficients[count:]))
 
     def columns(self, batches: MeasuredBatches, b0: float | None = None) -> Array:
-        """Return the columns of the coefficients, for any batches; with another step width or bend."""
-        linear = (self.linear if b0 is None else Linear(self.linear.family, (b0,))).columns(batches.tokens)
-        return linear if self.terms is None else np.column_stack((linear, self.terms.columns(batches)))
+        """Return the columns of the coefficients for any batches, or with another step width or bend."""
+        linear = (self.linear if b0 is None else Linear(self.linear.family, (b0,))).columns(
+            batches.tokens
+        )
+        return (
+            linear if self.terms is None else np.column_stack((linear, self.terms.columns(batches)))
+        )
 
     def predicted(self, batches: MeasuredBatches) -> Array:
         """Return seconds; beyond the last load of a table as long as there."""
@@ -65,12 +77,14 @@ class Estimate:
         linear = self.linear.model(self.solution.coefficients[:count])
         if self.terms is None:
             return linear
-        costs = dict(zip(self.terms.names, self.solution.coefficients[count:].tolist(), strict=True))
+        costs = dict(
+            zip(self.terms.names, self.solution.coefficients[count:].tolist(), strict=True)
+        )
         return composition(linear, costs)
 
 
 def estimate(batches: MeasuredBatches, name: str, b0: float | None = None) -> Estimate:
-    """Fit one family; ``composition`` alone takes an affine linear part; a ``b0`` given is not searched.
+    """Fit one family; ``composition`` alone has an affine linear part, a ``b0`` given is not searched.
 
     Raises
     ------
@@ -80,14 +94,15 @@ def estimate(batches: MeasuredBatches, name: str, b0: float | None = None) -> Es
     composed = name == "composition" or name.startswith(COMPOSED)
     family = "affine" if name == "composition" else name.removeprefix(COMPOSED)
     if family not in BY_LOAD:
-        known = [*BY_LOAD, *(COMPOSED + family for family in BY_LOAD)]
-        raise InputError(f"unknown model {checks.shown(name)}{nearest(str(name), known)}")
+        names = [*BY_LOAD, *(COMPOSED + family for family in BY_LOAD)]
+        raise InputError(f"unknown model {checks.shown(name)}{nearest(str(name), names)}")
     check_enough(batches)
     terms = terms_of(batches) if composed else None
     if terms is not None and not terms.names:
         raise InputError(
-            f"{batches.source}: nothing but the token load tells these batches apart, and a composition needs "
-            "prefill_tokens, requests, squares, pairs or context; ask for affine, steps, hinge or table"
+            f"{batches.source}: nothing but the token load tells these batches apart, and a "
+            "composition needs prefill_tokens, requests, squares, pairs or context; ask for "
+            "affine, steps, hinge or table"
         )
     beside = np.empty((len(batches), 0)) if terms is None else terms.columns(batches)
     start = _by_load(batches)
@@ -103,36 +118,49 @@ def _shape(family: str, tokens: Array, b0: float | None) -> tuple[float, ...]:
     if b0 is None:
         return table_knots(tokens) if family == "table" else ()
     if family not in ("hinge", "steps"):
-        raise InputError(f"b0 is {b0:g}, but {family} has no step or bend; ask for steps or hinge, or leave b0 out")
-    return (float(checks.whole("b0", b0, 1, MOST_TOKENS, "tokens", "a step or bend at a whole number of tokens")),)
+        raise InputError(
+            f"b0 is {b0:g}, but {family} has no step or bend; ask for steps or hinge, or leave b0 "
+            "out"
+        )
+    return (
+        float(
+            checks.whole(
+                "b0", b0, 1, MOST_TOKENS, "tokens", "a step or bend at a whole number of tokens"
+            )
+        ),
+    )
 
 
 def check_enough(batches: MeasuredBatches) -> None:
     """Refuse batches from which no cost of a token can be told."""
     if len(batches) < _FEWEST:
         raise InputError(
-            f"{batches.source}: {len(batches):,} batches are too few for a fit; measure at least {_FEWEST}"
+            f"{batches.source}: {len(batches):,} batches are too few for a fit; measure at least "
+            f"{_FEWEST}"
         )
     if batches.tokens.max() == batches.tokens.min():
         raise InputError(
-            f"{batches.source}: every batch has {batches.tokens[0]:g} tokens, so what a token costs is not known; "
-            "measure other token loads, too"
+            f"{batches.source}: every batch has {batches.tokens[0]:g} tokens, so what a token "
+            "costs is not known; measure other token loads, too"
         )
 
 
 def _by_load(batches: MeasuredBatches) -> Array:
     """Return the median seconds of batches with similar token loads."""
     order = np.argsort(batches.tokens, kind="stable")
-    found = np.empty(len(batches))
-    found[order] = running_median(batches.seconds[order])
-    return found
+    medians = np.empty(len(batches))
+    medians[order] = running_median(batches.seconds[order])
+    return medians
 
 
-def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside: Array, start: Array) -> Estimate:
-    """Fit a family with its step width or bend: a grid, then every whole number around the best few.
+def _searched(
+    batches: MeasuredBatches, family: str, terms: Terms | None, beside: Array, start: Array
+) -> Estimate:
+    """Fit a family with its step width or bend: a grid, then whole numbers around the best few.
 
-    Candidates are compared with the outliers and weights of a table. Step widths that the data cannot tell apart (95%
-    likelihood interval) are decided for the one that the highest power of two divides, as kernels are tiled.
+    Candidates are compared with the outliers and weights of a table. Step widths that the data
+    cannot tell apart (95% likelihood interval) are decided for the one that the highest power of
+    two divides, as kernels are tiled.
     """
     tokens, seconds = batches.tokens, batches.seconds
     table = np.column_stack((Linear("table", table_knots(tokens)).columns(tokens), beside))
@@ -150,12 +178,12 @@ def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside
     grid = _grid(family, float(tokens.max()))
     if not grid:
         raise InputError(
-            f"{batches.source}: the largest batch has {tokens.max():g} tokens, so no step or bend can be found; "
-            "measure larger batches, or ask for affine"
+            f"{batches.source}: the largest batch has {tokens.max():g} tokens, so no step or bend "
+            "can be found; measure larger batches, or ask for affine"
         )
-    places = sorted(range(len(grid)), key=lambda place: loss(grid[place]))[:_STARTS]
-    for place in places:
-        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+    starts = sorted(range(len(grid)), key=lambda index: loss(grid[index]))[:_STARTS]
+    for index in starts:
+        low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
         for b0 in range(int(low), int(high) + 1, max(1, int(high - low) // 64)):
             loss(float(b0))
     best = min(lost, key=lambda b0: lost[b0])
@@ -166,11 +194,18 @@ def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside
         best = max(likely, key=lambda b0: (int(b0) & -int(b0), -lost[b0]))
     linear = Linear(family, (best,))
     columns = np.column_stack((linear.columns(tokens), beside))
-    return Estimate(linear, terms, fit_relative(columns, seconds, start, batches.kinds), tuple(sorted(likely)))
+    return Estimate(
+        linear, terms, fit_relative(columns, seconds, start, batches.kinds), tuple(sorted(likely))
+    )
 
 
 def _grid(family: str, most: float) -> list[float]:
-    """Return step widths, or bends, to begin with: multiples of 8, wider apart where they are large."""
-    fine = [*range(8, 257, 8), *range(288, 1025, 32), *range(1152, 4097, 128), *range(4608, 2**20, 512)]
+    """Return step widths or bends to begin with: multiples of 8, wider apart where they are large."""
+    fine = [
+        *range(8, 257, 8),
+        *range(288, 1025, 32),
+        *range(1152, 4097, 128),
+        *range(4608, 2**20, 512),
+    ]
     small = [2, 4] if family == "steps" else [0, 1, 2, 4]
     return [float(b0) for b0 in (*small, *fine) if b0 < most]

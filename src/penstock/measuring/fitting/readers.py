@@ -153,7 +153,7 @@ _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
 def _layers_known(
     path: Path, layers: int | None, degree: int, read: Callable[..., LayerTimes]
 ) -> MeasuredBatches:
-    """Return the batches of one accelerator out of ``degree``, and say what is not in their times."""
+    """Return the batches of one accelerator out of ``degree``; notes say what their times lack."""
     if layers is None:
         raise InputError(
             f"{path.name} holds times of single layers, so a batch's time needs their number; give "

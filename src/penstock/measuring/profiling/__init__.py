@@ -72,5 +72,5 @@ def open_engine(
 
 
 def _typical(token_budget: int) -> Episode:
-    """Return nine batches, about half of whose time is prefill: two full ones, and decodes of eight requests."""
+    """Return nine batches, about half prefill: two full ones, and decodes of eight requests."""
     return Episode(((0, max(token_budget // 4, 1), 7),) * 8)

@@ -66,7 +66,7 @@ class _Request:
 
 
 class Batching:
-    """Requests in order of arrival, and the batches that a policy makes of them (scope running, convention engine).
+    """Requests in order of arrival, and the batches of a policy (scope running, convention engine).
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class Batching:
         return reach, sum(request.prompt - request.processed for request in reach)
 
     def _chunks(self, tokens: int) -> tuple[tuple[tuple[int, int, int], ...], list[_Request]]:
-        """Cut so many tokens from the oldest prompts; return the chunks, and the requests whose prompt has ended."""
+        """Cut tokens from the oldest prompts; return chunks, and requests whose prompt has ended."""
         chunks, ended = [], []
         self._prompt_tokens -= tokens
         while tokens:

@@ -1,4 +1,4 @@
-"""Drive a real engine: in real time, or as fast as it goes through a plan of requests; keep what happened.
+"""Drive a real engine in real time, or as fast as it goes, through requests; keep what happened.
 
 The time of a batch is a period: from the end of the batch before it, or from when there was
 something to do, to when its tokens were read. So it holds what the engine's loop costs besides the
@@ -171,7 +171,7 @@ def drive(
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """Requests to be submitted before given steps of an idle engine: (step, prompt tokens, output tokens), in order."""
+    """Requests to be submitted before given steps: (step, prompt tokens, output tokens), in order."""
 
     requests: tuple[tuple[int, int, int], ...]
 

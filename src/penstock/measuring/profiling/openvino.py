@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching on a CPU, with a random Llama made here: no download, no weights of others.
+"""OpenVINO GenAI's continuous batching on a CPU, with a random Llama made here.
 
 The engine forms its own batches (``dynamic_split_fuse``: decodes first, then the oldest prompts,
 cut to fit), which is the policy ``sarathi``. It says how many requests were in a batch but not how

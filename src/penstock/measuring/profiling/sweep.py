@@ -1,4 +1,4 @@
-"""Measure the batch times of a real engine: requests planned so that batches of all kinds come about.
+"""Measure the batch times of a real engine: requests planned so that all kinds come about.
 
 An episode begins with requests that are to decode side by side, with like contexts. While they
 decode, prompts come one by one. So there are batches of prompts alone, of decodes alone, and mixed
@@ -76,7 +76,7 @@ class Sweep:
         while True:
             (point,) = sequence.random(1)
             decodes = int((self.decodes + 1) ** point[0])
-            # contexts about a mean, so that their sum and not only their number varies between episodes
+            # contexts about a mean: their sum varies between episodes, not only their number
             middle = min(
                 self.context ** point[1], _PREFILL_BATCHES * self.token_budget / max(decodes, 1)
             )
@@ -93,7 +93,7 @@ class Sweep:
             yield Episode(tuple(requests))
 
     def warm_up(self) -> Iterator[Episode]:
-        """Yield episodes that visit token loads and numbers of decodes once each: first times are slow."""
+        """Yield episodes of each token load and number of decodes: first times are slow."""
         few = min(self.token_budget, _EACH)
         large = np.linspace(few, self.token_budget, _EACH).astype(int)
         for tokens in np.unique([*range(1, few + 1), *large]).tolist():

@@ -1,4 +1,4 @@
-"""A Llama of Hugging Face's with random weights, run batch by batch by PyTorch: CUDA where there is one, else the CPU.
+"""A random Llama of Hugging Face's, run batch by batch by PyTorch: on CUDA, or else a CPU.
 
 The tokens of a batch, prefill and decode, go through the linear layers together, as in serving
 engines. Keys and values lie in tensors made once, a row per running request. Each prompt attends by
@@ -170,7 +170,7 @@ class TorchEngine(RealEngine):
         return min(_rounded(max(before) + 1), self.longest)
 
     def _replay(self, batch: Batch) -> list[int]:
-        """Run decodes as a CUDA graph for a power of two of them; those that are missing decode in nobody's row."""
+        """Run decodes as a CUDA graph for a power of two; missing ones decode in nobody's row."""
         torch, count = self._torch, len(batch.decode)
         size = 1 << (count - 1).bit_length()
         before = [tokens for _, tokens in batch.decode]
@@ -184,7 +184,7 @@ class TorchEngine(RealEngine):
         return emitted
 
     def _capture_all(self) -> None:
-        """Capture a graph for each power of two of decodes and each context, before any clock runs."""
+        """Capture a graph for each power of two of decodes and each context before clocks run."""
         pool = (
             self._torch.cuda.graph_pool_handle()
         )  # one at a time is run, so all may use the same memory
@@ -283,7 +283,7 @@ class _Llama:
     def _attend(
         self, layer: int, q: Any, k: Any, v: Any, chunks: list[tuple[int, int, int]], decode: Any
     ) -> Any:
-        """Keep keys and values, and return what attention finds, shape (tokens, heads x head size)."""
+        """Keep keys and values; return what attention finds, shape (tokens, heads x head size)."""
         torch, shape = self.torch, self.shape
         keys, values = self.keys[layer], self.values[layer]
         outs, at = [], 0

@@ -1,4 +1,4 @@
-"""Drive a real engine with Poisson arrivals, and simulate the very same requests with batch times measured before.
+"""Drive a real engine with Poisson arrivals, and simulate the same with times measured before.
 
 A load rho is the arrival rate over the rate at which the simulated server completes requests in
 overload, so it is known before the run. Below 1 a backlog drains, above it grows; that is said
@@ -83,7 +83,7 @@ def predict(
 def requests_of(
     prediction: Prediction, settings: Settings, seed: int
 ) -> tuple[int, npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Draw the requests of a run: how many wait at the start, arrivals in seconds, prompt and output tokens."""
+    """Draw the requests of a run: how many wait at first, arrivals in seconds, tokens."""
     backlog = round(prediction.carried * settings.backlog_s if prediction.rho >= NEAR else 0)
     waiting = settings.lengths.sample(np.random.default_rng((seed, 1)), backlog)
     parts: list[tuple[npt.NDArray[Any], ...]] = [(np.zeros(backlog), *waiting)]

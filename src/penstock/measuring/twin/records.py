@@ -1,4 +1,4 @@
-"""What a twin is told to do, and what came of it: settings, predictions, runs beside simulations."""
+"""What a twin is told to do, and what came of it: predictions, runs beside simulations."""
 
 import dataclasses
 from typing import Any
