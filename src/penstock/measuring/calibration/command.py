@@ -1,4 +1,4 @@
-"""The command ``penstock calibrate``: from end-to-end benchmark results to a server whose predictions are judged."""
+"""The command ``penstock calibrate``: from benchmark results to a server that is judged."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,8 @@ Results = Annotated[
     list[Path],
     typer.Argument(
         metavar="RESULTS...",
-        help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, "
+        help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, "
+        "AIPerf, GenAI-Perf, "
         "CSV; -: standard input.",
     ),
 ]

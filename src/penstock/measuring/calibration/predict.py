@@ -271,7 +271,7 @@ def _sending_s(row: Mapping[str, Any], count: int) -> float:
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
-    """Return lengths at these quantiles: gamma with the spread, uniform between limits, or equal."""
+    """Return lengths at these quantiles: gamma with a spread, uniform between limits, or equal."""
     mean = row[f"{name}_tokens"]
     low, high, deviation = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_std"]
     if deviation:

@@ -12,7 +12,7 @@ from penstock.errors import InputError
 Array = npt.NDArray[np.float64]
 
 _SORTED = 0.9
-"""Share of steps between rows that go one way in a sweep over token loads, or come again after one; in a run of an
+"""Share of steps between rows that go one way in a sweep, or come again after one; in a run of an
 engine loads go both ways, in no order."""
 _LOOKED_AT = 2_048
 """Rows in which a sweep is sought that begins again for each value of something else."""
@@ -150,7 +150,7 @@ class MeasuredBatches:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the order of the rows says nothing about time: by their reader, else by token loads.
+        """Whether the order of rows says nothing about time: by their reader, or by token loads.
 
         Rows sorted by token load, and the same loads in the same order again and again, are a
         sweep.
@@ -167,7 +167,7 @@ class MeasuredBatches:
 
     @property
     def blurred_context(self) -> float | None:
-        """Mean tokens before a decode, where KV blocks are too long to tell it; None: they are not."""
+        """Mean tokens before a decode, where KV blocks are too long to tell it; else None."""
         if self.context is None or self.decode_tokens is None or not self.context_block:
             return None
         mean = float(self.context.sum() / max(self.decode_tokens.sum(), 1.0))
@@ -175,7 +175,7 @@ class MeasuredBatches:
 
     @property
     def kinds(self) -> list[npt.NDArray[np.int64]]:
-        """The rows among which outliers are found: with prefill, and without, where that is known."""
+        """Rows among which outliers are found: with prefill, and without, where known."""
         if self.averaged:
             return []
         if self.prefill_tokens is None:

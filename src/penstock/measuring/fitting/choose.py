@@ -132,7 +132,7 @@ def _error_on(batches: MeasuredBatches, block: npt.NDArray[np.int64], name: str)
 
 
 def _simplest(errors: dict[str, Array], sizes: dict[str, int]) -> str:
-    """Return the family with the fewest parameters as good as the best (one paired standard error)."""
+    """Return the smallest family as good as the best (one standard error, paired)."""
     best = min(errors, key=lambda name: float(errors[name].mean()))
     least = float(errors[best].mean())
     for name in sorted(errors, key=lambda name: sizes[name]):

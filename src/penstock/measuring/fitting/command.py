@@ -25,7 +25,8 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Measured batches: a table, an engine's log or metrics, a layer profile; -: standard input.",
+        help="Measured batches: a table, an engine's log or metrics, a layer profile; "
+        "-: standard input.",
     ),
 ]
 Model = Annotated[

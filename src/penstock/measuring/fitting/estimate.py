@@ -58,7 +58,7 @@ class Estimate:
         return self.linear.size + int(np.count_nonzero(self.solution.coefficients[count:]))
 
     def columns(self, batches: MeasuredBatches, b0: float | None = None) -> Array:
-        """Return the columns of the coefficients for any batches, or with another step width or bend."""
+        """Return the columns of the coefficients, perhaps with another step width or bend."""
         linear = (self.linear if b0 is None else Linear(self.linear.family, (b0,))).columns(
             batches.tokens
         )
@@ -84,7 +84,7 @@ class Estimate:
 
 
 def estimate(batches: MeasuredBatches, name: str, b0: float | None = None) -> Estimate:
-    """Fit one family; ``composition`` alone has an affine linear part, a ``b0`` given is not searched.
+    """Fit one family; ``composition`` has an affine linear part, a ``b0`` given is not searched.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def _searched(
 
 
 def _grid(family: str, most: float) -> list[float]:
-    """Return step widths or bends to begin with: multiples of 8, wider apart where they are large."""
+    """Return step widths or bends to begin with: multiples of 8, wider apart where large."""
     fine = [
         *range(8, 257, 8),
         *range(288, 1025, 32),

@@ -102,7 +102,7 @@ class Terms:
 
 
 def table_knots(tokens: Array) -> tuple[float, ...]:
-    """Return token loads between which a table has straight lines: those measured, or some of them."""
+    """Return token loads between which a table has straight lines, at most so many."""
     loads = np.unique(tokens)
     if loads.size > _MOST_KNOTS:
         by_batches = np.quantile(tokens, np.linspace(0, 1, _MOST_KNOTS // 2), method="nearest")

@@ -55,13 +55,13 @@ class Solution:
 
 
 def solve(columns: Array, seconds: Array, weights: Array) -> Array:
-    """Return the non-negative coefficients x with the least squares of weights * (seconds - columns @ x)."""
+    """Return coefficients x >= 0 with the least squares of weights * (seconds - columns @ x)."""
     scaled = np.column_stack((columns, seconds)) * weights[:, None]
     return _solve_normal(_products(scaled))
 
 
 def apply(columns: Array, coefficients: Array) -> Array:
-    """Return columns @ coefficients; without BLAS, whose threads cost more than few columns take."""
+    """Return columns @ coefficients without BLAS, whose threads cost more than this takes."""
     return np.asarray(np.einsum("ij,j->i", columns, coefficients))
 
 

@@ -146,7 +146,7 @@ class Batching:
         return reach, sum(request.prompt - request.processed for request in reach)
 
     def _chunks(self, tokens: int) -> tuple[tuple[tuple[int, int, int], ...], list[_Request]]:
-        """Cut tokens from the oldest prompts; return chunks, and requests whose prompt has ended."""
+        """Cut tokens from the oldest prompts; return chunks, and requests whose prompt ended."""
         chunks, ended = [], []
         self._prompt_tokens -= tokens
         while tokens:

@@ -171,7 +171,7 @@ def drive(
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """Requests to be submitted before given steps: (step, prompt tokens, output tokens), in order."""
+    """Requests to be submitted before steps: (step, prompt tokens, output tokens), in order."""
 
     requests: tuple[tuple[int, int, int], ...]
 
