@@ -155,21 +155,12 @@ def fit(
         "confidence", confidence, 0.5, 0.99, "", "400 resamples tell no more"
     )
     seed = checks.whole("seed", seed, 0, 2**63, "", "a seed is a whole number")
-    candidates: list[Candidate] = []
-    name = model
     if b0 is not None and model in ("auto", "composition"):
         raise InputError(
             f"b0 is {checks.shown(b0)}, but which model has it is open; name it: steps, hinge"
         )
-    if model in ("auto", "composition"):
-        possible = [
-            family
-            for family in families_for(batches)
-            if model == "auto" or family.startswith(COMPOSED)
-        ]
-        if possible:
-            candidates = choose(batches, possible, folds=folds, seed=seed)
-            name = next(candidate.name for candidate in candidates if candidate.chosen)
+    candidates = _candidates(batches, model, folds, seed)
+    name = next((candidate.name for candidate in candidates if candidate.chosen), model)
     fitted = estimate(batches, name, b0)
     return Fit(
         name=fitted.name,
@@ -182,6 +173,16 @@ def fit(
         confidence=confidence,
         warnings=tuple(cautions_of(batches, fitted)),
     )
+
+
+def _candidates(batches: MeasuredBatches, model: str, folds: int, seed: int) -> list[Candidate]:
+    """Return the families that were compared; none where one is named, or none is possible."""
+    if model not in ("auto", "composition"):
+        return []
+    families = [
+        family for family in families_for(batches) if model == "auto" or family.startswith(COMPOSED)
+    ]
+    return choose(batches, families, folds=folds, seed=seed) if families else []
 
 
 def _model(fitted: Estimate, batches: MeasuredBatches) -> BatchTime:
