@@ -9,7 +9,8 @@ import pytest
 
 import penstock as ps
 from penstock.measuring.calibration.benchmarks import COLUMNS
-from penstock.measuring.calibration.calibrate import JUDGED, MISSED, calibrate
+from penstock.measuring.calibration.calibrate import calibrate
+from penstock.measuring.calibration.judge import JUDGED, MISSED
 from penstock.measuring.calibration.predict import Overhead, Requests, predict, sustained_rate
 
 SERVERS = 24

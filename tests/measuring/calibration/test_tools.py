@@ -296,6 +296,14 @@ def test_strategies_of_guidellm_that_are_not_understood_are_refused(tmp_path: Pa
         assert f"the strategy '{strategy['type_']}' is not known" in refused(path)
 
 
+def test_what_is_no_benchmark_of_guidellm_is_refused_in_one_line(tmp_path: Path) -> None:
+    flat = {"Successful Time to first token ms mean": 20.0}
+    assert "benchmarks[1]: " in refused(written(tmp_path / "a.json", [{"Name": "constant@2"} | flat, 7]))
+    requests = {"successful": [{"prompt_tokens": 10**400, "output_tokens": 2}] * 2}
+    path = written(tmp_path / "a.json", json.dumps(benchmark(requests=requests)))
+    assert "prompt_tokens must be at most 1e+07" in refused(path)
+
+
 def test_a_benchmark_of_guidellm_that_completed_nothing_is_left_out_with_a_note(tmp_path: Path) -> None:
     nothing = benchmark(request_totals={"successful": 0, "errored": 9, "incomplete": 0})
     both = {"benchmarks": benchmark()["benchmarks"] + nothing["benchmarks"]}

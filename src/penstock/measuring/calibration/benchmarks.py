@@ -12,8 +12,10 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source, first_line, refuse_twice
 from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools
-from penstock.measuring.calibration.results import NoResult, Row
+from penstock.measuring.calibration.results import STATISTICS, NoResult, Row, add_note
+from penstock.words import counted
 
+_TIMES = tuple(f"{metric}_{statistic}_s" for metric in ("ttft", "itl", "tpot", "e2e") for statistic in STATISTICS)
 COLUMNS: dict[str, Any] = {
     "row": pl.Int64,
     "run": pl.String,
@@ -30,25 +32,22 @@ COLUMNS: dict[str, Any] = {
     **{f"{length}_{part}": pl.Float64 for length in ("prompt", "output") for part in ("tokens", "low", "high", "std")},
     **{f"{length}_lengths": pl.List(pl.Int64) for length in ("prompt", "output")},
     "arrival_s": pl.List(pl.Float64),
-    **{
-        f"{metric}_{statistic}_s": pl.Float64
-        for metric in ("ttft", "itl", "tpot", "e2e")
-        for statistic in ("mean", "p50", "p90", "p99")
-    },
+    **dict.fromkeys(_TIMES, pl.Float64),
     "requests_per_s": pl.Float64,
     "concurrency": pl.Float64,
     "note": pl.String,
 }
 """Columns of `read_benchmarks` and their types; seconds, tokens, requests. Null: not known.
 
-``pattern`` is ``constant``, ``poisson`` (gamma gaps where a ``burstiness`` is given) or ``closed``: ``in_flight``
-requests under way, each followed by another when it ends. ``burst`` requests more came at the very start.
-``incomplete`` is how many were cut off at the end; 0: the tool waited for all. Rows of one ``shape`` have lengths of
-one distribution. Rows of one ``run`` are of one deployment and client: a file, unless its table has such a column.
-``itl`` is over all gaps between tokens (its percentiles as the tool takes them), ``tpot`` over requests, each the mean
-of its own gaps. ``prompt_lengths`` and ``output_lengths`` are of each request in the order in which they were sent,
-where the file has them all; ``arrival_s`` when each was sent, in seconds after the first. ``note``: what was left out,
-or cannot be simulated.
+``pattern`` is ``constant``, ``poisson`` (gamma gaps where a ``burstiness`` is given) or ``closed``:
+``in_flight`` requests under way, each followed by another when it ends. ``burst`` requests more
+came at the very start. ``incomplete`` is how many were cut off at the end; 0: the tool waited for
+all. Rows of one ``shape`` have lengths of one distribution. Rows of one ``run`` are of one
+deployment and client: a file, unless its table has such a column. ``itl`` is over all gaps between
+tokens (its percentiles as the tool takes them), ``tpot`` over requests, each the mean of its own
+gaps. ``prompt_lengths`` and ``output_lengths`` are of each request in the order in which they were
+sent, where the file has them all; ``arrival_s`` when each was sent, in seconds after the first.
+``note``: what was left out, or cannot be simulated.
 """
 
 _PATTERNS = ("constant", "poisson", "closed")
@@ -58,17 +57,21 @@ _ODD = 0.1  # share by which an inter-token latency may differ from what E2E and
 
 
 def read_benchmarks(
-    paths: Sequence[str | Path] | str | Path, format: str | None = None, *, max_gib: float | None = None
+    paths: Sequence[str | Path] | str | Path,
+    format: str | None = None,
+    *,
+    max_gib: float | None = None,
 ) -> pl.DataFrame:
     """Read benchmark results into one table.
 
     Parameters
     ----------
     paths
-        Files: GuideLLM JSON or CSV, ``vllm bench serve`` JSON, inference-perf ``stage_N_lifecycle_metrics.json``,
-        AIPerf or GenAI-Perf JSON exports, or CSV with columns such as rate, prompt, output, ttft_p50_ms, itl_mean_ms,
-        e2e_mean_s. Also compressed with gzip. ``-``: standard input. Of a folder the JSON files are read, or, where it
-        has none, the CSV files.
+        Files: GuideLLM JSON or CSV, ``vllm bench serve`` JSON, inference-perf
+        ``stage_N_lifecycle_metrics.json``, AIPerf or GenAI-Perf JSON exports, or CSV with columns
+        such as rate, prompt, output, ttft_p50_ms, itl_mean_ms, e2e_mean_s. Also compressed with
+        gzip. ``-``: standard input. Of a folder the JSON files are read, or, where it has none, the
+        CSV files.
     format
         One of `FORMATS`; None: detected.
     max_gib
@@ -77,8 +80,9 @@ def read_benchmarks(
     Returns
     -------
     polars.DataFrame
-        The columns of `COLUMNS`, a row for each load that was measured, in order of files and loads. What tools write
-        beside their results is left out, with a note, unless it is all that was given.
+        The columns of `COLUMNS`, a row for each load that was measured, in order of files and
+        loads. What tools write beside their results is left out, with a note, unless it is all that
+        was given.
 
     Raises
     ------
@@ -97,18 +101,15 @@ def read_benchmarks(
     for path in files:
         try:
             source = Source.at(path, max_gib)
-            usable = _usable(source, *_rows_of(source, format))
+            run = str(path) if same_name else path.name
+            rows += _usable(source, run, *_rows_of(source, format))
         except NoResult as error:
             no_result = error
             left_out.append(path.name)
-            continue
-        for row in usable:
-            if same_name and row["run"] == path.name:
-                row["run"] = str(path)
-        rows += usable
     if not rows:
         raise no_result or InputError("no file was given, so there is nothing to calibrate on; give benchmark results")
-    _note_left_out(rows[0], left_out)
+    if left_out:
+        add_note(rows[0], f"left out, as no benchmark results: {_listed(left_out)}")
     for number, row in enumerate(rows):
         row["row"] = number
     _name_shapes(rows)
@@ -116,33 +117,31 @@ def read_benchmarks(
 
 
 def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
-    """Return the files to read, with those of folders, and the names of what else the folders hold."""
+    """Return the files to read, with those of folders, and what else the folders hold."""
     files: list[Path] = []
     others: list[str] = []
     for path in (checks.path("the name of a file", path) for path in paths):
         if not path.is_dir():
             files.append(path)
             continue
-        held = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
-        # tools write the same results as JSON and as CSV
-        kinds = ((".json", ".json.gz"), (".csv", ".csv.gz"))
-        results = next((named for ends in kinds if (named := [one for one in held if one.name.endswith(ends)])), [])
+        held = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        results: list[Path] = []
+        for ends in (".json", ".json.gz"), (".csv", ".csv.gz"):
+            # tools write the same results as JSON and as CSV
+            results = results or [file for file in held if file.name.endswith(ends)]
         if not results:
             raise InputError(
-                f"{path} is a folder without .json or .csv files, so there is nothing to calibrate on; give benchmark "
-                "results"
+                f"{path} is a folder without .json or .csv files, so there is nothing to calibrate "
+                "on; give benchmark results"
             )
         files += results
-        others += [one.name for one in held if one not in results]
+        others += [file.name for file in held if file not in results]
     return files, others
 
 
-def _note_left_out(row: Row, names: Sequence[str]) -> None:
-    if not names:
-        return
-    listed = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
-    left_out = f"left out, as no benchmark results: {listed}"
-    row["note"] = "; ".join(filter(None, (row.get("note"), left_out)))
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
@@ -156,8 +155,8 @@ def _rows_of(source: Source, format: str | None) -> tuple[list[Row], str]:
         if format in (None, name) and belongs(document):
             return rows(document, source), name
     reason = (
-        f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are {', '.join(FORMATS)}; "
-        "give one of them as the format, or write a CSV"
+        f"is JSON of no known benchmark{f' of the format {format}' if format else ''}. Known are "
+        f"{', '.join(FORMATS)}; give one of them as the format, or write a CSV"
     )
     raise NoResult(str(source.fault(reason)))
 
@@ -175,7 +174,10 @@ def _parsed(source: Source) -> Any:
             return [json.loads(line) for line in content.splitlines() if line.strip()]
     except UnicodeDecodeError:
         raise source.not_text() from None
-    except (ValueError, RecursionError) as error:  # an integer of more digits than Python reads, too
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # an integer of more digits than Python reads, too
         raise source.fault(f"cannot be read as JSON ({first_line(error)}). Fetch or write the file again") from None
 
 
@@ -192,22 +194,13 @@ FORMATS = (*_READERS, "csv")
 _MOST_SENT = 1e7
 """Requests of a row; all of them are simulated."""
 
-_TIMES = tuple(
-    f"{metric}_{statistic}_s"
-    for metric in ("ttft", "itl", "tpot", "e2e")
-    for statistic in ("mean", "p50", "p90", "p99")
-)
 _LIMITS: dict[str, tuple[float, float, str]] = {
     "rate": (1e-6, 1e6, "requests/s"),
     "requests_per_s": (1e-6, 1e6, "requests/s"),
     "burstiness": (1e-3, 1e6, "(the shape of gamma-distributed gaps)"),
-    "in_flight": (1, 1e6, "requests"),
-    "client_limit": (1, 1e6, "requests"),
-    "concurrency": (0, 1e6, "requests"),
-    "burst": (0, 1e6, "requests"),
     "duration_s": (1e-3, 1e7, "s"),
-    "completed": (1, 1e6, "requests"),
-    "incomplete": (0, 1e6, "requests"),
+    **dict.fromkeys(("in_flight", "client_limit", "completed"), (1, 1e6, "requests")),
+    **dict.fromkeys(("concurrency", "burst", "incomplete"), (0, 1e6, "requests")),
     **{f"{name}_{part}": (1, 1e7, "tokens") for name in ("prompt", "output") for part in ("tokens", "low", "high")},
     **{f"{name}_std": (0, 1e7, "tokens") for name in ("prompt", "output")},
     **dict.fromkeys(_TIMES, (1e-7, 1e6, "s")),
@@ -215,27 +208,25 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
 """What a benchmark can have measured, by column: lowest, highest, unit."""
 
 
-def _usable(source: Source, rows: list[Row], format: str) -> list[Row]:
-    """Return the rows that say what was sent, and something of how long it took, with what is left out as a note."""
-    kept: list[Row] = []
-    reasons: list[str] = []
-    for number, row in enumerate(rows, 1):
-        reason = _lacking(row)
-        if reason is None:
-            kept.append(_checked(source, number, row, format))
-        else:
-            reasons.append(reason)
-    why = "; ".join(dict.fromkeys(reasons)) or "it is empty"
-    if not kept:
+def _usable(source: Source, run: str, rows: list[Row], format: str) -> list[Row]:
+    """Return the rows that say what was sent and how long it took; a note says what is left out."""
+    lacking = [_lacking(row) for row in rows]
+    usable = [
+        _checked(source, number, {"run": run} | row, format)
+        for number, (row, reason) in enumerate(zip(rows, lacking, strict=True), 1)
+        if reason is None
+    ]
+    reasons = "; ".join(dict.fromkeys(filter(None, lacking)))
+    if not usable:
         raise source.fault(
-            f"has no row that can be used ({why}), so there is nothing to compare with. Check that the benchmark "
-            "streamed its answers, completed requests and wrote its results completely"
+            f"has no row that can be used ({reasons or 'it is empty'}), so there is nothing to "
+            "compare with. Check that the benchmark streamed its answers, completed requests and "
+            "wrote its results completely"
         )
     if reasons:
-        count = f"{len(reasons)} row{'s' if len(reasons) > 1 else ''}"
-        left_out = f"{count} of {source.name} left out: {why}"
-        kept[0]["note"] = "; ".join(filter(None, (kept[0].get("note"), left_out)))
-    return kept
+        count = counted(len(rows) - len(usable), "row")
+        add_note(usable[0], f"{count} of {source.name} left out: {reasons}")
+    return usable
 
 
 def _lacking(row: Row) -> str | None:
@@ -247,13 +238,14 @@ def _lacking(row: Row) -> str | None:
     for name in ("prompt", "output"):
         if not row.get(f"{name}_tokens"):
             return f"no {name} length"
-    return None if any(row.get(name) for name in _TIMES) else "no TTFT, ITL or E2E"
+    if not any(row.get(name) for name in _TIMES):
+        return "no TTFT, ITL or E2E"
+    return None
 
 
 def _checked(source: Source, number: int, row: Row, format: str) -> Row:
     """Refuse what no benchmark can have measured; a time of 0 is one that was not measured."""
     place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
-    row.setdefault("run", source.path.name)
     for name in _TIMES:
         value = row.get(name)
         row[name] = None if not value or math.isnan(value) else value  # nan in a table: no request finished
@@ -267,12 +259,16 @@ def _checked(source: Source, number: int, row: Row, format: str) -> Row:
         )
     _complete(place, row)
     _settle_inter_token(row, format)
-    limit, under_way = row.pop("client_limit", None), _under_way(row)
+    limit = row.pop("client_limit", None)
+    under_way = _under_way(row)
     if limit and row["pattern"] != "closed" and (under_way is None or under_way > limit / 2):
-        said = f"the client sent no more than {limit:.0f} requests at once, which is not simulated beside a rate"
-        row["note"] = "; ".join(filter(None, (row.get("note"), said)))
+        add_note(
+            row,
+            f"the client sent no more than {limit:.0f} requests at once, which is not simulated beside a rate",
+        )
     for name in ("burst", "in_flight", "completed", "incomplete"):
-        row[name] = None if row.get(name) is None else int(row[name])
+        if row.get(name) is not None:
+            row[name] = int(row[name])
     return row
 
 
@@ -290,16 +286,16 @@ def _complete(place: str, row: Row) -> None:
     sent = max((row.get("rate") or 0) * row["duration_s"], row["completed"] + (row.get("incomplete") or 0))
     if sent > _MOST_SENT:
         raise InputError(
-            f"{place}: in {row['duration_s']:,.4g} s there were {sent:,.0f} requests, more than a benchmark sends; "
-            "correct rate, completed or duration_s"
+            f"{place}: in {row['duration_s']:,.4g} s there were {sent:,.0f} requests, more than a "
+            "benchmark sends; correct rate, completed or duration_s"
         )
 
 
 def _settle_inter_token(row: Row, format: str) -> None:
-    """Hold the mean inter-token latency against (E2E - TTFT) / (output - 1), which all gaps together amount to.
+    """Hold the mean inter-token latency against (E2E - TTFT) / (output - 1), the mean of all gaps.
 
-    Tools that count chunks of several tokens as one, or one as several, are off: then that is taken in its place. In a
-    table of one's own either may be wrong, so a note says it.
+    Tools that count chunks of several tokens as one, or one as several, are off: then that is taken
+    in its place. In a table of one's own either may be wrong, so a note says it.
     """
     ttft, e2e, output = row["ttft_mean_s"], row["e2e_mean_s"], row["output_tokens"]
     if not ttft or not e2e or e2e <= ttft or output < 2:
@@ -309,12 +305,12 @@ def _settle_inter_token(row: Row, format: str) -> None:
     if stated is None:
         row["itl_mean_s"] = per_token
     elif abs(stated / per_token - 1) > _ODD:
-        said = f"ITL is stated as {stated * 1e3:.4g} ms, but (E2E - TTFT) / (output - 1) is {per_token * 1e3:.4g} ms"
+        note = f"ITL is stated as {stated * 1e3:.4g} ms, but (E2E - TTFT) / (output - 1) is {per_token * 1e3:.4g} ms"
         if format != "csv":
+            row |= dict.fromkeys(("itl_p50_s", "itl_p90_s", "itl_p99_s"), None)
             row["itl_mean_s"] = per_token
-            row["itl_p50_s"] = row["itl_p90_s"] = row["itl_p99_s"] = None
-            said += ", which is used"
-        row["note"] = "; ".join(filter(None, (row.get("note"), said)))
+            note += ", which is used"
+        add_note(row, note)
 
 
 def _under_way(row: Row) -> float | None:
@@ -325,15 +321,16 @@ def _under_way(row: Row) -> float | None:
 
 def _name_shapes(rows: list[Row]) -> None:
     """Name the shapes that no tool named after the mean lengths of their first row."""
-    seen: dict[str, tuple[float, float]] = {}
+    shapes: dict[str, tuple[float, float]] = {}
     for row in rows:
         if row.get("shape"):
             continue
-        lengths = row["prompt_tokens"], row["output_tokens"]
-        for name, others in seen.items():
-            if all(abs(a / b - 1) < _ALIKE for a, b in zip(lengths, others, strict=True)):
-                row["shape"] = name
-                break
-        else:
-            row["shape"] = f"{lengths[0]:.0f}+{lengths[1]:.0f}"
-            seen[row["shape"]] = lengths
+        prompt = row["prompt_tokens"]
+        output = row["output_tokens"]
+        alike = (
+            name
+            for name, (prompts, outputs) in shapes.items()
+            if max(abs(prompt / prompts - 1), abs(output / outputs - 1)) < _ALIKE
+        )
+        row["shape"] = next(alike, f"{prompt:.0f}+{output:.0f}")
+        shapes.setdefault(row["shape"], (prompt, output))

@@ -1,4 +1,4 @@
-"""The command ``penstock calibrate``: from end-to-end benchmark results to a server whose predictions are judged."""
+"""The command ``penstock calibrate``: from benchmark results to a server that is judged."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,58 +20,71 @@ from penstock.show.options import (
     show_page,
 )
 
+Results = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RESULTS...",
+        help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, "
+        "AIPerf, GenAI-Perf, "
+        "CSV; -: standard input.",
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."),
+]
+TokenBudget = Annotated[
+    int | None,
+    typer.Option(
+        "--token-budget",
+        help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
+        show_default=False,
+    ),
+]
+MaxBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        "--max-batch-size",
+        help="Of the server (max_num_seqs); default: 1024 is assumed.",
+        show_default=False,
+    ),
+]
+Policy = Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")]
+KvTokens = Annotated[
+    int | None,
+    typer.Option("--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."),
+]
+FitRows = Annotated[
+    str,
+    typer.Option("--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all."),
+]
+Parameters = Annotated[str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")]
+PerRun = Annotated[
+    str,
+    typer.Option("--per-run", help="What to adjust to each file's own rows: nothing, overhead or all."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")]
+
 
 def calibrate(
-    results: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RESULTS...",
-            help="Benchmark results or folders of them: GuideLLM, vllm bench, inference-perf, AIPerf, GenAI-Perf, "
-            "CSV; -: standard input.",
-        ),
-    ],
-    format: Annotated[
-        str | None,
-        typer.Option("--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."),
-    ] = None,
-    token_budget: Annotated[
-        int | None,
-        typer.Option(
-            "--token-budget",
-            help="Of the server (max_num_batched_tokens); default: 8192 is assumed.",
-            show_default=False,
-        ),
-    ] = None,
-    max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--max-batch-size", help="Of the server (max_num_seqs); default: 1024 is assumed.", show_default=False
-        ),
-    ] = None,
-    policy: Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")] = "vllm",
-    kv_tokens: Annotated[
-        int | None,
-        typer.Option("--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."),
-    ] = None,
-    fit_rows: Annotated[
-        str, typer.Option("--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all.")
-    ] = "spread:3",
-    parameters: Annotated[
-        str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")
-    ] = None,
-    per_run: Annotated[
-        str, typer.Option("--per-run", help="What to adjust to each file's own rows: nothing, overhead or all.")
-    ] = "all",
-    seed: Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")] = 0,
+    results: Results,
+    format: Format = None,
+    token_budget: TokenBudget = None,
+    max_batch_size: MaxBatchSize = None,
+    policy: Policy = "vllm",
+    kv_tokens: KvTokens = None,
+    fit_rows: FitRows = "spread:3",
+    parameters: Parameters = None,
+    per_run: PerRun = "all",
+    seed: Seed = 0,
     output: Output = None,
     description: Description = "",
     max_gib: MaxGib = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")
-    ] = False,
+    strict: Strict = False,
 ) -> None:
     """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off that is."""
     check_outputs(results, {"--output": output, "--report": report}, figures)

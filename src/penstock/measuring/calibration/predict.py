@@ -1,4 +1,4 @@
-"""What a benchmark would have measured on a server: its load pattern, simulated, and seen from the client."""
+"""What a benchmark would have measured on a server: its load, simulated, as clients see it."""
 
 import dataclasses
 import math
@@ -9,32 +9,33 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from penstock.measuring.calibration.equations import MEASURES, spread_of
+from penstock.measuring.calibration.equations import MEASURES, Floats, spread_of
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate, simulate_closed
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _MOST_AT_ONCE = 1_000_000  # requests of one row: a benchmark sends fewer
 _ERRORS = 3  # standard errors that a mean may be off
-_IN_QUEUE = 8_000  # requests that wait at first when it is asked what a server carries: several times those that run
+_IN_QUEUE = 8_000  # requests that wait at first: several times those that run
 
 
 @dataclasses.dataclass(frozen=True)
 class Overhead:
-    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, and the streams of all the others.
+    """Seconds that a client sees beside the engine's: network, tokenizer, HTTP, others' streams.
 
     Parameters
     ----------
     fixed
         Seconds of every request, up to its first token.
     per_stream
-        Seconds for each request that streams tokens at that moment: front ends and clients handle them in turn.
+        Seconds for each request that streams tokens at that moment: front ends and clients handle
+        them in turn.
     idle
-        Seconds more of a request that nobody else is beside when it comes: what sleeps must wake up.
+        Seconds more of a request that nobody else is beside when it comes: what sleeps must wake
+        up.
     """
 
     fixed: float = 0.0
@@ -58,7 +59,8 @@ class Requests:
     in_flight
         Requests that a closed loop keeps under way; None: arrivals do not wait for departures.
     until_s
-        Seconds at which the benchmark stopped; what had not finished by then was left out. None: it waited for all.
+        Seconds at which the benchmark stopped; what had not finished by then was left out. None: it
+        waited for all.
     """
 
     arrival_s: Floats
@@ -72,8 +74,9 @@ def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int
     """Return requests as the benchmark drew them.
 
     Lengths and arrivals are those that the row records. Where it does not, lengths are spread
-    evenly over their distribution, in random order, and then scaled so that those of the requests that finish on
-    ``server`` have the means that the row states, but by no more than those of so few requests stray.
+    evenly over their distribution, in random order, and then scaled so that those of the requests
+    that finish on ``server`` have the means that the row states, but by no more than those of so
+    few requests stray.
 
     Parameters
     ----------
@@ -93,46 +96,47 @@ def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int
     arrival = _arrivals(row, until, rng)
     closed = row["in_flight"] if arrival is None else None
     count = _count(row, until) if arrival is None else arrival.size
+    times = np.zeros(count) if arrival is None else arrival
     if row.get("prompt_lengths"):
         prompt, output = (np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output"))
-        return Requests(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
+        return Requests(times, prompt, output, closed, until)
     quantiles = {name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")}
     scale = {"prompt": 1.0, "output": 1.0}
 
     def drawn() -> Requests:
         prompt, output = (_lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output"))
-        return Requests(np.zeros(count) if arrival is None else arrival, prompt, output, closed, until)
+        return Requests(times, prompt, output, closed, until)
 
-    found = drawn()
-    finished = _rows_of(simulated(found, server))
-    if finished.size > 1:
-        for name, tokens in (("prompt", found.prompt_tokens), ("output", found.output_tokens)):
-            stray = _ERRORS * np.sqrt(spread_of(row, name) / row["completed"])
-            scale[name] = float(np.clip(row[f"{name}_tokens"] / tokens[finished].mean(), 1 - stray, 1 + stray))
-        found = drawn()
-    return found
+    requests = drawn()
+    finished = _rows_of(simulated(requests, server))
+    if finished.size < 2:
+        return requests
+    for name, tokens in (("prompt", requests.prompt_tokens), ("output", requests.output_tokens)):
+        stray = _ERRORS * np.sqrt(spread_of(row, name) / row["completed"])
+        off = row[f"{name}_tokens"] / tokens[finished].mean()
+        scale[name] = float(np.clip(off, 1 - stray, 1 + stray))
+    return drawn()
 
 
 def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> Run:
     """Run the requests through a server.
 
-    In a closed loop the server gets a client's next request as long after the end of the last as the overhead is.
+    In a closed loop the server gets a client's next request as long after the end of the last as
+    the overhead is.
     """
     if sent.in_flight is not None:
         lengths = sent.prompt_tokens, sent.output_tokens
         pause = overhead.fixed + (overhead.idle if sent.in_flight == 1 else 0.0)
         return simulate_closed(*lengths, server, clients=sent.in_flight, pause_s=pause, until=sent.until_s)
     workload = Workload.from_arrays(sent.arrival_s, sent.prompt_tokens, sent.output_tokens)
-    if sent.until_s is None:
-        return simulate(workload, server)
     return simulate(workload, server, until=sent.until_s)
 
 
 def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, float]:
     """Return what the client measures, by the columns of `MEASURES`.
 
-    ``itl_mean_s`` and ``itl_p50_s`` are over all gaps between tokens, ``tpot_mean_s`` over requests. Everything is NaN
-    where no request finished in time.
+    ``itl_mean_s`` and ``itl_p50_s`` are over all gaps between tokens, ``tpot_mean_s`` over
+    requests. Everything is NaN where no request finished in time.
     """
     run = simulated(sent, server, overhead)
     assert run.rows is not None
@@ -170,7 +174,7 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
 
 
 def sustained_rate(sent: Requests, server: Server) -> float:
-    """Return the requests per second that a server carries of such lengths: those that leave while many more wait."""
+    """Return the requests per second that leave a server while many more of such lengths wait."""
     many = np.resize(np.arange(sent.prompt_tokens.size), _IN_QUEUE)
     workload = Workload.from_arrays(np.zeros(many.size), sent.prompt_tokens[many], sent.output_tokens[many])
     run = simulate(workload, server, record="requests")
@@ -187,7 +191,7 @@ def _rows_of(run: Run) -> Ints:
 
 
 def _count(row: Mapping[str, Any], until: float | None) -> int:
-    """Return how many requests a closed loop may need: more than were sent, in case the prediction is faster."""
+    """Return how many requests a closed loop may need, in case the prediction is faster."""
     sent = row["completed"] + (row["incomplete"] or 0)
     return int(sent if until is None else min(2 * sent + row["in_flight"], _MOST_AT_ONCE))
 
@@ -224,7 +228,7 @@ def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Genera
 
 
 def _sending_s(row: Mapping[str, Any], count: int) -> float:
-    """Return how long requests were sent, for a run that waited for all: about that much less than it took."""
+    """Return how long requests were sent, for a run that waited for all."""
     latency = row["e2e_mean_s"]
     if latency is None and row["itl_mean_s"] is not None and row["ttft_p50_s"] is not None:
         latency = row["ttft_p50_s"] + row["itl_mean_s"] * row["output_tokens"]
@@ -236,7 +240,7 @@ def _sending_s(row: Mapping[str, Any], count: int) -> float:
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:
-    """Return lengths at these quantiles: uniform between limits, else gamma with the spread, else all equal."""
+    """Return lengths at these quantiles: gamma with a spread, uniform between limits, or equal."""
     mean = row[f"{name}_tokens"]
     low, high, deviation = row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_std"]
     if deviation:

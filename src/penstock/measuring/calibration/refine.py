@@ -1,18 +1,16 @@
-"""Refine parameters by simulation: Gauss-Newton on the logarithms of predicted over measured times, and priors."""
+"""Refine parameters by simulation: Gauss-Newton on log(predicted / measured), and priors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.measuring.calibration.equations import Row, column_of, measured
+from penstock.measuring.calibration.equations import Floats, Row, column_of, measured
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import Prior
 from penstock.simulation.progress import Progress
 from penstock.system.server import Server
 
-Floats = npt.NDArray[np.float64]
 Values = dict[str, float]
 Sent = tuple[Row, Requests]
 Build = Callable[[Values], tuple[Server, Overhead]]
@@ -23,7 +21,8 @@ _SLOPE = 0.02  # change of a logarithm that slopes are taken over
 _LONGEST_STEP = 1.0  # change of a logarithm in a round
 _ENOUGH = 0.002  # share by which a round must improve the fit, or it is the last
 _FARTHEST = 3.0  # logarithm; what is further off counts as this far
-_NOISE = 0.02  # misfits below this, or their mean, count as squares, others as they are: one must not bend the rest
+_NOISE = 0.02
+"""Misfits below this, or their mean, count as squares, others as they are."""
 WORTH = 0.01
 """Misfit, as a logarithm, that weighs as much as 1.4 standard deviations from a prior."""
 
@@ -56,7 +55,7 @@ def refine(
     priors: Mapping[str, Prior],
     progress: Progress | None = None,
 ) -> Fit:
-    """Return values under which simulated times are nearest to the measured ones, and none is far from its prior.
+    """Return values under which simulated times are near the measured ones, and none off its prior.
 
     The same random numbers are used throughout, so differences come from the parameters.
 
@@ -74,53 +73,78 @@ def refine(
         Called now and then with the share that is done, at most.
     """
     names = list(values)
-    centre = np.log([priors[name].centre for name in names])
-    tightness = np.array([priors[name].deviation for name in names]) ** -2
-    theta = np.log([values[name] for name in names])
-    done = 0
+    prior = _Prior(
+        np.log([priors[name].centre for name in names]),
+        np.array([priors[name].deviation for name in names]) ** -2,
+    )
+    calls = 0
 
-    def misfits_at(at: Floats) -> Floats:
-        nonlocal done
-        done += 1
+    def misfits_at(theta: Floats) -> Floats:
+        nonlocal calls
+        calls += 1
         if progress is not None:
-            progress(min(done / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
-        return misfits(rows, *build(dict(zip(names, np.exp(at).tolist(), strict=True))))
+            progress(min(calls / (_MOST_ROUNDS * (len(names) + 1)), 1.0))
+        return misfits(rows, *build(_named(names, np.exp(theta))))
 
-    def cost_of(at: Floats, off: Floats) -> float:
-        return float(np.abs(off).sum() / WORTH + (tightness * (at - centre) ** 2).sum() / 2)
-
-    now, damping = misfits_at(theta), 1.0
-    cost = cost_of(theta, now)
+    theta = np.log([values[name] for name in names])
+    now = misfits_at(theta)
+    cost = prior.cost(theta, now)
+    damping = 1.0
     for _ in range(_MOST_ROUNDS):
-        slopes = np.column_stack([(misfits_at(theta + _SLOPE * e) - now) / _SLOPE for e in np.eye(theta.size)])
-        usual = max(float(np.abs(now).mean()), _NOISE)
-        weight = 1 / (WORTH * np.maximum(np.abs(now), usual))
-        curvature = (slopes.T * weight) @ slopes + np.diag(tightness)
-        downhill = -(slopes.T @ (weight * now)) - tightness * (theta - centre)
+        ahead = [misfits_at(theta + _SLOPE * e) for e in np.eye(theta.size)]
+        slopes = np.column_stack([(then - now) / _SLOPE for then in ahead])
         before = cost
         for _ in range(_TRIES):
-            step = np.linalg.solve(curvature + damping * np.eye(theta.size), downhill)
-            there = theta + step * min(_LONGEST_STEP / max(np.abs(step).max(), 1e-12), 1.0)
+            there = theta + prior.step(theta, now, slopes, damping)
             then = misfits_at(there)
-            if cost_of(there, then) < cost:
-                theta, now, cost, damping = there, then, cost_of(there, then), damping / 5
+            if prior.cost(there, then) < cost:
+                theta, now, cost = there, then, prior.cost(there, then)
+                damping /= 5
                 break
             damping *= 10
         if cost > (1 - _ENOUGH) * before:
             break
-    noise = max(float(np.abs(now).mean()), _NOISE)  # of each time, for what the rows can tell
-    deviations = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes / noise**2 + np.diag(tightness))))
-    found = dict(zip(names, np.exp(theta).tolist(), strict=True))
-    return Fit(found, dict(zip(names, deviations.tolist(), strict=True)), cost, now)
+    # How far off a time usually is says what the rows can tell.
+    curvature = slopes.T @ slopes / _usual(now) ** 2 + np.diag(prior.tightness)
+    deviations = np.sqrt(np.diag(np.linalg.inv(curvature)))
+    return Fit(_named(names, np.exp(theta)), _named(names, deviations), cost, now)
+
+
+class _Prior(NamedTuple):
+    """Where logarithms of the parameters are likely to be, and how tightly they are held there."""
+
+    centre: Floats
+    tightness: Floats
+
+    def cost(self, theta: Floats, off: Floats) -> float:
+        far = (self.tightness * (theta - self.centre) ** 2).sum() / 2
+        return float(np.abs(off).sum() / WORTH + far)
+
+    def step(self, theta: Floats, off: Floats, slopes: Floats, damping: float) -> Floats:
+        """Return a damped step of Gauss-Newton, not longer than the longest."""
+        weight = 1 / (WORTH * np.maximum(np.abs(off), _usual(off)))
+        curvature = (slopes.T * weight) @ slopes + np.diag(self.tightness)
+        downhill = -(slopes.T @ (weight * off)) - self.tightness * (theta - self.centre)
+        step = np.linalg.solve(curvature + damping * np.eye(theta.size), downhill)
+        return np.asarray(step * min(_LONGEST_STEP / max(np.abs(step).max(), 1e-12), 1.0))
+
+
+def _usual(off: Floats) -> float:
+    return max(float(np.abs(off).mean()), _NOISE)
+
+
+def _named(names: Sequence[str], numbers: Floats) -> Values:
+    return dict(zip(names, numbers.tolist(), strict=True))
 
 
 def misfits(rows: Sequence[Sent], server: Server, overhead: Overhead) -> Floats:
-    """Return the logarithms of predicted over measured times: to the first token, and between tokens."""
+    """Return log(predicted / measured) of times to the first token, and between tokens."""
     off = []
     for row, load in rows:
         predicted = predict(load, server, overhead)
         for metric in ("ttft", "itl"):
-            known, time = measured(row, metric), predicted[column_of(row, metric)]
+            known = measured(row, metric)
+            time = predicted[column_of(row, metric)]
             if known is not None:
                 far = np.log(time / known) if time > 0 else _FARTHEST
                 off.append(float(np.clip(far, -_FARTHEST, _FARTHEST)))

@@ -1,21 +1,33 @@
-"""What the results of load generators have in common: values checked at the door, and the row of one load."""
+"""What results of load generators have in common: a table of fields each, the row of one load."""
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
 from penstock.document import Section, one_line
 from penstock.errors import InputError
 from penstock.inputs.source import Source
 
 MS = 1e-3
+STATISTICS = ("mean", "p50", "p90", "p99")
 
 Row = dict[str, Any]
-"""One load that was measured, by the columns of `read_benchmarks`; a reader leaves out what it does not know.
+"""One load that was measured, by the columns of `read_benchmarks`; what is not known is left out.
 
-Beside these: ``client_limit``, requests at once that a client with a rate did not exceed, and ``unusable``, why the row
-says nothing.
+Beside these: ``client_limit``, requests at once that a client with a rate did not exceed, and
+``unusable``, why the row says nothing.
 """
+
+NOTHING_COMPLETED: Row = {"unusable": "no request was completed"}
 
 
 class NoResult(InputError):
@@ -26,35 +38,70 @@ Number = Annotated[float, Field(ge=0, le=1e15)]
 
 
 class Entry(BaseModel):
-    """A part of a JSON document of which some keys are read, strictly: numbers are finite, not negative, no text."""
+    """A part of a JSON document, read strictly: numbers are finite, not negative, no text."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-Entries = TypeVar("Entries", bound=BaseModel)
+def fields(paths: Mapping[str, str | tuple[Any, ...]], needed: Collection[str] = (), **usual: Any) -> type[Entry]:
+    """Return the model of a document, or of a part of it, from a table of its fields.
+
+    Parameters
+    ----------
+    paths
+        Of each field the path in the document, its keys joined by dots, of a `Number`; or another
+        kind and one or more paths, of which the first that is there counts.
+    needed
+        Paths that must be there.
+    usual
+        What a field is where it is missing, and then it may not be null; the others are None.
+    """
+    table: dict[str, Any] = {}
+    for name, spec in paths.items():
+        kind, *places = (Number, spec) if isinstance(spec, str) else spec
+        keys = places[0].split(".")
+        for depth in range(1, len(keys) if len(places) == 1 else 0):
+            above = ".".join(keys[:depth])
+            table.setdefault(f"in_{above}", _field(dict[str, Any], [above], needed))
+        table[name] = _field(kind, places, needed)
+        if name in usual:
+            table[name] = kind, Field(usual[name], validation_alias=_alias(places))
+    return create_model("Part", __base__=Entry, **table)
 
 
-class Statistics(Entry):
-    """Statistics of one quantity, under the names that the tools give them."""
-
-    unit: str | None = None
-    mean: Number | None = Field(None, validation_alias=AliasChoices("mean", "avg"))
-    p10: Number | None = None
-    p50: Number | None = Field(None, validation_alias=AliasChoices("median", "p50", AliasPath("percentiles", "p50")))
-    p90: Number | None = Field(None, validation_alias=AliasChoices("p90", AliasPath("percentiles", "p90")))
-    p99: Number | None = Field(None, validation_alias=AliasChoices("p99", AliasPath("percentiles", "p99")))
-    std: Number | None = Field(None, validation_alias=AliasChoices("std", "std_dev"))
+def _field(kind: Any, paths: list[str], needed: Collection[str]) -> tuple[Any, Any]:
+    if paths[0] in needed:
+        return kind, Field(validation_alias=_alias(paths))
+    return kind | None, Field(None, validation_alias=_alias(paths))
 
 
-def entry(model: type[Entries], document: Any, source: Source, place: str = "") -> Entries:
-    """Return a part of a document as its model; InputError names the file, the key and the value."""
+def _alias(paths: list[str]) -> AliasChoices:
+    return AliasChoices(*(AliasPath(*path.split(".")) for path in paths))
+
+
+_PERCENTILES = {p: (Number, p, f"percentiles.{p}") for p in ("p90", "p99")}
+Statistics: Any = fields(
+    {
+        "unit": (str, "unit"),
+        "mean": (Number, "mean", "avg"),
+        "p10": "p10",
+        "p50": (Number, "median", "p50", "percentiles.p50"),
+        **_PERCENTILES,
+        "std": (Number, "std", "std_dev"),
+    }
+)
+"""Statistics of one quantity, under the names that the tools give them."""
+
+
+def entry(model: type[Entry], document: Any, source: Source, place: str = "") -> Any:
+    """Return a part of a document as its model; an error names the file, the key and the value."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
         problem = one_line(error, Section)
         raise source.fault(
-            f"{place}{problem}, so this result cannot be trusted. Correct the value, leave the result out, or run the "
-            "benchmark again"
+            f"{place}{problem}, so this result cannot be trusted. Correct the value, leave the "
+            "result out, or run the benchmark again"
         ) from None
 
 
@@ -73,7 +120,9 @@ def open_loop(kind: str, rate: float, burstiness: float | None = None, limit: fl
         Requests at once that the client did not exceed; None: none.
     """
     row: Row = {"pattern": kind, "rate": rate, "load": f"{kind}@{rate:.6g}", "client_limit": limit}
-    return row | ({} if burstiness is None else {"burstiness": burstiness})
+    if burstiness is not None:
+        row["burstiness"] = burstiness
+    return row
 
 
 def closed_loop(in_flight: float) -> Row:
@@ -81,24 +130,40 @@ def closed_loop(in_flight: float) -> Row:
     return {"pattern": "closed", "in_flight": in_flight, "load": f"closed@{in_flight:g}"}
 
 
-def times(metric: str, part: Statistics | None, unit: float) -> Row:
-    """Return the statistics of a latency as columns, in seconds; ``unit`` is that of the file, in seconds."""
-    values = {} if part is None else {name: getattr(part, name) for name in ("mean", "p50", "p90", "p99")}
-    return {f"{metric}_{name}_s": value * unit for name, value in values.items() if value is not None}
+def times(result: Any, units: Mapping[str, float]) -> Row:
+    """Return statistics of latencies as columns, in seconds; ``units``: of the file, in seconds."""
+    return {
+        f"{metric}_{name}_s": value * unit
+        for metric, unit in units.items()
+        for name in STATISTICS
+        if (value := getattr(getattr(result, metric), name, None)) is not None
+    }
 
 
-def lengths(name: str, part: Statistics | None) -> Row:
-    """Return the mean of a length and its spread: where none is stated, of a normal one with these percentiles."""
+def lengths(name: str, part: Any) -> Row:
+    """Return the mean of a length and its spread, if need be that of a normal one."""
     if part is None:
         return {}
     spread = part.std
     if spread is None and part.p10 is not None and part.p90 is not None:
         spread = (part.p90 - part.p10) / 2.563
-    return {f"{name}_tokens": part.mean} | ({f"{name}_std": spread} if spread and spread > 0 else {})
+    if not spread or spread < 0:
+        return {f"{name}_tokens": part.mean}
+    return {f"{name}_tokens": part.mean, f"{name}_std": spread}
 
 
-def failed(count: float | None, completed: float) -> Row:
+def mean(part: Any) -> float | None:
+    """Return the mean of statistics, which may be missing."""
+    return getattr(part, "mean", None)
+
+
+def add_note(row: Row, *notes: str | None) -> None:
+    """Add what is left out of a row, or not simulated, to its note."""
+    row["note"] = "; ".join(filter(None, (row.get("note"), *notes))) or None
+
+
+def failed(count: float | None, completed: float) -> str | None:
     """Return a note on requests that failed, if any did."""
     if not count:
-        return {}
-    return {"note": f"{count:,.0f} of {count + completed:,.0f} requests failed and are not simulated"}
+        return None
+    return f"{count:,.0f} of {count + completed:,.0f} requests failed and are not simulated"

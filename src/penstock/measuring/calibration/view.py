@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.measuring.calibration.calibrate import LESS, METRICS, MISSED, Calibration, quantity
+from penstock.measuring.calibration.calibrate import LESS, METRICS, Calibration, quantity
 from penstock.measuring.calibration.equations import UNITS
+from penstock.measuring.calibration.judge import MISSED
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
 from penstock.words import counted
 

@@ -12,10 +12,10 @@ from penstock.errors import InputError
 Array = npt.NDArray[np.float64]
 
 _SORTED = 0.9
-"""Share of steps between rows that go one way in a sweep over token loads, or come again after one; in a run of an
+"""Share of steps between rows that go one way in a sweep, or come again after one; in a run of an
 engine loads go both ways, in no order."""
 _LOOKED_AT = 2_048
-"""Rows in which a sweep is sought that begins again and again, once for each value of something else."""
+"""Rows in which a sweep is sought that begins again for each value of something else."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,10 +29,11 @@ class MeasuredBatches:
     tokens
         Shape (n,), its token load: prefill and decode tokens.
     prefill_tokens, decode_tokens, requests
-        Shape (n,), tokens in each phase, and requests in both; None where not known. Of prefill and decode tokens one
-        is enough: the other is the rest.
+        Shape (n,), tokens in each phase, and requests in both; None where not known. Of prefill and
+        decode tokens one is enough: the other is the rest.
     squares, pairs
-        Shape (n,): over the prompts of a batch, each with n new tokens and l before them, the sums of n^2 and of n l.
+        Shape (n,): over the prompts of a batch, each with n new tokens and l before them, the sums
+        of n^2 and of n l.
     context
         Shape (n,): over its decodes, the sum of tokens before them.
     source
@@ -42,12 +43,13 @@ class MeasuredBatches:
     notes
         What the file does not say exactly, in words.
     sweep
-        Whether somebody chose the batches, so that their order says nothing about time; None: told by the token loads.
+        Whether somebody chose the batches, so that their order says nothing about time; None: told
+        by the token loads.
     averaged
         Whether each row is the median of many batches: then none is an outlier.
     context_block
-        Tokens of a KV block, where the context was counted in blocks; None: it was counted in tokens,
-        or blocks are short.
+        Tokens of a KV block, where the context was counted in blocks; None: it was counted in
+        tokens, or blocks are short.
     """
 
     seconds: Array
@@ -73,33 +75,32 @@ class MeasuredBatches:
         if bad.any():
             row = int(np.argmax(bad))
             raise InputError(
-                f"{self.source}: batch {row + 1:,} has {self.tokens[row]:g} tokens and takes {self.seconds[row]:g} s, "
-                "but a batch carries tokens and takes time; drop it"
+                f"{self.source}: batch {row + 1:,} has {self.tokens[row]:g} tokens and takes "
+                f"{self.seconds[row]:g} s, but a batch carries tokens and takes time; drop it"
             )
-        if self.prefill_tokens is None and self.decode_tokens is None:
+        self._split_tokens()
+
+    def _split_tokens(self) -> None:
+        """Refuse phases that do not add up to the token load; of one, the other is the rest."""
+        parts = {name: getattr(self, f"{name}_tokens") for name in ("prefill", "decode")}
+        known = {name: tokens for name, tokens in parts.items() if tokens is not None}
+        if not known:
             if self.squares is not None or self.pairs is not None:
                 raise InputError(
-                    f"{self.source}: pairs of tokens in prompts are known, but not how many tokens are prefill, so "
-                    "what decodes add is unclear; give prefill_tokens, too"
+                    f"{self.source}: pairs of tokens in prompts are known, but not how many tokens "
+                    "are prefill, so what decodes add is unclear; give prefill_tokens, too"
                 )
-        elif self.prefill_tokens is None or self.decode_tokens is None:
-            phase, other = ("prefill", "decode") if self.decode_tokens is None else ("decode", "prefill")
-            rest = self.tokens - getattr(self, f"{phase}_tokens")
-            if (rest < 0).any():
-                row = int(np.argmin(rest))
-                raise InputError(
-                    f"{self.source}: batch {row + 1:,} has {self.tokens[row] - rest[row]:g} {phase} tokens, but "
-                    f"{self.tokens[row]:g} in all; correct one"
-                )
-            object.__setattr__(self, f"{other}_tokens", rest)
-        else:
-            off = np.abs(self.prefill_tokens + self.decode_tokens - self.tokens) > 1e-6 * self.tokens
-            if off.any():
-                row = int(np.argmax(off))
-                raise InputError(
-                    f"{self.source}: batch {row + 1:,} has {self.prefill_tokens[row]:g} prefill and "
-                    f"{self.decode_tokens[row]:g} decode tokens, but {self.tokens[row]:g} in all; correct one"
-                )
+            return
+        rest = self.tokens - sum(known.values())
+        off = np.abs(rest) > 1e-6 * self.tokens if len(known) == 2 else rest < 0
+        if off.any():
+            row = int(np.argmax(off) if len(known) == 2 else np.argmin(rest))
+            has = " and ".join(f"{tokens[row]:g} {name}" for name, tokens in known.items())
+            raise InputError(
+                f"{self.source}: batch {row + 1:,} has {has} tokens, but {self.tokens[row]:g} in all; correct one"
+            )
+        for name in parts.keys() - known.keys():
+            object.__setattr__(self, f"{name}_tokens", rest)
 
     def _column(self, name: str) -> Array:
         """Return a column as finite numbers of at least 0, as many as there are batches."""
@@ -113,8 +114,8 @@ class MeasuredBatches:
         if bad.any():
             row = int(np.argmax(bad))
             raise InputError(
-                f"{self.source}: {name} of batch {row + 1:,} is {values[row]:g}, but must be from {low:g} to "
-                f"{high:g}, or no model can be fitted; correct or drop it"
+                f"{self.source}: {name} of batch {row + 1:,} is {values[row]:g}, but must be from "
+                f"{low:g} to {high:g}, or no model can be fitted; correct or drop it"
             )
         return values
 
@@ -123,8 +124,8 @@ class MeasuredBatches:
 
     def take(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> "MeasuredBatches":
         """Return some of the batches: a mask, or positions."""
-        columns = ((name, getattr(self, name)) for name in COLUMNS)
-        chosen: dict[str, Any] = {name: None if values is None else values[rows] for name, values in columns}
+        known = {name: getattr(self, name) for name in COLUMNS if getattr(self, name) is not None}
+        chosen: dict[str, Any] = {name: values[rows] for name, values in known.items()}
         return dataclasses.replace(self, **chosen)
 
     def up_to(self, tokens: int) -> "MeasuredBatches":
@@ -138,16 +139,17 @@ class MeasuredBatches:
         most = checks.whole("the largest token load", tokens, 1, 2**40, "tokens", "larger batches are left out")
         if self.tokens.min() > most:
             raise InputError(
-                f"{self.source}: the smallest batch has {self.tokens.min():,.0f} tokens, so none is left of at most "
-                f"{most:,}; allow larger ones"
+                f"{self.source}: the smallest batch has {self.tokens.min():,.0f} tokens, so none "
+                f"is left of at most {most:,}; allow larger ones"
             )
         return self.take(self.tokens <= most)
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the order of the rows says nothing about time: as their reader says, else by their token loads.
+        """Whether the order of rows says nothing about time: by their reader, or by token loads.
 
-        Rows sorted by token load, and the same loads in the same order again and again, are a sweep.
+        Rows sorted by token load, and the same loads in the same order again and again, are a
+        sweep.
         """
         if self.sweep is not None:
             return self.sweep
@@ -161,7 +163,7 @@ class MeasuredBatches:
 
     @property
     def blurred_context(self) -> float | None:
-        """Mean tokens before a decode, where KV blocks are too long to tell it of a batch; None: they are not."""
+        """Mean tokens before a decode, where KV blocks are too long to tell it; else None."""
         if self.context is None or self.decode_tokens is None or not self.context_block:
             return None
         mean = float(self.context.sum() / max(self.decode_tokens.sum(), 1.0))
@@ -169,7 +171,7 @@ class MeasuredBatches:
 
     @property
     def kinds(self) -> list[npt.NDArray[np.int64]]:
-        """The rows that can be told to be outliers among each other: with prefill, and without, where that is known."""
+        """Rows among which outliers are found: with prefill, and without, where known."""
         if self.averaged:
             return []
         if self.prefill_tokens is None:
@@ -177,10 +179,11 @@ class MeasuredBatches:
         return [np.flatnonzero(self.prefill_tokens > 0), np.flatnonzero(self.prefill_tokens == 0)]
 
     def blocks(self, count: int, seed: int = 0) -> list[npt.NDArray[np.int64]]:
-        """Cut the rows into blocks of about equal size: of neighbours in time, or dealt out at random in a sweep.
+        """Cut the rows into equal blocks: neighbours in time, or dealt out at random in a sweep.
 
-        Batches close in time resemble each other, so that single rows held out of a fit would be too easy to
-        predict; blocks of a sweep would be whole ranges of token loads, which must be extrapolated.
+        Batches close in time resemble each other, so that single rows held out of a fit would be
+        too easy to predict; blocks of a sweep would be whole ranges of token loads, which must be
+        extrapolated.
         """
         order = np.random.default_rng(seed).permutation(len(self)) if self.is_sweep else np.arange(len(self))
         return [np.sort(block) for block in np.array_split(order, min(count, len(self)))]
@@ -189,9 +192,14 @@ class MeasuredBatches:
 _COARSE = 0.25
 """Share of the mean context from which on a block blurs it."""
 
-_LIMITS = {"seconds": (0.0, 1e6), "squares": (0.0, 1e18), "pairs": (0.0, 1e18), "context": (0.0, 1e15)}
+_LIMITS = {
+    "seconds": (0.0, 1e6),
+    "squares": (0.0, 1e18),
+    "pairs": (0.0, 1e18),
+    "context": (0.0, 1e15),
+}
 SHORTEST_S = 1e-9
-"""What a batch takes at least: less is no time of a batch, and its relative error has no meaning."""
+"""What a batch takes at least: below, relative errors have no meaning."""
 
 
 def limits_of(column: str) -> tuple[float, float]:
@@ -216,10 +224,12 @@ def joined(parts: list[MeasuredBatches]) -> MeasuredBatches:
     """Put batches of several files together; a column that one of them lacks is dropped."""
     if len(parts) == 1:
         return parts[0]
-    columns: dict[str, Any] = {}
-    for name in COLUMNS:
-        values = [getattr(part, name) for part in parts]
-        columns[name] = None if any(v is None for v in values) else np.concatenate(values)
+    values = {name: [getattr(part, name) for part in parts] for name in COLUMNS}
+    columns: dict[str, Any] = {
+        name: np.concatenate(of_parts)
+        for name, of_parts in values.items()
+        if not any(column is None for column in of_parts)
+    }
     return MeasuredBatches(
         **columns,
         source=", ".join(part.source for part in parts),

@@ -14,7 +14,7 @@ _FEW = 10
 _MANY_OUTLIERS = 0.1
 _FALLS = 0.05
 _BIASED = 0.02
-"""Share of all seconds that the model misses, from which a capacity is wrong by more than one may neglect."""
+"""Share of all seconds that the model misses, beyond which a capacity is noticeably wrong."""
 _SURE = 4.0
 """Standard errors."""
 _FEWEST = 8
@@ -24,42 +24,43 @@ _OF_MEDIAN = math.sqrt(math.pi / 2)
 _MAD_TO_SD = 1.4826
 
 
-def cautions_of(batches: MeasuredBatches, found: Estimate) -> list[str]:
+def cautions_of(batches: MeasuredBatches, fitted: Estimate) -> list[str]:
     """Return what to mind, most important first."""
     low, high = float(batches.tokens.min()), float(batches.tokens.max())
-    said = _biased(batches, found)
-    if not found.solution.coefficients[1 : len(found.linear.names)].any():
-        said.append(
-            "a token costs nothing in this model, as these batches show no cost of prefill: do not ask it for a "
-            "capacity; measure batches with long prompts"
+    cautions = _biased(batches, fitted)
+    if not fitted.solution.coefficients[1 : len(fitted.linear.names)].any():
+        cautions.append(
+            "a token costs nothing in this model, as these batches show no cost of prefill: do "
+            "not ask it for a capacity; measure batches with long prompts"
         )
-    said += batches.notes
-    if len(batches) < _FEW * found.size:
-        said.append(f"{len(batches):,} batches for {found.size} parameters are few; measure more")
-    said += _left_out(batches, found.solution.outliers)
+    cautions += batches.notes
+    if len(batches) < _FEW * fitted.size:
+        cautions.append(f"{len(batches):,} batches for {fitted.size} parameters are few; measure more")
+    cautions += _left_out(batches, fitted.solution.outliers)
     if batches.context is None and batches.decode_tokens is not None and batches.decode_tokens.any():
-        said.append(
-            "no context is known of these batches, so a token of context costs nothing in this model: with long "
-            "contexts batches take longer"
+        cautions.append(
+            "no context is known of these batches, so a token of context costs nothing in this "
+            "model: with long contexts batches take longer"
         )
     if batches.blurred_context is not None:
-        said.append(
-            f"context was counted in KV blocks of {batches.context_block:,.0f} tokens, of which a decode has "
-            f"{batches.blurred_context:,.0f} before it on average: what a request costs and what its context costs can "
-            "hardly be told apart, which their intervals allow for"
+        cautions.append(
+            f"context was counted in KV blocks of {batches.context_block:,.0f} tokens, of which a "
+            f"decode has {batches.blurred_context:,.0f} before it on average: what a request costs "
+            "and what its context costs can hardly be told apart, which their intervals allow for"
         )
-    if found.terms is not None:
-        said += [f"{_IN_WORDS[name]} is left out: {why}" for name, why in found.terms.left_out.items()]
-    said.append(f"batches of {low:,.0f} to {high:,.0f} tokens were measured; a token budget beyond is extrapolated")
-    if found.linear.family == "table":
-        said[-1] = f"batches of {low:,.0f} to {high:,.0f} tokens were measured; a table refuses a token budget beyond"
-    if found.terms is not None:
-        said += _attention(batches, found.terms.names)
-    said += _sparse(batches)
-    said += _falling(batches)
+    if fitted.terms is not None:
+        cautions += [f"{_IN_WORDS[name]} is left out: {reason}" for name, reason in fitted.terms.left_out.items()]
+    beyond = "a token budget beyond is extrapolated"
+    if fitted.linear.family == "table":
+        beyond = "a table refuses a token budget beyond"
+    cautions.append(f"batches of {low:,.0f} to {high:,.0f} tokens were measured; {beyond}")
+    if fitted.terms is not None:
+        cautions += _attention(batches, fitted.terms.names)
+    cautions += _sparse(batches)
+    cautions += _falling(batches)
     if batches.left_out:
-        said.append(f"{batches.left_out:,} rows of the file could not be used")
-    return said
+        cautions.append(f"{batches.left_out:,} rows of the file could not be used")
+    return cautions
 
 
 _IN_WORDS = {
@@ -72,38 +73,39 @@ _IN_WORDS = {
 }
 
 
-def _biased(batches: MeasuredBatches, found: Estimate) -> list[str]:
-    """Warn where all seconds together are not what the model says: a server loses those of stalls, too."""
-    took = float(batches.seconds.sum() / found.predicted(batches).sum()) - 1
+def _biased(batches: MeasuredBatches, fitted: Estimate) -> list[str]:
+    """Warn where all seconds are not what the model says: a server loses those of stalls, too."""
+    took = float(batches.seconds.sum() / fitted.predicted(batches).sum()) - 1
     if abs(took) <= _BIASED:
         return []
-    out = float(found.solution.outliers.mean())
-    why = f", as {out:.1%} of them, far from similar ones, were left out" if out else ""
+    out = float(fitted.solution.outliers.mean())
+    reason = f", as {out:.1%} of them, far from similar ones, were left out" if out else ""
     more, high = ("longer", "high") if took > 0 else ("less", "low")
     return [
-        f"all batches together took {abs(took):.1%} {more} than this model says{why}: a capacity computed with it is "
-        f"too {high} by about as much, unless what caused it goes away"
+        f"all batches together took {abs(took):.1%} {more} than this model says{reason}: a "
+        f"capacity computed with it is too {high} by about as much, unless what caused it goes away"
     ]
 
 
 def _left_out(batches: MeasuredBatches, outliers: Rows) -> list[str]:
     """Warn where many batches were left out, or many of those with prompts."""
     share = float(outliers.mean())
-    said = []
+    cautions = []
     if share > _MANY_OUTLIERS:
-        said.append(
-            f"{share:.0%} of the batches are far from similar ones and were left out; look for what else the machine "
-            "did"
+        cautions.append(
+            f"{share:.0%} of the batches are far from similar ones and were left out; look for "
+            "what else the machine did"
         )
     if batches.prefill_tokens is not None:
         prompts = batches.prefill_tokens > 0
         many, expected = float(outliers[prompts].sum()), share * float(prompts.sum())
         if many > max(2 * expected, expected + _SURE * math.sqrt(expected + 1)):
-            said.append(
-                f"{many / prompts.sum():.0%} of the batches with prefill were left out, of all {share:.0%}: what a "
-                "prompt costs may be understated; look at their errors, or give more columns"
+            cautions.append(
+                f"{many / prompts.sum():.0%} of the batches with prefill were left out, of all "
+                f"{share:.0%}: what a prompt costs may be understated; look at their errors, or "
+                "give more columns"
             )
-    return said
+    return cautions
 
 
 def _attention(batches: MeasuredBatches, names: tuple[str, ...]) -> list[str]:
@@ -112,17 +114,17 @@ def _attention(batches: MeasuredBatches, names: tuple[str, ...]) -> list[str]:
     def most(total: Array | None, by: Array | None) -> float:
         return 0.0 if total is None or by is None else float(np.max(total / np.maximum(by, 1)))
 
-    said = []
+    lengths = []
     if "self_attention" in names:
         piece = most(batches.squares, batches.prefill_tokens)
-        said.append(f"{piece:,.0f} tokens of a prompt at once")
+        lengths.append(f"{piece:,.0f} tokens of a prompt at once")
     if "cross_attention" in names:
-        said.append(f"{most(batches.pairs, batches.prefill_tokens):,.0f} tokens before them")
+        lengths.append(f"{most(batches.pairs, batches.prefill_tokens):,.0f} tokens before them")
     if {"decode_attention", "mixed_attention"} & set(names):
-        said.append(f"{most(batches.context, batches.decode_tokens):,.0f} tokens before a decode")
-    if not said:
+        lengths.append(f"{most(batches.context, batches.decode_tokens):,.0f} tokens before a decode")
+    if not lengths:
         return []
-    return [f"attention was measured up to {', '.join(said)} (means of a batch); longer ones are extrapolated"]
+    return [f"attention was measured up to {', '.join(lengths)} (means of a batch); longer ones are extrapolated"]
 
 
 def _sparse(batches: MeasuredBatches) -> list[str]:
@@ -137,8 +139,8 @@ def _sparse(batches: MeasuredBatches) -> list[str]:
 def _falling(batches: MeasuredBatches) -> list[str]:
     """Warn where larger batches took less time, by more than their medians are uncertain."""
     knots = np.array(table_knots(batches.tokens))
-    place = np.searchsorted(knots, batches.tokens, side="right") - 1
-    held = [(k, batches.seconds[place == k]) for k in range(knots.size)]
+    index = np.searchsorted(knots, batches.tokens, side="right") - 1
+    held = [(k, batches.seconds[index == k]) for k in range(knots.size)]
     held = [(k, seconds) for k, seconds in held if seconds.size >= _FEWEST]
     if len(held) < 2:
         return []
@@ -155,6 +157,7 @@ def _falling(batches: MeasuredBatches) -> list[str]:
         return []
     a, b = np.unravel_index(np.argmax(fall), fall.shape)
     return [
-        f"batches of about {knots[load[b]]:,.0f} tokens take {fall[a, b]:.0%} less time than those of "
-        f"{knots[load[a]]:,.0f}: something other than the token load decides, such as context or CUDA graphs"
+        f"batches of about {knots[load[b]]:,.0f} tokens take {fall[a, b]:.0%} less time than those "
+        f"of {knots[load[a]]:,.0f}: something other than the token load decides, such as context "
+        "or CUDA graphs"
     ]

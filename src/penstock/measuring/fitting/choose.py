@@ -1,8 +1,8 @@
 """Which family predicts best.
 
-Families are compared on batches held out of the fit: ``folds`` blocks of neighbours in time, or of rows dealt out at
-random where the file is a sweep. Of the families whose error is, block by block, no more than one standard error above
-the smallest, the one with the fewest parameters is taken.
+Families are compared on batches held out of the fit: ``folds`` blocks of neighbours in time, or of
+rows dealt out at random where the file is a sweep. Of the families whose error is, block by block,
+no more than one standard error above the smallest, the one with the fewest parameters is taken.
 """
 
 import dataclasses
@@ -50,7 +50,11 @@ class Candidate:
 
 
 def choose(
-    batches: MeasuredBatches, models: Sequence[str] | None = None, *, folds: int = FOLDS, seed: int = 0
+    batches: MeasuredBatches,
+    models: Sequence[str] | None = None,
+    *,
+    folds: int = FOLDS,
+    seed: int = 0,
 ) -> list[Candidate]:
     """Compare families by cross-validation, simple ones first; one of them is chosen.
 
@@ -73,15 +77,15 @@ def choose(
     check_enough(batches)
     folds = checks.whole("folds", folds, 2, 1_000, "", "each is held out of the fit once")
     names = list(models) if models is not None else families_for(batches)
-    whole = {name: found for name in names if (found := _possible(batches, name)) is not None}
+    whole = {name: fitted for name in names if (fitted := _possible(batches, name)) is not None}
     blocks = batches.blocks(folds, seed)
     errors = {name: np.array([_error_on(batches, block, name) for block in blocks]) for name in whole}
-    if not any(np.isfinite(found).all() for found in errors.values()):
+    if not any(np.isfinite(fitted).all() for fitted in errors.values()):
         raise InputError(
-            f"{batches.source}: no model can be fitted with a block of the batches held out; measure more batches, "
-            "or name the model"
+            f"{batches.source}: no model can be fitted with a block of the batches held out; "
+            "measure more batches, or name the model"
         )
-    sizes = {name: found.size for name, found in whole.items()}
+    sizes = {name: fitted.size for name, fitted in whole.items()}
     taken = _simplest(errors, sizes)
     return [
         Candidate(name, sizes[name], *_mean(errors[name]), name == taken)
@@ -92,11 +96,11 @@ def choose(
 def _possible(batches: MeasuredBatches, name: str) -> Estimate | None:
     """Fit a family to all batches; None where they give it no parameters that a model may have."""
     try:
-        found = estimate(batches, name)
-        _ = found.model
+        fitted = estimate(batches, name)
+        _ = fitted.model
     except InputError:
         return None
-    return found
+    return fitted
 
 
 def _mean(errors: Array) -> tuple[float, float]:
@@ -114,19 +118,19 @@ def families_for(batches: MeasuredBatches) -> list[str]:
 
 
 def _error_on(batches: MeasuredBatches, block: npt.NDArray[np.int64], name: str) -> float:
-    """Return the mean of |predicted / measured - 1| on a block, fitted to the others; infinite where none can be."""
+    """Return the mean of |predicted / measured - 1| on a block, fitted to the others."""
     held = np.zeros(len(batches), bool)
     held[block] = True
     try:
-        found = estimate(batches.take(~held), name)
+        fitted = estimate(batches.take(~held), name)
     except InputError:
         return math.inf
     judged = batches.take(held)
-    return float(np.mean(np.abs(found.predicted(judged) / judged.seconds - 1)))
+    return float(np.mean(np.abs(fitted.predicted(judged) / judged.seconds - 1)))
 
 
 def _simplest(errors: dict[str, Array], sizes: dict[str, int]) -> str:
-    """Return the family with the fewest parameters that is as good as the best (one standard error, paired)."""
+    """Return the smallest family as good as the best (one standard error, paired)."""
     best = min(errors, key=lambda name: float(errors[name].mean()))
     least = float(errors[best].mean())
     for name in sorted(errors, key=lambda name: sizes[name]):

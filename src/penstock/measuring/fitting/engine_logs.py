@@ -1,27 +1,26 @@
 """Logs and metrics in which engines say what was in each batch, line by line.
 
-A line that cannot be read is left out and counted: logs are cut at both ends, and written by several processes. A
-number that no engine can have written is refused: nothing tells which others are wrong, too.
+A line that cannot be read is left out and counted: logs are cut at both ends, and written by
+several processes. A number that no engine can have written is refused: nothing tells which others
+are wrong, too.
 """
 
 import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
 from penstock.inputs.source import Source
-from penstock.measuring.fitting.batches import SHORTEST_S, MeasuredBatches, limits_of
-
-Floats = npt.NDArray[np.float64]
+from penstock.measuring.fitting.batches import SHORTEST_S, Array, MeasuredBatches, limits_of
 
 _ITERATION = re.compile(
-    r"(\d+) context requests, (\d+) context tokens, (\d+) generation requests, (\d+) generation tokens, "
+    r"(\d+) context requests, (\d+) context tokens, "
+    r"(\d+) generation requests, (\d+) generation tokens, "
     r"iteration elapsed time: (\d+(?:\.\d+)?) ms(?:.*?KV cache usage: (\d+(?:\.\d+)?)%)?"
 )
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -29,6 +28,7 @@ _ROUNDED = 0.00051  # share of the KV cache by which the log may be off
 _SHOWN = 3 * _ROUNDED  # from one more block, where rounding does not hide it
 _DISTINCT = 8  # shares that must be whole numbers of a block, or it is by chance
 _EQUAL = "prompts of one batch are taken as equally long: the file gives their sum"
+_ROUNDED_SHARE = "context is taken from the share of the KV cache in use, which the log rounds to 0.1%"
 
 
 def find_iterations(source: Source) -> MeasuredBatches:
@@ -39,7 +39,8 @@ def find_iterations(source: Source) -> MeasuredBatches:
     each request, where the log shows how long a block is; prompts that share a prefix share memory.
     """
     rows: list[tuple[float, ...]] = []
-    bad, capacity = 0, None
+    bad = 0
+    capacity = None
     with source.open() as file:
         for number, raw in enumerate(file, 1):
             line = raw.decode("utf-8", "replace")
@@ -47,27 +48,29 @@ def find_iterations(source: Source) -> MeasuredBatches:
                 capacity = float(size[1].replace(",", ""))
             if "iteration elapsed time" not in line:
                 continue
-            found = _ITERATION.search(line)
-            if found is None:
+            iteration = _ITERATION.search(line)
+            if iteration is None:
                 bad += 1
                 continue
-            share = float(found[6]) / 100 if found[6] else np.nan
-            values = [float(found[5]) / 1e3, *(float(found[place]) for place in range(1, 5))]
-            took, *counts = _possible(source, f"line {number:,}", _LOGGED, values)
-            rows.append((*counts, took, share))
-    prompts, new, decodes, out, seconds, usage = np.array(rows, float).reshape(-1, 6).T
-    context, block = None, None
-    notes = []
-    if capacity is not None and np.isfinite(usage).all():
-        block = _block(usage, capacity)
-        held = usage * capacity - (prompts + decodes) * (block or 0.0) / 2
-        context = np.where(decodes > 0, np.maximum(held - new, 0), 0.0)
-        notes.append("context is taken from the share of the KV cache in use, which the log rounds to 0.1%")
-    batches = _batches(source, "vllm", bad, seconds, prompts, new, None, decodes, out, context, notes)
+            *counts, ms = map(float, iteration.groups()[:5])
+            share = float(iteration[6] or "nan") / 100
+            values = [ms / 1e3, *counts]
+            _possible(source, f"line {number:,}", _LOGGED, values)
+            rows.append((*values, share))
+    seconds, prompts, new, decodes, out, usage = np.array(rows, float).reshape(-1, 6).T
+    columns = {
+        "seconds": seconds, "prompts": prompts, "new": new, "decodes": decodes, "out": out,
+    }  # fmt: skip
+    if capacity is None or not np.isfinite(usage).all():
+        return _batches(source, "vllm", bad, columns)
+    block = _block(usage, capacity)
+    held = usage * capacity - (prompts + decodes) * (block or 0.0) / 2
+    columns["context"] = np.where(decodes > 0, np.maximum(held - new, 0), 0.0)
+    batches = _batches(source, "vllm", bad, columns, _ROUNDED_SHARE)
     return dataclasses.replace(batches, context_block=block)
 
 
-def _block(usage: Floats, capacity: float) -> float | None:
+def _block(usage: Array, capacity: float) -> float | None:
     """Return how many tokens a KV block holds; None where a block is less than rounding shows."""
     shares = np.unique(usage)
     steps = np.diff(shares)
@@ -81,25 +84,13 @@ def _block(usage: Floats, capacity: float) -> float | None:
 
 
 def find_passes(source: Source) -> MeasuredBatches:
-    """Read forward-pass metrics, version 1: JSON Lines as a subscriber stores them, or Dynamo's trace of them.
+    """Read forward-pass metrics, version 1: JSON Lines of a subscriber, or Dynamo's trace of them.
 
-    SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through Dynamo. Idle heartbeats
-    take no time and are no batches.
+    SGLang publishes them with ``--enable-forward-pass-metrics``, vLLM and TensorRT-LLM through
+    Dynamo. Idle heartbeats take no time and are no batches.
     """
-    rows, bad = [], 0
-    for number, record in enumerate(_records(source), 1):
-        try:
-            told = record.get("fpm", record)
-            batch = told["scheduled_requests"]
-            row = [_number(value) for value in (told["wall_time"], *(batch.get(name, 0) for name in _PASS[1:]))]
-        except (AttributeError, KeyError, TypeError, ValueError):
-            bad += 1
-            continue
-        row = _possible(source, f"record {number:,}", _PASS, row)
-        if row[0] > 0 and row[2] + row[4] > 0:
-            rows.append(row)
-    seconds, prompts, new, before, decodes, context = np.array(rows, float).reshape(-1, 6).T
-    return _batches(source, "sglang", bad, seconds, prompts, new, before, decodes, decodes, context, [])
+    columns, bad = _columns_of(source, "scheduled_requests", _PASS, 1.0)
+    return _batches(source, "sglang", bad, columns)
 
 
 _PASS = (
@@ -113,42 +104,61 @@ _PASS = (
 
 
 def find_stats(source: Source) -> MeasuredBatches:
-    """Read TensorRT-LLM's iteration statistics: what ``/metrics`` of trtllm-serve returned, one answer a line.
+    """Read TensorRT-LLM's iteration statistics: answers of trtllm-serve's ``/metrics``, one a line.
 
     ``numCtxKvTokens`` and ``numGenKvTokens`` are 0 throughout where a backend does not count them.
     """
-    rows, bad = [], 0
+    columns, bad = _columns_of(source, "inflightBatchingStats", _STATS, 1e3)
+    if not columns["context"].any():
+        del columns["before"], columns["context"]
+    return _batches(source, "tensorrt-llm", bad, columns)
+
+
+_STATS = (
+    "iterLatencyMS",
+    "numContextRequests",
+    "numCtxTokens",
+    "numCtxKvTokens",
+    "numGenRequests",
+    "numGenKvTokens",
+)
+_LOGGED = (
+    "elapsed time", "context requests", "context tokens",
+    "generation requests", "generation tokens",
+)  # fmt: skip
+
+
+def _columns_of(source: Source, held_in: str, names: Sequence[str], per_second: float) -> tuple[dict[str, Array], int]:
+    """Return columns of the records that are batches, and how many records cannot be read.
+
+    Parameters
+    ----------
+    source
+        JSON; in Dynamo's traces a record is within another.
+    held_in
+        Key of a record's counts.
+    names
+        Of the time, prompts, their tokens, those before them, decodes, tokens before them.
+    per_second
+        Units of the time in a second.
+    """
+    rows = []
+    bad = 0
     for number, record in enumerate(_records(source), 1):
         try:
-            batch = record["inflightBatchingStats"]
-            row = [_number(value) for value in (record["iterLatencyMS"], *(batch.get(name, 0) for name in _STATS[1:]))]
+            inner = record.get("fpm", record)
+            counts = inner[held_in]
+            took = _number(inner[names[0]]) / per_second
+            row = [took, *(_number(counts.get(name, 0)) for name in names[1:])]
         except (AttributeError, KeyError, TypeError, ValueError):
             bad += 1
             continue
-        row = _possible(source, f"record {number:,}", _STATS, [row[0] / 1e3, *row[1:]])
-        if row[0] > 0 and row[2] + row[4] > 0:
+        _possible(source, f"record {number:,}", names, row)
+        if took > 0 and row[2] + row[4] > 0:
             rows.append(row)
-    seconds, prompts, new, before, decodes, context = np.array(rows, float).reshape(-1, 6).T
-    counted = bool(context.any())
-    return _batches(
-        source,
-        "tensorrt-llm",
-        bad,
-        seconds,
-        prompts,
-        new,
-        before if counted else None,
-        decodes,
-        decodes,
-        context if counted else None,
-        [],
-    )
-
-
-_STATS = ("iterLatencyMS", "numContextRequests", "numCtxTokens", "numCtxKvTokens", "numGenRequests", "numGenKvTokens")
-
-
-_LOGGED = ("elapsed time", "context requests", "context tokens", "generation requests", "generation tokens")
+    keys = ("seconds", "prompts", "new", "before", "decodes", "context")
+    columns = np.array(rows, float).reshape(-1, 6).T
+    return dict(zip(keys, columns, strict=True)), bad
 
 
 def _number(value: Any) -> float:
@@ -161,21 +171,20 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> list[float]:
-    """Return seconds, which may be 0, and counts; refuse what cannot be."""
+def _possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> None:
+    """Refuse seconds, which may be 0, and counts that cannot be."""
     for name, value in zip(names, values, strict=True):
         least, most = (SHORTEST_S, limits_of("seconds")[1]) if name == names[0] else limits_of("context")
         if value != 0 and not least <= value <= most:
             unit = " s" if name == names[0] else ""
             raise source.fault(
-                f"{place}: {name} is {checks.shown(value)}{unit}, but must be from {least:g} to {most:g}{unit}, or no "
-                "model can be fitted. Correct or delete it"
+                f"{place}: {name} is {checks.shown(value)}{unit}, but must be from {least:g} to "
+                f"{most:g}{unit}, or no model can be fitted. Correct or delete it"
             )
-    return values
 
 
 def _records(source: Source) -> Iterator[Any]:
-    """Return the JSON objects of a file: one a line, lists of them, or one document; None for what is none."""
+    """Return the JSON objects of a file, one a line, in lists, or one; None for what is none."""
     with source.open() as file:
         text = file.read().decode("utf-8", "replace")
     try:
@@ -192,24 +201,25 @@ def _records(source: Source) -> Iterator[Any]:
             yield None
 
 
-def _listed(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else [found]
+def _listed(document: Any) -> list[Any]:
+    return document if isinstance(document, list) else [document]
 
 
-def _batches(
-    source: Source,
-    format: str,
-    bad: int,
-    seconds: Any,
-    prompts: Any,
-    new: Any,
-    before: Any,
-    decodes: Any,
-    out: Any,
-    context: Any,
-    notes: list[str],
-) -> MeasuredBatches:
-    """Put together what the line formats tell: prompts and their sums, decodes and their sums."""
+def _batches(source: Source, format: str, bad: int, columns: Mapping[str, Array], *notes: str) -> MeasuredBatches:
+    """Put together what a format tells: prompts and their sums, decodes and their sums.
+
+    Parameters
+    ----------
+    source, format, bad
+        The file, what it is, and how many of its lines cannot be read.
+    columns
+        ``seconds``, ``prompts``, ``decodes``, ``new`` tokens of prompts; where known, those
+        ``before`` them, the ``context`` of decodes, and tokens ``out``, if not one for each decode.
+    notes
+        What the format does not say exactly.
+    """
+    seconds, prompts, new, decodes = (columns[n] for n in ("seconds", "prompts", "new", "decodes"))
+    out = columns.get("out", decodes)
     used = (new + out > 0) & (seconds > 0)
     if not used.any():
         raise source.fault(
@@ -218,22 +228,19 @@ def _batches(
         )
     several = np.maximum(prompts, 1)
     if (prompts > 1).any():
-        notes = [*notes, _EQUAL]
-    columns = {
+        notes = (*notes, _EQUAL)
+    known = {
         "seconds": seconds,
         "tokens": new + out,
         "prefill_tokens": new,
         "decode_tokens": out,
         "requests": prompts + decodes,
         "squares": new**2 / several,
-        "pairs": None if before is None else new * before / several,
-        "context": context,
     }
-    kept: dict[str, Any] = {name: None if values is None else values[used] for name, values in columns.items()}
-    return MeasuredBatches(
-        **kept,
-        source=f"{source.name} ({format})",
-        left_out=bad,
-        notes=tuple(notes),
-        sweep=False,
-    )
+    if "before" in columns:
+        known["pairs"] = new * columns["before"] / several
+    if "context" in columns:
+        known["context"] = columns["context"]
+    kept: dict[str, Any] = {name: values[used] for name, values in known.items()}
+    named = f"{source.name} ({format})"
+    return MeasuredBatches(**kept, source=named, left_out=bad, notes=notes, sweep=False)

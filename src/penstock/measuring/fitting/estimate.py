@@ -7,7 +7,15 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
-from penstock.measuring.fitting.families import BY_LOAD, COMPOSED, Linear, Terms, composition, table_knots, terms_of
+from penstock.measuring.fitting.families import (
+    BY_LOAD,
+    COMPOSED,
+    Linear,
+    Terms,
+    composition,
+    table_knots,
+    terms_of,
+)
 from penstock.measuring.fitting.robust import Solution, apply, fit_relative, running_median, solve
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
 
@@ -50,7 +58,7 @@ class Estimate:
         return self.linear.size + int(np.count_nonzero(self.solution.coefficients[count:]))
 
     def columns(self, batches: MeasuredBatches, b0: float | None = None) -> Array:
-        """Return the columns of the coefficients, for any batches; with another step width or bend."""
+        """Return the columns of the coefficients, perhaps with another step width or bend."""
         linear = (self.linear if b0 is None else Linear(self.linear.family, (b0,))).columns(batches.tokens)
         return linear if self.terms is None else np.column_stack((linear, self.terms.columns(batches)))
 
@@ -70,7 +78,7 @@ class Estimate:
 
 
 def estimate(batches: MeasuredBatches, name: str, b0: float | None = None) -> Estimate:
-    """Fit one family; ``composition`` alone takes an affine linear part; a ``b0`` given is not searched.
+    """Fit one family; ``composition`` has an affine linear part, a ``b0`` given is not searched.
 
     Raises
     ------
@@ -80,14 +88,15 @@ def estimate(batches: MeasuredBatches, name: str, b0: float | None = None) -> Es
     composed = name == "composition" or name.startswith(COMPOSED)
     family = "affine" if name == "composition" else name.removeprefix(COMPOSED)
     if family not in BY_LOAD:
-        known = [*BY_LOAD, *(COMPOSED + family for family in BY_LOAD)]
-        raise InputError(f"unknown model {checks.shown(name)}{nearest(str(name), known)}")
+        names = [*BY_LOAD, *(COMPOSED + family for family in BY_LOAD)]
+        raise InputError(f"unknown model {checks.shown(name)}{nearest(str(name), names)}")
     check_enough(batches)
     terms = terms_of(batches) if composed else None
     if terms is not None and not terms.names:
         raise InputError(
-            f"{batches.source}: nothing but the token load tells these batches apart, and a composition needs "
-            "prefill_tokens, requests, squares, pairs or context; ask for affine, steps, hinge or table"
+            f"{batches.source}: nothing but the token load tells these batches apart, and a "
+            "composition needs prefill_tokens, requests, squares, pairs or context; ask for "
+            "affine, steps, hinge or table"
         )
     beside = np.empty((len(batches), 0)) if terms is None else terms.columns(batches)
     start = _by_load(batches)
@@ -115,24 +124,25 @@ def check_enough(batches: MeasuredBatches) -> None:
         )
     if batches.tokens.max() == batches.tokens.min():
         raise InputError(
-            f"{batches.source}: every batch has {batches.tokens[0]:g} tokens, so what a token costs is not known; "
-            "measure other token loads, too"
+            f"{batches.source}: every batch has {batches.tokens[0]:g} tokens, so what a token "
+            "costs is not known; measure other token loads, too"
         )
 
 
 def _by_load(batches: MeasuredBatches) -> Array:
     """Return the median seconds of batches with similar token loads."""
     order = np.argsort(batches.tokens, kind="stable")
-    found = np.empty(len(batches))
-    found[order] = running_median(batches.seconds[order])
-    return found
+    medians = np.empty(len(batches))
+    medians[order] = running_median(batches.seconds[order])
+    return medians
 
 
 def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside: Array, start: Array) -> Estimate:
-    """Fit a family with its step width or bend: a grid, then every whole number around the best few.
+    """Fit a family with its step width or bend: a grid, then whole numbers around the best few.
 
-    Candidates are compared with the outliers and weights of a table. Step widths that the data cannot tell apart (95%
-    likelihood interval) are decided for the one that the highest power of two divides, as kernels are tiled.
+    Candidates are compared with the outliers and weights of a table. Step widths that the data
+    cannot tell apart (95% likelihood interval) are decided for the one that the highest power of
+    two divides, as kernels are tiled.
     """
     tokens, seconds = batches.tokens, batches.seconds
     table = np.column_stack((Linear("table", table_knots(tokens)).columns(tokens), beside))
@@ -150,12 +160,12 @@ def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside
     grid = _grid(family, float(tokens.max()))
     if not grid:
         raise InputError(
-            f"{batches.source}: the largest batch has {tokens.max():g} tokens, so no step or bend can be found; "
-            "measure larger batches, or ask for affine"
+            f"{batches.source}: the largest batch has {tokens.max():g} tokens, so no step or bend "
+            "can be found; measure larger batches, or ask for affine"
         )
-    places = sorted(range(len(grid)), key=lambda place: loss(grid[place]))[:_STARTS]
-    for place in places:
-        low, high = grid[max(place - 1, 0)], grid[min(place + 1, len(grid) - 1)]
+    starts = sorted(range(len(grid)), key=lambda index: loss(grid[index]))[:_STARTS]
+    for index in starts:
+        low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
         for b0 in range(int(low), int(high) + 1, max(1, int(high - low) // 64)):
             loss(float(b0))
     best = min(lost, key=lambda b0: lost[b0])
@@ -170,7 +180,12 @@ def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside
 
 
 def _grid(family: str, most: float) -> list[float]:
-    """Return step widths, or bends, to begin with: multiples of 8, wider apart where they are large."""
-    fine = [*range(8, 257, 8), *range(288, 1025, 32), *range(1152, 4097, 128), *range(4608, 2**20, 512)]
+    """Return step widths or bends to begin with: multiples of 8, wider apart where large."""
+    fine = [
+        *range(8, 257, 8),
+        *range(288, 1025, 32),
+        *range(1152, 4097, 128),
+        *range(4608, 2**20, 512),
+    ]
     small = [2, 4] if family == "steps" else [0, 1, 2, 4]
     return [float(b0) for b0 in (*small, *fine) if b0 < most]

@@ -1,8 +1,8 @@
 """The families of batch-time models as columns whose coefficients are sought.
 
-By token load: ``affine``, ``hinge``, ``steps`` and ``table``. Each may be the linear part of a ``composition``, which
-adds the columns of `Composition` that the batches know: requests, pairs of tokens, tokens before decodes, and whether
-there is prefill.
+By token load: ``affine``, ``hinge``, ``steps`` and ``table``. Each may be the linear part of a
+``composition``, which adds the columns of `Composition` that the batches know: requests, pairs of
+tokens, tokens before decodes, and whether there is prefill.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
-from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import (
+    Affine,
+    BatchTime,
+    Composition,
+    Hinge,
+    Measured,
+    PiecewiseConstant,
+)
 
 BY_LOAD = ("affine", "hinge", "steps", "table")
 """Families by token load, simple ones first."""
@@ -23,12 +30,12 @@ _MOST_KNOTS = 32
 _FEWEST_OF_A_KIND = 20
 """Batches with prefill, and without, below which nothing is told of one kind alone."""
 _SAME = 1e-4
-"""Share of a column's squares that the others leave unexplained, below which it cannot be told from them."""
+"""Share of a column's squares that others leave unexplained, below which it is one of them."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A family by token load with its shape: the step width or bend ``b0``, or the knots of a table."""
+    """A family by token load with its shape: step width or bend ``b0``, or the knots of a table."""
 
     family: str
     shape: tuple[float, ...] = ()
@@ -90,12 +97,12 @@ class Terms:
 
     def columns(self, batches: MeasuredBatches) -> Array:
         """Return shape (batches, terms), of any batches."""
-        found = known_terms(batches, split="mixed_attention" in self.names)
-        return np.column_stack([np.empty((len(batches), 0)), *(found[name] for name in self.names)])
+        terms = known_terms(batches, split="mixed_attention" in self.names)
+        return np.column_stack([np.empty((len(batches), 0)), *(terms[name] for name in self.names)])
 
 
 def table_knots(tokens: Array) -> tuple[float, ...]:
-    """Return token loads between which a table has straight lines: those measured, or as many to each as can be."""
+    """Return token loads between which a table has straight lines, at most so many."""
     loads = np.unique(tokens)
     if loads.size > _MOST_KNOTS:
         by_batches = np.quantile(tokens, np.linspace(0, 1, _MOST_KNOTS // 2), method="nearest")
@@ -105,40 +112,41 @@ def table_knots(tokens: Array) -> tuple[float, ...]:
 
 
 def known_terms(batches: MeasuredBatches, *, split: bool) -> dict[str, Array]:
-    """Return what each cost of a `Composition` is paid for, as far as the batches know; shape (batches,) each.
+    """Return what each cost of a `Composition` is paid for, if known; shape (batches,) each.
 
     ``split``: decodes beside prefill on their own.
     """
-    found: dict[str, Array] = {}
+    terms: dict[str, Array] = {}
     beside = np.zeros(len(batches), bool) if batches.prefill_tokens is None else batches.prefill_tokens > 0
     if batches.context is not None:
         if split:
-            found["decode_attention"] = np.where(beside, 0.0, batches.context)
-            found["mixed_attention"] = np.where(beside, batches.context, 0.0)
+            terms["decode_attention"] = np.where(beside, 0.0, batches.context)
+            terms["mixed_attention"] = np.where(beside, batches.context, 0.0)
         else:
-            found["decode_attention"] = batches.context
+            terms["decode_attention"] = batches.context
     if batches.requests is not None:
-        found["per_request"] = batches.requests
+        terms["per_request"] = batches.requests
     if batches.squares is not None and batches.decode_tokens is not None:
-        found["self_attention"] = batches.squares + batches.decode_tokens
+        terms["self_attention"] = batches.squares + batches.decode_tokens
     if batches.pairs is not None:
-        found["cross_attention"] = batches.pairs
+        terms["cross_attention"] = batches.pairs
     if batches.prefill_tokens is not None:
-        found["with_prefill"] = beside.astype(np.float64)
-    return found
+        terms["with_prefill"] = beside.astype(np.float64)
+    return terms
 
 
 def terms_of(batches: MeasuredBatches) -> Terms:
     """Return the terms of Appendix A that these batches can tell apart.
 
-    A term whose column is a sum of multiples of the others', to within 1% of its size, is left out: its cost is then
-    in theirs. Decodes beside prefill have a cost of their own where there are enough of both kinds to tell it.
+    A term whose column is a sum of multiples of the others', to within 1% of its size, is left out:
+    its cost is then in theirs. Decodes beside prefill have a cost of their own where there are
+    enough of both kinds to tell it.
     """
     parts = known_terms(batches, split=True)
     if batches.context is not None and all(_enough(parts[name]) for name in ("decode_attention", "mixed_attention")):
-        found = _told_apart(batches, split=True)
-        if {"decode_attention", "mixed_attention"}.issubset(found.names):
-            return found
+        terms = _told_apart(batches, split=True)
+        if {"decode_attention", "mixed_attention"}.issubset(terms.names):
+            return terms
     return _told_apart(batches, split=False)
 
 
@@ -170,5 +178,5 @@ def _told_apart(batches: MeasuredBatches, split: bool) -> Terms:
 
 
 def composition(linear: BatchTime, costs: Mapping[str, float]) -> Composition:
-    """Return a composition with these costs; what is not given costs nothing, decodes beside prefill as others."""
+    """Return a composition with these costs; what is not given costs nothing."""
     return Composition(linear, **{"decode_attention": 0.0, **costs})

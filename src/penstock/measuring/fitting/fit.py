@@ -22,6 +22,12 @@ from penstock.system.batch_time_file import BatchTimeFile
 _BENDS = 9
 """Of the bends that fit as well, how many a bootstrap tries."""
 
+_IN_FILE = (
+    "model", "batches", "outliers", "tokens", "parameters", "confidence", "r2",
+    "r2_without_outliers", "mean_absolute_error", "bias", "warnings",
+)  # fmt: skip
+"""What a batch-time file says of a fit."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Fit(Judged, Shown):
@@ -34,8 +40,9 @@ class Fit(Judged, Shown):
     model
         The model.
     parameters
-        By name: value, and the ends of its interval. Seconds, per token, per step of ``b0`` tokens, per request, or per
-        pair of tokens. A step width or bend stands with the widths that fit as well (95% likelihood).
+        By name: value, and the ends of its interval. Seconds, per token, per step of ``b0`` tokens,
+        per request, or per pair of tokens. A step width or bend stands with the widths that fit as
+        well (95% likelihood).
     batches
         What was fitted.
     predicted
@@ -102,15 +109,13 @@ class Fit(Judged, Shown):
 
     def as_file(self, description: str = "", licence: str | None = None) -> BatchTimeFile:
         """Return the content of a batch-time file."""
-        said = self.as_dict()
-        kept = ("model", "batches", "outliers", "tokens", "parameters", "confidence", "r2", "r2_without_outliers")
-        report = {name: said[name] for name in (*kept, "mean_absolute_error", "bias", "warnings")}
+        facts = self.as_dict()
         return BatchTimeFile(
             description or f"fitted to {self.n:,} measured batches",
             self.model,
             self.batches.source,
             licence,
-            fit=report,
+            fit={name: facts[name] for name in _IN_FILE},
         )
 
 
@@ -125,15 +130,17 @@ def fit(
 ) -> Fit:
     """Fit a batch-time model to measured batches.
 
-    Squares of relative errors, coefficients not negative, outliers left out (`penstock.measuring.fitting.robust`).
+    Squares of relative errors, coefficients not negative, outliers left out
+    (`penstock.measuring.fitting.robust`).
 
     Parameters
     ----------
     batches
         What was measured.
     model
-        ``affine``, ``hinge``, ``steps``, ``table``, ``composition-affine`` ...; ``composition``: the best of these by
-        cross-validation; ``auto``: the best of all (`penstock.measuring.fitting.choose`).
+        ``affine``, ``hinge``, ``steps``, ``table``, ``composition-affine`` ...; ``composition``:
+        the best of these by cross-validation; ``auto``: the best of all
+        (`penstock.measuring.fitting.choose`).
     b0
         Step width or bend, of ``steps`` and ``hinge``; None: searched.
     confidence
@@ -150,83 +157,87 @@ def fit(
     """
     confidence = checks.number("confidence", confidence, 0.5, 0.99, "", "400 resamples tell no more")
     seed = checks.whole("seed", seed, 0, 2**63, "", "a seed is a whole number")
-    candidates: list[Candidate] = []
-    name = model
     if b0 is not None and model in ("auto", "composition"):
         raise InputError(f"b0 is {checks.shown(b0)}, but which model has it is open; name it: steps, hinge")
-    if model in ("auto", "composition"):
-        possible = [family for family in families_for(batches) if model == "auto" or family.startswith(COMPOSED)]
-        if possible:
-            candidates = choose(batches, possible, folds=folds, seed=seed)
-            name = next(candidate.name for candidate in candidates if candidate.chosen)
-    found = estimate(batches, name, b0)
+    candidates = _candidates(batches, model, folds, seed)
+    name = next((candidate.name for candidate in candidates if candidate.chosen), model)
+    fitted = estimate(batches, name, b0)
     return Fit(
-        name=found.name,
-        model=_model(found, batches),
-        parameters=_parameters(batches, found, confidence, seed),
+        name=fitted.name,
+        model=_model(fitted, batches),
+        parameters=_parameters(batches, fitted, confidence, seed),
         batches=batches,
-        predicted=found.predicted(batches),
-        outliers=found.solution.outliers,
+        predicted=fitted.predicted(batches),
+        outliers=fitted.solution.outliers,
         candidates=tuple(candidates),
         confidence=confidence,
-        warnings=tuple(cautions_of(batches, found)),
+        warnings=tuple(cautions_of(batches, fitted)),
     )
 
 
-def _model(found: Estimate, batches: MeasuredBatches) -> BatchTime:
+def _candidates(batches: MeasuredBatches, model: str, folds: int, seed: int) -> list[Candidate]:
+    """Return the families that were compared; none where one is named, or none is possible."""
+    if model not in ("auto", "composition"):
+        return []
+    families = [family for family in families_for(batches) if model == "auto" or family.startswith(COMPOSED)]
+    return choose(batches, families, folds=folds, seed=seed) if families else []
+
+
+def _model(fitted: Estimate, batches: MeasuredBatches) -> BatchTime:
     try:
-        return found.model
+        return fitted.model
     except InputError:
         raise InputError(
-            f"{batches.source}: fitted to these batches, {found.name} leaves no time for a batch of few tokens, and "
-            "that is no batch time; measure smaller batches, or ask for another model"
+            f"{batches.source}: fitted to these batches, {fitted.name} leaves no time for a batch "
+            "of few tokens, and that is no batch time; measure smaller batches, or ask for "
+            "another model"
         ) from None
 
 
 def _parameters(
-    batches: MeasuredBatches, found: Estimate, confidence: float, seed: int
+    batches: MeasuredBatches, fitted: Estimate, confidence: float, seed: int
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the parameters by name, with the ends of their intervals: percentiles of a bootstrap."""
-    bends = np.array(found.likely if found.linear.family == "hinge" else ())  # the cost of a step is for its width
+    """Return the parameters by name, with percentiles of a bootstrap as ends of their intervals."""
+    bends = np.array(fitted.likely if fitted.linear.family == "hinge" else ())  # the cost of a step is for its width
     few = bends[np.linspace(0, max(bends.size - 1, 0), min(bends.size, _BENDS)).astype(int)]
-    candidates = [found.columns(batches), *(found.columns(batches, float(b0)) for b0 in few)]
+    candidates = [fitted.columns(batches), *(fitted.columns(batches, float(b0)) for b0 in few)]
     blocks = batches.blocks(bootstrap_blocks(len(batches)), seed)
-    samples = resampled(candidates, batches.seconds, found.solution, blocks, seed)
-    values = found.solution.coefficients.copy()
-    if found.linear.family == "table":  # seconds at the knots, not the rises between them
-        knots = len(found.linear.names)
+    samples = resampled(candidates, batches.seconds, fitted.solution, blocks, seed)
+    values = fitted.solution.coefficients.copy()
+    if fitted.linear.family == "table":  # seconds at the knots, not the rises between them
+        knots = len(fitted.linear.names)
         for rises in (samples, values[None]):
             rises[:, :knots] = np.cumsum(rises[:, :knots], axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(samples, [tail, 1 - tail], axis=0)
     low, high = np.minimum(low, values), np.maximum(high, values)
-    names = [*found.linear.names, *([] if found.terms is None else found.terms.names)]
-    said = dict(zip(names, zip(values.tolist(), low.tolist(), high.tolist(), strict=True), strict=True))
-    if found.likely:
-        said["b0"] = (found.linear.shape[0], found.likely[0], found.likely[-1])
-    elif found.linear.family in ("hinge", "steps"):
-        said["b0"] = (found.linear.shape[0],) * 3  # given, not found
-    return _widened(said, batches.blurred_context)
+    names = [*fitted.linear.names, *([] if fitted.terms is None else fitted.terms.names)]
+    intervals = dict(zip(names, zip(values.tolist(), low.tolist(), high.tolist(), strict=True), strict=True))
+    if fitted.likely:
+        intervals["b0"] = (fitted.linear.shape[0], fitted.likely[0], fitted.likely[-1])
+    elif fitted.linear.family in ("hinge", "steps"):
+        intervals["b0"] = (fitted.linear.shape[0],) * 3  # given, not searched
+    return _widened(intervals, batches.blurred_context)
 
 
 def _widened(
-    said: dict[str, tuple[float, float, float]], context: float | None
+    intervals: dict[str, tuple[float, float, float]], context: float | None
 ) -> dict[str, tuple[float, float, float]]:
     """Widen the intervals of a request's cost and its context's, where blocks blur the context.
 
     Then all of what a request seems to cost may be what its mean context costs.
     """
-    attention = [name for name in ("decode_attention", "mixed_attention") if name in said]
-    if context is None or not attention or "per_request" not in said:
-        return said
-    value, _, high = said["per_request"]
-    widened = said | {"per_request": (value, 0.0, high)}
+    attention = [name for name in ("decode_attention", "mixed_attention") if name in intervals]
+    if context is None or not attention or "per_request" not in intervals:
+        return intervals
+    value, _, high = intervals["per_request"]
+    widened = intervals | {"per_request": (value, 0.0, high)}
     for name in attention:
-        cost, least, most = said[name]
+        cost, least, most = intervals[name]
         widened[name] = (cost, least, most + high / context)
     return widened
 
 
-def _finite(said: dict[str, Any]) -> dict[str, Any]:
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """Return the same with None for what is not finite, as JSON wants it."""
-    return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in said.items()}
+    return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in values.items()}

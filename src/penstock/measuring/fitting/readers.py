@@ -1,8 +1,8 @@
 """Read measured batches: plain tables, and the logs and metrics of engines."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,16 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
-from penstock.measuring.fitting.batches import COLUMNS, SHORTEST_S, Array, MeasuredBatches, limits_of
+from penstock.measuring.fitting.batches import (
+    COLUMNS,
+    SHORTEST_S,
+    Array,
+    MeasuredBatches,
+    limits_of,
+)
+from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.engine_logs import find_iterations, find_passes, find_stats
-from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
+from penstock.measuring.fitting.layers.profiles import degree_of, read_llmservingsim, read_vidur
 from penstock.measuring.fitting.layers.times import LayerTimes
 
 FORMATS = ("table", "vllm", "sglang", "tensorrt-llm", "blis", "splitwise", "vidur", "llmservingsim")
@@ -53,12 +60,14 @@ def read_batches(
     Parameters
     ----------
     path
-        ``table``: CSV, TSV, JSON Lines or Parquet with columns ``tokens``, or ``prefill_tokens`` and ``decode_tokens``;
-        one of ``seconds``, ``ms``, ``us``; and, where known, ``requests``, ``squares``, ``pairs``, ``context``.
-        ``vllm``: a log with the lines of ``--enable-logging-iteration-details``. ``sglang``: forward-pass metrics as
-        JSON Lines (of SGLang, vLLM or Dynamo). ``tensorrt-llm``: iteration statistics, JSON as ``/metrics`` of
-        trtllm-serve gives it. ``blis``: sampled steps of vLLM, Parquet. ``splitwise``: its profile, whose every row
-        gives a prefill and a decode batch. ``vidur``, ``llmservingsim``: layer times, without attention.
+        ``table``: CSV, TSV, JSON Lines or Parquet with columns ``tokens``, or ``prefill_tokens``
+        and ``decode_tokens``; one of ``seconds``, ``ms``, ``us``; and, where known, ``requests``,
+        ``squares``, ``pairs``, ``context``. ``vllm``: a log with the lines of
+        ``--enable-logging-iteration-details``. ``sglang``: forward-pass metrics as JSON Lines (of
+        SGLang, vLLM or Dynamo). ``tensorrt-llm``: iteration statistics, JSON as ``/metrics`` of
+        trtllm-serve gives it. ``blis``: sampled steps of vLLM, Parquet. ``splitwise``: its profile,
+        whose every row gives a prefill and a decode batch. ``vidur``, ``llmservingsim``: layer
+        times, without attention.
     format
         One of these; None: told by the content.
     where
@@ -77,21 +86,20 @@ def read_batches(
     if format is not None and format not in FORMATS:
         raise InputError(f"unknown format {checks.shown(format)}{nearest(str(format), FORMATS)}")
     if format == "llmservingsim" or (format is None and path.is_dir()):
-        named = re.fullmatch(r"tp(\d+)", path.name)
-        return _layers_known(
-            path, layers, int(named[1]) if named else 1, lambda n: read_llmservingsim(path, n, tensor_parallel=1)
-        )
+        read = partial(read_llmservingsim, path, tensor_parallel=1)
+        return _layers_known(path, layers, degree_of(path), read)
     source = Source.at(path, max_gib)
-    found = format or _told(source)
-    if found in _LINES:
+    kind = format or _told(source)
+    if kind in _LINES:
         if where:
-            raise InputError(f"{source.name} is no table but of the format {found}; leave `where` out")
-        return _LINES[found](source)
+            raise InputError(f"{source.name} is no table but of the format {kind}; leave `where` out")
+        return _LINES[kind](source)
     table = open_table(source)
-    if found == "vidur":
+    if kind == "vidur":
         degree = _degree(dict(where or {}))
-        return _layers_known(path, layers, degree, lambda n: read_vidur(path, layers=n, tensor_parallel=degree))
-    return _TABLES[found](source, table, dict(where or {}))
+        read = partial(read_vidur, path, tensor_parallel=degree)
+        return _layers_known(path, layers, degree, read)
+    return _TABLES[kind](source, table, dict(where or {}))
 
 
 def _told(source: Source) -> str:
@@ -100,8 +108,8 @@ def _told(source: Source) -> str:
         head = file.read(65_536)
     if head.startswith((b"# HELP", b"# TYPE")):
         raise source.fault(
-            "is a page of Prometheus metrics: totals since the engine started, and no batch. Give the engine's "
-            "iteration log or forward-pass metrics"
+            "is a page of Prometheus metrics: totals since the engine started, and no batch. Give "
+            "the engine's iteration log or forward-pass metrics"
         )
     if not head.startswith(b"PAR1"):
         for mark, name in _MARKS:
@@ -110,7 +118,11 @@ def _told(source: Source) -> str:
         if head.lstrip()[:1] not in (b"{", b"[") and _has_iterations(source):
             return "vllm"
     header = set(open_table(source).header)
-    for name, columns in (("blis", _BLIS), ("splitwise", _SPLITWISE), ("vidur", ("num_tensor_parallel_workers",))):
+    for name, columns in (
+        ("blis", _BLIS),
+        ("splitwise", _SPLITWISE),
+        ("vidur", ("num_tensor_parallel_workers",)),
+    ):
         if header.issuperset(columns):
             return name
     return "table"
@@ -136,20 +148,20 @@ _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
 }
 
 
-def _layers_known(path: Path, layers: int | None, degree: int, read: Callable[[int], LayerTimes]) -> MeasuredBatches:
-    """Return the batches of a profile of one accelerator out of ``degree``, and say what is not in their times."""
+def _layers_known(path: Path, layers: int | None, degree: int, read: Callable[..., LayerTimes]) -> MeasuredBatches:
+    """Return the batches of one accelerator out of ``degree``; notes say what their times lack."""
     if layers is None:
         raise InputError(
-            f"{path.name} holds times of single layers, so a batch's time needs their number; give `layers` "
-            "(--layers): 32 in Llama-3.1-8B, 48 in CodeLlama-34B"
+            f"{path.name} holds times of single layers, so a batch's time needs their number; give "
+            "`layers` (--layers): 32 in Llama-3.1-8B, 48 in CodeLlama-34B"
         )
-    batches = read(layers).without_attention()
+    batches = read(layers=layers).without_attention()
     missing = ["attention"]
     if degree > 1:
         missing.append(f"exchange between {degree} accelerators")
     return dataclasses.replace(
         batches,
-        source=f"{path.name} (profile of single layers, times {layers:,}, without {' and '.join(missing)})",
+        source=(f"{path.name} (profile of single layers, times {layers:,}, without {' and '.join(missing)})"),
         notes=tuple(f"{what} is not in these times, so batches take longer than this model says" for what in missing),
     )
 
@@ -170,36 +182,37 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
     units = [name for name in _PER_SECOND if name in table.header]
     if len(units) > 1:
         raise source.fault(f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one")
-    known = [name for name in COLUMNS if name != "seconds" and name in table.header]
+    names = [name for name in COLUMNS if name != "seconds" and name in table.header]
     if {"layer", "time_us"}.issubset(table.header):
         raise source.fault("has times of layers, not of batches. Name the folder that it lies in, with --layers")
-    if not units or ("tokens" not in known and not {"prefill_tokens", "decode_tokens"}.issubset(known)):
+    if not units or ("tokens" not in names and not {"prefill_tokens", "decode_tokens"}.issubset(names)):
         raise source.fault(
-            f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or prefill_tokens and "
-            "decode_tokens) and seconds, ms or us. Rename them"
+            f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or "
+            "prefill_tokens and decode_tokens) and seconds, ms or us. Rename them"
         )
-    found: dict[str, Any] = _numbers(source, table, (*known, *units), where)
-    seconds = found.pop(units[0]) / _PER_SECOND[units[0]]
-    tokens = found.pop("tokens") if "tokens" in found else found["prefill_tokens"] + found["decode_tokens"]
-    return MeasuredBatches(seconds, tokens, **found, source=source.name)
+    columns: dict[str, Any] = _numbers(source, table, (*names, *units), where)
+    seconds = columns.pop(units[0]) / _PER_SECOND[units[0]]
+    tokens = columns.pop("tokens") if "tokens" in columns else columns["prefill_tokens"] + columns["decode_tokens"]
+    return MeasuredBatches(seconds, tokens, **columns, source=source.name)
 
 
 def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
-    """Read sampled steps of vLLM: those whose next step was sampled, too, as only their own time is known.
+    """Read sampled steps of vLLM: those whose next was sampled, too, as only their time is known.
 
-    KV blocks in use bound the context: 16 tokens each, the last block of a request half full on average, the prompts of
-    this batch not counted. Prompts that share a prefix share its blocks, so the sum over decodes may be larger.
+    KV blocks in use bound the context: 16 tokens each, the last block of a request half full on
+    average, the prompts of this batch not counted. Prompts that share a prefix share its blocks, so
+    the sum over decodes may be larger.
     """
     _one_machine(source, table, where, ("model", "tp"))
-    found = _numbers(source, table, _BLIS, where, may_lack=("next_sampled_id_gap", "true_cycle_us"))
-    gap, cycle = found["next_sampled_id_gap"], found["true_cycle_us"]
-    prefill, decode = found["batch.prefill_tokens"], found["batch.decode_tokens"]
+    columns = _numbers(source, table, _BLIS, where, may_lack=("next_sampled_id_gap", "true_cycle_us"))
+    gap, cycle = columns["next_sampled_id_gap"], columns["true_cycle_us"]
+    prefill, decode = columns["batch.prefill_tokens"], columns["batch.decode_tokens"]
     rows = (gap == 1) & (cycle > 0) & (prefill + decode > 0)
     if not rows.any():
         raise source.fault("has no step with tokens whose next step was sampled, too, so no time is known of one step")
-    used = found["kv.blocks_total_gpu"] - found["kv.blocks_free_gpu"]
-    held = used * _BLOCK - found["queue.running_depth"] * _BLOCK / 2 - prefill
-    requests = found["batch.num_prefill_reqs"] + found["batch.num_decode_reqs"]
+    used = columns["kv.blocks_total_gpu"] - columns["kv.blocks_free_gpu"]
+    held = used * _BLOCK - columns["queue.running_depth"] * _BLOCK / 2 - prefill
+    requests = columns["batch.num_prefill_reqs"] + columns["batch.num_decode_reqs"]
     return MeasuredBatches(
         cycle[rows] / 1e6,
         (prefill + decode)[rows],
@@ -211,8 +224,8 @@ def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatche
         sweep=False,
         left_out=int((~rows).sum()),
         notes=(
-            f"context is taken from the KV blocks in use ({_BLOCK} tokens each): less than what decodes read where "
-            "prompts share a prefix",
+            f"context is taken from the KV blocks in use ({_BLOCK} tokens each): less than what "
+            "decodes read where prompts share a prefix",
         ),
     )
 
@@ -220,11 +233,11 @@ def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatche
 def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatches:
     """Read Splitwise's profile: of each row the prefill of all prompts, and the mean decode."""
     _one_machine(source, table, where, ("model", "hardware", "tensor_parallel"))
-    found = _numbers(source, table, _SPLITWISE, where)
-    many, prompt, output = found["batch_size"], found["prompt_size"], found["token_size"]
+    columns = _numbers(source, table, _SPLITWISE, where)
+    many, prompt, output = columns["batch_size"], columns["prompt_size"], columns["token_size"]
     nothing = np.zeros(many.size)
-    columns = {
-        "seconds": (found["prompt_time"] / 1e3, found["token_time"] / 1e3),
+    phases = {
+        "seconds": (columns["prompt_time"] / 1e3, columns["token_time"] / 1e3),
         "tokens": (many * prompt, many),
         "prefill_tokens": (many * prompt, nothing),
         "decode_tokens": (nothing, many),
@@ -233,7 +246,7 @@ def _splitwise(source: Source, table: Table, where: dict[str, str]) -> MeasuredB
         "pairs": (nothing, nothing),
         "context": (nothing, many * (prompt + output / 2)),
     }
-    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in columns.items()}
+    joined: dict[str, Any] = {name: np.concatenate(values) for name, values in phases.items()}
     return MeasuredBatches(**joined, source=_named(source, "splitwise", where), sweep=True)
 
 
@@ -245,43 +258,44 @@ _TABLES: dict[str, Callable[[Source, Table, dict[str, str]], MeasuredBatches]] =
 
 
 def _numbers(
-    source: Source, table: Table, names: tuple[str, ...], where: dict[str, str], may_lack: tuple[str, ...] = ()
+    source: Source,
+    table: Table,
+    names: tuple[str, ...],
+    where: dict[str, str],
+    may_lack: tuple[str, ...] = (),
 ) -> dict[str, Array]:
     """Return columns as numbers of at least 0, of the rows asked for."""
     missing = [name for name in (*names, *where) if name not in table.header]
     if missing:
         raise source.fault(
-            f"has no column {checks.shown(missing[0])}{nearest(missing[0], table.header)}. Rename one, or force "
-            "another format"
+            f"has no column {checks.shown(missing[0])}{nearest(missing[0], table.header)}. Rename "
+            "one, or force another format"
         )
-    text = table.read(tuple(dict.fromkeys((*names, *where)))).with_row_index("row ")
+    text = table.read(tuple(dict.fromkeys((*names, *where)))).with_row_index(ROW)
     if text.is_empty():
         raise source.fault("has no rows. Check that the file was written completely")
     for name, value in where.items():
-        kept = text.filter(pl.col(name).str.strip_chars() == value.strip())
+        kept = text.filter(_matches(name, value))
         if kept.is_empty():
             values = ", ".join(text[name].drop_nulls().unique().sort().to_list())
             raise source.fault(f"has no row where {name} is {checks.shown(value)}, but {checks.shown(values)}")
         text = kept
-    numbers = text.select(pl.col(names).str.strip_chars().cast(pl.Float64, strict=False))
-    for name in names:
-        column = numbers[name]
-        per_second = _PER_SECOND.get(name)
-        low, high = limits_of(name) if name in COLUMNS else (0.0, _MOST)
-        if per_second:
-            low, high = SHORTEST_S * per_second, limits_of("seconds")[1] * per_second
-        bad = ~column.is_between(low, high).fill_null(value=False)
-        if name in may_lack:
-            bad &= text[name].is_not_null()
-        if bad.any():
-            row = int(bad.arg_true()[0])
-            place, problem = table.explain(int(text["row "][row]))
-            wrong = (
-                f"has the {name} {checks.shown(text[name][row])}, which is no number from {low:g} to {high:g}, so no "
-                "model can be fitted. Correct or delete it"
-            )
-            raise source.fault(f"{place} {problem or wrong}")
-    return {name: numbers[name].fill_null(0.0).to_numpy() for name in names}
+    limits = {name: _limits(name) for name in names}
+    wrong = "from {:g} to {:g}, so no model can be fitted"
+    numbers = as_numbers(source, table, text, limits, wrong, may_lack)
+    return {name: numbers[name].to_numpy() for name in names}
+
+
+def _limits(name: str) -> tuple[float, float]:
+    """Return the least and the most that a column of a table can be."""
+    if name in _PER_SECOND:
+        per_second = _PER_SECOND[name]
+        return SHORTEST_S * per_second, limits_of("seconds")[1] * per_second
+    return limits_of(name) if name in COLUMNS else (0.0, _MOST)
+
+
+def _matches(name: str, value: str) -> pl.Expr:
+    return pl.col(name).str.strip_chars() == value.strip()
 
 
 def _one_machine(source: Source, table: Table, where: dict[str, str], by: tuple[str, ...]) -> None:
@@ -289,16 +303,15 @@ def _one_machine(source: Source, table: Table, where: dict[str, str], by: tuple[
     told = tuple(name for name in by if name in table.header and name not in where)
     if not told:
         return
-    text = table.read(tuple(dict.fromkeys((*told, *(name for name in where if name in table.header)))))
-    for name, value in where.items():
-        if name in text.columns:
-            text = text.filter(pl.col(name).str.strip_chars() == value.strip())
+    chosen = {name: value for name, value in where.items() if name in table.header}
+    text = table.read((*told, *chosen))
+    text = text.filter(pl.lit(True), *(_matches(*pair) for pair in chosen.items()))
     kinds = text.select(told).unique().sort(told)
     if kinds.height > 1:
-        several = "; ".join(", ".join(f"{name}={v}" for name, v in zip(told, row, strict=True)) for row in kinds.rows())
+        several = "; ".join(", ".join(f"{name}={value}" for name, value in kind.items()) for kind in kinds.to_dicts())
         raise source.fault(
-            f"holds batches of {kinds.height} machines, each with times of its own. Choose one with `where` (--where): "
-            f"{several}"
+            f"holds batches of {kinds.height} machines, each with times of its own. Choose one "
+            f"with `where` (--where): {several}"
         )
 
 

@@ -1,10 +1,11 @@
-"""Least squares of relative errors: coefficients that are not negative, robust to outliers, with intervals.
+"""Least squares of relative errors: coefficients not negative, robust to outliers, with intervals.
 
-What matters of a batch time is its relative error: 1 ms is nothing in a prefill of 200 ms, and 5% of a decode. Squares
-of (measured - predicted) / predicted are summed, the prediction in the denominator taken from the round before: so the
-mean is fitted, where dividing by what was measured would favour short times. Rounds with Huber's loss find the start;
-then outliers are found, and the rest is fitted without weights of its own: measured / predicted is about 1 in the mean
-over all batches but the outliers.
+What matters of a batch time is its relative error: 1 ms is nothing in a prefill of 200 ms, and 5%
+of a decode. Squares of (measured - predicted) / predicted are summed, the prediction in the
+denominator taken from the round before: so the mean is fitted, where dividing by what was measured
+would favour short times. Rounds with Huber's loss find the start; then outliers are found, and the
+rest is fitted without weights of its own: measured / predicted is about 1 in the mean over all
+batches but the outliers.
 """
 
 from collections.abc import Sequence
@@ -54,13 +55,13 @@ class Solution:
 
 
 def solve(columns: Array, seconds: Array, weights: Array) -> Array:
-    """Return the non-negative coefficients with the least squares of weights * (seconds - columns @ coefficients)."""
+    """Return coefficients x >= 0 with the least squares of weights * (seconds - columns @ x)."""
     scaled = np.column_stack((columns, seconds)) * weights[:, None]
     return _solve_normal(_products(scaled))
 
 
 def apply(columns: Array, coefficients: Array) -> Array:
-    """Return columns @ coefficients; without BLAS, whose threads cost more than so few columns take."""
+    """Return columns @ coefficients without BLAS, whose threads cost more than this takes."""
     return np.asarray(np.einsum("ij,j->i", columns, coefficients))
 
 
@@ -80,7 +81,8 @@ def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[P
     start
         Shape (rows,), positive: a first idea of the predicted seconds.
     kinds
-        Rows of each kind: outliers are found among batches of one kind. A row of no kind is no outlier.
+        Rows of each kind: outliers are found among batches of one kind. A row of no kind is no
+        outlier.
     """
     least = 0.01 * float(np.median(seconds))
     predicted = np.maximum(start, least)
@@ -96,13 +98,13 @@ def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[P
             break
     outliers = np.zeros(seconds.size, bool)
     for _ in range(_ROUNDS):
-        before, found = predicted, np.zeros(seconds.size, bool)
+        before, far = predicted, np.zeros(seconds.size, bool)
         for kind in kinds:
-            found[kind] = far_from_neighbours(seconds[kind] / predicted[kind] - 1, predicted[kind])
-        coefficients = solve(columns, seconds, ~found / predicted)
+            far[kind] = far_from_neighbours(seconds[kind] / predicted[kind] - 1, predicted[kind])
+        coefficients = solve(columns, seconds, ~far / predicted)
         predicted = np.maximum(apply(columns, coefficients), least)
-        settled = bool((found == outliers).all()) and np.allclose(predicted, before, rtol=_SETTLED, atol=0)
-        outliers = found
+        settled = bool((far == outliers).all()) and np.allclose(predicted, before, rtol=_SETTLED, atol=0)
+        outliers = far
         if settled:
             break
     return Solution(coefficients, apply(columns, coefficients), outliers)
@@ -111,8 +113,8 @@ def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[P
 def far_from_neighbours(error: Array, by: Array) -> Rows:
     """Say which errors are far from those of similar batches.
 
-    An outlier differs from its neighbours; a model that is wrong for all batches of a kind, which may be few, must not
-    be rid of them. A batch with hardly any like it is not judged.
+    An outlier differs from its neighbours; a model that is wrong for all batches of a kind, which
+    may be few, must not be rid of them. A batch with hardly any like it is not judged.
 
     Parameters
     ----------
@@ -129,15 +131,16 @@ def far_from_neighbours(error: Array, by: Array) -> Rows:
     far = from_median > _FAR * np.maximum(_MAD_TO_SD * scale, _FINEST)
     level = by[order]
     similar = np.searchsorted(level, _SIMILAR * level, "right") - np.searchsorted(level, level / _SIMILAR)
-    found = np.zeros(error.size, bool)
-    found[order] = far & (similar >= _FEWEST)
-    return found
+    outliers = np.zeros(error.size, bool)
+    outliers[order] = far & (similar >= _FEWEST)
+    return outliers
 
 
 def running_median(values: Array) -> Array:
     """Return the median of each value's neighbours, about a twentieth of them.
 
-    Beyond both ends stands the median of the last few, so that one of them is not its own neighbour.
+    Beyond both ends stands the median of the last few, so that one of them is not its own
+    neighbour.
     """
     side = min(max(values.size // 40, 7), 50)
     ends = np.median(values[:_AT_ENDS]), np.median(values[-_AT_ENDS:])
@@ -145,11 +148,12 @@ def running_median(values: Array) -> Array:
     return np.asarray(median_filter(padded, size=2 * side + 1)[side : side + values.size])
 
 
-def resampled(candidates: list[Array], seconds: Array, found: Solution, blocks: list[Places], seed: int) -> Array:
+def resampled(candidates: list[Array], seconds: Array, solution: Solution, blocks: list[Places], seed: int) -> Array:
     """Return coefficients of a bootstrap over blocks of batches; shape (resamples, coefficients).
 
-    Outliers and weights stay as found. Each resample solves the normal equations of the blocks drawn for every
-    candidate, such as bends that fit as well, and keeps the one with the least squares.
+    Outliers and weights stay as solution. Each resample solves the normal equations of the blocks
+    drawn for every candidate, such as bends that fit as well, and keeps the one with the least
+    squares.
 
     Parameters
     ----------
@@ -157,12 +161,12 @@ def resampled(candidates: list[Array], seconds: Array, found: Solution, blocks: 
         Columns, each of shape (rows, coefficients).
     seconds
         Shape (rows,).
-    found
+    solution
         The fit of one of them.
     blocks
         Rows that are drawn together.
     """
-    weights = ~found.outliers / np.maximum(found.predicted, 1e-300)
+    weights = ~solution.outliers / np.maximum(solution.predicted, 1e-300)
     drawn = np.random.default_rng(seed).multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=_RESAMPLES)
     best = np.full(_RESAMPLES, np.inf)
     kept = np.zeros((_RESAMPLES, candidates[0].shape[1]))
@@ -179,14 +183,14 @@ def resampled(candidates: list[Array], seconds: Array, found: Solution, blocks: 
 
 
 def _solve_normal(products: Array) -> Array:
-    """Solve non-negative least squares given the products of columns and target, the target last."""
+    """Solve non-negative least squares, given the products of columns and target (the last)."""
     size = np.sqrt(np.diag(products))
     size[size == 0] = 1.0
     scaled = products / np.outer(size, size)
     matrix = scaled[:-1, :-1] + _RIDGE * np.eye(len(scaled) - 1)
     root = np.linalg.cholesky(matrix).T
-    found: Array = nnls(root, np.linalg.solve(root.T, scaled[:-1, -1]))[0] * size[-1] / size[:-1]
-    return found
+    coefficients: Array = nnls(root, np.linalg.solve(root.T, scaled[:-1, -1]))[0] * size[-1] / size[:-1]
+    return coefficients
 
 
 def bootstrap_blocks(rows: int) -> int:

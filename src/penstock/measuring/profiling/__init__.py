@@ -4,7 +4,8 @@ from pathlib import Path
 
 from penstock.errors import InputError, nearest
 from penstock.measuring.profiling.clock import PacedClock
-from penstock.measuring.profiling.driving import Episode, RealEngine, run_episode
+from penstock.measuring.profiling.driving import Episode, run_episode
+from penstock.measuring.profiling.engine import RealEngine
 from penstock.measuring.profiling.llama import LlamaShape
 
 ENGINES = ("openvino", "torch")
@@ -59,8 +60,8 @@ def open_engine(
 
         if not resolve(policy).decode_first:
             raise InputError(
-                f"policy {policy!r}: OpenVINO's engine has a scheduler of its own, which does what sarathi does; "
-                "leave --policy out, or take the engine torch"
+                f"policy {policy!r}: OpenVINO's engine has a scheduler of its own, which does what "
+                "sarathi does; leave --policy out, or take the engine torch"
             )
         return OpenVinoEngine(shape, token_budget, threads, folder=folder)
 
@@ -72,5 +73,5 @@ def open_engine(
 
 
 def _typical(token_budget: int) -> Episode:
-    """Return nine batches, about half of whose time is prefill: two full ones, and decodes of eight requests."""
+    """Return nine batches, about half prefill: two full ones, and decodes of eight requests."""
     return Episode(((0, max(token_budget // 4, 1), 7),) * 8)

@@ -1,7 +1,8 @@
 """Batches as a policy forms them, request by request.
 
-Beside an engine with a scheduler of its own this is a mirror, which knows what the engine does not tell: the chunk of
-each prompt and the tokens before each decode. For an engine without one it decides.
+Beside an engine with a scheduler of its own this is a mirror, which knows what the engine does not
+tell: the chunk of each prompt and the tokens before each decode. For an engine without one it
+decides.
 """
 
 import dataclasses
@@ -48,7 +49,8 @@ class Batch:
     def sums(self) -> tuple[int, int, int, int, int, int]:
         """What its time may depend on.
 
-        Prefill tokens, decode tokens, requests, squares, pairs and context, as `Composition.of_batches` takes them.
+        Prefill tokens, decode tokens, requests, squares, pairs and context, as
+        `Composition.of_batches` takes them.
         """
         return (
             sum(new for _, new, _ in self.prefill),
@@ -69,7 +71,7 @@ class _Request:
 
 
 class Batching:
-    """Requests in order of arrival, and the batches that a policy makes of them (scope running, convention engine).
+    """Requests in order of arrival, and the batches of a policy (scope running, convention engine).
 
     Parameters
     ----------
@@ -90,8 +92,8 @@ class Batching:
         chosen = resolve(policy)
         if chosen.sees != SEES_BATCH:
             raise InputError(
-                f"policy {chosen.name!r} is an engine's or looks at more than the next batch, and cannot be timed "
-                "here; take sarathi, orca, vllm-vanilla or fastertransformer"
+                f"policy {chosen.name!r} is an engine's or looks at more than the next batch, and "
+                "cannot be timed here; take sarathi, orca, vllm-vanilla or fastertransformer"
             )
         self.policy = chosen
         self.token_budget = checks.whole("the token budget", token_budget, 1, 2**20, "tokens", "it is a batch's size")
@@ -106,16 +108,6 @@ class Batching:
     def busy(self) -> bool:
         """Whether anything is left to do."""
         return bool(self._prompts or self._decodes)
-
-    @property
-    def waiting(self) -> int:
-        """Requests in prefill."""
-        return len(self._prompts)
-
-    @property
-    def decoding(self) -> int:
-        """Requests in decode."""
-        return len(self._decodes)
 
     def add(self, request: int, prompt: int, output: int) -> None:
         """Put a request at the end of the queue."""
@@ -151,7 +143,7 @@ class Batching:
         return reach, sum(request.prompt - request.processed for request in reach)
 
     def _chunks(self, tokens: int) -> tuple[tuple[tuple[int, int, int], ...], list[_Request]]:
-        """Cut so many tokens from the oldest prompts; return the chunks, and the requests whose prompt has ended."""
+        """Cut tokens from the oldest prompts; return chunks, and requests whose prompt ended."""
         chunks, ended = [], []
         self._prompt_tokens -= tokens
         while tokens:
@@ -175,24 +167,3 @@ class Batching:
         for request in ended:
             if request.output > 1:
                 self._decodes[request.number] = request
-
-
-class PolicyDriven:
-    """An engine whose batches are formed here, or mirrored."""
-
-    _batching: Batching
-
-    @property
-    def policy(self) -> Scheduler:
-        """What forms the batches."""
-        return self._batching.policy
-
-    @property
-    def token_budget(self) -> int:
-        """Most tokens in a batch."""
-        return self._batching.token_budget
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is unfinished."""
-        return self._batching.busy

@@ -1,56 +1,25 @@
-"""Drive a real engine: in real time, or as fast as it goes through a plan of requests; keep what happened.
+"""Drive a real engine in real time, or as fast as it goes, through requests; keep what happened.
 
-The time of a batch is a period: from the end of the batch before it, or from when there was something to do, to when
-its tokens were read. So it holds what the engine's loop costs besides the forward pass, as batch times must.
+The time of a batch is a period: from the end of the batch before it, or from when there was
+something to do, to when its tokens were read. So it holds what the engine's loop costs besides the
+forward pass, as batch times must.
 """
 
 import dataclasses
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.measuring.profiling.batching import Batch
-from penstock.measuring.profiling.clock import Clock
+from penstock.measuring.profiling.engine import RealEngine
 from penstock.simulation.progress import Progress
-from penstock.system.scheduler import Scheduler
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-class RealEngine(Protocol):
-    """An engine that runs here."""
-
-    clock: Clock
-
-    description: str
-    facts: dict[str, str | int]
-    max_running: int | None
-    longest: int
-    """Most tokens of a request, prompt and output together."""
-
-    @property
-    def policy(self) -> Scheduler:
-        """What forms the batches."""
-
-    @property
-    def token_budget(self) -> int:
-        """Most tokens in a batch."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is unfinished."""
-
-    def submit(self, request: int, prompt: int, output: int) -> None:
-        """Put a request of so many prompt and output tokens at the end of the queue."""
-
-    def step(self) -> Batch:
-        """Run one batch to its end, and read its tokens."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +31,8 @@ class Batches:
     begin_s, end_s
         Shape (batches,), seconds since the start.
     sums
-        Shape (batches, 6): prefill tokens, decode tokens, requests, squares, pairs, context (`Batch.sums`).
+        Shape (batches, 6): prefill tokens, decode tokens, requests, squares, pairs, context
+        (`Batch.sums`).
     """
 
     begin_s: Floats
@@ -188,9 +158,9 @@ def drive(
             clock.between_batches()
             if steps.now > most_seconds:
                 raise InputError(
-                    f"the engine is not done after {steps.now:,.0f} s, with {count - came:,} requests still to come; "
-                    "the machine is much slower than when it was measured: lower the load, or let nothing else run on "
-                    "it"
+                    f"the engine is not done after {steps.now:,.0f} s, with {count - came:,} "
+                    "requests still to come; the machine is much slower than when it was "
+                    "measured: lower the load, or let nothing else run on it"
                 )
             if progress is not None and len(steps.batches) % 32 == 0:
                 progress(min(came / count, 0.999))
@@ -199,7 +169,7 @@ def drive(
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """Requests to be submitted before given steps of an idle engine: (step, prompt tokens, output tokens), in order."""
+    """Requests to be submitted before steps: (step, prompt tokens, output tokens), in order."""
 
     requests: tuple[tuple[int, int, int], ...]
 

@@ -1,8 +1,9 @@
-"""OpenVINO GenAI's continuous batching on a CPU, with a random Llama made here: no download, no weights of others.
+"""OpenVINO GenAI's continuous batching on a CPU, with a random Llama made here.
 
-The engine forms its own batches (``dynamic_split_fuse``: decodes first, then the oldest prompts, cut to fit), which is
-the policy ``sarathi``. It says how many requests were in a batch but not how many tokens; a mirror of its scheduler
-knows, and each batch is held against it: requests in the batch, and a token of each request that must put one out.
+The engine forms its own batches (``dynamic_split_fuse``: decodes first, then the oldest prompts,
+cut to fit), which is the policy ``sarathi``. It says how many requests were in a batch but not how
+many tokens; a mirror of its scheduler knows, and each batch is held against it: requests in the
+batch, and a token of each request that must put one out.
 """
 
 import os
@@ -17,20 +18,20 @@ import platformdirs
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.measuring.profiling.batching import Batch, Batching, PolicyDriven
-from penstock.measuring.profiling.clock import Clock
+from penstock.measuring.profiling.batching import Batch, Batching
 from penstock.measuring.profiling.driving import Episode, run_episode
+from penstock.measuring.profiling.engine import RealEngine, imported
 from penstock.measuring.profiling.llama import LONGEST_CONTEXT, LlamaShape
-from penstock.measuring.profiling.machine import machine
 
-_INSTALL = "install it with: pip install 'penstock-llm[openvino]'"
+_EXTRA = "openvino"
 _PACKAGES = ("openvino", "openvino-genai")
+_TASK = "text-generation-with-past"
 _BLOCK = 32
 """Tokens in a block of the KV cache on a CPU."""
 _SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 
 
-class OpenVinoEngine(PolicyDriven):
+class OpenVinoEngine(RealEngine):
     """OpenVINO GenAI's `ContinuousBatchingPipeline`, driven step by step.
 
     Parameters
@@ -42,7 +43,8 @@ class OpenVinoEngine(PolicyDriven):
     threads
         Threads of a forward pass.
     cache_tokens
-        KV cache, tokens. All of it is used once at the start: memory costs time when it is first touched.
+        KV cache, tokens. All of it is used once at the start: memory costs time when it is first
+        touched.
     folder
         Where models are kept; None: the user's cache folder.
 
@@ -52,7 +54,7 @@ class OpenVinoEngine(PolicyDriven):
         If OpenVINO GenAI is missing.
     """
 
-    max_running: int | None = None  # max_num_seqs has no effect under dynamic split fuse
+    longest = LONGEST_CONTEXT  # and no max_running: max_num_seqs has no effect here
 
     def __init__(
         self,
@@ -62,8 +64,9 @@ class OpenVinoEngine(PolicyDriven):
         cache_tokens: int = 32_768,
         folder: Path | None = None,
     ) -> None:
-        genai, openvino = _import()
-        self._batching = Batching("sarathi", token_budget)
+        modules = ("openvino", "openvino_genai")
+        openvino, genai = imported("the engine openvino needs OpenVINO GenAI", _EXTRA, *modules)
+        super().__init__(Batching("sarathi", token_budget))
         threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
         reason = "requests lie in the KV cache"
         cache_tokens = checks.whole("cache_tokens", cache_tokens, 1_024, 2**30, "tokens", reason)
@@ -79,11 +82,7 @@ class OpenVinoEngine(PolicyDriven):
         self._tensor, self._generation = openvino.Tensor, genai.GenerationConfig
         self._ids = np.random.default_rng(0).integers(len(_SPECIAL), shape.vocab, (1, LONGEST_CONTEXT), np.int64)
         self._handles: dict[int, Any] = {}  # without its handle a request never runs
-        self._left: dict[int, int] = {}
-        self.longest = LONGEST_CONTEXT
-        self.clock = Clock()
-        self.description = f"{shape.describe()}, OpenVINO GenAI on {threads} thread{'s' * (threads > 1)}"
-        self.facts = machine(_PACKAGES, threads)
+        self._describe(shape, "OpenVINO GenAI", _PACKAGES, threads)
         prompts = ((0, _BLOCK * 8, 1),) * (cache_tokens // (_BLOCK * 8) + 1)
         run_episode(self, Episode(prompts))  # blocks are taken in turn
 
@@ -94,7 +93,6 @@ class OpenVinoEngine(PolicyDriven):
         wanted.ignore_eos = True
         tokens = self._tensor(np.ascontiguousarray(self._ids[:, :prompt]))
         self._handles[request] = self._pipeline.add_request(request, tokens, wanted)
-        self._left[request] = output
         self._batching.add(request, prompt, output)
 
     def step(self) -> Batch:
@@ -109,10 +107,13 @@ class OpenVinoEngine(PolicyDriven):
         batch = self._batching.next_batch()
         scheduled = self._pipeline.get_metrics().scheduled_requests
         silent = [request for request in batch.puts_out if not self._read(request)]
+        for request in self._batching.left:
+            del self._handles[request]
         if scheduled != batch.requests or silent:
             raise RuntimeError(
-                f"OpenVINO GenAI had {scheduled} requests in a batch, and {len(silent)} of them put out no token, but "
-                f"{batch.requests} and none were expected; its scheduler has changed, or the KV cache is too small"
+                f"OpenVINO GenAI had {scheduled} requests in a batch, and {len(silent)} of them "
+                f"put out no token, but {batch.requests} and none were expected; its scheduler has "
+                "changed, or the KV cache is too small"
             )
         return batch
 
@@ -122,9 +123,6 @@ class OpenVinoEngine(PolicyDriven):
         if not handle.can_read():
             return False
         (output,) = handle.read().values()
-        self._left[request] -= 1
-        if not self._left[request]:
-            del self._handles[request], self._left[request]
         return len(output.generated_ids) == 1
 
 
@@ -134,7 +132,9 @@ def exported(shape: LlamaShape, folder: Path | None = None) -> Path:
     target = folder / f"openvino-{shape.key}"
     if (target / "openvino_model.xml").exists():
         return target
-    main_export = _import_export()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is made here
+    needs = "making a model for OpenVINO needs optimum-intel"
+    (exporters,) = imported(needs, _EXTRA, "optimum.exporters.openvino")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -143,7 +143,7 @@ def exported(shape: LlamaShape, folder: Path | None = None) -> Path:
             _make(shape, made)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                main_export(str(made), str(out), task="text-generation-with-past", library_name="transformers")
+                exporters.main_export(str(made), str(out), task=_TASK, library_name="transformers")
             shutil.move(out, target)
     except OSError as error:
         raise InputError(f"cannot keep the model in {folder}: {error}; give another folder") from None
@@ -165,21 +165,3 @@ def _make(shape: LlamaShape, folder: Path) -> None:
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token=unknown)),
         bos_token=begin, eos_token=end, pad_token=pad, unk_token=unknown,
     ).save_pretrained(folder)  # fmt: skip
-
-
-def _import() -> tuple[Any, Any]:
-    try:
-        import openvino
-        import openvino_genai
-    except ImportError as error:
-        raise InputError(f"the engine openvino needs OpenVINO GenAI ({error}); {_INSTALL}") from None
-    return openvino_genai, openvino
-
-
-def _import_export() -> Any:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is made here
-    try:
-        from optimum.exporters.openvino import main_export
-    except ImportError as error:
-        raise InputError(f"making a model for OpenVINO needs optimum-intel ({error}); {_INSTALL}") from None
-    return main_export

@@ -1,9 +1,10 @@
-"""Measure the batch times of a real engine: requests planned so that batches of all kinds come about.
+"""Measure the batch times of a real engine: requests planned so that all kinds come about.
 
-An episode begins with requests that are to decode side by side, with like contexts. While they decode, prompts come
-one by one. So there are batches of prompts alone, of decodes alone, and mixed ones, full and not. How many decode, how
-long their contexts are and how long the prompts are is drawn from a low-discrepancy sequence, on log scales, so that
-any number of episodes covers what was asked for evenly and in no order.
+An episode begins with requests that are to decode side by side, with like contexts. While they
+decode, prompts come one by one. So there are batches of prompts alone, of decodes alone, and mixed
+ones, full and not. How many decode, how long their contexts are and how long the prompts are is
+drawn from a low-discrepancy sequence, on log scales, so that any number of episodes covers what was
+asked for evenly and in no order.
 """
 
 import dataclasses
@@ -17,11 +18,11 @@ from penstock.errors import InputError
 from penstock.measuring.profiling.driving import (
     Batches,
     Episode,
-    RealEngine,
     joined,
     run_episode,
     without_garbage_collection,
 )
+from penstock.measuring.profiling.engine import RealEngine
 from penstock.simulation.progress import Progress
 
 _PROMPTS = 6
@@ -58,7 +59,14 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "decodes", "prompt", "context"):
-            checks.whole(f"the sweep's {name}", getattr(self, name), 1, 2**20, "", "batches of no size take no time")
+            checks.whole(
+                f"the sweep's {name}",
+                getattr(self, name),
+                1,
+                2**20,
+                "",
+                "batches of no size take no time",
+            )
         checks.whole("seed", self.seed, 0, 2**63, "", "take any")
 
     def episodes(self) -> Iterator[Episode]:
@@ -68,7 +76,7 @@ class Sweep:
         while True:
             (point,) = sequence.random(1)
             decodes = int((self.decodes + 1) ** point[0])
-            # contexts about a mean, so that their sum and not only their number varies between episodes
+            # contexts about a mean: their sum varies between episodes, not only their number
             middle = min(self.context ** point[1], _PREFILL_BATCHES * self.token_budget / max(decodes, 1))
             contexts = np.rint(middle * rng.uniform(0.6, 1.4, decodes)).clip(1, self.context).astype(int)
             prompts = np.rint(self.prompt ** point[2:]).astype(int)
@@ -79,7 +87,7 @@ class Sweep:
             yield Episode(tuple(requests))
 
     def warm_up(self) -> Iterator[Episode]:
-        """Yield episodes that visit token loads and numbers of decodes once each: first times are slow."""
+        """Yield episodes of each token load and number of decodes: first times are slow."""
         few = min(self.token_budget, _EACH)
         large = np.linspace(few, self.token_budget, _EACH).astype(int)
         for tokens in np.unique([*range(1, few + 1), *large]).tolist():
@@ -89,7 +97,12 @@ class Sweep:
 
 
 def measure(
-    engine: RealEngine, sweep: Sweep, seconds: float, *, warm: bool = True, progress: Progress | None = None
+    engine: RealEngine,
+    sweep: Sweep,
+    seconds: float,
+    *,
+    warm: bool = True,
+    progress: Progress | None = None,
 ) -> Batches:
     """Run episodes until they have taken so many seconds of batches.
 
@@ -102,8 +115,8 @@ def measure(
     longest = max(sweep.prompt + 1, sweep.context + _STEPS_BETWEEN * (_PROMPTS + 1))
     if longest > engine.longest:
         raise InputError(
-            f"the sweep has requests of {longest:,} tokens, but the engine takes {engine.longest:,}; lower the longest "
-            "prompt or context"
+            f"the sweep has requests of {longest:,} tokens, but the engine takes "
+            f"{engine.longest:,}; lower the longest prompt or context"
         )
     with without_garbage_collection():
         if warm:

@@ -1,9 +1,10 @@
-"""A Llama of Hugging Face's with random weights, run batch by batch by PyTorch: CUDA where there is one, else the CPU.
+"""A random Llama of Hugging Face's, run batch by batch by PyTorch: on CUDA, or else a CPU.
 
-The tokens of a batch, prefill and decode, go through the linear layers together, as in serving engines. Keys and
-values lie in tensors made once, a row per running request. Each prompt attends by itself; decodes attend together,
-each to its row, up to the longest context among them (rounded up, so that there are few shapes). Batches of decodes
-alone can run as CUDA graphs, which spare the launch of each kernel. A policy of Penstock's forms the batches.
+The tokens of a batch, prefill and decode, go through the linear layers together, as in serving
+engines. Keys and values lie in tensors made once, a row per running request. Each prompt attends by
+itself; decodes attend together, each to its row, up to the longest context among them (rounded up,
+so that there are few shapes). Batches of decodes alone can run as CUDA graphs, which spare the
+launch of each kernel. A policy of Penstock's forms the batches.
 """
 
 from pathlib import Path
@@ -13,13 +14,11 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.measuring.profiling.batching import Batch, Batching, PolicyDriven
-from penstock.measuring.profiling.clock import Clock
+from penstock.measuring.profiling.batching import Batch, Batching
+from penstock.measuring.profiling.engine import RealEngine, imported
 from penstock.measuring.profiling.llama import LlamaShape
-from penstock.measuring.profiling.machine import machine
 from penstock.system.scheduler import Scheduler
 
-_INSTALL = "install it with: pip install 'penstock-llm[torch]'"
 _PACKAGES = ("torch", "transformers")
 _ROUND = 256
 """Decodes attend to a multiple of so many tokens."""
@@ -27,7 +26,7 @@ _SPARE = 0.9
 """Share of the free memory that weights, keys and values may take."""
 
 
-class TorchEngine(PolicyDriven):
+class TorchEngine(RealEngine):
     """A random Llama on PyTorch, whose batches a policy forms.
 
     Parameters
@@ -66,18 +65,19 @@ class TorchEngine(PolicyDriven):
         threads: int = 1,
         cuda_graphs: bool = True,
     ) -> None:
-        torch = _import()
-        whole = checks.whole("max_running", max_running, 1, 65_536, "requests", "each has a row of the KV cache")
-        self._batching = Batching(policy, token_budget, whole)
+        torch, _ = imported("the engine torch needs PyTorch and transformers", "torch", *_PACKAGES)
+        reason = "each has a row of the KV cache"
+        self.max_running: int = checks.whole("max_running", max_running, 1, 65_536, "requests", reason)
+        super().__init__(Batching(policy, token_budget, max_running))
         threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
         self._device = _device(torch, device)
         cuda = self._device.type == "cuda"
         if not cuda:
             torch.set_num_threads(threads)
-        self.max_running: int | None = max_running
-        self.longest = -(-checks.whole("longest", longest, 2, 2**20, "tokens", "a request has two") // _ROUND) * _ROUND
+        checks.whole("longest", longest, 2, 2**20, "tokens", "a request has two")
+        self.longest = _rounded(longest)
         kind = torch.bfloat16 if cuda else torch.float32
-        _check_memory(torch, self._device, shape, (max_running + 1) * self.longest, 2 if cuda else 4)
+        _check_memory(torch, self._device, shape, (max_running + 1) * self.longest, kind.itemsize)
         self._llama = _Llama(torch, shape, self._device, kind, max_running + 1, self.longest)
         self._torch = torch
         self._graphs: dict[tuple[int, int], tuple[Any, ...]] = {}
@@ -87,21 +87,21 @@ class TorchEngine(PolicyDriven):
         self._free = list(range(max_running))[::-1]  # lowest row first; the last of the cache is nobody's
         self._last: dict[int, int] = {}  # the newest token of each request in decode
         self._ids = np.random.default_rng(0).integers(4, shape.vocab, self.longest)
-        self.clock = Clock()
-        name = torch.cuda.get_device_name(self._device) if cuda else None
-        where = name or f"{threads} thread{'s' * (threads > 1)}"
-        graphs = ", CUDA graphs" if self._graphs else ""
-        self.description = f"{shape.describe()}, PyTorch {'bf16' if cuda else 'fp32'} on {where}{graphs}"
-        self.facts = machine(_PACKAGES, threads, name)
-        if cuda:
-            self.facts["cuda"] = str(torch.version.cuda)
+        if not cuda:
+            self._describe(shape, "PyTorch fp32", _PACKAGES, threads)
+            return
+        name = torch.cuda.get_device_name(self._device)
+        self._describe(shape, "PyTorch bf16", _PACKAGES, threads, name)
+        self.facts["cuda"] = str(torch.version.cuda)
+        if self._graphs:
+            self.description += ", CUDA graphs"
 
     def submit(self, request: int, prompt: int, output: int) -> None:
         """Put a request of random tokens at the end of the queue."""
         if prompt + output > self.longest:
             raise InputError(
-                f"a request of {prompt + output:,} tokens does not fit a row of the KV cache, {self.longest:,} tokens; "
-                "raise longest, or give lengths a max"
+                f"a request of {prompt + output:,} tokens does not fit a row of the KV cache, "
+                f"{self.longest:,} tokens; raise longest, or give lengths a max"
             )
         self._batching.add(request, prompt, output)
 
@@ -144,14 +144,19 @@ class TorchEngine(PolicyDriven):
         rows = [self._rows[request] for request, _ in batch.decode]
         before = [tokens for _, tokens in batch.decode]
         on = self._device
-        return torch.tensor(rows, device=on), torch.tensor(before, device=on), max(rows) + 1, self._context(before)
+        return (
+            torch.tensor(rows, device=on),
+            torch.tensor(before, device=on),
+            max(rows) + 1,
+            self._context(before),
+        )
 
     def _context(self, before: list[int]) -> int:
         """Return the context to attend to, for decodes after so many tokens."""
-        return min(-(-(max(before) + 1) // _ROUND) * _ROUND, self.longest)
+        return min(_rounded(max(before) + 1), self.longest)
 
     def _replay(self, batch: Batch) -> list[int]:
-        """Run decodes as a CUDA graph for a power of two of them; those that are missing decode in nobody's row."""
+        """Run decodes as a CUDA graph for a power of two; missing ones decode in nobody's row."""
         torch, count = self._torch, len(batch.decode)
         size = 1 << (count - 1).bit_length()
         before = [tokens for _, tokens in batch.decode]
@@ -165,10 +170,10 @@ class TorchEngine(PolicyDriven):
         return emitted
 
     def _capture_all(self) -> None:
-        """Capture a graph for each power of two of decodes and each context, before any clock runs."""
+        """Capture a graph for each power of two of decodes and each context before clocks run."""
         pool = self._torch.cuda.graph_pool_handle()  # one at a time is run, so all may use the same memory
         with self._torch.inference_mode():
-            for bits in range(((self.max_running or 1) - 1).bit_length() + 1):
+            for bits in range((self.max_running - 1).bit_length() + 1):
                 for context in range(_ROUND, self.longest + 1, _ROUND):
                     self._graphs[1 << bits, context] = self._captured(1 << bits, context, pool)
 
@@ -221,12 +226,13 @@ class _Llama:
         Parameters
         ----------
         ids, places
-            Shape (tokens,): tokens, and where in its request each stands; chunks first, then decodes.
+            Shape (tokens,): tokens, and where in its request each stands; chunks first, then
+            decodes.
         chunks
             (row, new tokens, tokens before) of each prompt.
         decode
-            Rows and tokens before, shape (decodes,), the rows in use or None for those of the decodes alone, and the
-            context to attend to; None without decodes.
+            Rows and tokens before, shape (decodes,), the rows in use or None for those of the
+            decodes alone, and the context to attend to; None without decodes.
         """
         model, shape = self.model.model, self.shape
         x = model.embed_tokens(ids)
@@ -253,7 +259,7 @@ class _Llama:
         return self.model.lm_head(model.norm(x))
 
     def _attend(self, layer: int, q: Any, k: Any, v: Any, chunks: list[tuple[int, int, int]], decode: Any) -> Any:
-        """Keep keys and values, and return what attention finds, shape (tokens, heads x head size)."""
+        """Keep keys and values; return what attention finds, shape (tokens, heads x head size)."""
         torch, shape = self.torch, self.shape
         keys, values = self.keys[layer], self.values[layer]
         outs, at = [], 0
@@ -302,6 +308,10 @@ class _Llama:
         return (out[rows] if whole else out).reshape(count, -1)
 
 
+def _rounded(tokens: int) -> int:
+    return -(-tokens // _ROUND) * _ROUND
+
+
 def _device(torch: Any, wanted: str) -> Any:
     """Return the device to compute on."""
     there = torch.cuda.is_available()
@@ -314,16 +324,14 @@ def _device(torch: Any, wanted: str) -> Any:
 
 def _check_memory(torch: Any, device: Any, shape: LlamaShape, tokens: int, size: int) -> None:
     """Refuse what does not fit before it is allocated."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = _free_memory()
-    weights, cache = shape.parameters * size, tokens * shape.kv_values * size
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_memory()
+    weights = shape.parameters * size
+    cache = tokens * shape.kv_values * size
     if weights + cache > _SPARE * free:
         raise InputError(
-            f"weights of {weights / 1e9:.1f} GB and a KV cache of {cache / 1e9:.1f} GB do not fit into "
-            f"{_SPARE:.0%} of the {free / 1e9:.1f} GB that are free; lower max_running or longest, or take a smaller "
-            "model"
+            f"weights of {weights / 1e9:.1f} GB and a KV cache of {cache / 1e9:.1f} GB do not fit "
+            f"into {_SPARE:.0%} of the {free / 1e9:.1f} GB that are free; lower max_running or "
+            "longest, or take a smaller model"
         )
 
 
@@ -334,12 +342,3 @@ def _free_memory() -> float:
         return float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
     except (OSError, StopIteration):
         return float("inf")
-
-
-def _import() -> Any:
-    try:
-        import torch
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise InputError(f"the engine torch needs PyTorch and transformers ({error}); {_INSTALL}") from None
-    return torch

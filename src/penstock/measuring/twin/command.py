@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,13 +24,13 @@ from penstock.show.options import (
 )
 
 if TYPE_CHECKING:
-    from penstock.measuring.profiling.driving import RealEngine
-    from penstock.system.batch_time import BatchTime
+    from penstock.measuring.profiling.engine import RealEngine
     from penstock.workload.pairs import Lengths
 
 EngineName = Annotated[str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")]
 Model = Annotated[
-    str, typer.Option("--model", help="Random Llama: tiny, small, medium, llama-8b; or sizes: small,layers=8.")
+    str,
+    typer.Option("--model", help="Random Llama: tiny, small, medium, llama-8b; or sizes: small,layers=8."),
 ]
 Budget = Annotated[int, typer.Option("--token-budget", help="Most tokens in a batch.")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads of a forward pass on a CPU.")]
@@ -61,7 +61,8 @@ def profile(
     clock: ClockName = "wall",
     fit_model: Annotated[str, typer.Option("--fit", help="The model to fit, as of penstock fit.")] = "auto",
     measurements: Annotated[
-        Path | None, typer.Option("--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet.")
+        Path | None,
+        typer.Option("--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the batches to measure.")] = 0,
     as_json: Json = False,
@@ -78,7 +79,10 @@ def profile(
     from penstock.system.batch_time_file import write_batch_time
 
     sweep = Sweep(token_budget, min(decodes, token_budget, max_running), prompt, context, seed)
-    running = _open(engine, model, token_budget, threads, policy, max_running, longest, device, clock)
+    running = _open(
+        engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
+        longest=longest, device=device, clock=clock,
+    )  # fmt: skip
     with progress.bar(f"Measuring {running.description}") as show:
         batches = measure(running, sweep, seconds, progress=show)
     if measurements is not None:
@@ -93,25 +97,38 @@ def profile(
     show_page(profile_page(running.description, running.facts, found), document, None, as_json)
 
 
+Loads = Annotated[str, typer.Option("--rho", help="Loads, separated by commas.")]
+Seeds = Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")]
+Seconds = Annotated[float, typer.Option("--seconds", help="For how long requests arrive in each run.")]
+Backlog = Annotated[
+    float,
+    typer.Option("--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."),
+]
+Calibrate = Annotated[
+    float,
+    typer.Option("--calibrate", help="Seconds for which batches are measured before each round."),
+]
+BatchTimeOf = Annotated[
+    Path | None,
+    typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring."),
+]
+Prompt = Annotated[str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")]
+OutputLengths = Annotated[
+    str, typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios.")
+]
+FirstSeed = Annotated[int, typer.Option("--seed", help="The first seed.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
+
+
 def twin(
-    rho: Annotated[str, typer.Option("--rho", help="Loads, separated by commas.")] = ".5,.8,.9,1.1",
-    seeds: Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")] = 3,
-    seconds: Annotated[float, typer.Option("--seconds", help="For how long requests arrive in each run.")] = 60.0,
-    backlog: Annotated[
-        float, typer.Option("--backlog", help="Seconds of work that wait at the start, at loads of .85 and more.")
-    ] = 10.0,
-    calibrate: Annotated[
-        float, typer.Option("--calibrate", help="Seconds for which batches are measured before each round.")
-    ] = 40.0,
-    batch_time: Annotated[
-        Path | None, typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring.")
-    ] = None,
-    prompt: Annotated[
-        str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")
-    ] = "{lognormal: {mean: 100, cv: 0.8, max: 400}}",
-    output: Annotated[
-        str, typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios.")
-    ] = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
+    rho: Loads = ".5,.8,.9,1.1",
+    seeds: Seeds = 3,
+    seconds: Seconds = 60.0,
+    backlog: Backlog = 10.0,
+    calibrate: Calibrate = 40.0,
+    batch_time: BatchTimeOf = None,
+    prompt: Prompt = "{lognormal: {mean: 100, cv: 0.8, max: 400}}",
+    output: OutputLengths = "{lognormal: {mean: 40, cv: 0.6, max: 160}}",
     engine: EngineName = "openvino",
     model: Model = "small",
     token_budget: Budget = 128,
@@ -121,8 +138,8 @@ def twin(
     longest: Longest = 2048,
     device: Device = "auto",
     clock: ClockName = "wall",
-    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    seed: FirstSeed = 0,
+    markdown: Markdown = False,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -130,64 +147,59 @@ def twin(
 ) -> None:
     """Run a real engine on this machine beside its simulation, under the same requests in real time.
 
-    Batch times are measured first; then it is said at each load whether a backlog drains or grows, and after each run
-    how latencies and drift compare. Takes about (calibrate + loads x (20 s + seconds + backlog)) x seeds.
+    Batch times are measured first; then it is said at each load whether a backlog drains or grows,
+    and after each run how latencies and drift compare. Takes about (calibrate + loads x (20 s +
+    seconds + backlog)) x seeds.
     """
     inputs = [] if batch_time is None else files_of(batch_time)
     check_outputs(inputs, {"--report": report}, figures)
-    from penstock.measuring.twin import experiment
+    from penstock.measuring.twin import experiment, records
+    from penstock.system.batch_time_file import read_batch_time
 
-    settings = experiment.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
-    model_given = _batch_time(batch_time)
-    running = _open(engine, model, token_budget, threads, policy, max_running, longest, device, clock)
+    settings = records.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
+    stated = None if batch_time is None else read_batch_time(batch_time).batch_time
+    running = _open(
+        engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
+        longest=longest, device=device, clock=clock,
+    )  # fmt: skip
     progress.announce_compilation()
     with progress.bar(f"Running {running.description}") as show:
-        found = experiment.twin(
-            running, settings, batch_time=model_given, say=_silent if as_json else _say, progress=show
-        )
+        found = experiment.twin(running, settings, batch_time=stated, say=_silent if as_json else _say, progress=show)
     if figures is not None:
         from penstock.measuring.twin.figures import charts
 
         save_figures(charts(found), figures, as_json)
-    show_page(found.page(), experiment.as_dict(found), report, as_json, as_markdown=markdown)
-    if strict and any(trial.drift and trial.drift.direction != trial.prediction.direction for trial in found.trials):
+    show_page(found.page(), records.as_dict(found), report, as_json, as_markdown=markdown)
+    kept = all(t.drift is None or t.drift.direction == t.prediction.direction for t in found.trials)
+    if strict and not kept:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
-def _open(
-    name: str,
-    model: str,
-    token_budget: int,
-    threads: int,
-    policy: str,
-    max_running: int,
-    longest: int,
-    device: str,
-    clock: str,
-) -> "RealEngine":
+def _open(name: str, model: str, token_budget: int, **options: Any) -> "RealEngine":
+    """Start an engine, with options of `open_engine`."""
     from penstock.measuring.profiling import open_engine
     from penstock.measuring.profiling.llama import llama
 
     with progress.bar(f"Starting {name}"):
-        return open_engine(
-            name, llama(model), token_budget, threads=threads, clock=clock, policy=policy, max_running=max_running,
-            longest=longest, device=device,
-        )  # fmt: skip
+        return open_engine(name, llama(model), token_budget, **options)
 
 
 def _lengths(prompt: str, output: str) -> "Lengths":
+    from penstock.workload.pairs import Independent
+
+    return Independent(_distribution("--prompt", prompt), _distribution("--output", output))
+
+
+def _distribution(option: str, text: str) -> Any:
     import yaml
 
     from penstock.scenario.workload import length
-    from penstock.workload.pairs import Independent
 
-    found = []
-    for name, text in (("--prompt", prompt), ("--output", output)):
-        try:
-            found.append(length(yaml.safe_load(text)))
-        except (yaml.YAMLError, ValueError) as error:
-            raise InputError(f"{name} {checks.shown(text)}: {' '.join(str(error).split())}") from None
-    return Independent(found[0], found[1])
+    try:
+        return length(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"{option} {checks.shown(text)}: {problem}") from None
 
 
 def _loads(text: str) -> tuple[float, ...]:
@@ -195,14 +207,6 @@ def _loads(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise InputError(f"--rho {checks.shown(text)}: give numbers separated by commas, such as .5,.8,1.1") from None
-
-
-def _batch_time(path: Path | None) -> "BatchTime | None":
-    if path is None:
-        return None
-    from penstock.system.batch_time_file import read_batch_time
-
-    return read_batch_time(path).batch_time
 
 
 def _say(text: str) -> None:

@@ -10,7 +10,7 @@ from penstock.show.charts import COLOURS, DASHES, GRID, SHORT
 from penstock.simulation.run import Run
 
 if TYPE_CHECKING:
-    from penstock.measuring.twin.experiment import Trial, Twin
+    from penstock.measuring.twin.records import Trial, Twin
 
 SIDES = ("measured", "simulated")
 _POINTS = 400

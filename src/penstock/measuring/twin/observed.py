@@ -1,13 +1,10 @@
 """What a real engine did, as a `Run`: one vocabulary for both sides."""
 
 import numpy as np
-import numpy.typing as npt
 
-from penstock.measuring.profiling.driving import Timeline
+from penstock.measuring.profiling.driving import Ints, Timeline
 from penstock.simulation.run import TICK_S, Distribution, Rows, Run
 from penstock.system.server import Server
-
-Ints = npt.NDArray[np.int64]
 
 _INSTANTS = 1_000
 
@@ -27,7 +24,13 @@ def observed_run(server: Server, prompt_tokens: Ints, output_tokens: Ints, seen:
     batches = seen.batches
     arrival, first, finish, begin, end = (
         np.rint((times - seen.arrival_s[0]) / TICK_S).astype(np.int64)
-        for times in (seen.arrival_s, seen.first_token_s, seen.finish_s, batches.begin_s, batches.end_s)
+        for times in (
+            seen.arrival_s,
+            seen.first_token_s,
+            seen.finish_s,
+            batches.begin_s,
+            batches.end_s,
+        )
     )
     prefill, decode, requests = batches.sums[:, :3].T
     tokens = int((prefill + decode).sum())

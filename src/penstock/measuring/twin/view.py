@@ -8,7 +8,7 @@ from penstock.words import METRICS, seconds
 
 if TYPE_CHECKING:
     from penstock.measuring.fitting.fit import Fit
-    from penstock.measuring.twin.experiment import Trial, Twin
+    from penstock.measuring.twin.records import Trial, Twin
 
 _DRIFTED = 0.05
 """A machine whose speed moved by more is said to have drifted."""

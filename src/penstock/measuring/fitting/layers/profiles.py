@@ -10,8 +10,9 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.source import Source
-from penstock.inputs.tables import open_table
+from penstock.inputs.tables import Table, open_table
 from penstock.measuring.fitting.batches import Array
+from penstock.measuring.fitting.columns import ROW, as_numbers
 from penstock.measuring.fitting.layers.attention import Attention, Grid
 from penstock.measuring.fitting.layers.times import LayerTimes, Link
 
@@ -34,12 +35,13 @@ def read_llmservingsim(
     experts: int | None = None,
     experts_per_token: int | None = None,
 ) -> LayerTimes:
-    """Read a profile of LLMServingSim: ``dense.csv``, ``per_sequence.csv``, ``attention.csv``, ``moe.csv``.
+    """Read LLMServingSim's ``dense.csv``, ``per_sequence.csv``, ``attention.csv``, ``moe.csv``.
 
     Parameters
     ----------
     folder
-        Of one tensor-parallel degree (``.../bf16/tp1``). Only ``dense.csv`` must be there; any may be ``.csv.gz``.
+        Of one tensor-parallel degree (``.../bf16/tp1``). Only ``dense.csv`` must be there; any may
+        be ``.csv.gz``.
     layers
         Repeated layers of the model: 32 in Llama-3.1-8B.
     tensor_parallel, data_parallel, link
@@ -53,10 +55,6 @@ def read_llmservingsim(
         If a file, or a value in it, cannot be used; one line that says where and why.
     """
     folder = checks.path("the folder of a layer profile", folder)
-    named = re.fullmatch(r"tp(\d+)", folder.name)
-    degree = int(named[1]) if named else 1
-    if tensor_parallel is not None:
-        degree = tensor_parallel
     layers = _count(layers)
     dense = _file(folder, "dense")
     if dense is None:
@@ -65,7 +63,9 @@ def read_llmservingsim(
         )
     tokens, by_load = _summed(dense, "tokens", lambda name: 1 if name in _ONCE else layers * (1 + (name in _TWICE)))
     head = _file(folder, "per_sequence")
-    requests, by_request = (None, None) if head is None else _summed(head, "sequences", lambda _: 1)
+    requests = by_request = None
+    if head is not None:
+        requests, by_request = _summed(head, "sequences", lambda _: 1)
     return LayerTimes(
         layers,
         tokens,
@@ -74,13 +74,19 @@ def read_llmservingsim(
         by_request,
         _attention(_file(folder, "attention")),
         _experts(_file(folder, "moe")),
-        degree,
+        degree_of(folder) if tensor_parallel is None else tensor_parallel,
         data_parallel,
         link,
         f"{folder.name} (layer profile of LLMServingSim)",
         experts,
         experts_per_token,
     )
+
+
+def degree_of(folder: Path) -> int:
+    """Return the tensor-parallel degree that a folder is named after: 2 for ``tp2``, else 1."""
+    named = re.fullmatch(r"tp(\d+)", folder.name)
+    return int(named[1]) if named else 1
 
 
 def _attention(file: Path | None) -> Attention | None:
@@ -113,8 +119,9 @@ def read_vidur(
 ) -> LayerTimes:
     """Read a profile of Vidur: times of all layers but attention, and of the attention kernels.
 
-    Medians are taken; decode and prefill are separate kernels, whose times add up. Without a link the accelerators of a
-    tensor-parallel group exchange in no time, as in Vidur's own tables of layers.
+    Medians are taken; decode and prefill are separate kernels, whose times add up. Without a link
+    the accelerators of a tensor-parallel group exchange in no time, as in Vidur's own tables of
+    layers.
 
     Parameters
     ----------
@@ -134,39 +141,51 @@ def read_vidur(
     """
     layers = _count(layers)
     source = Source.at(mlp)
-    names = [name for name in open_table(source).header if re.fullmatch(r"time_stats\..*\.median", name)]
+    header = open_table(source).header
+    names = [name for name in header if re.fullmatch(r"time_stats\..*\.median", name)]
     if not names:
         raise source.fault("has no columns time_stats.LAYER.median, so it is no layer profile of Vidur. Check the file")
-    table = _of_degree(Path(mlp), ("num_tensor_parallel_workers", "num_tokens", *names), tensor_parallel)
+    table = _of_degree(Path(mlp), ("num_tokens", *names), tensor_parallel)
     tokens = np.unique(table[:, 0])
     by_load = np.zeros(tokens.size)
     for name, ms in zip(names, table[:, 1:].T, strict=True):
         times = 1 if name.split(".")[1] in _ONCE else layers
         by_load += times * _averaged(table[:, 0], ms, tokens) / _MS
-    kernels = None
-    if attention is not None:
-        known = ("num_tensor_parallel_workers", "batch_size", "prefill_chunk_size", "kv_cache_size")
-        parts = {phase: f"time_stats.attn_{phase}.median" for phase in ("prefill", "decode")}
-        file, header = Path(attention), open_table(Source.at(attention)).header
-        around = [f"time_stats.attn_{part}.median" for part in ("input_reshape", "output_reshape", "kv_cache_save")]
-        around = [name for name in around if name in header or "reshape" in name]
-        rows = _of_degree(file, (*known, *parts.values(), *around), tensor_parallel, (*parts.values(), *around[2:]))
-        many, new, before, times = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 5:].sum(axis=1)
-        alone, decode = new > 0, new == 0
-        kernels = Attention(
-            Grid.of(np.column_stack([new, before])[alone], (times + rows[:, 3])[alone] / _MS, f"{file.name}: prefill"),
-            Grid.of(
-                np.column_stack([many, before])[decode], (times + rows[:, 4])[decode] / _MS, f"{file.name}: decode"
-            ),
+    return LayerTimes(
+        layers,
+        tokens,
+        by_load,
+        attention=None if attention is None else _kernels(Path(attention), tensor_parallel),
+        tensor_parallel=tensor_parallel if link is not None else 1,  # one of them stands for all
+        link=link,
+        source=f"{source.name} (layer profile of Vidur)",
+    )
+
+
+def _kernels(file: Path, degree: int) -> Attention:
+    """Return Vidur's attention: kernels of prefill and of decode, and what is done around both."""
+    header = open_table(Source.at(file)).header
+    parts = ("prefill", "decode", "input_reshape", "output_reshape", "kv_cache_save")
+    names = [f"time_stats.attn_{part}.median" for part in parts]
+    if names[-1] not in header:
+        names.pop()
+    lengths = ("batch_size", "prefill_chunk_size", "kv_cache_size")
+    rows = _of_degree(file, (*lengths, *names), degree, (*names[:2], *names[4:]))
+    around = rows[:, 5:].sum(axis=1)
+    prefill = rows[:, 1] > 0
+    grids = (
+        Grid.of(rows[kind][:, axes], (around + rows[:, time])[kind] / _MS, f"{file.name}: {phase}")
+        for phase, kind, axes, time in (
+            ("prefill", prefill, [1, 2], 3),
+            ("decode", ~prefill, [0, 2], 4),
         )
-    degree = tensor_parallel if link is not None else 1  # one of them stands for all
-    named = f"{source.name} (layer profile of Vidur)"
-    return LayerTimes(layers, tokens, by_load, attention=kernels, tensor_parallel=degree, link=link, source=named)
+    )
+    return Attention(*grids)
 
 
 def _of_degree(file: Path, names: tuple[str, ...], degree: int, may_lack: tuple[str, ...] = ()) -> Array:
-    """Return the rows of one tensor-parallel degree, which is the first column, without it."""
-    table = _numbers(file, names, may_lack)
+    """Return these columns of the rows of one tensor-parallel degree."""
+    table = _numbers(file, ("num_tensor_parallel_workers", *names), may_lack)
     rows = np.asarray(table[table[:, 0] == degree][:, 1:])
     if not rows.size:
         known = ", ".join(f"{value:g}" for value in np.unique(table[:, 0]))
@@ -183,8 +202,8 @@ def _file(folder: Path, name: str) -> Path | None:
 
 
 def _summed(file: Path, by: str, times: Callable[[str], int]) -> tuple[Array, Array]:
-    """Return values of a column, rising, and the seconds of all layers there, each as often as it occurs."""
-    layer = np.array(_text(file, ("layer",))["layer"].to_list())
+    """Return rising values of a column, and seconds of all layers, each as often as it occurs."""
+    layer = np.array(_text(file, ("layer",))[2]["layer"].to_list())
     at, us = _numbers(file, (by, "time_us")).T
     known = np.unique(at)
     total = np.zeros(known.size)
@@ -200,30 +219,21 @@ def _averaged(at: Array, values: Array, known: Array) -> Array:
     return np.asarray(np.interp(known, places, np.bincount(which, values) / np.bincount(which)))
 
 
-def _text(file: Path, names: tuple[str, ...]) -> pl.DataFrame:
+def _text(file: Path, names: tuple[str, ...]) -> tuple[Source, Table, pl.DataFrame]:
     source = Source.at(file)
     table = open_table(source)
     missing = [name for name in names if name not in table.header]
     if missing:
         columns = checks.shown(", ".join(table.header))
         raise source.fault(f"has the columns {columns}, but not {', '.join(missing)}. Check that it is the right file")
-    text = table.read(names)
+    text = table.read(names).with_row_index(ROW)
     if text.is_empty():
         raise source.fault("has no rows, so no time is known. Check that the file was written completely")
-    return text
+    return source, table, text
 
 
 def _numbers(file: Path, names: tuple[str, ...], may_lack: tuple[str, ...] = ()) -> Array:
-    """Return columns of a table, shape (rows, columns): numbers of at least 0, or 0 where a column may lack some."""
-    text = _text(file, names)
-    values = text.select(pl.all().str.strip_chars().cast(pl.Float64, strict=False))
-    for name in names:
-        wrong = ~values[name].is_between(0, _LONGEST).fill_null(name in may_lack)
-        if wrong.any():
-            source, row = Source.at(file), int(wrong.arg_max() or 0)
-            place, problem = open_table(source).explain(row)
-            said = checks.shown(text[name][row])
-            raise source.fault(
-                f"{place} {problem or f'has the {name} {said}, which is no number of at least 0. Correct or delete it'}"
-            )
-    return np.asarray(values.fill_null(0.0).to_numpy(), np.float64)
+    """Return columns of a table, shape (rows, columns): numbers of at least 0."""
+    limits = dict.fromkeys(names, (0.0, _LONGEST))
+    numbers = as_numbers(*_text(file, names), limits, "of at least 0", may_lack)
+    return np.asarray(numbers.to_numpy(), np.float64)

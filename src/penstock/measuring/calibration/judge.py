@@ -1,0 +1,137 @@
+"""Predictions of every row of a benchmark, beside what was measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from penstock.measuring.calibration.equations import MEASURES, Row, column_of, measured
+from penstock.measuring.calibration.predict import (
+    Overhead,
+    Requests,
+    predict,
+    requests_of,
+    sustained_rate,
+)
+from penstock.measuring.calibration.priors import Prior
+from penstock.measuring.calibration.refine import Fit
+from penstock.measuring.calibration.servers import with_tokens
+from penstock.system.server import Server
+
+MISSED = 0.25
+"""Relative error beyond which a row counts as missed, in any of `JUDGED`."""
+
+JUDGED = ("ttft", "itl", "e2e", "requests_per_s")
+"""What a row is warned of; the p99s are not fitted, and their errors stand in the table."""
+
+UNSURE = 0.6
+"""Share of the prior's standard deviation: a cost that stays less certain is not identified."""
+
+_LENGTHS = 1.2  # factor beyond the lengths of the fitted rows at which a prediction hinges on priors
+_HINGES = {
+    "prompt": ("per_token", "per_token_below", "self_attention", "with_prefill", "overhead"),
+    "context": ("decode_attention",),
+}
+
+
+class Hinge(NamedTuple):
+    """Costs that the rows do not identify, and the lengths between which that does not matter."""
+
+    kind: str
+    low: float
+    high: float
+    costs: str
+
+
+def hinges_of(fit: Fit, priors: Mapping[str, Prior], fitted: Sequence[Row]) -> list[Hinge]:
+    """Return on which unidentified costs predictions of lengths unlike the fitted rows' hinge."""
+    hinges = []
+    for kind, costs in _HINGES.items():
+        unknown = [
+            name for name in costs if name in fit.values and fit.deviations[name] > UNSURE * priors[name].deviation
+        ]
+        lengths = [_length(row, kind) for row in fitted]
+        if unknown:
+            low = min(lengths) / _LENGTHS
+            hinges.append(Hinge(kind, low, max(lengths) * _LENGTHS, ", ".join(unknown)))
+    return hinges
+
+
+def _length(row: Row, kind: str) -> float:
+    return float(row["prompt_tokens"] + (row["output_tokens"] if kind == "context" else 0.0))
+
+
+def judged(
+    rows: Sequence[Row],
+    fitted: Sequence[bool],
+    servers: Mapping[str, tuple[Server, Overhead]],
+    seed: int,
+    hinges: Sequence[Hinge],
+    least_tokens: float | None,
+) -> pl.DataFrame:
+    """Predict every row, and put what was measured beside it.
+
+    Parameters
+    ----------
+    rows, fitted
+        What was measured, and whether it was used to fit.
+    servers
+        The server and the overhead of each run.
+    seed
+        For arrivals and the order of lengths.
+    hinges
+        Of predictions for other lengths.
+    least_tokens
+        KV memory that the servers have for sure; None: theirs.
+    """
+    limits: dict[tuple[str, str], dict[str, float]] = {}
+    entries = []
+    for row, is_fitted in zip(rows, fitted, strict=True):
+        server, overhead = servers[row["run"]]
+        load = requests_of(row, server, seed)
+        predicted = predict(load, server, overhead)
+        kind = row["run"], row["shape"]
+        if kind not in limits:
+            limits[kind] = _limits(load, server, least_tokens)
+        limit = limits[kind]["limit_per_s"]
+        hinging = [h.costs for h in hinges if not h.low <= _length(row, h.kind) <= h.high]
+        compared: dict[str, Any] = {}
+        for metric in MEASURES:
+            compared |= _compared(metric, row, predicted)
+        entries.append(
+            {name: row[name] for name in ("row", "run", "shape", "load")}
+            | {"fitted": is_fitted}
+            | compared
+            | limits[kind]
+            | {
+                "beyond": None if row["pattern"] == "closed" else bool(row["rate"] > limit),
+                "missed": any(abs(compared[f"{name}_error"] or 0.0) > MISSED for name in JUDGED),
+                "hinges_on": ", ".join(hinging) or None,
+                "note": row["note"],
+            }
+        )
+    types: dict[str, Any] = dict.fromkeys(compared, pl.Float64) | {"beyond": pl.Boolean}
+    types |= dict.fromkeys(("hinges_on", "note"), pl.String)
+    return pl.DataFrame(entries, infer_schema_length=None, schema_overrides=types)
+
+
+def _compared(metric: str, row: Row, predictions: Mapping[str, float]) -> dict[str, float | None]:
+    """Return what was measured of a metric, what is predicted, and the relative error."""
+    known = measured(row, metric)
+    prediction = predictions[column_of(row, metric)]
+    predicted = prediction if np.isfinite(prediction) else None
+    error = None
+    if known is not None:
+        error = -1.0 if predicted is None else predicted / known - 1
+    values = {"measured": known, "predicted": predicted, "error": error}
+    return {f"{metric}_{name}": value for name, value in values.items()}
+
+
+def _limits(load: Requests, server: Server, least_tokens: float | None) -> dict[str, float]:
+    """Return the requests per second that a server carries, and those with the memory it has."""
+    limit = at_least = sustained_rate(load, server)
+    if least_tokens is not None:
+        tight = with_tokens(server, load, least_tokens)
+        at_least = min(sustained_rate(load, tight), limit)
+    return {"limit_per_s": limit, "limit_at_least_per_s": at_least}

@@ -1,0 +1,97 @@
+"""From fitted values to a server and what its clients see beside it."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from penstock import checks
+from penstock.measuring.calibration.equations import UNITS
+from penstock.measuring.calibration.predict import Overhead, Requests
+from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition, Measured
+from penstock.system.memory import Memory
+from penstock.system.policies import resolve
+from penstock.system.server import Server
+
+USUAL = {"token_budget": 8_192, "max_batch_size": 1_024}
+"""Taken where none are given: vLLM's defaults on a large GPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """Makes a server and an overhead of fitted values.
+
+    Parameters
+    ----------
+    token_budget, max_batch_size
+        As they were stated; None: `USUAL`.
+    policy, kv_tokens
+        The same; None: no limit, unless the values have one.
+    """
+
+    token_budget: int | None
+    max_batch_size: int | None
+    policy: str
+    kv_tokens: int | None
+
+    def __post_init__(self) -> None:
+        if self.max_batch_size is not None:
+            reason = "a batch serves at least one request; leave it out where it is not known"
+            checks.whole("max_batch_size", self.max_batch_size, 1, MOST_TOKENS, "requests", reason)
+
+    def limit(self, name: str) -> int:
+        """Return one of `USUAL` as it was stated, or else as there."""
+        stated: int | None = getattr(self, name)
+        return USUAL[name] if stated is None else stated
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Which of `USUAL` were taken."""
+        return tuple(name for name in USUAL if getattr(self, name) is None)
+
+    def __call__(self, values: Mapping[str, float]) -> tuple[Server, Overhead]:
+        """Return the server with the costs and limits among the values; others cost nothing."""
+        costs = {**dict.fromkeys(UNITS, 0.0), **values}
+        places = self.limit("max_batch_size")
+        if "max_batch_size" in values:
+            places = max(round(values["max_batch_size"]), 1)
+        memory = None
+        if "kv_tokens" in values:  # one that is tried may be too short for some requests
+            size = resolve(self.policy).block_size
+            memory = Memory.of_tokens(round(values["kv_tokens"]), size)
+            memory = dataclasses.replace(memory, too_long="drop")
+        server = Server(
+            batch_time(costs),
+            self.limit("token_budget"),
+            places,
+            self.policy,
+            memory=memory,
+            kv_tokens=self.kv_tokens,
+        )
+        return server, Overhead(costs["overhead"], costs["overhead_per_stream"], costs["idle"])
+
+
+def batch_time(values: Mapping[str, float]) -> Composition:
+    """Return the batch times of a server with these costs."""
+    step = values["step"]
+    knee = values["knee"]
+    linear: BatchTime = Affine(step, values["per_token"])
+    if knee > 1:
+        at_knee = step + knee * values["per_token_below"]
+        beyond = (MOST_TOKENS - knee) * values["per_token"]
+        seconds = (step + values["per_token_below"], at_knee, at_knee + beyond)
+        linear = Measured((1, knee, MOST_TOKENS), seconds)
+    return Composition(
+        linear,
+        self_attention=values["self_attention"],
+        cross_attention=2 * values["self_attention"],  # of the whole prompt, however it is cut
+        decode_attention=values["decode_attention"],
+        per_request=values["per_request"],
+        with_prefill=values["with_prefill"],
+    )
+
+
+def with_tokens(server: Server, load: Requests, tokens: float) -> Server:
+    """Return a server whose KV memory holds so many tokens, or the longest of the requests."""
+    longest = int((load.prompt_tokens + load.output_tokens).max())
+    size = server.policy.block_size
+    memory = Memory.of_tokens(max(round(tokens), longest + 2 * size), size)
+    return dataclasses.replace(server, memory=memory)
