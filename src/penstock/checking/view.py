@@ -239,7 +239,7 @@ def _latency_section(answer: "Answer") -> Section:
         return Section("No latency", [sentence(answer.latency_refused)])
     if answer.latency is None:
         return Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(answer.run)])
-    said = f"In seconds, and its {answer.latency.confidence:.0%} interval."
+    said = f"In seconds, each with its {answer.latency.confidence:.0%} interval."
     return Section("Latency in the steady state", [said], tables=[_latency_of(answer.latency)])
 
 
