@@ -183,12 +183,12 @@ def _gains(recommendation: "Recommendation") -> Table:
 
 
 def _candidates(recommendation: "Recommendation") -> Section:
-    columns = ("Policy", "Budget", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E", "E2E p99")
+    columns = ("  Policy", "Budget", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E", "E2E p99")
     candidates = recommendation.candidates
-    rows = [_candidate(one) for one in candidates]
-    best = [index for index, one in enumerate(candidates) if one is recommendation.recommended]
+    best = candidates.index(recommendation.recommended)
+    rows = [_candidate(one, "> " if index == best else "  ") for index, one in enumerate(candidates)]
     caption = (
-        "The same requests for all; the first is the current one, the recommended one is bold. No policy exceeds "
+        "The same requests for all; the first is the current one, > is the recommended one. No policy exceeds "
         f"{recommendation.bound:,.4g} requests/s at any of these token budgets."
     )
     if any(one.answer.latency is None for one in candidates):
@@ -197,16 +197,16 @@ def _candidates(recommendation: "Recommendation") -> Section:
         names = ", ".join(recommendation.only_with_plugin)
         caption += f" Only with the plugin, penstock.vllm_plugin: {names}."
     spoken = f"Stable rate (requests/s), and latency (s) at {recommendation.rate:,.4g} requests/s."
-    table = Table(columns, rows, caption, strong=best, spare=("E2E p99", "TBT p99", "TTFT p99"))
+    table = Table(columns, rows, caption, strong=[best], spare=("E2E p99", "TBT p99", "TTFT p99"))
     return Section("What was simulated", [spoken], tables=[table])
 
 
-def _candidate(candidate: "Candidate") -> tuple[str, ...]:
+def _candidate(candidate: "Candidate", mark: str) -> tuple[str, ...]:
     server, latency = candidate.server, candidate.answer.latency
     values = ["refused", *[""] * (2 * len(METRICS) - 1)]
     if latency:
         values = [seconds(latency.estimates[metric][of].value) for metric in METRICS for of in ("mean", "p99")]
-    return (server.policy.name, f"{server.token_budget:,}", f"{candidate.stable_rate:,.4g}", *values)
+    return (f"{mark}{server.policy.name}", f"{server.token_budget:,}", f"{candidate.stable_rate:,.4g}", *values)
 
 
 def _pruned(recommendation: "Recommendation") -> list[Fact]:
