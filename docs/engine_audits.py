@@ -19,7 +19,7 @@ import numpy as np
 import vl_convert
 
 import penstock as ps
-from penstock.checking import figures
+from penstock.checking.charts import gantt
 from penstock.show import charts
 
 REQUESTS, TOKENS, GAP = 3, 6, 2  # of the largest of the small systems; ticks between arrivals
@@ -198,7 +198,7 @@ def draw() -> None:
     panels = []
     for name in ("vllm", "sglang"):
         run = ps.simulate(workload, ps.Server(BATCH_TIME, 512, policy=name), record="allocations")
-        panels.append(figures.gantt(run, about=f"{name}, token budget 512, CodeLlama-34B on an A100"))
+        panels.append(gantt(run, about=f"{name}, token budget 512, CodeLlama-34B on an A100"))
     chart = alt.vconcat(*panels).resolve_scale(x="shared")
     charts.write_whole(FIGURE, vl_convert.vegalite_to_svg(chart.to_json()).encode())
 

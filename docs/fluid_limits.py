@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import penstock as ps
-from penstock.checking import figures
+from penstock.checking.charts import fluid_trajectories
 from penstock.show import charts
 
 LOAD, PROMPT, OUTPUT = 0.8, 129, 112
@@ -31,7 +31,7 @@ def main() -> None:
             lengths = [rng.geometric(1 / mean, arrivals.size) for mean in (PROMPT, OUTPUT)]
             runs[size] = ps.simulate(ps.Workload.from_arrays(arrivals, *lengths), server)
         about = f"{policy}, load {LOAD}, geometric lengths of {PROMPT} and {OUTPUT} tokens, token budget 1,024"
-        chart = figures.fluid_trajectories(path, runs, about)
+        chart = fluid_trajectories(path, runs, about)
         charts.save({f"fluid_limits_{policy}": chart}, Path(__file__).parent / "figures")
 
 

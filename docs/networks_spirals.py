@@ -15,7 +15,7 @@ from pathlib import Path
 import altair as alt
 
 import penstock as ps
-from penstock.checking import figures_network as plotting_network
+from penstock.checking import charts_network as plotting_network
 from penstock.scenario.network import read_network
 from penstock.show import charts
 from penstock.theory.network.fluid import network_path

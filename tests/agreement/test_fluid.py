@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking import figures
+from penstock.checking.charts import fluid_trajectories
 from penstock.show import charts
 from penstock.simulation.session_server import Session, Window
 from penstock.theory.fluid import FluidPath, fluid
@@ -148,7 +148,7 @@ class TestFigure:
 
     def test_it_shows_the_path_and_every_run_on_its_scale_with_units(self, tmp_path: Path) -> None:
         path, runs = self.path_and_runs()
-        chart = figures.fluid_trajectories(path, runs, "decode-first")
+        chart = fluid_trajectories(path, runs, "decode-first")
         (rows,) = chart.to_dict()["datasets"].values()
         assert {row["size"] for row in rows} == {"fluid", "1,000", "4,000"}
         for row in rows:
@@ -164,7 +164,7 @@ class TestFigure:
 
     def test_classes_are_added_up_and_an_overloaded_path_is_drawn_too(self) -> None:
         path = fluid(SERVER, arrival_rate=[10.0, 20.0], prompt=40, output=20, prefill=[0.5, 0.5])
-        (rows,) = figures.fluid_trajectories(path, {}).to_dict()["datasets"].values()
+        (rows,) = fluid_trajectories(path, {}).to_dict()["datasets"].values()
         assert rows[0]["prefill"] == 1
         assert rows[-1]["tokens"] > rows[0]["tokens"] == 59
 
@@ -175,7 +175,7 @@ class TestFigure:
         paper = ps.simulate(workload, ps.Server(SERVER.batch_time, 64, convention="paper"), requests=50)
         for run in (summary, paper):
             with pytest.raises(ps.InputError, match="the run of size 50 does not tell"):
-                figures.fluid_trajectories(path, {50: run})
+                fluid_trajectories(path, {50: run})
 
 
 class TestManyClasses:

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.capacity.view import region_page
-from penstock.checking import answer, illustrations
+from penstock.checking import answer, figures
 from penstock.checking.targets import Target
 from penstock.checking.view import compare_page, run_page
 from penstock.scenario.scenario import Scenario
@@ -95,21 +95,21 @@ def page(runs: dict[str, ps.Run], first_batches: ps.Run) -> str:
         ],
         sections=[
             Section("Load", [HOSTILE], [Fact("Load rho", "0.830", HOSTILE)], hypotheses),
-            Section("Tokens in the system", figures=lambda: [illustrations.token_figure(runs)]),
+            Section("Tokens in the system", figures=lambda: [figures.token_figure(runs)]),
             Section(
                 "Latency",
                 tables=[table],
-                figures=lambda: [illustrations.latency_figure(runs, refused=["fastertransformer"])],
+                figures=lambda: [figures.latency_figure(runs, refused=["fastertransformer"])],
                 notes=[HOSTILE],
             ),
             Section(
                 "Region",
                 figures=lambda: [
-                    illustrations.region_figure(REGION, runs, point=POINT, own={"sarathi": sarathi_region(SERVER)}),
-                    illustrations.region_figure(REGION, point=POINT),
+                    figures.region_figure(REGION, runs, point=POINT, own={"sarathi": sarathi_region(SERVER)}),
+                    figures.region_figure(REGION, point=POINT),
                 ],
             ),
-            Section(HOSTILE, figures=lambda: [illustrations.gantt_figure(first_batches, HOSTILE)]),
+            Section(HOSTILE, figures=lambda: [figures.gantt_figure(first_batches, HOSTILE)]),
         ],
     )
     return render(shown)
@@ -168,7 +168,7 @@ def test_every_hypothesis_is_told_in_words(page: str) -> None:
 
 
 def test_a_policy_keeps_its_colour_where_another_has_no_latency(runs: dict[str, ps.Run]) -> None:
-    figure = illustrations.latency_figure(runs, refused=["fastertransformer"])
+    figure = figures.latency_figure(runs, refused=["fastertransformer"])
     for chart in figure.charts.values():
         scale = chart.to_dict()["encoding"]["color"]["scale"]
         assert scale["domain"] == list(runs)
@@ -177,7 +177,7 @@ def test_a_policy_keeps_its_colour_where_another_has_no_latency(runs: dict[str, 
 
 
 def test_the_table_of_tokens_has_the_values_of_the_series(runs: dict[str, ps.Run]) -> None:
-    (table,) = illustrations.token_figure({"sarathi": runs["sarathi"]}).tables
+    (table,) = figures.token_figure({"sarathi": runs["sarathi"]}).tables
     series = runs["sarathi"].series
     for time, tokens in table.rows[1:-1]:
         before = series.filter(series["time_s"] <= float(time.replace(",", "")) * (1 + 5e-4))["uncompleted_tokens"]
@@ -185,7 +185,7 @@ def test_the_table_of_tokens_has_the_values_of_the_series(runs: dict[str, ps.Run
 
 
 def test_the_compositions_of_the_table_add_up_to_the_busy_time(runs: dict[str, ps.Run]) -> None:
-    tables = illustrations.region_figure(REGION, runs, point=POINT).tables
+    tables = figures.region_figure(REGION, runs, point=POINT).tables
     assert [table.caption for table in tables] == list(runs)
     for table in tables:
         assert sum(float(row[-1].rstrip("%")) for row in table.rows) == pytest.approx(100, abs=0.05 * len(table.rows))
@@ -193,7 +193,7 @@ def test_the_compositions_of_the_table_add_up_to_the_busy_time(runs: dict[str, p
 
 def test_a_run_without_gaps_has_a_report() -> None:
     run = ps.simulate(ps.Workload.poisson(1.0, 10, 1), SERVER, requests=50)
-    figures = lambda: [illustrations.latency_figure({"sarathi": run})]  # noqa: E731
+    figures = lambda: [figures.latency_figure({"sarathi": run})]  # noqa: E731
     page = render(pages.Page("t", "h", [Verdict("stable", "yes")], [Section("Latency", figures=figures)]))
     assert "no samples" in page
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.illustrations_network import graph_figure
+from penstock.checking.figures_network import graph_figure
 from penstock.checking.network_answer import NetworkAnswer
 from penstock.checking.orders import compare_orders
 from penstock.checking.view_network import _POOLS, _pools_table, orders_page

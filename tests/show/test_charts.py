@@ -12,7 +12,16 @@ import pytest
 import vl_convert as vlc
 
 import penstock as ps
-from penstock.checking import figures
+from penstock.checking.charts import (
+    MOST_REQUESTS,
+    PHASES,
+    first_batches,
+    gantt,
+    latency_cdfs,
+    latency_panels,
+    region_chart,
+    tokens_over_time,
+)
 from penstock.show import charts, html, page
 from penstock.theory.region import sarathi_region
 
@@ -25,7 +34,7 @@ def runs() -> dict[str, ps.Run]:
     return {name: ps.simulate(WORKLOAD, SERVER.with_policy(name), requests=200) for name in ps.POLICIES}
 
 
-@pytest.mark.parametrize("draw", [figures.tokens_over_time, figures.latency_cdfs])
+@pytest.mark.parametrize("draw", [tokens_over_time, latency_cdfs])
 def test_a_figure_is_written_as_svg_and_png_with_units_and_every_policy(draw, runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     svg, png = charts.save({"figure": draw(runs)}, tmp_path / "new" / "folder")
     text = svg.read_text()
@@ -40,13 +49,13 @@ def test_a_figure_is_written_as_svg_and_png_with_units_and_every_policy(draw, ru
 
 def test_a_run_without_gaps_can_be_drawn(tmp_path: Path) -> None:
     run = ps.simulate(ps.Workload.poisson(1.0, 10, 1), SERVER, requests=50)
-    charts.save({"figure": figures.latency_cdfs({"sarathi": run})}, tmp_path)
+    charts.save({"figure": latency_cdfs({"sarathi": run})}, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_is_left(runs, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ps.InputError, match="cannot write"):
-        charts.save({"figure": figures.tokens_over_time(runs)}, tmp_path / "file")
+        charts.save({"figure": tokens_over_time(runs)}, tmp_path / "file")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -79,13 +88,13 @@ def test_colours_and_dashes_are_all_different() -> None:
 
 def test_a_policy_without_latency_leaves_the_colours_of_the_others_alone(runs: dict[str, ps.Run]) -> None:
     kept = {name: runs[name] for name in ("orca", "sarathi")}
-    for panel in figures.latency_panels(kept, runs):
+    for panel in latency_panels(kept, runs):
         for channel in ("color", "strokeDash"):
             assert panel.to_dict()["encoding"][channel]["scale"]["domain"] == list(runs)
 
 
 def test_the_region_chart_has_units_on_its_axes_and_a_dash_of_its_own_for_each_line(tmp_path: Path) -> None:
-    chart = figures.region_chart(REGION, (1806.0, 1554.0), sarathi_region(LIMITED), about="token budget 1,024")
+    chart = region_chart(REGION, (1806.0, 1554.0), sarathi_region(LIMITED), about="token budget 1,024")
     for layer in layers(chart):
         assert layer["encoding"]["x"]["title"] == "Prefill (tokens/s)"
         assert layer["encoding"]["y"]["title"] == "Decode (tokens/s)"
@@ -101,7 +110,7 @@ def test_the_region_chart_has_units_on_its_axes_and_a_dash_of_its_own_for_each_l
 def test_the_ray_goes_from_the_origin_through_the_load_and_leaves_the_region_at_its_boundary(stretch: float) -> None:
     edge = REGION.scale((129, 111)) * np.array([129.0, 111.0])
     offered = stretch * edge
-    drawn = layers(figures.region_chart(REGION, (offered[0], offered[1])))
+    drawn = layers(region_chart(REGION, (offered[0], offered[1])))
     points = {row["at"]: (row["prefill"], row["decode"]) for row in drawn[-1]["rows"]}
     assert points["offered load"] == pytest.approx(tuple(offered))
     assert points["most along its ray"] == pytest.approx(tuple(edge))
@@ -111,14 +120,14 @@ def test_the_ray_goes_from_the_origin_through_the_load_and_leaves_the_region_at_
 
 
 def test_the_region_is_drawn_with_its_own_corners() -> None:
-    filled = layers(figures.region_chart(REGION))[0]["rows"]
+    filled = layers(region_chart(REGION))[0]["rows"]
     assert [[row["prefill"], row["decode"]] for row in filled] == REGION.vertices.tolist()
 
 
 def test_batches_of_a_run_are_all_in_the_picture_and_none_is_outside_the_region(recorded: ps.Run) -> None:
     (batches,) = [
         layer["rows"]
-        for layer in layers(figures.region_chart(REGION, mix=recorded.compositions))
+        for layer in layers(region_chart(REGION, mix=recorded.compositions))
         if "size" in layer["encoding"]
     ]
     assert sum(row["time"] for row in batches) == pytest.approx(1)
@@ -139,9 +148,9 @@ def bars_of(chart: Any) -> list[dict[str, Any]]:
 
 
 def test_a_gantt_chart_has_a_bar_for_every_allocation_of_its_batches(recorded: ps.Run) -> None:
-    window = figures.first_batches(recorded, 25)
+    window = first_batches(recorded, 25)
     expected = recorded.allocations.filter(pl.col("batch").is_in(window["batch"].implode()))
-    bars = bars_of(figures.gantt(recorded, 25))
+    bars = bars_of(gantt(recorded, 25))
     drawn = {(b["batch"], b["request"], b["phase"], b["tokens"]) for b in bars}
     assert len(bars) == expected.height
     assert drawn == {
@@ -154,13 +163,13 @@ def test_a_gantt_chart_has_a_bar_for_every_allocation_of_its_batches(recorded: p
 def test_the_bars_of_a_request_never_overlap_and_lie_after_its_arrival(recorded: ps.Run) -> None:
     arrival = recorded.requests["arrival_ns"] * 1e-9
     ends: dict[int, float] = {}
-    for bar in sorted(bars_of(figures.gantt(recorded)), key=lambda b: (b["request"], b["start_s"])):
+    for bar in sorted(bars_of(gantt(recorded)), key=lambda b: (b["request"], b["start_s"])):
         assert bar["start_s"] >= ends.get(bar["request"], arrival[bar["request"]]) - 1e-9
         ends[bar["request"]] = bar["end_s"]
 
 
 def test_a_gantt_chart_begins_with_the_first_batch_of_two_requests(recorded: ps.Run) -> None:
-    window = figures.first_batches(recorded)
+    window = first_batches(recorded)
     assert window["requests"][0] >= 2
     assert recorded.batches["requests"][: window["batch"][0]].max() == 1
     assert window.height == 40
@@ -169,19 +178,19 @@ def test_a_gantt_chart_begins_with_the_first_batch_of_two_requests(recorded: ps.
 def test_a_gantt_chart_of_requests_that_never_meet_begins_with_the_first_batch() -> None:
     alone = ps.Workload.from_arrays([0.0, 10.0], [129, 129], [3, 3])
     run = ps.simulate(alone, LIMITED, record="allocations")
-    assert figures.first_batches(run)["batch"][0] == 0
-    assert len(bars_of(figures.gantt(run))) == 6
+    assert first_batches(run)["batch"][0] == 0
+    assert len(bars_of(gantt(run))) == 6
 
 
 def test_phases_differ_on_a_grey_printer_in_shade_and_in_height(recorded: ps.Run) -> None:
-    dark, light = luminance(figures.PHASES["prefill"]), luminance(figures.PHASES["decode"])
+    dark, light = luminance(PHASES["prefill"]), luminance(PHASES["decode"])
     assert (light + 0.05) / (dark + 0.05) > 3
-    heights = {bar["phase"]: bar["mark"]["height"]["band"] for bar in bars_of(figures.gantt(recorded))}
+    heights = {bar["phase"]: bar["mark"]["height"]["band"] for bar in bars_of(gantt(recorded))}
     assert heights["prefill"] > 1.5 * heights["decode"]
 
 
 def test_a_gantt_chart_names_its_axes_and_is_drawn(recorded: ps.Run, tmp_path: Path) -> None:
-    svg, _ = charts.save({"gantt": figures.gantt(recorded, about="sarathi")}, tmp_path)
+    svg, _ = charts.save({"gantt": gantt(recorded, about="sarathi")}, tmp_path)
     text = svg.read_text()
     assert all(words in text for words in ("Time (s)", "Request", "prefill", "decode", "sarathi"))
 
@@ -189,16 +198,16 @@ def test_a_gantt_chart_names_its_axes_and_is_drawn(recorded: ps.Run, tmp_path: P
 def test_a_crowd_is_cut_to_the_requests_that_a_chart_can_show() -> None:
     crowd = ps.Workload.from_arrays([0.0] * 500, [1] * 500, [3] * 500)
     run = ps.simulate(crowd, LIMITED, record="allocations")
-    assert {bar["request"] for bar in bars_of(figures.gantt(run))} == set(range(figures.MOST_REQUESTS))
+    assert {bar["request"] for bar in bars_of(gantt(run))} == set(range(MOST_REQUESTS))
 
 
 def test_a_run_that_kept_no_allocations_is_refused(runs: dict[str, ps.Run]) -> None:
     with pytest.raises(ps.InputError, match="record='"):
-        figures.gantt(runs["sarathi"])
+        gantt(runs["sarathi"])
 
 
 def test_on_a_phone_no_panel_stands_beside_another_and_none_is_wider_than_it(runs: dict[str, ps.Run]) -> None:
-    chart = figures.tokens_over_time(runs, "a line under the figure that is longer than a phone is wide, and wraps")
+    chart = tokens_over_time(runs, "a line under the figure that is longer than a phone is wide, and wraps")
     narrow = charts.stacked(chart).to_dict()
     assert len(narrow["vconcat"]) == 2
     assert "hconcat" not in narrow
@@ -217,9 +226,9 @@ def test_panels_are_stacked_at_any_depth() -> None:
 
 def test_a_chart_that_fits_a_phone_or_needs_its_width_is_returned_as_it_is(recorded: ps.Run) -> None:
     panel = alt.Chart(pl.DataFrame({"x": [1]})).mark_point().encode(x="x:Q").properties(width=200)
-    gantt = figures.gantt(recorded)
+    wide = gantt(recorded)
     assert charts.stacked(panel) is panel
-    assert charts.stacked(gantt) is gantt
+    assert charts.stacked(wide) is wide
 
 
 PANEL = alt.Chart(pl.DataFrame({"x": [1], "y": ["a"]})).mark_point().encode(x="x:Q").properties(width=500)
@@ -252,7 +261,7 @@ def test_a_chart_for_a_phone_is_valid_and_can_be_drawn(chart: Any, tmp_path: Pat
 
 
 def test_a_wide_panel_among_others_goes_below_them_and_scrolls(recorded: ps.Run) -> None:
-    beside = alt.hconcat(PANEL, figures.gantt(recorded))
+    beside = alt.hconcat(PANEL, gantt(recorded))
     narrow = charts.stacked(beside).to_dict()
     assert "vconcat" in narrow
     assert max(panel["width"] for panel in narrow["vconcat"]) >= 680

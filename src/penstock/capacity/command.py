@@ -50,7 +50,7 @@ def region(
 
     found = operating_point(chosen.workload, chosen.server)
     if figures is not None:
-        from penstock.checking.figures import region_chart
+        from penstock.checking.charts import region_chart
 
         chart = region_chart(found.region, found.point, found.own, about=about(chosen))
         save_figures({"region": chart}, figures, as_json)

@@ -29,7 +29,7 @@ def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
     mixed = "Most prompts: requests in prefill that a batch needs room for. Other batches may do as well."
 
     def region() -> list[Figure]:
-        from penstock.checking.illustrations import region_figure
+        from penstock.checking.figures import region_figure
 
         own = {} if point.own is None else {policy: point.own}
         return [region_figure(point.region, point=point.point, own=own)]

@@ -212,11 +212,11 @@ def _draw(
     if folder is None:
         return
 
-    from penstock.checking import figures
+    from penstock.checking import charts
 
     line = about(scenario)
-    drawings = {"tokens_over_time": figures.tokens_over_time(runs, line)}
+    drawings = {"tokens_over_time": charts.tokens_over_time(runs, line)}
     steady = {name: run for name, run in runs.items() if name not in refused}
     if steady:
-        drawings["latency_cdfs"] = figures.latency_cdfs(steady, line, policies=runs)
+        drawings["latency_cdfs"] = charts.latency_cdfs(steady, line, policies=runs)
     save_figures(drawings, folder, as_json)

@@ -135,7 +135,7 @@ def _orders(chosen: "NetworkScenario", orders: str) -> "list[Order]":
 
 def _draw(folder: Path, found: "NetworkAnswer", as_json: bool) -> None:
     """Write the figures: the graph, the floods, the queues."""
-    from penstock.checking import figures_network as plotting_network
+    from penstock.checking import charts_network as plotting_network
 
     charts = {
         "network_graph": plotting_network.network_graph(found.network, found.certificate),

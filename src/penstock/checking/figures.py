@@ -1,436 +1,177 @@
-"""Figures of a server: tokens over time, latencies, the region, batches, fluid paths."""
+"""Figures of a page on a server: charts, what they show in words, and their figures as a table."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-import altair as alt
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from penstock.errors import InputError
-from penstock.show.charts import (
-    COLOURS,
-    DASHES,
-    FILL,
-    GANTT_WIDTH,
-    GRID,
-    OUTLINE,
-    RAY,
-    SHORT,
-    side_by_side,
-    with_line_under,
-)
+from penstock.checking import charts
+from penstock.show.page import Figure, Table
 from penstock.simulation.run import Distribution, Run
-from penstock.theory.fluid import FluidPath
 from penstock.theory.region import Region
+from penstock.words import METRICS, amount, seconds
 
-PHASES = {"prefill": "#0072B2", "decode": "#F0E442"}
-"""Dark and light, so that a grey printer keeps them apart; prefill is drawn taller besides."""
-
-
-MOST_REQUESTS = 60
-"""Rows that a Gantt chart can show."""
+_CDF_ROWS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
+_SERIES_ROWS = 20
+_MIX_ROWS = 12
 
 
-_CDF_POINTS = 400
-
-
-_SERIES_POINTS = 500
-
-
-_CELLS = 48  # batches of a region chart are gathered on a grid of so many cells each way
-
-
-_DIGIT_WIDTH = 6.5  # px
-
-
-def _policy_channels(names: list[str], legend_title: str | None = "Policy") -> dict[str, Any]:
-    """Colour and dash by policy, or whatever the legend says, one legend for both."""
-    count = range(len(names))
-    legend = alt.Legend(title=legend_title, symbolStrokeWidth=2.5, symbolSize=300)
-    return {
-        "color": alt.Color(
-            "policy:N",
-            scale=alt.Scale(domain=names, range=[COLOURS[i % len(COLOURS)] for i in count]),
-            legend=legend,
-        ),
-        "strokeDash": alt.StrokeDash(
-            "policy:N",
-            scale=alt.Scale(domain=names, range=[list(DASHES[i % len(DASHES)]) for i in count]),
-            legend=legend,
-        ),
-    }
-
-
-def tokens_over_time(runs: Mapping[str, Run], about: str = "") -> alt.HConcatChart:
-    """Uncompleted tokens in the system while requests arrive, a line per policy; to scale, and on a log scale."""
-    return side_by_side(token_panels(runs), about)
-
-
-def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
-    """Return the panels of `tokens_over_time`."""
-    parts = []
-    for name, series in series_while_arriving(runs).items():
-        series = series.gather_every(-(-series.height // _SERIES_POINTS))
-        parts.append(series.select("time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name)))
-    lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.5)
-    panels = []
-    for title, scale in (("Tokens in the system", "linear"), ("The same on a log scale", "log")):
-        panels.append(
-            lines.encode(
-                x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-                y=alt.Y(
-                    "uncompleted_tokens:Q",
-                    title="Uncompleted tokens",
-                    axis=alt.Axis(labelExpr=SHORT, tickCount=6),
-                    scale=alt.Scale(type=scale),  # type: ignore[arg-type]
-                ),
-                **_policy_channels(list(runs)),
-            ).properties(width=380, height=280, title=title)
-        )
-    return panels
-
-
-def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
-    """Return the series of each run up to the first of their last arrivals, so that they can be compared."""
-    until = min(run.last_arrival * run.tick_s for run in runs.values())
-    return {name: run.series.filter(pl.col("time_s") <= until) for name, run in runs.items()}
-
-
-def latency_cdfs(
-    runs: Mapping[str, Run], about: str = "", policies: Iterable[str] | None = None, legend: str | None = "Policy"
-) -> alt.HConcatChart:
-    """Cumulative distributions of TTFT, TBT and E2E, a line per policy.
-
-    Parameters
-    ----------
-    runs
-        A run per policy.
-    about
-        One line under the figure.
-    policies
-        All policies of the comparison, where some have no latency to draw: a policy keeps its colour and its dash.
-    legend
-        What the lines stand for.
-    """
-    return side_by_side(latency_panels(runs, policies, legend), about)
-
-
-def latency_panels(
-    runs: Mapping[str, Run], policies: Iterable[str] | None = None, legend: str | None = "Policy"
-) -> list[alt.Chart]:
-    """Return the panels of `latency_cdfs`."""
-    names = list(policies or runs)
-    panels = []
-    for title, metric in (("Time to first token", "ttft"), ("Time between tokens", "gaps"), ("End to end", "e2e")):
-        parts = [_cdf(getattr(run, metric), run.tick_s).with_columns(policy=pl.lit(name)) for name, run in runs.items()]
-        panels.append(
-            alt.Chart(pl.concat(parts), title=title)
-            .mark_line(strokeWidth=2, interpolate="step-after")
-            .encode(
-                x=alt.X(
-                    "seconds:Q",
-                    title="Seconds (log scale)",
-                    scale=alt.Scale(type="log", padding=8, nice=False),
-                    axis=alt.Axis(format="~g", tickCount=5),
-                ),
-                y=alt.Y("share:Q", title="Share at most", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
-                **_policy_channels(names, legend),
+def token_figure(runs: Mapping[str, Run]) -> Figure:
+    """Draw the tokens in the system over time, a line per policy."""
+    ends = charts.series_while_arriving(runs)
+    said = "; ".join(f"{name} ends with {series['uncompleted_tokens'][-1]:,}" for name, series in ends.items())
+    to_scale, log = charts.token_panels(runs)
+    return Figure(
+        "Tokens in the system",
+        {
+            f"Lines of uncompleted tokens over time, while requests arrive: {said}.": to_scale,
+            f"The same on a log scale: {said}.": log,
+        },
+        [
+            Table(
+                ("Time (s)", *runs),
+                [
+                    (
+                        amount(float(time)),
+                        *(_nearest(series, time) for series in ends.values()),
+                    )
+                    for time in np.linspace(0, max(s["time_s"][-1] for s in ends.values()), _SERIES_ROWS + 1)
+                ],
+                "Uncompleted tokens at or just before a time",
             )
-            .properties(width=250, height=260)
+        ],
+        "Uncompleted tokens while requests arrive. A line that keeps rising is a backlog that never drains.",
+    )
+
+
+def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figure:
+    """Draw the distributions of latency of the policies that have one."""
+    left_out = [name for name in runs if name in set(refused)]
+    kept = {name: run for name, run in runs.items() if name not in left_out}
+    panels = charts.latency_panels(kept, runs)
+    texts, tables = [], []
+    for name, pick in zip(METRICS.values(), ("ttft", "gaps", "e2e"), strict=True):
+        samples = {policy: getattr(run, pick) for policy, run in kept.items()}
+        medians = "; ".join(
+            f"{policy} {_quantile(d, 0.5, kept[policy].tick_s)} s at the median, "
+            f"{_quantile(d, 0.99, kept[policy].tick_s)} s at the 99th percentile"
+            for policy, d in samples.items()
+            if d.size
         )
-    return panels
+        texts.append(f"{name}, cumulative distribution: {medians or 'no samples'}.")
+        rows = [
+            (f"{100 * share:g}%", *(_quantile(d, share, kept[policy].tick_s) for policy, d in samples.items()))
+            for share in _CDF_ROWS
+        ]
+        tables.append(Table(("Share", *kept), rows, f"{name}: at most so many seconds"))
+    caption = "Share of requests, or of gaps between tokens, that took at most so long."
+    if left_out:
+        caption += f" Left out, since there may be no steady state: {', '.join(left_out)}."
+    return Figure("Latency", dict(zip(texts, panels, strict=True)), tables, caption)
 
 
-def region_chart(
+def region_figure(
     region: Region,
+    runs: Mapping[str, Run] | None = None,
+    *,
     point: tuple[float, float] | None = None,
-    own: Region | None = None,
-    mix: pl.DataFrame | None = None,
-    about: str = "",
-) -> alt.LayerChart:
-    """Stability region, what is asked of it, what the policy itself reaches, and the batches of a run.
+    own: Mapping[str, Region] | None = None,
+) -> Figure:
+    """Draw the stability region, what is asked of it, and a panel per policy with the batches of its run.
 
     Parameters
     ----------
-    region
-        Rates that some policy may carry.
-    point
-        Offered prefill and decode tokens/s, with its ray from the origin to where it leaves the region.
-    own
-        Region of the policy at hand.
-    mix
-        `Run.compositions`. A batch of x prefill and y decode tokens that takes t is drawn at (x / t, y / t), its area
-        the share of the busy time; batches close together are drawn as one, at their mean.
-    about
-        One line under the figure.
-    """
-    lines = {"stability region": region.vertices[1:]}
-    if own is not None:
-        lines["policy's own region"] = own.vertices[1:]
-    layers = [_outlines({"stability region": region.vertices}, filled=True)]
-    if mix is not None:
-        layers.append(_batches(mix, region))
-    if point is not None:
-        edge = region.scale(point) * np.array(point)
-        lines["ray of the load"] = np.array([(0.0, 0.0), max(edge, np.array(point), key=np.linalg.norm)])
-    layers.append(_outlines(lines))
-    if point is not None:
-        layers.append(_points({"offered load": point, "most along its ray": (edge[0], edge[1])}))
-    chart: alt.LayerChart = (
-        alt.LayerChart(layer=layers).properties(width=430, height=360).configure_axis(gridColor=GRID)
-    )
-    return with_line_under(chart, about)
-
-
-def _rate_axes() -> dict[str, Any]:
-    axis = alt.Axis(format=",~f", tickCount=6)
-    return {
-        "x": alt.X("prefill:Q", title="Prefill (tokens/s)", axis=axis),
-        "y": alt.Y("decode:Q", title="Decode (tokens/s)", axis=axis, stack=None),
-    }
-
-
-def _outlines(lines: Mapping[str, Any], filled: bool = False) -> alt.Chart:
-    """Draw lines through points of the plane, or fill what is inside."""
-    parts = [
-        pl.DataFrame({"prefill": path[:, 0], "decode": path[:, 1], "order": np.arange(len(path))}).with_columns(
-            line=pl.lit(name)
-        )
-        for name, path in lines.items()
-    ]
-    chart = alt.Chart(pl.concat(parts))
-    drawn: alt.Chart
-    if filled:
-        drawn = chart.mark_line(fill=FILL, fillOpacity=0.12, strokeWidth=0).encode(**_rate_axes(), order="order:Q")
-        return drawn
-    looks = {
-        "stability region": (FILL, [1, 0]),
-        "policy's own region": (OUTLINE, [7, 3]),
-        "ray of the load": (RAY, [2, 2]),
-    }
-    legend = alt.Legend(title=None, symbolStrokeWidth=2.5, symbolSize=300)
-    colours, dashes = [looks[name][0] for name in lines], [looks[name][1] for name in lines]
-    drawn = chart.mark_line(strokeWidth=2).encode(
-        **_rate_axes(),
-        order="order:Q",
-        color=alt.Color("line:N", scale=alt.Scale(domain=list(lines), range=colours), legend=legend),
-        strokeDash=alt.StrokeDash("line:N", scale=alt.Scale(domain=list(lines), range=dashes), legend=legend),
-    )
-    return drawn
-
-
-def _batches(mix: pl.DataFrame, region: Region) -> alt.Chart:
-    """Draw batches at their rates, those in one cell of a grid at their mean over time."""
-    cell = np.maximum(region.vertices.max(axis=0) / _CELLS, 1e-9)
-    rates = mix.select(
-        "seconds",
-        "share",
-        prefill=pl.col("prefill_tokens") * pl.col("batches") / pl.col("seconds"),
-        decode=pl.col("decode_tokens") * pl.col("batches") / pl.col("seconds"),
-    )
-    gathered = (
-        rates.group_by(
-            (pl.col("prefill") / cell[0]).floor().alias("i"), (pl.col("decode") / cell[1]).floor().alias("j")
-        )
-        .agg(
-            *((pl.col(name) * pl.col("share")).sum() / pl.col("share").sum() for name in ("prefill", "decode")),
-            pl.col("share").sum().alias("time"),
-        )
-        .sort("time", "i", "j", descending=[True, False, False])
-    )
-    size = alt.Size(
-        "time:Q",
-        scale=alt.Scale(range=[6, 500], domain=[0, 1]),
-        legend=alt.Legend(title="Batches: share of busy time", format="%", values=[0.01, 0.1, 0.5]),
-    )
-    circles = alt.Chart(gathered).mark_circle(color=COLOURS[2], opacity=0.65, stroke="#00513c", strokeWidth=0.5)
-    drawn: alt.Chart = circles.encode(**_rate_axes(), size=size)
-    return drawn
-
-
-def _points(points: Mapping[str, tuple[float, float]]) -> alt.Chart:
-    data = pl.DataFrame([{"prefill": float(x), "decode": float(y), "at": name} for name, (x, y) in points.items()])
-    names, legend = list(points), alt.Legend(title=None, symbolSize=110)
-    marks = alt.Chart(data).mark_point(size=110, stroke="black", strokeWidth=1.5, opacity=1)
-    drawn: alt.Chart = marks.encode(
-        **_rate_axes(),
-        shape=alt.Shape("at:N", scale=alt.Scale(domain=names, range=["diamond", "circle"]), legend=legend),
-        fill=alt.Fill("at:N", scale=alt.Scale(domain=names, range=["black", "white"]), legend=legend),
-    )
-    return drawn
-
-
-def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
-    """Who was in each of the first batches: a bar per request and batch, coloured by phase.
-
-    The first 60 requests of those batches are drawn, a thin line from arrival to finish for each.
-
-    Parameters
-    ----------
-    run
-        Simulated with ``record="allocations"``.
-    batches
-        How many, from the first in which two requests are.
-    about
-        One line under the figure.
-
-    Raises
-    ------
-    InputError
-        If the run kept no allocations.
-    """
-    window = first_batches(run, batches)
-    start, end = window["start_s"][0], window["end_s"][-1]
-    bars = _bars(run, window)
-    shown = bars["request"].unique()
-    rows = run.requests.filter(pl.col("request").is_in(shown.implode())).select(
-        "request",
-        start_s=(pl.col("arrival_ns") * 1e-9).clip(start, end),
-        end_s=(pl.col("finish_ns") * 1e-9).fill_null(end).clip(start, end),
-    )
-    scale = alt.Scale(domain=[start, end], nice=False)
-    time = alt.X("start_s:Q", title="Time (s)", scale=scale, axis=alt.Axis(grid=False))
-    row = alt.Y("request:O", title="Request", axis=alt.Axis(labelOverlap=True, ticks=False))
-    colour = alt.Color(
-        "phase:N",
-        scale=alt.Scale(domain=list(PHASES), range=list(PHASES.values())),
-        legend=alt.Legend(title="Tokens in a batch", symbolType="square", symbolStrokeColor="#333333"),
-    )
-    tooltip = ["request:O", "batch:Q", "phase:N", alt.Tooltip("tokens:Q"), "start_s:Q", "end_s:Q"]
-    layers: list[alt.Chart] = [
-        alt.Chart(window).mark_rule(color="#d0d0d0", strokeWidth=0.7).encode(x=time),
-        alt.Chart(rows).mark_rule(color="#777777", strokeWidth=0.8).encode(x=time, x2="end_s:Q", y=row),
-    ]
-    for phase, height in (("decode", 0.55), ("prefill", 0.95)):
-        bar = alt.Chart(bars.filter(pl.col("phase") == phase)).encode(x=time, x2="end_s:Q", y=row)
-        layers.append(
-            bar.mark_bar(height={"band": height}, stroke="#333333", strokeWidth=0.4).encode(
-                color=colour, tooltip=tooltip
-            )
-        )
-    roomy = bars.filter(pl.col("label") != "")
-    for phase, ink in (("decode", "black"), ("prefill", "white")):
-        text = alt.Chart(roomy.filter(pl.col("phase") == phase)).mark_text(color=ink, fontSize=9)
-        layers.append(text.encode(x=alt.X("middle_s:Q"), y=row, text="label:N"))
-    step = min(22.0, max(7.5, 460 / shown.len()))
-    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(width=GANTT_WIDTH, height={"step": step})
-    return with_line_under(chart, about)
-
-
-def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:
-    """Return the batches of a Gantt chart: batch, start_s, end_s, prefill_tokens, decode_tokens, requests."""
-    table = run.batches.with_row_index("batch").with_columns(pl.col("batch").cast(pl.Int64))
-    crowded = table.filter(pl.col("requests") > 1)["batch"]
-    first = int(crowded[0]) if crowded.len() else 0
-    return table.slice(first, batches).select(
-        "batch",
-        start_s=pl.col("start_ns") * 1e-9,
-        end_s=(pl.col("start_ns") + pl.col("duration_ns")) * 1e-9,
-        prefill_tokens="prefill_tokens",
-        decode_tokens="decode_tokens",
-        requests="requests",
-    )
-
-
-def _bars(run: Run, window: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per request and batch of the window: where its bar is, its phase, and its tokens if they fit."""
-    bars = run.allocations.join(window.select("batch", "start_s", "end_s"), on="batch", how="inner")
-    shown = bars["request"].unique().sort().head(MOST_REQUESTS)
-    px_per_s = GANTT_WIDTH / (window["end_s"][-1] - window["start_s"][0])
-    prefill = pl.col("prefill_tokens") > 0
-    tokens = pl.col("prefill_tokens") + pl.col("decode_tokens")
-    room = (pl.col("end_s") - pl.col("start_s")) * px_per_s
-    fits = (room > _DIGIT_WIDTH * tokens.cast(pl.String).str.len_chars()) & (shown.len() <= 45)
-    return bars.filter(pl.col("request").is_in(shown.implode())).select(
-        "request",
-        "batch",
-        "start_s",
-        "end_s",
-        middle_s=(pl.col("start_s") + pl.col("end_s")) / 2,
-        tokens=tokens,
-        phase=pl.when(prefill).then(pl.lit("prefill")).otherwise(pl.lit("decode")),
-        label=pl.when(fits & prefill).then(tokens.cast(pl.String)).otherwise(pl.lit("")),
-    )
-
-
-def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
-    """Thin a distribution to the points that a figure can show, its tail included."""
-    share = np.cumsum(samples.counts) / max(samples.size, 1)
-    keep = np.unique(np.searchsorted(share, np.linspace(0, 1, _CDF_POINTS)).clip(0, max(share.size - 1, 0)))
-    keep = keep[keep < share.size]
-    seconds = np.maximum(samples.values[keep], 1) * tick_s
-    points = {
-        "seconds": np.concatenate([seconds[:1], seconds]),
-        "share": np.concatenate([share[:0], [0.0][: keep.size], share[keep]]),
-    }
-    return pl.DataFrame(points, schema={"seconds": pl.Float64, "share": pl.Float64})
-
-
-def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = "") -> alt.HConcatChart:
-    """Requests in prefill and in decode, and tokens: a fluid path, and runs scaled to lie on it.
-
-    Parameters
-    ----------
-    path
-        From the state that the runs started with, over their size; classes are added up.
+    region, point
+        As in `plotting.region_chart`.
     runs
-        By size: a run that started with ``size`` times the state of the path, in the token convention of engines.
-    about
-        One line under the figure.
-
-    Raises
-    ------
-    InputError
-        If a run kept no rows of requests, or does not tell the end of prefill.
+        A run per policy, whose batch compositions are drawn; without any, the region alone.
+    own
+        Regions of policies of their own, where one is known.
     """
-    fluid, ends = "fluid", [run.seconds / size for size, run in runs.items()]
-    end = 1.15 * path.drain_s if 0 < path.drain_s < float("inf") else max(ends, default=1.15 * path.time_s[-1] or 1.0)
-    names = [f"{size:,}" for size in runs] + [fluid]
-    time = np.union1d(np.linspace(0, end, _SERIES_POINTS), path.time_s[path.time_s <= end])
-    prefill, decode = (phase.reshape(time.size, -1).sum(axis=1) for phase in path.at(time))
-    columns = {"time": time, "prefill": prefill, "decode": decode, "tokens": path.work_at(time)}
-    parts = [pl.DataFrame(columns).with_columns(size=pl.lit(fluid))]
-    parts += [_scaled(run, size, time).with_columns(size=pl.lit(f"{size:,}")) for size, run in runs.items()]
-    legend = alt.Legend(title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300)
-    colours = [*(COLOURS[i % 6] for i in range(len(runs))), "#000000"]
-    dashes = [*(list(DASHES[1 + i % 6]) for i in range(len(runs))), [1, 0]]
-    shared = {
-        "x": alt.X(
-            "time:Q",
-            title="Time over size (s per request)",
-            scale=alt.Scale(domain=[0, end], nice=False),
-            axis=alt.Axis(tickCount=5, labelFlush=False),
-        ),
-        "color": alt.Color("size:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash("size:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
-        "strokeWidth": alt.condition(alt.datum.size == fluid, alt.value(2.5), alt.value(1.4)),
-    }
-    lines = alt.Chart(pl.concat(parts)).mark_line()
-    panels = [
-        lines.encode(y=alt.Y(f"{column}:Q", title=title), **shared).properties(width=250, height=260)
-        for column, title in (
-            ("prefill", "Requests in prefill over size"),
-            ("decode", "Requests in decode over size"),
-            ("tokens", "Tokens not yet in a batch over size"),
-        )
-    ]
-    return side_by_side(panels, about)
-
-
-def _scaled(run: Run, size: int, time: npt.NDArray[np.float64]) -> pl.DataFrame:
-    """Return a run's requests by phase and its tokens over its size, at times over its size, while it lasted."""
-    if run.server.convention != "engine" or run.rows is None:
-        raise InputError(
-            f"the run of size {size:,} does not tell when requests leave prefill; simulate it in the token convention "
-            "'engine', with record='requests'"
-        )
-    time = time[time * size <= run.seconds]
-    came, began, left = (
-        np.searchsorted(np.sort(column[column >= 0]), time * size / run.tick_s, side="right")
-        for column in (run.rows.arrival, run.rows.first_token, run.rows.finish)
+    said = _region_in_words(region, point)
+    own = dict(own or {})
+    if not runs:
+        shown = next(iter(own.items()), ("", None))
+        chart = charts.region_chart(region, point, shown[1])
+        return Figure("Stability region", {said: chart}, [_vertices(region, own)], "No policy is stable outside.")
+    drawings = {}
+    for name, run in runs.items():
+        chart = charts.region_chart(region, point, own.get(name), run.compositions).properties(title=name)
+        drawings[f"{name}: {_most_used(run)}. {said}"] = chart
+    caption = (
+        "Each batch stands at the tokens/s that it carries; its area is its share of the busy time. "
+        "No policy is stable outside the region."
     )
-    tokens = np.interp(time * size, run.series["time_s"], run.series["unprocessed_tokens"])
-    phases = {"prefill": (came - began) / size, "decode": (began - left) / size}
-    return pl.DataFrame({"time": time, **phases, "tokens": tokens / size})
+    return Figure(
+        "Batches in the region", drawings, [_mix_table(name, run.compositions) for name, run in runs.items()], caption
+    )
+
+
+def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
+    """Draw the first batches of a run, simulated with ``record="allocations"``, coloured by phase."""
+    window = charts.first_batches(run, batches)
+    text = (
+        f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row per request, a bar per "
+        f"batch that it is in; {window['prefill_tokens'].sum():,} prefill and {window['decode_tokens'].sum():,} decode "
+        "tokens in all."
+    )
+    caption = "Prefill is dark and tall, decode light and low; a thin line is a request that waits between batches."
+    there = run.allocations.filter(pl.col("batch").is_in(window["batch"].implode()))["request"].n_unique()
+    if there > charts.MOST_REQUESTS:
+        caption += f" The first {charts.MOST_REQUESTS} of {there:,} requests are drawn."
+    rows = [
+        (f"{b:,}", f"{start:.3f}", f"{(end - start) * 1e3:.2f}", f"{x:,}", f"{y:,}", f"{n:,}")
+        for b, start, end, x, y, n in window.iter_rows()
+    ]
+    columns = ("Batch", "Start (s)", "Duration (ms)", "Prefill tokens", "Decode tokens", "Requests")
+    title = f"{name}: " if name else ""
+    chart = {f"{title}{text}": charts.gantt(run, batches)}
+    return Figure(f"{title}{window.height} batches", chart, [Table(columns, rows)], caption, wide=True)
+
+
+def _nearest(series: pl.DataFrame, time: float) -> str:
+    """Return the tokens at or just before a time, or a dash after the last one."""
+    place = int(np.searchsorted(series["time_s"].to_numpy(), time * (1 + 1e-12), side="right")) - 1
+    ended = time > series["time_s"][-1] * 1.05 + 1e-9
+    return "-" if ended else f"{series['uncompleted_tokens'][max(place, 0)]:,}"
+
+
+def _region_in_words(region: Region, point: tuple[float, float] | None) -> str:
+    said = f"The stability region has {len(region.vertices) - 1} corners besides the origin"
+    if point is None:
+        return f"{said}."
+    side = "inside" if region.contains(point) else "outside"
+    return (
+        f"{said}; the offered load of {point[0]:,.0f} prefill and {point[1]:,.0f} decode tokens/s lies {side}, at "
+        f"{1 - region.margin(point):.3f} of the way to the boundary."
+    )
+
+
+def _most_used(run: Run) -> str:
+    top = run.compositions.row(0, named=True)
+    return (
+        f"the most used batch has {top['prefill_tokens']:,} prefill and {top['decode_tokens']:,} decode tokens, "
+        f"{top['share']:.0%} of the busy time"
+    )
+
+
+def _vertices(region: Region, own: Mapping[str, Region]) -> Table:
+    regions = {"region": region} | {f"{name}'s own": policys for name, policys in own.items()}
+    rows = [(name, f"{x:,.1f}", f"{y:,.1f}") for name, drawn in regions.items() for x, y in drawn.vertices]
+    return Table(("Corner of", "Prefill (tokens/s)", "Decode (tokens/s)"), rows)
+
+
+def _mix_table(name: str, mix: pl.DataFrame) -> Table:
+    """List the compositions used longest, and the rest in one row."""
+    rows = [
+        (f"{prefill:,}", f"{decode:,}", f"{batches:,}", f"{share:.1%}")
+        for prefill, decode, batches, _, share in mix.head(_MIX_ROWS).iter_rows()
+    ]
+    rest = mix.slice(_MIX_ROWS)
+    if rest.height:
+        rows.append((f"{rest.height:,} others", "", f"{rest['batches'].sum():,}", f"{rest['share'].sum():.1%}"))
+    return Table(("Prefill tokens", "Decode tokens", "Batches", "Share of busy time"), rows, name)
+
+
+def _quantile(samples: Distribution, share: float, tick_s: float) -> str:
+    return seconds(samples.quantile(share) * tick_s) if samples.size else "-"

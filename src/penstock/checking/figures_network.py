@@ -1,234 +1,108 @@
-"""Figures of networks: fluid paths, floods, queues over time, and the graph (`penstock.checking.graph`)."""
+"""Figures of a page on a network: charts, what they show in words, and their figures as a table."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import altair as alt
 import numpy as np
-import polars as pl
 
-from penstock.checking.flood_test import FALLEN, NetworkStability
-from penstock.checking.graph import network_graph as network_graph
-from penstock.checking.graph import with_line_under
-from penstock.errors import InputError, nearest
-from penstock.show.charts import COLOURS, DASHES, GRID, SHORT
+from penstock.checking import charts_network, graph
+from penstock.checking.flood_test import NetworkStability
+from penstock.checking.graph_layout import network_ways, pool_cycles
+from penstock.show.page import Figure, Table
 from penstock.simulation.network_run import NetworkRun
-from penstock.theory.network.fluid import NetworkPath
+from penstock.system.network import Network
+from penstock.theory.network.certificate import NetworkCertificate
+from penstock.words import amount
 
-_SERIES_POINTS = 500
-_MOST_ROWS = 4_800
-"""Of the data of one chart; Altair allows 5,000."""
-_MOST_COLUMNS = 3
-
-
-def _line_channels(column: str, names: Sequence[str], title: str) -> dict[str, Any]:
-    """Colour and dash by name, one legend for both; no two names look the same."""
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(names))]
-    dashes = [list(DASHES[(i + i // len(COLOURS)) % len(DASHES)]) for i in range(len(names))]
-    legend = alt.Legend(title=title, symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260)
-    names = list(names)
-    return {
-        "color": alt.Color(f"{column}:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(f"{column}:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
-    }
+_ROWS = 20
+"""Of a table of values over time."""
+_PHONE = 480
+"""Px; a wider drawing scrolls on a phone."""
+_FLOODS = (
+    "Each stage in turn is flooded with jobs that begin there, beside those that arrive; the network is stable if its "
+    "work falls from every flood, and unstable if it rises from any."
+)
 
 
-def fluid_path(
-    path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None, about: str = ""
-) -> alt.HConcatChart:
-    """Levels of a fluid path over time, and of some classes against others.
-
-    Parameters
-    ----------
-    path
-        From `penstock.theory.network.fluid.network_path`.
-    against
-        Classes across and classes upwards. Of each, the first counts as it is and the others are taken off: two pairs
-        that take turns make the path go round the origin, outwards where it grows. None: where it goes round most.
-    about
-        One line under the figure.
-
-    Raises
-    ------
-    InputError
-        If a class is not known.
-    """
-    panels = fluid_panels(path, against)
-    row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(grid=True, gridColor=GRID)
-    return with_line_under(row, about)  # type: ignore[no-any-return]
-
-
-def fluid_panels(path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None) -> list[Any]:
-    """Return the panels of `fluid_path`."""
-    most = _MOST_ROWS // len(path.classes)  # what is small beside the rest is left out: late levels, or early ones
-    part = slice(-most, None) if path.grows else slice(most)
-    sides = against or _widest(path)
-    across, upwards = (_level(path, classes)[part] for classes in sides)
-    rows = pl.DataFrame({"time": path.time_s[part]} | dict(zip(path.classes, path.requests[part].T, strict=True)))
-    levels = rows.unpivot(index="time", variable_name="class", value_name="level")
-    axis = alt.Axis(labelExpr=SHORT, tickCount=6)
-    over_time = (
-        alt.Chart(levels, title="Levels over time")
-        .mark_line(strokeWidth=1.8)
-        .encode(
-            x=alt.X("time:Q", title="Time (s per request at the start)", scale=alt.Scale(nice=False), axis=axis),
-            y=alt.Y("level:Q", title="Requests per request at the start", axis=axis),
-            **_line_channels("class", path.classes, "Class"),
+def graph_figure(network: Network, certificate: NetworkCertificate | None = None) -> Figure:
+    """Draw pools, stages and the ways of jobs."""
+    names, ways, model = list(network.pools), network_ways(network), network.model()
+    loads = graph.pool_loads(network)
+    cycles = pool_cycles(network)
+    pools = "; ".join(f"{name}, {graph.load_in_words(load)}" for name, load in loads.items())
+    round_trips = "; ".join(" - ".join(name for name in names if name in of) for of in cycles)
+    cycle = f"jobs can go round between {round_trips}" if cycles else "no job comes back to a pool that it has left"
+    text = f"Graph of {len(names)} pools and {len(network.stages)} stages: {pools}; {cycle}."
+    rows = [
+        (
+            stage,
+            names[network.stage_pool[k]],
+            f"{model.visits[k]:,.4g}",
+            f"{model.prefill[k] + model.decode[k]:,.0f}",
+            _then_in_words(*ways[stage]),
         )
-        .properties(width=330, height=300)
-    )
-    return [over_time, _turns(across, upwards, sides, axis)]
-
-
-def _turns(across: Any, upwards: Any, sides: tuple[Sequence[str], Sequence[str]], axis: alt.Axis) -> alt.LayerChart:
-    """Draw some levels against others, with arrows along the way."""
-    turns = pl.DataFrame({"x": across, "y": upwards, "order": np.arange(across.size)})
-    base = alt.Chart(turns, title="Level against level")
-    x = alt.X("x:Q", title=f"{' minus '.join(sides[0])} (requests)", axis=axis)
-    y = alt.Y("y:Q", title=f"{' minus '.join(sides[1])} (requests)", axis=axis)
-    ends = pl.DataFrame({"x": across[[0, -1]], "y": upwards[[0, -1]], "at": ["start", "end"]})
-    shape = alt.Shape(
-        "at:N",
-        scale=alt.Scale(domain=["start", "end"], range=["circle", "diamond"]),
-        legend=alt.Legend(title="Path", symbolSize=110),
-    )
-    marks = alt.Chart(ends).mark_point(size=90, filled=True, color="black", opacity=1).encode(x=x, y=y, shape=shape)
-    middles = _arrows(across, upwards)
-    heads = alt.Chart(middles).mark_point(shape="triangle", size=60, filled=True, color=COLOURS[0], opacity=1)
-    line = base.mark_line(strokeWidth=1.6, color=COLOURS[0]).encode(x=x, y=y, order="order:Q")
-    arrows = heads.encode(x=x, y=y, angle=alt.Angle("angle:Q", scale=None))
-    spiral: alt.LayerChart = alt.LayerChart(layer=[line, arrows, marks]).properties(width=300, height=300)
-    return spiral
-
-
-def _level(path: NetworkPath, classes: Sequence[str]) -> Any:
-    """Return the level of the first class less those of the others, at each breakpoint."""
-    for name in classes:
-        if name not in path.classes:
-            raise InputError(f"the fluid path has no class {name!r}{nearest(str(name), path.classes)}")
-    first, *others = (path.requests[:, path.classes.index(name)] for name in classes)
-    return first - sum(others)
-
-
-def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
-    """Return the two classes, or differences of two at different pools, in which a path goes round the origin most.
-
-    Where it does not go round: the two classes that rise highest.
-    """
-    count = len(path.classes)
-    sides = [[i] for i in range(count)]
-    sides += [[i, j] for i in range(count) for j in range(i + 1, count) if path.pool[i] != path.pool[j]]
-    level = {tuple(of): path.requests[:, of[0]] - path.requests[:, of[1:]].sum(axis=1) for of in sides}
-    highest = np.argsort(-path.requests.max(axis=0), kind="stable")
-    best, found = np.pi, ([int(highest[0])], [int(highest[min(1, count - 1)])])
-    for i, across in enumerate(sides):
-        for upwards in sides[i + 1 :]:
-            if set(across) & set(upwards):
-                continue
-            turned = _turned(level[tuple(across)], level[tuple(upwards)])
-            if turned > best * (1 + 1e-9):
-                best, found = turned, (across, upwards)
-    return [path.classes[k] for k in found[0]], [path.classes[k] for k in found[1]]
-
-
-def _turned(x: Any, y: Any) -> float:
-    """Return by how much a path turns round the origin in all, radians; parts that pass through it do not count."""
-    here = x[:-1] + 1j * y[:-1]
-    after = x[1:] + 1j * y[1:]
-    turn = np.angle(after * here.conj())
-    return abs(float(turn[np.abs(np.abs(turn) - np.pi) > 1e-6].sum()))
-
-
-def _arrows(x: Any, y: Any) -> pl.DataFrame:
-    """Return an arrow in the middle of each long stretch of a path, its angle clockwise from upwards on square axes."""
-    reach = max(float(np.ptp(x)), 1e-300), max(float(np.ptp(y)), 1e-300)
-    dx, dy = np.diff(x) / reach[0], np.diff(y) / reach[1]
-    long = np.hypot(dx, dy) > 0.12
-    middles = {"x": (x[:-1] + x[1:])[long] / 2, "y": (y[:-1] + y[1:])[long] / 2}
-    return pl.DataFrame(middles | {"angle": np.degrees(np.arctan2(dx, dy))[long]})
-
-
-def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
-    """Work over that at the start, against time, a line per flooded stage, between the barriers of the test."""
-    names = [flood.stage for flood in stability.floods]
-    rose = [flood.barrier for flood in stability.floods if flood.outcome == "unstable"]
-    high = rose[0] if rose else min(flood.barrier for flood in stability.floods)
-    low = min(FALLEN / 1.25, max(0.05, min(float(flood.path[:, 1].min()) for flood in stability.floods)))
-    most = _MOST_ROWS // len(names)
-    paths = {flood.stage: _thinned(flood.path, most) for flood in stability.floods}
-    parts = [
-        pl.DataFrame({"time": path[:, 0], "work": path[:, 1].clip(low)}).with_columns(stage=pl.lit(stage))
-        for stage, path in paths.items()
+        for k, stage in enumerate(network.stages)
     ]
-    y = alt.Y(
-        "work:Q",
-        title="Work over that at the start",
-        scale=alt.Scale(type="log", base=2, domain=[low, 1.5 * high], nice=False),
-        axis=alt.Axis(values=[2.0**power for power in range(-4, 12)], format="~g"),
+    columns = ("Stage", "Pool", "Requests/s", "Tokens", "What follows")
+    caption = (
+        "A column is a pool, darker where its load is higher; jobs go down, and a number is the share of them that "
+        "takes a way. A bar below a stage: all that follow begin; above: it waits for all. "
     )
-    x = alt.X("time:Q", title="Time (s)", axis=alt.Axis(tickCount=6, labelExpr=SHORT))
-    lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.6)
-    said = ("stable: it fell to half", "unstable: it rose so far")
-    barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": list(said)})).encode(y=y)
-    words = barriers.encode(x=alt.value(5), text="text:N")  # on the left: paths start between the barriers
-    below, above = words.transform_filter(alt.datum.work < 1), words.transform_filter(alt.datum.work > 1)
-    halo: dict[str, Any] = {"color": "white", "stroke": "white", "strokeWidth": 4}
-    chart: alt.LayerChart = (
-        alt.layer(
-            barriers.mark_rule(strokeDash=[4, 3], color="black"),
-            lines.encode(x=x, y=y, **_line_channels("stage", names, "Flooded stage")),
-            *(below.mark_text(align="left", baseline="top", dy=4, **look) for look in (halo, {})),
-            *(above.mark_text(align="left", baseline="bottom", dy=-4, **look) for look in (halo, {})),
-        )
-        .properties(width=430, height=280)
-        .configure_axis(gridColor=GRID)
+    marked = any(name in of for of in cycles for name in names)
+    caption += "Dashed: pools between which jobs can go round, where load below 1 is not enough." if marked else ""
+    chart = graph.network_graph(network, certificate)
+    wide = chart.width > _PHONE
+    return Figure("The network", {text: chart}, [Table(columns, rows)], caption.strip(), wide=wide)
+
+
+def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
+    if fork:
+        return f"all of {', '.join(targets)}"
+    said = [to if chance == 1 else f"{to} {chance:.3g}" for to, chance in targets.items()]
+    ends = 1 - sum(targets.values())
+    return ", ".join(said + ([f"end {ends:.3g}"] if 1e-9 < ends < 1 else [])) or "end"
+
+
+def flood_figure(stability: NetworkStability) -> Figure:
+    """Draw how the work went after each flood."""
+    told = "; ".join(
+        f"with {flood.stage} flooded it went to {flood.ratio:.2f} times, at most {flood.highest:.2f}"
+        for flood in stability.floods
     )
-    return with_line_under(chart, about)  # type: ignore[no-any-return]
-
-
-def _thinned(path: Any, most: int) -> Any:
-    """Return at most so many rows, the last among them."""
-    return path if len(path) <= most else path[np.linspace(0, len(path) - 1, most).astype(int)]
-
-
-def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
-    """Requests in each stage over time while jobs arrive, in prefill and decode together, a panel per pool."""
-    panels = queue_panels(run).values()
-    grid: alt.ConcatChart = (
-        alt.concat(*panels, columns=_MOST_COLUMNS)
-        .resolve_scale(color="independent", strokeDash="independent")
-        .configure_axis(gridColor=GRID)
+    rows = [
+        (flood.stage, flood.outcome, f"{flood.initial:,}", f"{flood.arrivals:,}", f"{flood.ratio:.2f}",
+         f"{flood.highest:.2f}", f"{flood.path[-1, 0]:,.4g}")
+        for flood in stability.floods
+    ]  # fmt: skip
+    columns = (
+        "Flooded stage",
+        "Outcome",
+        "Jobs at the start",
+        "Jobs that arrived",
+        "Work at the end",
+        "Most",
+        "Seconds",
     )
-    return with_line_under(grid, about)  # type: ignore[no-any-return]
+    return Figure(
+        "Floods",
+        {f"Lines of work over that at the start, against time: {told}.": charts_network.flood_paths(stability)},
+        [Table(columns, rows, "Work: all that jobs in the network still need, over that at the start")],
+        f"{_FLOODS} Drawn is the work that jobs in the network still need, calls to come included. It may "
+        "rise before it falls.",
+    )
 
 
-def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
-    """Return the panels of `queue_lengths`, by pool."""
-    network, queues = run.network, stage_queues(run)
-    times = queues["time_s"].unique().sort()
-    panels = {}
-    for k, pool in enumerate(network.pools):
-        stages = [stage for stage, at in zip(network.stages, network.stage_pool, strict=True) if at == k]
-        shown = _thinned(times.to_numpy(), min(_SERIES_POINTS, _MOST_ROWS // len(stages)))
-        here = queues.filter(pl.col("stage").is_in(stages) & pl.col("time_s").is_in(shown.tolist()))
-        panels[pool] = (
-            alt.Chart(here, title=f"Requests at {pool}")
-            .mark_line(strokeWidth=1.5, interpolate="step-after")
-            .encode(
-                x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-                y=alt.Y("requests:Q", title="Requests", axis=alt.Axis(labelExpr=SHORT, tickCount=6)),
-                **_line_channels("stage", stages, "Stage"),
-            )
-            .properties(width=330, height=240)
-        )
-    return panels
-
-
-def stage_queues(run: NetworkRun) -> pl.DataFrame:
-    """Return the requests at each stage while jobs arrive: time_s, stage, requests."""
-    until = run.last_arrival * run.tick_s
-    return (
-        run.series.filter(pl.col("what").is_in(["prefill", "decode"]) & (pl.col("time_s") <= until))
-        .group_by("time_s", pl.col("name").alias("stage"), maintain_order=True)
-        .agg(pl.col("value").sum().alias("requests"))
+def queue_figure(run: NetworkRun) -> Figure:
+    """Draw the requests at each stage over time, a chart per pool."""
+    stages = run.network.stages
+    wide = charts_network.stage_queues(run).pivot(on="stage", index="time_s", values="requests")
+    charts = {}
+    for pool, panel in charts_network.queue_panels(run).items():
+        here = [s for s, k in zip(stages, run.network.stage_pool, strict=True) if list(run.network.pools)[k] == pool]
+        most = "; ".join(f"{s} at most {wide[s].to_numpy().max():,}" for s in here)
+        charts[f"Lines of requests at pool {pool} over time: {most}."] = panel
+    picked = np.unique(np.linspace(0, wide.height - 1, _ROWS + 1).astype(int)).tolist()
+    rows = [(amount(time), *(f"{n:,}" for n in of)) for time, *of in wide.select("time_s", *stages)[picked].iter_rows()]
+    return Figure(
+        "Queues",
+        charts,
+        [Table(("Time (s)", *stages), rows, "Requests, waiting and served")],
+        "Requests at each stage, waiting and served, while jobs arrive.",
     )

@@ -333,12 +333,12 @@ def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> 
     """Draw tokens in the system, and latency but for those that have no steady state."""
 
     def tokens() -> list[Figure]:
-        from penstock.checking.illustrations import token_figure
+        from penstock.checking.figures import token_figure
 
         return [token_figure(runs)]
 
     def latencies() -> list[Figure]:
-        from penstock.checking.illustrations import latency_figure
+        from penstock.checking.figures import latency_figure
 
         return [latency_figure(runs, refused)]
 
@@ -357,7 +357,7 @@ def _batch_sections(
         return []
 
     def region() -> list[Figure]:
-        from penstock.checking.illustrations import region_figure
+        from penstock.checking.figures import region_figure
 
         point = next(iter(points.values()))
         own = {name: points[name].own for name in runs}
@@ -365,7 +365,7 @@ def _batch_sections(
         return [region_figure(point.region, runs, point=point.point, own=known)]
 
     def batches() -> list[Figure]:
-        from penstock.checking.illustrations import gantt_figure
+        from penstock.checking.figures import gantt_figure
 
         return [gantt_figure(firsts[name], name) for name in runs]
 

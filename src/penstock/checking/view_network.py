@@ -315,13 +315,13 @@ def _short(stage: str) -> str:
 
 
 def _graph(answer: "NetworkAnswer") -> list[Figure]:
-    from penstock.checking.illustrations_network import graph_figure
+    from penstock.checking.figures_network import graph_figure
 
     return [graph_figure(answer.network, answer.certificate)]
 
 
 def _floods_and_queues(answer: "NetworkAnswer") -> list[Figure]:
-    from penstock.checking.illustrations_network import flood_figure, queue_figure
+    from penstock.checking.figures_network import flood_figure, queue_figure
 
     floods = [flood_figure(answer.stability)] if answer.stability else []
     return [*floods, queue_figure(answer.run)]

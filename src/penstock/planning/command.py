@@ -81,7 +81,7 @@ def plan(
     if figures is not None or report is not None:
         rates = _rates(chosen, answers.plan)
     if figures is not None:
-        from penstock.planning.figures import figures as drawings
+        from penstock.planning.charts import figures as drawings
 
         save_figures(drawings(answers.plan, rates, answers.day), figures, as_json)
     page = plan_page(

@@ -204,7 +204,7 @@ def _frontier(plan: "Plan") -> list[Section]:
         return []
 
     def figures() -> list[Figure]:
-        from penstock.planning.illustrations import frontier_figure
+        from penstock.planning.figures import frontier_figure
 
         return [frontier_figure(plan)]
 
@@ -251,7 +251,7 @@ def _about_the_best(rows: "Sequence[Evaluation]", best: "Evaluation | None") -> 
 
 def _rates(rates: "RateMap") -> Section:
     def figures() -> list[Figure]:
-        from penstock.planning.illustrations import rates_figure
+        from penstock.planning.figures import rates_figure
 
         return [rates_figure(rates)]
 

@@ -27,7 +27,7 @@ def day_section(day: "DayPlan") -> Section:
     every = -(-len(counts) // _MOST_INTERVALS)
 
     def figures() -> list[Figure]:
-        from penstock.planning.illustrations import day_figure
+        from penstock.planning.figures import day_figure
 
         whole = [] if every == 1 else [_day_table(day, 1)]
         return [day_figure(day, whole)]

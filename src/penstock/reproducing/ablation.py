@@ -8,7 +8,7 @@ import altair as alt
 import polars as pl
 from pydantic import Field
 
-from penstock.checking import figures
+from penstock.checking import charts
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Seeds
@@ -155,7 +155,7 @@ def _instead(lowest: list[int | None], workload: Workload, servers: Mapping[int,
 
 def _cdfs(runs: Mapping[int, Run], rate: float) -> Any:
     """Draw E2E (left) and TTFT (right)."""
-    ttft, _, e2e = figures.latency_panels({f"{budget:,}": run for budget, run in runs.items()}, legend="Token budget")
+    ttft, _, e2e = charts.latency_panels({f"{budget:,}": run for budget, run in runs.items()}, legend="Token budget")
     panels = [
         panel.properties(title=f"{what}, {rate:g} requests/s")
         for panel, what in ((e2e, "End to end"), (ttft, "Time to first token"))

@@ -8,8 +8,8 @@ import altair as alt
 import polars as pl
 from pydantic import Field
 
-from penstock.checking import figures
 from penstock.checking.answer import Answer, check
+from penstock.checking.charts import tokens_over_time
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Seeds
@@ -60,7 +60,7 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     rho = next(iter(first.values())).certificate.rho
     lost = [f"{budget:,}" for budget in budgets if next(iter(answers[budget].values())).certificate.rho > 1]
     because = f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable" if lost else ""
-    chart = figures.tokens_over_time({name: answer.run for name, answer in first.items()})
+    chart = tokens_over_time({name: answer.run for name, answer in first.items()})
     text = f"Uncompleted tokens in the system over time at {scenario.workload.rate:g} requests/s, a line per policy."
     return Reproduction(
         item.name, item.title, item.source, tuple(claims), _verdict_rows(answers), {text: chart},

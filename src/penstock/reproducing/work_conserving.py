@@ -10,7 +10,7 @@ import polars as pl
 from pydantic import Field
 
 from penstock.auditing.audit import audit
-from penstock.checking import figures
+from penstock.checking.charts import first_batches, gantt
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
 from penstock.reproducing.asked import Asked, Different
@@ -371,7 +371,7 @@ def _batches(name: str, run: Run, prompt: list[int], output: list[int]) -> pl.Da
 
 def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
     """Draw the batches of a run, shade those that are short, and number all."""
-    drawn = figures.first_batches(run)["batch"] + 1
+    drawn = first_batches(run)["batch"] + 1
     could = pl.min_horizontal(pl.col("prompt_tokens_waiting") + pl.col("decodes_waiting"), "token_budget")
     has = pl.col("prefill_tokens") + pl.col("decode_tokens")
     table = table.filter(pl.col("batch").is_in(drawn.implode())).with_columns(
@@ -382,7 +382,7 @@ def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
     )
     short = alt.Chart(table.filter("short")).mark_rect(color=charts.COLOURS[1], opacity=0.3)
     over = alt.Chart(table).mark_text(baseline="bottom", dy=-4, fontSize=11)
-    chart = figures.gantt(run)
+    chart = gantt(run)
     layers: list[Any] = [
         short.encode(x="start_s:Q", x2="end_s:Q"),
         *chart.layer,

@@ -99,7 +99,7 @@ def sweep(
         with progress.bar("Finding the stable rates") as show_rates:
             table = with_stable_rates(chosen, table, progress=show_rates)
     if figures is not None:
-        from penstock.sweeping.figures import figures as drawings
+        from penstock.sweeping.charts import figures as drawings
 
         save_figures(drawings(table, names), figures, as_json)
     show_page(sweep_page(table, names, scenario.stem, sort), document, report, as_json)

@@ -62,7 +62,7 @@ def sweep_page(rows: pl.DataFrame, fields: Sequence[str], title: str, order: str
         outcome += f"; {counted(bad.height, 'bad row')}"
 
     def figures() -> list[Figure]:
-        from penstock.sweeping.illustrations import sweep_figures
+        from penstock.sweeping.figures import sweep_figures
 
         return sweep_figures(rows, fields)
 

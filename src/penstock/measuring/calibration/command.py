@@ -113,7 +113,7 @@ def calibrate(
         write_batch_time(output, found.batch_time_file(description or f"Calibrated on {names}", names))
         say_written("Batch-time file", [output], as_json)
     if figures is not None:
-        from penstock.measuring.calibration import figures as plotting_calibrate
+        from penstock.measuring.calibration import charts as plotting_calibrate
 
         save_figures(plotting_calibrate.figures(found), figures, as_json)
     show_page(found.page(names), found.as_dict(), report, as_json)

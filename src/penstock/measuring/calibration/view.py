@@ -211,11 +211,11 @@ def _files(answer: Calibration) -> str:
 
 
 def _figure(answer: Calibration) -> Figure:
-    from penstock.measuring.calibration import figures
+    from penstock.measuring.calibration import charts
 
-    charts = {"Predicted over measured times of each row": figures.predicted_over_measured(answer)}
+    drawn = {"Predicted over measured times of each row": charts.predicted_over_measured(answer)}
     caption = "Points on the line are predicted exactly."
     if answer.rows["requests_per_s_measured"].count():
-        charts["Relative errors of each row by its load"] = figures.errors_by_load(answer)
+        drawn["Relative errors of each row by its load"] = charts.errors_by_load(answer)
         caption += " Errors beyond 50% stand at the edge."
-    return Figure("Predicted and measured", charts, [], caption, wide=True)
+    return Figure("Predicted and measured", drawn, [], caption, wide=True)

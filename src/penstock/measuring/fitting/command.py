@@ -86,7 +86,7 @@ def fit(
         write_batch_time(output, found.as_file(description))
         say_written("Batch-time file", [output], as_json)
     if figures is not None:
-        from penstock.measuring.fitting import figures as plotting_fit
+        from penstock.measuring.fitting import charts as plotting_fit
 
         charts = {
             "batch_time_fit": plotting_fit.fitted_line(found),

@@ -143,13 +143,13 @@ def _candidates(fit: Fit) -> Table:
 
 
 def _figure(fit: Fit, tables: Sequence[Table]) -> Figure:
-    from penstock.measuring.fitting import figures
+    from penstock.measuring.fitting import charts
 
     return Figure(
         "Batch times and relative errors",
         {
-            "Measured batch times over token load, with the model": figures.fitted_line(fit),
-            "Relative error of each batch over its token load": figures.relative_errors(fit),
+            "Measured batch times over token load, with the model": charts.fitted_line(fit),
+            "Relative error of each batch over its token load": charts.relative_errors(fit),
         },
         tables,
         "Black: the model; of a composition, what it predicts for each batch. Crosses: batches left out of the fit.",

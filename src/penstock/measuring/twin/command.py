@@ -166,7 +166,7 @@ def twin(
     with progress.bar(f"Running {running.description}") as show:
         found = experiment.twin(running, settings, batch_time=stated, say=_silent if as_json else _say, progress=show)
     if figures is not None:
-        from penstock.measuring.twin.figures import charts
+        from penstock.measuring.twin.charts import charts
 
         save_figures(charts(found), figures, as_json)
     show_page(found.page(), records.as_dict(found), report, as_json, as_markdown=markdown)

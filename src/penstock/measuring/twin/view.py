@@ -142,29 +142,29 @@ def _warnings(twin: "Twin") -> list[str]:
 
 
 def _tokens_figure(twin: "Twin") -> Figure:
-    from penstock.checking.figures import series_while_arriving
-    from penstock.measuring.twin import figures
+    from penstock.checking.charts import series_while_arriving
+    from penstock.measuring.twin import charts
 
-    charts = {}
+    panels = {}
     rows = []
-    for rho, panel in figures.token_panels(twin).items():
+    for rho, panel in charts.token_panels(twin).items():
         ends = []
         for trial in twin.by_load[rho]:
             cells = []
-            for side, run in figures.runs_of(trial).items():
+            for side, run in charts.runs_of(trial).items():
                 series = series_while_arriving({side: run})[side]["uncompleted_tokens"]
                 cells += [f"{series[0]:,}", f"{series[-1]:,}"]
                 ends.append(f"{side} ends with {series[-1]:,}")
             rows.append((*_start(trial), *cells))
-        charts[f"Lines of uncompleted tokens over time at rho {rho:g}: {'; '.join(ends)}."] = panel
+        panels[f"Lines of uncompleted tokens over time at rho {rho:g}: {'; '.join(ends)}."] = panel
     columns = ("rho", "Seed", "Measured, first", "Measured, last", "Simulated, first", "Simulated, last")
     table = Table(columns, rows, "Uncompleted tokens")
-    return Figure("Tokens in the system", charts, [table], "While requests arrive.")
+    return Figure("Tokens in the system", panels, [table], "While requests arrive.")
 
 
 def _latency_figures(twin: "Twin") -> list[Figure]:
-    from penstock.checking.figures import latency_panels
-    from penstock.measuring.twin.figures import runs_of
+    from penstock.checking.charts import latency_panels
+    from penstock.measuring.twin.charts import runs_of
 
     drawn = []
     for rho, (trial, *_) in twin.by_load.items():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock.planning import figures as plotting_plan
+from penstock.planning import charts as plotting_plan
 from penstock.planning.day import DayPlan, plan_day
 from penstock.planning.limits import stable_rates
 from penstock.planning.plan import Plan, plan

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import vl_convert as vlc
 
-from penstock.measuring.fitting import figures as plotting_fit
+from penstock.measuring.fitting import charts as plotting_fit
 from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import Fit, fit
 

@@ -1,4 +1,4 @@
-"""Figures of a fit: measured batches with the model, and its relative errors."""
+"""Charts of a fit: measured batches with the model, and its relative errors."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Figures of a calibration: predicted over measured, and errors by load."""
+"""Charts of a calibration: predicted over measured, and errors by load."""
 
 from typing import Any
 

@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.checking import flood_test
-from penstock.checking.figures_network import (
+from penstock.checking.charts_network import (
     flood_paths,
     fluid_path,
     queue_lengths,

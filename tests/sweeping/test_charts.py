@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from penstock.show import charts, html
-from penstock.sweeping import figures as plotting_sweep
+from penstock.sweeping import charts as plotting_sweep
 from penstock.sweeping.limits import with_stable_rates
 from penstock.sweeping.points import averages
 from penstock.sweeping.sweep import set_up, sweep

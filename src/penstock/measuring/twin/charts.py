@@ -1,11 +1,11 @@
-"""Figures of twins: tokens in the system, measured and simulated, and their latencies."""
+"""Charts of twins: tokens in the system, measured and simulated, and their latencies."""
 
 from typing import TYPE_CHECKING, Any
 
 import altair as alt
 import polars as pl
 
-from penstock.checking.figures import latency_cdfs
+from penstock.checking.charts import latency_cdfs
 from penstock.show.charts import COLOURS, DASHES, GRID, SHORT
 from penstock.simulation.run import Run
 
