@@ -9,16 +9,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Bools, Ints
 from penstock.auditing.replay import Replay, replay
 from penstock.errors import InputError
 from penstock.simulation.run import Rows, Run
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 MOST_KEPT = 20  # violations that are put into words; the others are counted
 

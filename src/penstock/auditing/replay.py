@@ -3,13 +3,10 @@
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Bools, Ints
 from penstock.auditing.preemption import Account, at_once, explain, recomputes, story
 from penstock.simulation.run import Rows, Run
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Floats, Ints
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import TICK_S
@@ -21,7 +21,7 @@ Start = Literal["prefill", "mixed", "decode"]
 PerPhase = tuple[float, float]
 """Of prefill, and of decode."""
 
-Tokens = TypeVar("Tokens", float, npt.NDArray[np.float64])
+Tokens = TypeVar("Tokens", float, Floats)
 
 FEWEST_LOOKS = 40
 """Looks at a path before it tells anything."""
@@ -49,11 +49,11 @@ class Path(NamedTuple):
         Requests.
     """
 
-    time_s: npt.NDArray[np.float64]
-    prefill: npt.NDArray[np.float64]
-    decode: npt.NDArray[np.float64]
-    work: npt.NDArray[np.float64]
-    arrived: npt.NDArray[np.int64]
+    time_s: Floats
+    prefill: Floats
+    decode: Floats
+    work: Floats
+    arrived: Ints
 
 
 class Backlog:

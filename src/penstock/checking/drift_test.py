@@ -35,9 +35,9 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
+from penstock.arrays import Floats
 from penstock.checking.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
@@ -48,8 +48,6 @@ from penstock.theory.kv_blocks import fits
 from penstock.theory.load import Load, load
 from penstock.theory.region import region
 from penstock.workload.workload import Requests, Workload
-
-Floats = npt.NDArray[np.floating[Any]]
 
 MOST_INITIAL = 2**20
 """Most requests in an initial backlog."""

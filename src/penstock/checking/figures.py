@@ -5,9 +5,9 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from penstock.arrays import Floats
 from penstock.errors import InputError
 from penstock.show.charts import (
     COLOURS,
@@ -419,7 +419,7 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
     return side_by_side(panels, about)
 
 
-def _scaled(run: Run, size: int, time: npt.NDArray[np.float64]) -> pl.DataFrame:
+def _scaled(run: Run, size: int, time: Floats) -> pl.DataFrame:
     """Return a run's requests by phase and its tokens over its size, at times over its size, while it lasted."""
     if run.server.convention != "engine" or run.rows is None:
         raise InputError(

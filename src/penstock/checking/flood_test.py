@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Floats
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.kernel import network_arrays as kernel
@@ -82,7 +82,7 @@ class Flood:
     ratio: float
     highest: float
     barrier: float
-    path: npt.NDArray[np.float64] = dataclasses.field(repr=False)
+    path: Floats = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -302,7 +302,7 @@ def _initial(
     return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
 
 
-def _tokens(network: Network, jobs: Jobs) -> npt.NDArray[np.float64]:
+def _tokens(network: Network, jobs: Jobs) -> Floats:
     """Return the forward tokens that each job brings to each pool, without what is sure to be found of its context."""
     engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
     pool = network.stage_pool[jobs.stage]
@@ -314,7 +314,7 @@ def _tokens(network: Network, jobs: Jobs) -> npt.NDArray[np.float64]:
     return brought.reshape(jobs.count, count)
 
 
-def _pipeline(network: Network) -> npt.NDArray[np.float64]:
+def _pipeline(network: Network) -> Floats:
     """Return, for each pool, the tokens that its full batches process while a mean request decodes."""
     tokens = []
     for place, pool in enumerate(network.pools.values()):

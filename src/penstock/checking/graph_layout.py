@@ -10,14 +10,13 @@ from collections.abc import Mapping
 
 import networkx as nx
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Floats
 from penstock.system.network import Network
 from penstock.workload.routes import END
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
 
-Floats = npt.NDArray[np.float64]
 Ways = Mapping[str, tuple[bool, Mapping[str, float]]]
 """Of each stage, whether it forks, and the probabilities of what may follow."""
 

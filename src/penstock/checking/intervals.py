@@ -30,10 +30,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from penstock.arrays import Floats
 from penstock.simulation.run import Distribution
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class QuantileInterval(NamedTuple):

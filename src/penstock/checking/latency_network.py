@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats, Ints, Ints32
 from penstock.checking import intervals
 from penstock.checking.batches import (
     BATCHES,
     LEAST_REQUESTS,
     RELAXATIONS,
     Batches,
-    Floats,
-    Ints,
     Statistics,
     before_unfinished,
     checked_confidence,
@@ -168,7 +167,7 @@ def _batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:
     return batches
 
 
-def _relative(e2e: Ints, workflow: npt.NDArray[np.int32]) -> Floats:
+def _relative(e2e: Ints, workflow: Ints32) -> Floats:
     """Return E2E over the mean of its workflow, so that long workflows do not drown the others."""
     counts = np.maximum(np.bincount(workflow), 1)
     means = np.bincount(workflow, e2e) / counts

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Ints
 from penstock.errors import InputError
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.server import NEVER
@@ -17,7 +18,7 @@ from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network
-from penstock.workload.jobs import Ints, Jobs
+from penstock.workload.jobs import Jobs
 
 NetworkRecord = Literal["jobs", "requests"]
 _RECORDS: tuple[NetworkRecord, ...] = ("jobs", "requests")

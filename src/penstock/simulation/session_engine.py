@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Bools, Ints
 from penstock.errors import InputError
 from penstock.kernel import blocks, running
 from penstock.kernel import engines as loop
@@ -22,8 +22,6 @@ _FIRST_SLOTS = 256  # where nothing bounds how many requests run
 
 MOST_CACHED_BLOCKS = 2**24
 """Blocks that are told apart: 56 bytes each."""
-
-Ints = npt.NDArray[np.int64]
 
 
 def open_session(
@@ -126,7 +124,7 @@ class EngineSession(Session):
         self.offered += window.arrival.size
         return kept
 
-    def _too_long(self, window: Window) -> list[tuple[npt.NDArray[np.bool_], str]]:
+    def _too_long(self, window: Window) -> list[tuple[Bools, str]]:
         """Return which requests can never be served, for each reason."""
         server, policy = self.server, self.server.policy
         whole = window.prompt.astype(np.int64) + window.output

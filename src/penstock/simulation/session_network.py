@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
+from penstock.arrays import Floats, Ints, Ints32
 from penstock.errors import InputError
 from penstock.kernel import lines as line_fields
 from penstock.kernel import network_arrays as kernel
@@ -29,8 +30,6 @@ from penstock.simulation.session_server import ticks_of_batches
 from penstock.system.network import Network, Pool
 from penstock.system.orders import ORDERS
 from penstock.workload.jobs import Jobs
-
-Ints = npt.NDArray[np.int64]
 
 _NO_LIMIT = 2**40  # a max batch size that never binds
 _MOST_SERIES, _FEWEST_INSTANTS = 2**22, 64  # values of a series, instants
@@ -54,11 +53,11 @@ class Passed:
 
     jobs: Jobs
     arrival: Ints
-    server: npt.NDArray[np.int32]
+    server: Ints32
     ready: Ints
     first_token: Ints
     finish: Ints
-    cached: npt.NDArray[np.int32]
+    cached: Ints32
 
 
 class NetworkSession:
@@ -117,12 +116,12 @@ class NetworkSession:
         )
         self.jobs = _no_jobs()
 
-    def _pools(self, pools: list[Pool]) -> tuple[Ints, npt.NDArray[np.float64], Ints]:
+    def _pools(self, pools: list[Pool]) -> tuple[Ints, Floats, Ints]:
         """Return batch times in ticks, parameters of policies and orders, and the table of pools."""
         network = self.network
         table = np.zeros((len(pools), kernel.N_POOL), np.int64)
         durations: list[Ints] = []
-        params: list[npt.NDArray[np.float64]] = []
+        params: list[Floats] = []
         retention = NEVER if network.retention_s is None else round(network.retention_s / self.tick_s)
         for index, (row, pool) in enumerate(zip(table, pools, strict=True)):
             server = pool.server
@@ -232,7 +231,7 @@ class NetworkSession:
             "job_tokens": np.add.reduceat(tokens, jobs.first_request[:-1]) if jobs.count else np.zeros(0, np.int64),
         }
 
-    def _counted(self, what: str, seconds: npt.NDArray[np.float64]) -> Ints:
+    def _counted(self, what: str, seconds: Floats) -> Ints:
         """Round to ticks."""
         longest = float(seconds.max(initial=0.0))
         if longest / self.tick_s >= NEVER / 4:
@@ -242,13 +241,13 @@ class NetworkSession:
             )
         return np.rint(seconds / self.tick_s).astype(np.int64)
 
-    def _homes(self, jobs: Jobs) -> npt.NDArray[np.int32]:
+    def _homes(self, jobs: Jobs) -> Ints32:
         """Return the offset to the first request of the same job at the same pool, where a pool has affinity."""
         if not any(pool.affinity for pool in self.network.pools.values()):
             return np.zeros(jobs.requests, np.int32)
         key = jobs.job * len(self.network.pools) + self.network.stage_pool[jobs.stage]
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
-        offsets: npt.NDArray[np.int32] = (first[group] - np.arange(jobs.requests)).astype(np.int32)
+        offsets: Ints32 = (first[group] - np.arange(jobs.requests)).astype(np.int32)
         return offsets
 
     def _fit(self, longest: int) -> None:

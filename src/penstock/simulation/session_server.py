@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.arrays import Bools, Ints, Ints32
 from penstock.errors import InputError
 from penstock.kernel import composition, counting
 from penstock.kernel import server as kernel
@@ -28,23 +29,20 @@ _NO_LIMIT = 2**40  # a max batch size that never binds
 _ROUNDING = 1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
 
-Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
-
 
 @dataclasses.dataclass
 class Window:
     """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what is not known yet."""
 
     arrival: Ints
-    prompt: Tokens
-    output: Tokens
-    priority: npt.NDArray[np.int32]
+    prompt: Ints32
+    output: Ints32
+    priority: Ints32
     first_token: Ints
     finish: Ints
 
     @classmethod
-    def of(cls, arrival: Ints, prompt: Tokens, output: Tokens, priority: npt.NDArray[Any] | None = None) -> "Window":
+    def of(cls, arrival: Ints, prompt: Ints32, output: Ints32, priority: npt.NDArray[Any] | None = None) -> "Window":
         """Take requests of which nothing has happened yet."""
         never = np.full(arrival.size, -1, np.int64)
         rank = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
@@ -81,7 +79,7 @@ class Window:
         """All arrays."""
         return self.arrival, self.prompt, self.output, self.priority, self.first_token, self.finish
 
-    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> "Window":
+    def where(self, chosen: Bools | slice) -> "Window":
         """Return some of the requests."""
         return Window(*(column[chosen] for column in self.columns))
 
@@ -296,7 +294,7 @@ class Session:
 
     @property
     def useful(self) -> int:
-        """Tokens in batches that ended, without those that had to be done again."""
+        """Ints32 in batches that ended, without those that had to be done again."""
         return int(self.state[kernel.COMPLETED])
 
     def prefilled(self, window: Window, count: int) -> None:

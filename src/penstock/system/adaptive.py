@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from penstock.arrays import Floats, Ints
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
 from penstock.system import hull
 from penstock.system.batch_time import BatchTime
@@ -35,7 +35,7 @@ _CLOSE = 1e-3  # share of a batch time
 _TIE = 1e-12  # values closer than this share of them are equal: the batch found first is taken
 
 
-def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> npt.NDArray[np.int64]:
+def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> Ints:
     """Return the budgets worth weighing: loads at which one more token changes the batch time, and the largest.
 
     For `PiecewiseConstant` they are the multiples of b0. More than `MOST_BUDGETS` are thinned to as many, in steps of
@@ -53,7 +53,7 @@ def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None
     return loads
 
 
-def _corner_loads(seconds: npt.NDArray[np.float64], slots: int) -> npt.NDArray[np.int64]:
+def _corner_loads(seconds: Floats, slots: int) -> Ints:
     """Return the token loads from k_max on at which the lower convex envelope of the batch times has a corner.
 
     With k_max requests a batch of b tokens is worth a linear function of b, so worth / t_b is largest at one of them

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from penstock import checks
+from penstock.arrays import Floats
 from penstock.errors import InputError
 from penstock.inputs.source import Source
 from penstock.inputs.tables import open_table
@@ -24,8 +25,6 @@ MOST_TOKENS = 2**20
 
 _LONGEST_S = 1e6
 _SHORTEST_S = 1e-12
-
-Seconds = npt.NDArray[np.float64]
 
 
 def _check_seconds(name: str, value: float, unit: str = "s") -> None:
@@ -44,10 +43,10 @@ class BatchTime(abc.ABC):
         return self
 
     @abc.abstractmethod
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         """Seconds for each positive token load."""
 
-    def __call__(self, tokens: npt.ArrayLike) -> Seconds:
+    def __call__(self, tokens: npt.ArrayLike) -> Floats:
         """Return the seconds of batches with so many tokens; 0 for an empty one.
 
         Parameters
@@ -68,7 +67,7 @@ class BatchTime(abc.ABC):
             )
         return np.where(load > 0, self._checked(np.where(load > 0, load, 1.0)), 0.0)
 
-    def _checked(self, tokens: Seconds) -> Seconds:
+    def _checked(self, tokens: Floats) -> Floats:
         """Return what the model says, unless it is no time that a batch can take."""
         what = f"what {type(self).__name__}._seconds returns"
         found = checks.array(what, self._seconds(tokens))
@@ -93,7 +92,7 @@ class BatchTime(abc.ABC):
         squares: npt.ArrayLike,
         pairs: npt.ArrayLike,
         context: npt.ArrayLike,
-    ) -> Seconds:
+    ) -> Floats:
         """Return the seconds of batches given what they add up to; 0 for an empty one.
 
         Parameters
@@ -122,7 +121,7 @@ class BatchTime(abc.ABC):
         sums = ((new * new).sum(), (new * before).sum(), decodes.sum())
         return float(self.of_batches(new.sum(), decodes.size, new.size + decodes.size, *sums))
 
-    def table(self, token_budget: int) -> Seconds:
+    def table(self, token_budget: int) -> Floats:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
         remedy = "a batch carries at least one token"
         return self(np.arange(checks.whole("the token budget", token_budget, 1, MOST_TOKENS, "tokens", remedy) + 1))
@@ -168,7 +167,7 @@ class PiecewiseConstant(BatchTime):
         object.__setattr__(self, "b0", b0)
         _not_instant(self)
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.ceil(tokens / self.b0)
 
 
@@ -192,7 +191,7 @@ class Affine(BatchTime):
         _check_seconds("a", self.a, "s per token")
         _not_instant(self)
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * tokens
 
 
@@ -220,7 +219,7 @@ class Hinge(BatchTime):
         checks.number("b0", self.b0, 0, MOST_TOKENS, "tokens", "so many come at no extra cost")
         _not_instant(self)
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.maximum(tokens - self.b0, 0.0)
 
 
@@ -298,7 +297,7 @@ class Measured(BatchTime):
         mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
         return cls(mean["tokens"].to_list(), (mean[unit] / per_second[unit]).to_list())
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         if tokens.max(initial=0) > self.tokens[-1]:
             raise InputError(
                 f"a batch of {tokens.max():,.0f} tokens is beyond the last measurement, {self.tokens[-1]:,.0f} tokens, "
@@ -376,7 +375,7 @@ class Composition(BatchTime):
         alone = self.cross_attention if self.decode_attention is None else self.decode_attention
         return alone, alone if self.mixed_attention is None else self.mixed_attention
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         """Return a time that no batch of so many tokens stays below: nothing before them, the fewest pairs."""
         return self.linear._seconds(tokens) + self.self_attention * tokens + self.per_request
 
@@ -388,7 +387,7 @@ class Composition(BatchTime):
         squares: npt.ArrayLike,
         pairs: npt.ArrayLike,
         context: npt.ArrayLike,
-    ) -> Seconds:
+    ) -> Floats:
         """Return the seconds of batches; see `BatchTime.of_batches`."""
         sums = (prefill_tokens, decode_tokens, requests, squares, pairs, context)
         x, y, k, nn, nl, before = (checks.array("what a batch adds up to", column) for column in sums)
@@ -398,7 +397,7 @@ class Composition(BatchTime):
         return np.where(x + y > 0, self.linear(x + y) + others + attention, 0.0)
 
 
-def _counts(name: str, values: Sequence[Any], columns: int) -> Seconds:
+def _counts(name: str, values: Sequence[Any], columns: int) -> Floats:
     """Return what is in a batch, shape (n, columns); refuse what counts no tokens."""
     if not len(values):
         return np.empty((0, columns))

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats, Ints
 from penstock.errors import InputError, nearest
 from penstock.kernel.signatures import ROUTE_WORK
 from penstock.system.network_model import NetworkModel
@@ -21,9 +21,6 @@ from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _LONGEST_S = 1e9
 _WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this

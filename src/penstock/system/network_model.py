@@ -3,10 +3,8 @@
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from penstock.arrays import Bools, Floats, Ints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +57,7 @@ class NetworkModel:
     standard_error: Floats
 
     @property
-    def joins(self) -> npt.NDArray[np.bool_]:
+    def joins(self) -> Bools:
         """Shape (stages,), whether each stage waits for branches."""
         return self.branches > 0
 

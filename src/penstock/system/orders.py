@@ -23,6 +23,7 @@ import numpy.typing as npt
 from numba import types
 
 from penstock import checks
+from penstock.arrays import Floats
 from penstock.errors import InputError, nearest
 from penstock.kernel.signatures import (
     BY_LINE,
@@ -40,7 +41,6 @@ from penstock.kernel.signatures import (
 )
 from penstock.system.own_functions import compiled, find, plain_function, returns
 
-Floats = npt.NDArray[np.float64]
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 
 _TAKES = ("lines", "params", "weights")

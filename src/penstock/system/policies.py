@@ -21,9 +21,9 @@ from types import FunctionType
 from typing import Any, Self, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats
 from penstock.errors import InputError, nearest
 from penstock.kernel.signatures import (
     ARRIVAL_FIELDS,
@@ -50,7 +50,7 @@ _RULE = (
     "limits.batch_size and the array params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
 )
 
-PolicyFunction = Callable[[Queue, Limits, npt.NDArray[np.float64]], Composition]
+PolicyFunction = Callable[[Queue, Limits, Floats], Composition]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

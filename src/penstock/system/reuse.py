@@ -3,12 +3,9 @@
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Floats, Ints
 from penstock.workload.jobs import Jobs
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:

@@ -10,18 +10,15 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 from scipy.optimize import brentq
 
 from penstock import checks
+from penstock.arrays import Floats, Ints
 from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import LONGEST
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _RARE = 1e-12
 """Numbers of arrivals that are less likely than this are left out."""

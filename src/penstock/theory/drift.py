@@ -38,16 +38,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit, types
 
+from penstock.arrays import Floats, Ints
 from penstock.kernel.signatures import BATCH_FIELDS, PARAMS, POLICY, PREFILL_FIRST, Limits, Queue
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside, beside_prefill
 from penstock.workload.pairs import Lengths
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 MOST_QUEUES = 50_000_000
 """So many queues are tried at most: about a second."""

@@ -26,13 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats
 from penstock.errors import InputError, nearest
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.theory.load import traffic
 from penstock.workload.lengths import LONGEST
 
-Floats = npt.NDArray[np.float64]
 Phase = Literal["prefill", "decode"]
 Order = Literal["decode-first", "prefill-first"] | Sequence[tuple[int, Phase]]
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats
 from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.fluid import full_batch_rate
@@ -153,7 +154,7 @@ def _full_batches_are_best(server: Server, full: float) -> None:
         )
 
 
-def _tokens(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _tokens(name: str, values: npt.ArrayLike) -> Floats:
     tokens = checks.column(f"the {name}", values).astype(np.float64)
     bad = ~((tokens >= 1) & (tokens <= LONGEST) & (tokens == np.rint(tokens)))
     if bad.any():

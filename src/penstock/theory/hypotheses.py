@@ -2,12 +2,13 @@
 
 import dataclasses
 
+from penstock.arrays import Ints
 from penstock.errors import InputError
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.drift import Drift
-from penstock.theory.kv_blocks import SAMPLE, Ints, Served, largest, peak_blocks, reuses
+from penstock.theory.kv_blocks import SAMPLE, Served, largest, peak_blocks, reuses
 from penstock.theory.load import Load
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload

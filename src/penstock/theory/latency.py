@@ -10,8 +10,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.arrays import Floats
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
@@ -23,8 +23,6 @@ from penstock.theory.kv_blocks import drawn, reuses, served
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Lengths
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
 
 HIGHEST_LOAD = 0.95
 """Load of full batches up to which errors are known."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats
 from penstock.errors import InputError
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside_prefill, refuse_composition
@@ -19,8 +20,6 @@ from penstock.theory.kv_blocks import Served, served
 from penstock.workload.lengths import LONGEST
 from penstock.workload.routes import closed_loop
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
 
 _ROUNDING = 1e-12
 """Probabilities that add up to 1 within this are taken for 1."""

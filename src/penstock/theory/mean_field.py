@@ -35,13 +35,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from penstock.arrays import Floats, Ints
 from penstock.kernel import compiled_code as compiled_code
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 CELLS = 40
 FULL = CELLS  # the state of full batches

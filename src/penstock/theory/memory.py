@@ -45,18 +45,15 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
+from penstock.arrays import Floats, Ints
 from penstock.errors import InputError
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.attention import attention
 from penstock.theory.kv_blocks import decode_blocks, drawn, peak_blocks, reserves, reuses, served
 from penstock.workload.workload import Workload
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _BATCHES = 2**15  # drawn
 _REQUESTS = 2**11  # drawn, for integrals over the life of a request

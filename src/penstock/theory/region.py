@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats, Ints
 from penstock.errors import InputError
 from penstock.system import hull
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, PiecewiseConstant
@@ -30,9 +31,6 @@ from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import LONGEST, Length, as_length
 from penstock.workload.pairs import Lengths
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

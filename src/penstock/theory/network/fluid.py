@@ -15,13 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import checks
+from penstock.arrays import Floats, Ints
 from penstock.errors import InputError, nearest
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses, fluid_classes
 from penstock.theory.network.virtual_stations import ranks
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _DRAINED = 1e-9
 """Of the largest level so far: with less than that a path is drained."""
