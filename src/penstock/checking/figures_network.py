@@ -9,9 +9,8 @@ import polars as pl
 
 from penstock.checking.flood_test import FALLEN, NetworkStability
 from penstock.checking.graph import network_graph as network_graph
-from penstock.checking.graph import with_line_under
 from penstock.errors import InputError, nearest
-from penstock.show.charts import COLOURS, DASHES, GRID, SHORT
+from penstock.show.charts import COLOURS, DASHES, GRID, SHORT, with_line_under
 from penstock.simulation.network_run import NetworkRun
 from penstock.theory.network.fluid import NetworkPath
 
@@ -55,7 +54,7 @@ def fluid_path(
     """
     panels = fluid_panels(path, against)
     row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(grid=True, gridColor=GRID)
-    return with_line_under(row, about)  # type: ignore[no-any-return]
+    return with_line_under(row, about)
 
 
 def fluid_panels(path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None) -> list[Any]:
@@ -183,7 +182,7 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
         .properties(width=430, height=280)
         .configure_axis(gridColor=GRID)
     )
-    return with_line_under(chart, about)  # type: ignore[no-any-return]
+    return with_line_under(chart, about)
 
 
 def _thinned(path: Any, most: int) -> Any:
@@ -199,7 +198,7 @@ def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
         .resolve_scale(color="independent", strokeDash="independent")
         .configure_axis(gridColor=GRID)
     )
-    return with_line_under(grid, about)  # type: ignore[no-any-return]
+    return with_line_under(grid, about)
 
 
 def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:

@@ -337,5 +337,4 @@ def _cubic(*points: tuple[float, float]) -> Floats:
     """Return points on a cubic Bezier curve, the first left out."""
     t = np.linspace(0, 1, 33)[1:, None]
     a, b, c, d = (np.array(p) for p in points)
-    curve: Floats = (1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d
-    return curve
+    return np.asarray((1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d)

@@ -226,9 +226,9 @@ def _burst_student(confidence: float, batches: int, bursts: float) -> float:
 
 def merged(parts: Sequence[Distribution]) -> Distribution:
     """Put distributions together."""
-    values, places = np.unique(np.concatenate([part.values for part in parts]), return_inverse=True)
-    counts = np.bincount(places, np.concatenate([part.counts for part in parts]), values.size)
-    return Distribution(values, counts.astype(np.int64), sum(part.total for part in parts))
+    values = np.concatenate([part.values for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    return Distribution.merged(values, counts, sum(part.total for part in parts))
 
 
 def difference(later: Distribution, earlier: Distribution) -> Distribution:

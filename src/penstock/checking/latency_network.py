@@ -171,8 +171,7 @@ def _relative(e2e: Ints, workflow: Ints32) -> Floats:
     """Return E2E over the mean of its workflow, so that long workflows do not drown the others."""
     counts = np.maximum(np.bincount(workflow), 1)
     means = np.bincount(workflow, e2e) / counts
-    relative: Floats = e2e / np.maximum(means, 1.0)[workflow]
-    return relative
+    return np.asarray(e2e / np.maximum(means, 1.0)[workflow])
 
 
 def _filling(arrival: Ints, e2e: Ints) -> int:

@@ -247,8 +247,7 @@ class NetworkSession:
             return np.zeros(jobs.requests, np.int32)
         key = jobs.job * len(self.network.pools) + self.network.stage_pool[jobs.stage]
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
-        offsets: Ints32 = (first[group] - np.arange(jobs.requests)).astype(np.int32)
-        return offsets
+        return np.asarray(first[group] - np.arange(jobs.requests), np.int32)
 
     def _fit(self, longest: int) -> None:
         """Make the rings of due epochs larger than the longest output, and put the linked requests in anew."""
@@ -341,8 +340,8 @@ class NetworkSession:
         """Return the ticks that each replica has been busy, up to now."""
         servers = self.net.servers
         partly = servers[:, kernel.REPEAT] > 0
-        busy: Ints = servers[:, kernel.BUSY] + np.where(partly, np.maximum(self.now - servers[:, kernel.START], 0), 0)
-        return busy
+        running = np.where(partly, np.maximum(self.now - servers[:, kernel.START], 0), 0)
+        return np.asarray(servers[:, kernel.BUSY] + running)
 
 
 def _functions(rules: list[Any]) -> tuple[Any, ...]:

@@ -306,6 +306,17 @@ class Measured(BatchTime):
         return np.interp(tokens, self.tokens, self.seconds)
 
 
+COSTS = {
+    "self_attention": ("ns", 1e9, "s per pair of tokens"),
+    "cross_attention": ("ns", 1e9, "s per pair of tokens"),
+    "decode_attention": ("ns", 1e9, "s per token of context"),
+    "mixed_attention": ("ns", 1e9, "s per token of context"),
+    "per_request": ("us", 1e6, "s per request"),
+    "with_prefill": ("ms", 1e3, "s"),
+}
+"""What a `Composition` counts beside the token load: the unit in files, how many make a second, and the unit here."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Composition(BatchTime):
     """Batch times that depend on what is in a batch (paper, Appendix A).
@@ -353,14 +364,7 @@ class Composition(BatchTime):
                 f"linear is {checks.shown(self.linear)}, but the linear layers take a time by token load; give a model "
                 "such as Affine(c, a)"
             )
-        for name, unit in (
-            ("self_attention", "s per pair of tokens"),
-            ("cross_attention", "s per pair of tokens"),
-            ("decode_attention", "s per token of context"),
-            ("mixed_attention", "s per token of context"),
-            ("per_request", "s per request"),
-            ("with_prefill", "s"),
-        ):
+        for name, (_, _, unit) in COSTS.items():
             if getattr(self, name) is not None or name not in ("decode_attention", "mixed_attention"):
                 _check_seconds(name, getattr(self, name), unit)
 
@@ -423,11 +427,10 @@ def scaled(model: BatchTime, factor: float) -> BatchTime:
         case Measured():
             return dataclasses.replace(model, seconds=[seconds * factor for seconds in model.seconds])
         case Composition():
-            costs = {name: getattr(model, name) for name in ("self_attention", "cross_attention", "per_request")}
-            costs |= {"decode_attention": model.of_decodes[0], "mixed_attention": model.of_decodes[1]}
-            costs |= {"with_prefill": model.with_prefill}
-            others = {name: cost * factor for name, cost in costs.items()}
-            return dataclasses.replace(model, linear=scaled(model.linear, factor), **others)
+            costs = {name: getattr(model, name) for name in COSTS}
+            costs |= dict(zip(("decode_attention", "mixed_attention"), model.of_decodes, strict=True))
+            longer = {name: cost * factor for name, cost in costs.items()}
+            return dataclasses.replace(model, linear=scaled(model.linear, factor), **longer)
         case _:
             raise InputError(
                 f"{checks.shown(model)} is a model of your own, which is scaled by you alone; give another"

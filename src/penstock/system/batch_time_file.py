@@ -11,7 +11,7 @@ from pydantic import Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
-from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import COSTS, Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.words import digits
 
@@ -103,15 +103,12 @@ class _Composition(Section):
 
     def build(self, folder: Path) -> Composition:
         """Return the model."""
-        return Composition(
-            self.linear.build(folder),
-            self.self_attention_ns / 1e9,
-            self.cross_attention_ns / 1e9,
-            None if self.decode_attention_ns is None else self.decode_attention_ns / 1e9,
-            None if self.mixed_attention_ns is None else self.mixed_attention_ns / 1e9,
-            self.per_request_us / 1e6,
-            self.with_prefill_ms / 1e3,
-        )
+        costs: dict[str, float] = {}
+        for name, (unit, per_second, _) in COSTS.items():
+            cost = getattr(self, f"{name}_{unit}")
+            if cost is not None:
+                costs[name] = cost / per_second
+        return Composition(self.linear.build(folder), **costs)
 
 
 BatchTimeSection.model_rebuild()
@@ -251,19 +248,12 @@ def section_of(model: BatchTime) -> dict[str, Any]:
         case Measured(tokens, seconds):
             return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
         case Composition():
-            said: dict[str, Any] = {"linear": section_of(model.linear)}
-            for name, unit, per_second in (
-                ("self_attention", "ns", 1e9),
-                ("cross_attention", "ns", 1e9),
-                ("decode_attention", "ns", 1e9),
-                ("mixed_attention", "ns", 1e9),
-                ("per_request", "us", 1e6),
-                ("with_prefill", "ms", 1e3),
-            ):
-                value = getattr(model, name)
-                if value is not None and value != type(model).__dataclass_fields__[name].default:
-                    said[f"{name}_{unit}"] = value * per_second
-            return {"composition": said}
+            section: dict[str, Any] = {"linear": section_of(model.linear)}
+            for name, (unit, per_second, _) in COSTS.items():
+                cost = getattr(model, name)
+                if cost != getattr(Composition, name):  # its default
+                    section[f"{name}_{unit}"] = cost * per_second
+            return {"composition": section}
         case _:
             raise InputError(
                 f"{checks.shown(model)} is a model of your own, which a file cannot hold; give a table of it, Measured"

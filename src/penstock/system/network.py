@@ -143,8 +143,7 @@ class Network:
             return np.array(order.params, np.float64)
         ranking = self.priorities[place]
         assert ranking is not None
-        params: Floats = self.stage_line[list(ranking)].astype(np.float64)
-        return params
+        return np.asarray(self.stage_line[list(ranking)], np.float64)
 
     @functools.cached_property
     def priorities(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -254,8 +253,7 @@ class Network:
 
     def _stacked(self, field: str) -> Floats:
         """Return a mean of all stages, shape (stages,)."""
-        stacked: Floats = np.concatenate([getattr(means, field) for means in self._means])
-        return stacked
+        return np.asarray(np.concatenate([getattr(means, field) for means in self._means]))
 
     @functools.cached_property
     def onward(self) -> Floats:

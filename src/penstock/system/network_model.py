@@ -65,8 +65,7 @@ class NetworkModel:
     def offered(self) -> Floats:
         """Shape (pools,), forward tokens that arrive per second at each pool."""
         tokens = self.visits * (self.prefill + self.decode)
-        offered: Floats = np.bincount(self.pool, tokens, len(self.pools)).astype(np.float64)
-        return offered
+        return np.asarray(np.bincount(self.pool, tokens, len(self.pools)), np.float64)
 
     @property
     def rho(self) -> Floats:

@@ -156,8 +156,7 @@ class MulticlassLoad:
     @property
     def shares(self) -> Floats:
         """Shape (classes,), share of the load that each class brings; they add up to 1."""
-        shares: Floats = self.arrival_rates * self.tokens_per_request / self.offered_tokens_per_s
-        return shares
+        return np.asarray(self.arrival_rates * self.tokens_per_request / self.offered_tokens_per_s)
 
     @property
     def rho(self) -> float:

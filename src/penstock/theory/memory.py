@@ -295,8 +295,7 @@ def _batchwise(tokens: Ints, rate: float, rng: np.random.Generator) -> Ints:
     """Draw the tokens of a Poisson number of requests per batch; shape (_BATCHES,)."""
     count = rng.poisson(rate, _BATCHES)
     total = np.concatenate([[0], np.cumsum(tokens[rng.integers(0, tokens.size, int(count.sum()))])])
-    drawn_tokens: Ints = np.diff(total[np.concatenate([[0], np.cumsum(count)])])
-    return drawn_tokens
+    return np.asarray(np.diff(total[np.concatenate([[0], np.cumsum(count)])]))
 
 
 def _queue(tokens: Floats, room: float) -> tuple[Floats, Floats]:

@@ -388,8 +388,7 @@ def _outline(points: Floats) -> Floats:
     points = points[np.lexsort((points[:, 1], points[:, 0]))[::-1]] / tops
     rising = np.r_[True, points[1:, 1] > np.maximum.accumulate(points[:, 1])[:-1]]
     path = np.vstack([(1.0, 0.0), points[rising], (0.0, 1.0)])
-    corners: Floats = np.vstack([(0.0, 0.0), hull.corners(path)]) * tops
-    return corners
+    return np.asarray(np.vstack([(0.0, 0.0), hull.corners(path)]) * tops)
 
 
 def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -> tuple[tuple[str, ...], float]:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.reference.engines.batch_time import Composition
+from penstock.reference.batch_time import Composition
 from penstock.reference.engines.prefix_cache import PrefixCache, PrefixCachingSeamServer, PrefixCachingVllmV1
-from penstock.reference.engines.seam import POLICIES, Policy, SeamServer
+from penstock.reference.engines.seam import SeamServer
 from penstock.reference.engines.server import Allocation, Batch, Limits, Request, Server, at_least, token_load
 from penstock.reference.engines.sglang import Sglang
 from penstock.reference.engines.tensorrt import TensorRtLlm
 from penstock.reference.engines.vidur import VidurFasterTransformer, VidurOrca, VidurSarathi, VidurVllm
 from penstock.reference.engines.vllm import VllmV0, VllmV1
+from penstock.reference.seam_policies import POLICIES, Policy
 
 ENGINES: dict[str, type[Server]] = {
     "vllm": VllmV1,

@@ -1,19 +1,18 @@
 """How one replica forms a batch: the order ranks its lines, the policy chooses for each line, limits cut."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from penstock.errors import InputError
 from penstock.reference.network.orders import BY_LINE, BY_PHASE, SPLIT, Weights
+from penstock.reference.seam_policies import PREFILL_FIRST, Limits, Queue
 
 if TYPE_CHECKING:
     from penstock.reference.network.model import Pool
 
-SCOPES = ("running", "batch")
 NO_LIMIT = 2**40
-DECODE_FIRST, PREFILL_FIRST = 0, 1
 PREFILL, DECODE = 0, 1
 
 
@@ -59,60 +58,6 @@ class LineAt:
     def requests(self) -> list[Request]:
         """Return those that are there."""
         return [request for request in self.arrived if request.finish is None]
-
-
-class Queue(NamedTuple):
-    """What a policy sees of a line; its fields are those of the policy seam."""
-
-    prompts: int  # that may be served in this batch
-    prompt_tokens: int  # their unprocessed tokens
-    decoding: int
-    waiting: int  # all prompts
-    waiting_tokens: int
-    head_tokens: int
-    decode_tokens: int
-    arrived: int  # at this line since the start
-    arrived_tokens: int
-    finished: int
-    finished_decodes: int
-
-
-class Limits(NamedTuple):
-    """What is left of a batch for the line that is offered it."""
-
-    token_budget: int
-    batch_size: int
-
-
-Policy: TypeAlias = Callable[[Queue, Limits, Sequence[float]], tuple[int, int, int]]
-
-
-def fastertransformer(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Decodes alone while there are any, else prompts."""
-    return (0, queue.decoding, DECODE_FIRST) if queue.decoding > 0 else (queue.prompt_tokens, 0, PREFILL_FIRST)
-
-
-def vllm_vanilla(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Prompts alone while there are any, else decodes."""
-    return (queue.prompt_tokens, 0, PREFILL_FIRST) if queue.prompts > 0 else (0, queue.decoding, DECODE_FIRST)
-
-
-def orca(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Prompts first, then decodes."""
-    return queue.prompt_tokens, queue.decoding, PREFILL_FIRST
-
-
-def sarathi(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Decodes first, then prompts."""
-    return queue.prompt_tokens, queue.decoding, DECODE_FIRST
-
-
-POLICIES: dict[str, Policy] = {
-    "fastertransformer": fastertransformer,
-    "vllm-vanilla": vllm_vanilla,
-    "orca": orca,
-    "sarathi": sarathi,
-}
 
 
 class Forming:

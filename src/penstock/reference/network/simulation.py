@@ -17,34 +17,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import InputError
+from penstock.reference import markov_chain
 from penstock.reference.network.batch import Forming, LineAt, Request
 from penstock.reference.network.model import Jobs, Network
 from penstock.reference.network.orders import ORDERS, Line
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One forward pass: it holds a replica over ticks [start, start + duration)."""
+class Batch(markov_chain.Batch):
+    """A batch of one of the replicas of all pools."""
 
-    start: int
-    duration: int
     replica: int
-    allocation: dict[int, tuple[int, int]]  # request -> (prefill tokens, decode tokens), as they were chosen
-
-    @property
-    def end(self) -> int:
-        """Its finish; past the end of the run if that was stopped before."""
-        return self.start + self.duration
-
-    @property
-    def prefill_tokens(self) -> int:
-        """The x of the policy seam."""
-        return sum(prefill for prefill, _ in self.allocation.values())
-
-    @property
-    def decode_tokens(self) -> int:
-        """The y of it."""
-        return sum(decode for _, decode in self.allocation.values())
 
 
 @dataclass
@@ -293,7 +276,7 @@ class _Running:
             duration = pool.batch_time(load)
             if duration < 1:
                 raise InputError(f"a batch of {load} tokens takes {duration} ticks; let each take 1 or more")
-            replica.batch = Batch(now, duration, replica.index, allocation)
+            replica.batch = Batch(now, duration, allocation, replica.index)
             replica.batches.append(replica.batch)
 
     def order_params(self, place: int) -> Sequence[float]:
