@@ -234,10 +234,10 @@ def waits_as_prompts(server: Server) -> bool:
 def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:
     """Yield the requests that are not dropped."""
     for block in blocks:
-        places = np.arange(block.arrival_s.size)
+        indices = np.arange(block.arrival_s.size)
         lengths = (block.prompt_tokens.astype(np.int32), block.output_tokens.astype(np.int32))
-        kept = session.keep(Window.of(places, *lengths)).arrival
-        if kept.size == places.size:
+        kept = session.keep(Window.of(indices, *lengths)).arrival
+        if kept.size == indices.size:
             yield block
         elif kept.size:
             yield block.where(kept)

@@ -95,15 +95,15 @@ def check(
     limits = [Target.parse(text) for text in targets or ()]
     name = chosen.server.policy.name
     with progress.bar(f"Simulating {name}") as show:
-        found = answer.check(
+        result = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
             targets=limits, precision=precision, alpha=0.01 if alpha is None else alpha,
             resolution=0.01 if resolution is None else resolution, progress=show,
         )  # fmt: skip
-    _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
-    document = found.as_dict() | {"measured": measured(chosen), "next": found.next_step(chosen.file)}
-    show_page(found.page(chosen), document, report, as_json)
-    if strict and (found.verdict != "stable" or found.missed):
+    _draw(figures, chosen, {name: result.run}, as_json, refused=[name] if result.latency_refused else [])
+    document = result.as_dict() | {"measured": measured(chosen), "next": result.next_step(chosen.file)}
+    show_page(result.page(chosen), document, report, as_json)
+    if strict and (result.verdict != "stable" or result.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -144,20 +144,20 @@ def compare(
     from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES
 
-    found: dict[str, Answer] = {}
+    results: dict[str, Answer] = {}
     own = chosen.server.policy
     servers = chosen_servers(chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES])
     with progress.bar("Simulating") as show:
         for index, (name, server) in enumerate(servers.items()):
-            found[name] = answer.check(
+            results[name] = answer.check(
                 chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
                 resolution=resolution, progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
             )  # fmt: skip
-    refused = [name for name, a in found.items() if a.latency_refused]
-    _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
-    answers = {name: a.as_dict() for name, a in found.items()}
-    show_page(compare_page(chosen, found), {"policies": answers, "measured": measured(chosen)}, report, as_json)
-    if strict and any(a.verdict != "stable" for a in found.values()):
+    refused = [name for name, a in results.items() if a.latency_refused]
+    _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
+    answers = {name: a.as_dict() for name, a in results.items()}
+    show_page(compare_page(chosen, results), {"policies": answers, "measured": measured(chosen)}, report, as_json)
+    if strict and any(a.verdict != "stable" for a in results.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -180,7 +180,7 @@ def simulate(
     from penstock.theory.operating_point import operating_point
 
     certificate = certify(chosen.workload, chosen.server)
-    asked = certificate.load
+    demand = certificate.load
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
@@ -190,7 +190,7 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
-    warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
+    warnings = [*chosen.workload.notices, *answer.load_warnings(demand, chosen.server)]
     front = chosen.server.kv_notes
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {

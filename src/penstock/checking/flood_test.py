@@ -317,7 +317,7 @@ def _tokens(network: Network, jobs: Jobs) -> Floats:
 def _pipeline(network: Network) -> Floats:
     """Return, for each pool, the tokens that its full batches process while a mean request decodes."""
     tokens = []
-    for place, pool in enumerate(network.pools.values()):
-        decodes = float(network.decode_means[network.stage_pool == place].max())
+    for index, pool in enumerate(network.pools.values()):
+        decodes = float(network.decode_means[network.stage_pool == index].max())
         tokens.append(pool.replicas * pool.server.token_budget * max(decodes, 1.0))
     return np.array(tokens)

@@ -157,8 +157,8 @@ def quantile_interval(
     up_to, error_up_to = share_at(q, "right")
     error = max(error_below, error_up_to)
     bursts = effective_bursts(1 - below, error)
-    known = min(bursts, most_bursts)
-    t_bursts = _burst_student(confidence, len(batches), known)
+    believed = min(bursts, most_bursts)
+    t_bursts = _burst_student(confidence, len(batches), believed)
     level = share + t_bursts * error
     high: float | None = None
     if t_bursts**2 < bursts:
@@ -168,17 +168,17 @@ def quantile_interval(
         elif level < 1:
             high = whole.quantile(level)
     if below + t * error_below <= share:
-        return QuantileInterval(q, high, known)
+        return QuantileInterval(q, high, believed)
     level = share - t * error
     for _ in range(10):  # down to where the spread at the lower end no longer reaches the share
         if level <= 0:
-            return QuantileInterval(None, high, known)
+            return QuantileInterval(None, high, believed)
         end = whole.quantile(level)
         lower = share - t * max(share_at(end, "left")[1], share_at(end, "right")[1])
         if lower >= level - 1e-3 * (1 - share):
             break
         level = lower
-    return QuantileInterval(whole.quantile(level) if level > 0 else None, high, known)
+    return QuantileInterval(whole.quantile(level) if level > 0 else None, high, believed)
 
 
 def effective_bursts(beyond: float, error: float) -> float:

@@ -319,11 +319,11 @@ def _workflows(network: Network, run: NetworkRun, latency: NetworkSteadyState | 
         WorkflowAnswer(
             workflow.name,
             workflow.rate,
-            int((run.workflow == place).sum()),
-            int(((run.workflow == place) & (run.finish < 0)).sum()),
+            int((run.workflow == index).sum()),
+            int(((run.workflow == index) & (run.finish < 0)).sum()),
             latency.workflows[workflow.name] if latency else None,
         )
-        for place, workflow in enumerate(network.workflows)
+        for index, workflow in enumerate(network.workflows)
     )
 
 
@@ -331,19 +331,21 @@ def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[St
     return tuple(
         StageAnswer(
             name,
-            model.pools[model.pool[place]],
-            float(model.visits[place]),
-            float(model.prefill[place]),
-            float(model.decode[place]),
+            model.pools[model.pool[index]],
+            float(model.visits[index]),
+            float(model.prefill[index]),
+            float(model.decode[index]),
             latency.stages[name] if latency else None,
         )
-        for place, name in enumerate(model.stages)
+        for index, name in enumerate(model.stages)
     )
 
 
-def _values(known: Statistics | None) -> dict[str, float | None] | None:
-    return None if known is None else {name: estimate.value for name, estimate in known.items()}
+def _values(statistics: Statistics | None) -> dict[str, float | None] | None:
+    return None if statistics is None else {name: estimate.value for name, estimate in statistics.items()}
 
 
-def _ends(known: Statistics | None) -> dict[str, list[float | None]] | None:
-    return None if known is None else {name: [estimate.low, estimate.high] for name, estimate in known.items()}
+def _ends(statistics: Statistics | None) -> dict[str, list[float | None]] | None:
+    return (
+        None if statistics is None else {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}
+    )

@@ -156,8 +156,8 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
     prefill_first = by_prefill > by_decode
     tokens, decodes = float(prompt_tokens), float(decoding)
     bar, best_x, best_y, best_budget, smaller = -1.0, 0.0, decodes, decodes, 0.0
-    for place in range(2, params.size - 1, 2):
-        budget = params[place]
+    for entry in range(2, params.size - 1, 2):
+        budget = params[entry]
         if prefill_first:
             x = min(tokens, budget)
             y = min(decodes, budget - x)
@@ -168,7 +168,7 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
             x = min(tokens, budget - y)
         else:
             x, y = _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller)
-        value = (x * by_prefill + y * by_decode) * params[place + 1]
+        value = (x * by_prefill + y * by_decode) * params[entry + 1]
         if value > bar and x + y > smaller:
             bar, best_x, best_y, best_budget = value * (1 + _TIE), x, y, budget
         if tokens + decodes <= budget:
@@ -190,15 +190,15 @@ def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, 
     """
     fits = min(decoding, budget)
     free = min(prompts, slots - fits)
-    each = (prompt_tokens - head) / max(prompts - 1, 1)
+    mean_prompt = (prompt_tokens - head) / max(prompts - 1, 1)
     least = full = free
-    if each > 1:
-        least = max(free, min(prompts, int(np.floor((smaller - slots + each - head) / (each - 1))) + 1))
-        full = max(free, min(prompts, int(np.floor((budget - slots + each - head) / (each - 1)))))
+    if mean_prompt > 1:
+        least = max(free, min(prompts, int(np.floor((smaller - slots + mean_prompt - head) / (mean_prompt - 1))) + 1))
+        full = max(free, min(prompts, int(np.floor((budget - slots + mean_prompt - head) / (mean_prompt - 1)))))
     best, best_x, best_y = -1.0, 0.0, 0
     for n in (free, max(free, 1), least, full, min(prompts, full + 1)):
         y = min(fits, slots - n)
-        x = min(float(budget - y), head + (n - 1) * each) if n > 0 else 0.0
+        x = min(float(budget - y), head + (n - 1) * mean_prompt) if n > 0 else 0.0
         value = x * by_prefill + y * by_decode
         if x + y > smaller and value > best + _TIE * best:
             best, best_x, best_y = value, x, y
@@ -226,9 +226,9 @@ def pool_controlled(queue, limits, params):  # type: ignore[no-untyped-def]
             return 0, decode, DECODE_FIRST
         if queue.prompts > 0 and decode > 1:
             decode = min(decode, limits.batch_size - 1)
-        for place in range(2, params.size):
-            if params[place] >= decode:
-                budget = int(params[place])
+        for entry in range(2, params.size):
+            if params[entry] >= decode:
+                budget = int(params[entry])
                 break
     prefill = min(queue.prompt_tokens, budget - decode)
     return prefill, decode, DECODE_FIRST

@@ -70,19 +70,19 @@ class BatchTime(abc.ABC):
     def _checked(self, tokens: Floats) -> Floats:
         """Return what the model says, unless it is no time that a batch can take."""
         what = f"what {type(self).__name__}._seconds returns"
-        found = checks.array(what, self._seconds(tokens))
-        if found.shape != tokens.shape:
+        seconds = checks.array(what, self._seconds(tokens))
+        if seconds.shape != tokens.shape:
             raise InputError(
-                f"{what} has the shape {found.shape} for token loads of shape {tokens.shape}, so which batch takes "
+                f"{what} has the shape {seconds.shape} for token loads of shape {tokens.shape}, so which batch takes "
                 "how long is unclear; return one number of seconds for each load"
             )
-        bad = ~(np.isfinite(found) & (found > 0))
+        bad = ~(np.isfinite(seconds) & (seconds > 0))
         if bad.any():
             raise InputError(
-                f"{what} for {tokens[bad][0]:g} tokens is {found[bad][0]:g} s, but a batch takes a positive, finite "
+                f"{what} for {tokens[bad][0]:g} tokens is {seconds[bad][0]:g} s, but a batch takes a positive, finite "
                 "time; mend the model"
             )
-        return found
+        return seconds
 
     def of_batches(
         self,
@@ -290,10 +290,10 @@ class Measured(BatchTime):
         for row, values in enumerate(measured.iter_rows(named=True)):
             for name, (low, high) in limits.items():
                 if values[name] is None or not low <= values[name] <= high:
-                    place, problem = table.explain(row)
+                    where, problem = table.explain(row)
                     wrong = f"has the {name} {checks.shown(text[name][row])}, which is no number from {low:g} to "
                     wrong += f"{high:,.0f}. Correct or delete it"
-                    raise source.fault(f"{place} {problem or wrong}")
+                    raise source.fault(f"{where} {problem or wrong}")
         mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
         return cls(mean["tokens"].to_list(), (mean[unit] / per_second[unit]).to_list())
 
@@ -405,12 +405,12 @@ def _counts(name: str, values: Sequence[Any], columns: int) -> Floats:
     """Return what is in a batch, shape (n, columns); refuse what counts no tokens."""
     if not len(values):
         return np.empty((0, columns))
-    found = checks.array(name, values)
+    counts = checks.array(name, values)
     shape = (len(values), columns) if columns > 1 else (len(values),)
-    if found.shape != shape or not (np.isfinite(found) & (found >= 0)).all():
+    if counts.shape != shape or not (np.isfinite(counts) & (counts >= 0)).all():
         what = "pairs of tokens, (new, before)" if columns == 2 else "numbers of tokens before each decode"
         raise InputError(f"{name} is {checks.shown(values)}, but must be a list of {what}, none below 0; mend it")
-    return found.reshape(-1, columns).astype(np.float64)
+    return counts.reshape(-1, columns).astype(np.float64)
 
 
 def scaled(model: BatchTime, factor: float) -> BatchTime:

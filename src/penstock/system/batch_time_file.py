@@ -51,13 +51,13 @@ class BatchTimeSection(Section):
     def build(self, folder: Path) -> BatchTime:
         """Return the model; paths are relative to ``folder``."""
         steps = {"c_ms": self.c_ms, "a_ms": self.a_ms, "b0": self.b0}
-        given = [name for name in _KINDS if getattr(self, name) is not None]
+        kinds = [name for name in _KINDS if getattr(self, name) is not None]
         if any(value is not None for value in steps.values()):
-            given.append("c_ms, a_ms, b0")
-        if len(given) != 1:
+            kinds.append("c_ms, a_ms, b0")
+        if len(kinds) != 1:
             raise InputError(
                 f"server.batch_time: give one of (c_ms, a_ms, b0), {', '.join(_KINDS)}, "
-                f"not {' and '.join(given) or 'none'}"
+                f"not {' and '.join(kinds) or 'none'}"
             )
         if self.affine:
             return Affine(
@@ -185,22 +185,22 @@ class BatchTimeFile:
             Whether the server's KV memory has a limit.
         """
         warnings, tokens = self.fit.get("warnings"), self.fit.get("tokens")
-        said = [f"batch times: {warning}" for warning in (warnings if isinstance(warnings, list) else ())]
+        notes = [f"batch times: {warning}" for warning in (warnings if isinstance(warnings, list) else ())]
         most = tokens[-1] if isinstance(tokens, list) and tokens and isinstance(tokens[-1], int | float) else None
         if most is not None and most < token_budget:
-            said.append(
+            notes.append(
                 f"batch times were measured for up to {most:,.0f} tokens; those of batches of up to {token_budget:,} "
                 "are extrapolated"
             )
         kv_tokens, overhead = self.fit.get("kv_tokens"), self.fit.get("overhead_ms")
         if isinstance(kv_tokens, int | float) and kv_tokens > 0 and not memory:
-            said.append(
+            notes.append(
                 f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here it has no limit; add "
                 f"`kv_tokens: {kv_tokens:.0f}` to the server"
             )
         if isinstance(overhead, int | float) and overhead > 0:
-            said.append(f"clients wait {digits(overhead)} ms more (overhead), which no latency here includes")
-        return tuple(said)
+            notes.append(f"clients wait {digits(overhead)} ms more (overhead), which no latency here includes")
+        return tuple(notes)
 
 
 def read_batch_time(path: str | Path) -> BatchTimeFile:
@@ -216,8 +216,8 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
     section = parsed(read_document(path, "batch-time file"), _File, str(path), needs)
     if section.batch_time.file is not None:
         raise InputError(f"{path} names another file, {checks.shown(section.batch_time.file)}; use that one")
-    said = {name: getattr(section, name) for name in _File.model_fields if name != "batch_time"}
-    return BatchTimeFile(batch_time=section.batch_time.build(path.parent), **said)
+    fields = {name: getattr(section, name) for name in _File.model_fields if name != "batch_time"}
+    return BatchTimeFile(batch_time=section.batch_time.build(path.parent), **fields)
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
@@ -228,8 +228,8 @@ def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
     InputError
         If the model is one of the user's own, which YAML cannot hold, or the file cannot be written.
     """
-    said = {name: getattr(file, name) for name in _File.model_fields} | {"batch_time": section_of(file.batch_time)}
-    content = {name: value for name, value in said.items() if value}
+    fields = {name: getattr(file, name) for name in _File.model_fields} | {"batch_time": section_of(file.batch_time)}
+    content = {name: value for name, value in fields.items() if value}
     try:
         Path(path).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
     except OSError as error:

@@ -65,7 +65,7 @@ class Memory:
             share = "it is the share of the blocks that stays free"
             checked["watermark"] = checks.number("watermark", self.watermark, 0.0, 0.9, "", share)
         checked["swap_s"] = checks.number("swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block")
-        for name, known in (
+        for name, choices in (
             ("admission", (None, "input", "completion", "optimistic")),
             ("preemption", ("recompute", "swap")),
             ("too_long", ("error", "drop")),
@@ -73,8 +73,8 @@ class Memory:
             ("estimated", (True, False)),
         ):
             value = getattr(self, name)
-            if not isinstance(value, str | bool | None) or value not in known:
-                words = [str(word) for word in known if word is not None]
+            if not isinstance(value, str | bool | None) or value not in choices:
+                words = [str(word) for word in choices if word is not None]
                 raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), words)}")
         if self.swap_s and self.preemption != "swap":
             raise InputError(

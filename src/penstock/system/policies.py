@@ -116,7 +116,7 @@ class Policy(Scheduler):
     @property
     def is_proved(self) -> bool:
         """Whether it is work-conserving by the definition of one of Penstock's, and not by its author's claim."""
-        return any(self.function is known.function and known.work_conserving for known in POLICIES.values())
+        return any(self.function is policy.function and policy.work_conserving for policy in POLICIES.values())
 
     def configured(self, params: Any) -> tuple[Self, list[float]]:
         """Return it, and the numbers given; refuse those that one of Penstock's would ignore or misread."""
@@ -286,5 +286,5 @@ def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = N
     if ":" not in choice:
         names = [*POLICIES, *ENGINES]
         raise InputError(f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)")
-    found = find(choice, "policy", Scheduler, folder)
-    return found if isinstance(found, Scheduler) else policy(found)
+    chosen = find(choice, "policy", Scheduler, folder)
+    return chosen if isinstance(chosen, Scheduler) else policy(chosen)

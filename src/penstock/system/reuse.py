@@ -29,13 +29,13 @@ def reused(jobs: Jobs, pool: Ints) -> Ints:
 
     ``pool`` has the pool of each stage; shape (requests,).
     """
-    here, found = pool[jobs.stage], np.zeros(jobs.requests, np.int64)
+    here, tokens = pool[jobs.stage], np.zeros(jobs.requests, np.int64)
     request = np.flatnonzero(jobs.context)
     source, shared = request + jobs.context[request], jobs.reuse[request].astype(np.int64)
     while request.size:
         same = here[source] == here[request]
-        found[request[same]] = shared[same]
+        tokens[request[same]] = shared[same]
         go = ~same & (jobs.context[source] != 0)
         request, source, shared = request[go], source[go], np.minimum(shared[go], jobs.reuse[source[go]])
         source = source + jobs.context[source]
-    return np.minimum(found, np.maximum(jobs.prompt - 1, 0))
+    return np.minimum(tokens, np.maximum(jobs.prompt - 1, 0))

@@ -192,8 +192,8 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
         raise _Unknown(
             f"{server.policy.name} decides also by {', '.join(beyond)}, which the proof does not take into account"
         )
-    known = server.policy.phases is not None
-    if not known and (slots is None or server.scope == "batch"):
+    of_paper = server.policy.phases is not None
+    if not of_paper and (slots is None or server.scope == "batch"):
         raise _Unknown(
             f"queues that {server.policy.name} may see have no limit, so not all can be tried; "
             "set a max batch size in scope 'running'"
@@ -212,7 +212,7 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
             decoding = np.concatenate([np.arange(most + 1), np.full(slots, most)])
         low = np.maximum((prompts - 1) * lengths.min_prompt + 1, 0) * (prompts > 0)
         rows = np.column_stack([prompts, decoding, low, prompts * longest])
-        if known:
+        if of_paper:
             rows[:, 2:] = np.minimum(rows[:, 2:], budget)
     return rows[rows[:, 1] == 0] if never_decodes else rows
 

@@ -271,7 +271,7 @@ def _refused(workload: Workload, server: Server) -> str | None:
     """Return why nothing is known, before anything is computed."""
     policy = server.policy
     if not policy.has_mean_field:
-        names = ", ".join(name for name, known in (POLICIES | ENGINES).items() if known.has_mean_field)
+        names = ", ".join(name for name, scheduler in (POLICIES | ENGINES).items() if scheduler.has_mean_field)
         return f"no mean field is known for the policy {policy.name!r}, only where decodes come first ({names})"
     if server.order != "fcfs":
         return f"order {server.order!r}: the mean field knows prompts in order of arrival only"

@@ -130,16 +130,16 @@ def _integral(sums: Floats, load: float) -> float:
         return float((load - 0.5) * (sums[1] - sums[0]))
     if load >= last + 0.5:
         return float(sums[last] + (load - last - 0.5) * (sums[last] - sums[last - 1]))
-    place = int(load - 0.5)
-    return float(sums[place] + (load - 0.5 - place) * (sums[place + 1] - sums[place]))
+    below = int(load - 0.5)
+    return float(sums[below] + (load - 0.5 - below) * (sums[below + 1] - sums[below]))
 
 
 @njit(cache=True)
 def _mean_time(sums: Floats, low: float, high: float) -> float:
     """Return the mean t_b over loads from low to high."""
     if high - low < 1e-6:
-        place = min(max(int(low + 0.5), 1), sums.size - 1)
-        return float(sums[place] - sums[place - 1])
+        load = min(max(int(low + 0.5), 1), sums.size - 1)
+        return float(sums[load] - sums[load - 1])
     return float((_integral(sums, high) - _integral(sums, low)) / (high - low))
 
 
@@ -326,8 +326,8 @@ def _added(grid: _Grid, a: Floats, b: Floats, row: Floats) -> None:
 @njit(cache=True)
 def _arrived(grid: _Grid, number: float, row: Floats) -> None:
     """Fill the distribution of the tokens of so many prompts on average."""
-    place = _LEVELS_A_DOUBLING * math.log2(max(number / grid.least, 1.0))
-    level = min(int(place), grid.arrivals.shape[0] - 2)
+    steps = _LEVELS_A_DOUBLING * math.log2(max(number / grid.least, 1.0))
+    level = min(int(steps), grid.arrivals.shape[0] - 2)
     low = grid.least * 2 ** (level / _LEVELS_A_DOUBLING)
     high = low * 2 ** (1 / _LEVELS_A_DOUBLING)
     upper = min(max((number - low) / (high - low), 0.0), 1.0)
@@ -702,9 +702,9 @@ def _settled(work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _
 def fixed_points(work: Floats, lengths: Lengths, sums: Floats, points: Floats) -> int:
     """Fill the fixed points, lowest first; return how many."""
     rate, decodes = work[RATE], work[DECODES]
-    budget, each = float(sums.size - 1), np.diff(sums)
-    shortest = each.min() + min(work[ALONE], work[MIXED])
-    longest = each.max() + work[PER_PROMPT_TOKEN] * budget + work[WITH_PREFILL]
+    budget, seconds = float(sums.size - 1), np.diff(sums)
+    shortest = seconds.min() + min(work[ALONE], work[MIXED])
+    longest = seconds.max() + work[PER_PROMPT_TOKEN] * budget + work[WITH_PREFILL]
     longest += max(work[ALONE], work[MIXED]) * budget * decodes / (work[PROMPT] + decodes)
     grid = _grid(lengths, work[PROMPT], budget, rate * shortest, rate * longest)
     chain = _Chain(

@@ -88,7 +88,7 @@ class Forming:
 
     def decoding(self, line: Iterable[Request]) -> list[Request]:
         """Return the requests in decode that the batch does not serve yet, in the order in which they entered it."""
-        decoding = [(r.decodes_from, place, r) for place, r in enumerate(line) if r.decodes_from is not None]
+        decoding = [(r.decodes_from, index, r) for index, r in enumerate(line) if r.decodes_from is not None]
         return [request for _, _, request in sorted(decoding) if request not in self.served]
 
     def candidates(self, line: Iterable[Request]) -> list[Request]:
@@ -156,10 +156,10 @@ class Forming:
         """Serve the lines as an order ranks them; of equals, the first."""
         total = sum(first for first, _ in weights)
         if mode == BY_PHASE:
-            buffers = [(place, phase) for place in range(len(lines)) for phase in (DECODE, PREFILL)]
-            for place, phase in sorted(buffers, key=lambda buffer: -weights[buffer[0]][buffer[1]]):
+            buffers = [(index, phase) for index in range(len(lines)) for phase in (DECODE, PREFILL)]
+            for index, phase in sorted(buffers, key=lambda buffer: -weights[buffer[0]][buffer[1]]):
                 serve = self.serve_decode if phase == DECODE else self.serve_prefill
-                serve(lines[place].requests, self.tokens)
+                serve(lines[index].requests, self.tokens)
         elif mode == SPLIT and total > 0:
             for line, (weight, _) in zip(lines, weights, strict=True):
                 self.offer(line, min(math.floor(self.pool.token_budget * weight / total), self.tokens))
@@ -167,8 +167,8 @@ class Forming:
                 self.serve_decode(line.requests, self.tokens)
                 self.serve_prefill(line.requests, self.tokens)
         elif mode in (BY_LINE, SPLIT):
-            for place in sorted(range(len(lines)), key=lambda place: -weights[place][0]):
-                self.offer(lines[place], self.tokens)
+            for index in sorted(range(len(lines)), key=lambda index: -weights[index][0]):
+                self.offer(lines[index], self.tokens)
         else:
             raise InputError(f"an order gives the mode {mode}; give BY_LINE 0, BY_PHASE 1 or SPLIT 2")
 

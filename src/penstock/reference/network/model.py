@@ -55,8 +55,8 @@ class Jobs:
         columns: list[list[int]] = [[] for _ in range(5)]
         first_request = [0]
         for _, requests in jobs:
-            for place, (stage, prompt, output) in enumerate(requests):
-                row = (stage, prompt, output, int(place > 0), int(place < len(requests) - 1))
+            for step, (stage, prompt, output) in enumerate(requests):
+                row = (stage, prompt, output, int(step > 0), int(step < len(requests) - 1))
                 for column, value in zip(columns, row, strict=True):
                     column.append(value)
             first_request.append(len(columns[0]))

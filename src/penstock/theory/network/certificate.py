@@ -185,7 +185,7 @@ def _one_server(network: Network) -> Certificate | None:
 
 
 def network_certificate(
-    model: NetworkModel, rules: Sequence[PoolRules], given: Sequence[Hypothesis] = (), *, at_most: bool = False
+    model: NetworkModel, rules: Sequence[PoolRules], of_arrivals: Sequence[Hypothesis] = (), *, at_most: bool = False
 ) -> NetworkCertificate:
     """Say by theorem whether a network is stable, where a theorem can: see the head of this module.
 
@@ -195,7 +195,7 @@ def network_certificate(
         The network's means.
     rules
         Shape (pools,).
-    given
+    of_arrivals
         Hypotheses that the caller has looked at: arrivals, lengths.
     at_most
         Whether loads may be lower than in the model, since it counts what replicas might reuse.
@@ -210,7 +210,7 @@ def network_certificate(
     stages = fluid_classes(model, False)
     sets = components(stages)
     cycles = _Cycles(model, rules, [s for stations in sets for s in stations if len(stations) > 1])
-    tried = [*given, *pool_hypotheses(model, stages, sets, rules), *cycles.hypotheses]
+    tried = [*of_arrivals, *pool_hypotheses(model, stages, sets, rules), *cycles.hypotheses]
 
     # Where the fluid model is not known to hold, an order that fails in it proves nothing.
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}

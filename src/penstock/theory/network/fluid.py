@@ -225,11 +225,11 @@ def _fits(
     classes: FluidClasses, order: list[Ints], first: list[int], taker: tuple[int, ...], inflow: Floats, out: Floats
 ) -> bool:
     """Whether classes above those that take the rest leave some time, and an empty one that takes it does grow."""
-    for members, top, place in zip(order, first, taker, strict=True):
-        above = members[:place]
+    for members, top, index in zip(order, first, taker, strict=True):
+        above = members[:index]
         if (inflow[above] * classes.seconds[above]).sum() > 1 + _EVEN:
             return False
-        if place < top and inflow[members[place]] < out[members[place]] * (1 - _EVEN):
+        if index < top and inflow[members[index]] < out[members[index]] * (1 - _EVEN):
             return False
     return bool((inflow > -_EVEN).all())
 
@@ -239,11 +239,11 @@ def _rates(classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]) -> 
     size = classes.seconds.size
     keep = np.zeros((size, size))  # out = keep @ inflow + rest
     rest = np.zeros(size)
-    for members, place in zip(order, taker, strict=True):
-        above = members[:place]
+    for members, index in zip(order, taker, strict=True):
+        above = members[:index]
         keep[above, above] = 1.0
-        if place < len(members):
-            k = members[place]
+        if index < len(members):
+            k = members[index]
             rest[k] = 1 / classes.seconds[k]
             keep[k, above] = -classes.seconds[above] / classes.seconds[k]
     inflow = np.linalg.solve(np.eye(size) - classes.onward.T @ keep, classes.external + classes.onward.T @ rest)
