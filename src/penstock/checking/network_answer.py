@@ -20,12 +20,11 @@ from penstock.simulation.network_simulation import jobs_of_run, run_network
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, stop_tick
 from penstock.simulation.simulate import RunOptions
-from penstock.system.network import Network
+from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import CERTIFIED, SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.hypotheses import CARRIED
-from penstock.workload.sessions import Sessions
 
 if TYPE_CHECKING:
     from penstock.scenario.network import NetworkScenario
@@ -229,7 +228,7 @@ def of_network(
     certificate = certify(network)
     stability = None
     if not network.ends:
-        of_floods = _own_seed(network) if seed is None else seed
+        of_floods = own_seed(network.workflows[0]) if seed is None else seed
         tested = part_of(progress, 0.0, _TEST_SHARE)
         stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
     options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, 1.0))
@@ -299,11 +298,6 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
         longest = MOST_JOBS / sum(workflow.rate for workflow in network.workflows)
         checks.number("until", until, 1e-9, longest, "s", f"a row per request is kept, of up to {MOST_JOBS:,} jobs")
     return jobs
-
-
-def _own_seed(network: Network) -> int:
-    first = network.workflows[0]
-    return first.seed if isinstance(first, Sessions) else first.arrivals.seed
 
 
 def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list[float]:

@@ -399,14 +399,7 @@ def simulate(
 
         # 3. Departures, at the end of the slot
         if R_next == 0 and (R > 0 or t_b > 0):
-            for request in Q:
-                delta_p, delta_d = batches[-1].allocation.get(request.index, (0, 0))
-                prefill_ended = delta_p > 0 and request.P == 0
-                if delta_d > 0 or (prefill_ended and convention == "engine"):
-                    request.token_times.append(n + 1)
-                    request.first_token = request.token_times[0]
-                if request.P == 0 and request.D == 0:
-                    request.finish = n + 1
+            complete(batches[-1], Q, convention)
             Q = [request for request in Q if request.finish is None]
 
         # 4. Arrivals
@@ -414,6 +407,18 @@ def simulate(
         n, R = n + 1, R_next
 
     return History([request for request in requests if request.arrival <= n], batches, end=n)
+
+
+def complete(batch: Batch, requests: Iterable[Request], convention: str) -> None:
+    """End a batch: output tokens are complete, and requests without any unprocessed token finish."""
+    for request in requests:
+        delta_p, delta_d = batch.allocation.get(request.index, (0, 0))
+        prefill_ended = delta_p > 0 and request.P == 0
+        if delta_d > 0 or (prefill_ended and convention == "engine"):
+            request.token_times.append(batch.end)
+            request.first_token = request.token_times[0]
+        if request.P == 0 and request.D == 0:
+            request.finish = batch.end
 
 
 def ticks_of(allocation: Allocation, requests: Iterable[Request], batch_time: Composition) -> int:

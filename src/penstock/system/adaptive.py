@@ -167,7 +167,7 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
             y = min(decodes, budget)
             x = min(tokens, budget - y)
         else:
-            x, y = _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller)
+            x, y = _share_slots((by_prefill, by_decode), prompts, prompt_tokens, head, decoding, budget, slots, smaller)
         value = (x * by_prefill + y * by_decode) * params[entry + 1]
         if value > bar and x + y > smaller:
             bar, best_x, best_y, best_budget = value * (1 + _TIE), x, y, budget
@@ -180,7 +180,7 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
 
 
 @njit(cache=True, inline="always")
-def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
+def _share_slots(worth, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
     """Return prefill and decode tokens of the best batch within a budget, above a smaller one, where slots are short.
 
     A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd, b) decodes and
@@ -199,7 +199,7 @@ def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, 
     for n in (free, max(free, 1), least, full, min(prompts, full + 1)):
         y = min(fits, slots - n)
         x = min(float(budget - y), head + (n - 1) * mean_prompt) if n > 0 else 0.0
-        value = x * by_prefill + y * by_decode
+        value = x * worth[0] + y * worth[1]
         if x + y > smaller and value > best + _TIE * best:
             best, best_x, best_y = value, x, y
     return best_x, best_y

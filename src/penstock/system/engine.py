@@ -181,12 +181,4 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
             settings[key] = checks.whole(
                 f"{name}: {key}", value, low, high, "", "it is a number of tokens, requests or steps"
             )
-    start, least = (
-        settings.get(key, known[key].default) if key in known else 0.0
-        for key in ("new_token_ratio", "min_new_token_ratio")
-    )
-    if least > start:
-        raise InputError(
-            f"{name}: min_new_token_ratio is {least:g}, above new_token_ratio, {start:g}, which falls to it; lower it"
-        )
     return settings

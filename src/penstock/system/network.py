@@ -209,7 +209,7 @@ class Network:
             alone: two that are described alike are not to repeat each other.
         """
         # checked here, as what follows is not run before the first block
-        seeds = [_seed(workflow) if seed is None else checked_seed(seed) for workflow in self.workflows]
+        seeds = [own_seed(workflow) if seed is None else checked_seed(seed) for workflow in self.workflows]
         streams = zip(self.workflows, _apart(seeds), self.first_stage.tolist(), strict=False)
         return merged([_numbered(w.blocks(own), index, first) for index, (w, own, first) in enumerate(streams)])
 
@@ -364,7 +364,8 @@ def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
     return tuple(workflows)
 
 
-def _seed(workflow: Workflow | Sessions) -> int:
+def own_seed(workflow: Workflow | Sessions) -> int:
+    """Return the seed by which a workflow draws its jobs."""
     return workflow.arrivals.seed if isinstance(workflow, Workflow) else workflow.seed
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
 from penstock.system.gpu import Gpu, KVTokens
@@ -87,13 +87,9 @@ class Server:
         if max_batch_size is not None:
             serves = "a batch serves at least one request; leave it out for no limit"
             max_batch_size = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves)
-        for name, value, choices in (
-            ("scope", scope, ("batch", "running")),
-            ("convention", convention, ("paper", "engine")),
-            ("order", order, ("fcfs", "priority")),
-        ):
-            if not isinstance(value, str) or value not in choices:
-                raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), choices)}")
+        checks.word("scope", scope, get_args(Scope))
+        checks.word("convention", convention, get_args(Convention))
+        checks.word("order", order, get_args(Order))
         chosen = resolve(policy)
         memory = _memory(memory, kv_blocks, kv_tokens, block_size, chosen.block_size)
         if gpu is not None:
