@@ -80,11 +80,11 @@ def check(
     from penstock.scenario.scenario import describes_network
 
     document = read_document(scenario)
+    # A network has options of its own, and an answer of its own.
     if describes_network(document):
         of_server = {"--policy": policy, "--requests": requests, "--target": targets}
         _refuse(f"{scenario} describes a network", of_server | {"--precision": precision, "--alpha": alpha})
         network = chosen_network(scenario, document, jobs)
-        resolution = 0.02 if resolution is None else resolution
         answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
         return
     _refuse(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
@@ -97,8 +97,7 @@ def check(
     with progress.bar(f"Simulating {name}") as show:
         result = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
-            targets=limits, precision=precision, alpha=0.01 if alpha is None else alpha,
-            resolution=0.01 if resolution is None else resolution, progress=show,
+            targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
         )  # fmt: skip
     _draw(figures, chosen, {name: result.run}, as_json, refused=[name] if result.latency_refused else [])
     document = result.as_dict() | {"measured": measured(chosen), "next": result.next_step(chosen.file)}
@@ -146,6 +145,7 @@ def compare(
 
     results: dict[str, Answer] = {}
     own = chosen.server.policy
+    # The scenario's own policy comes first, so that the others are compared with it.
     servers = chosen_servers(chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES])
     with progress.bar("Simulating") as show:
         for index, (name, server) in enumerate(servers.items()):
@@ -179,6 +179,7 @@ def simulate(
     from penstock.theory.certificate import certify
     from penstock.theory.operating_point import operating_point
 
+    # The load is said beside the run, though no verdict is drawn from it.
     certificate = certify(chosen.workload, chosen.server)
     demand = certificate.load
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:

@@ -61,7 +61,7 @@ def network(
 def answer_network(
     chosen: "NetworkScenario",
     seed: int | None,
-    resolution: float,
+    resolution: float | None,
     orders: str | None,
     as_json: bool,
     figures: Path | None,
@@ -88,7 +88,7 @@ def answer_network(
 
 
 def _compare(
-    chosen: "NetworkScenario", orders: str, seed: int | None, resolution: float, as_json: bool, strict: bool
+    chosen: "NetworkScenario", orders: str, seed: int | None, resolution: float | None, as_json: bool, strict: bool
 ) -> None:
     """Answer for the scenario's own order and those named."""
     from penstock.checking.orders import compare_orders, own_order

@@ -236,10 +236,12 @@ class _Flooded:
             if ratio >= self.risen:
                 outcome = "unstable"
                 break
+            # What stays level may be a normal queue: then the flood was too small to tell.
             half_the_resolution = _LEVEL / 2 * time_s / level_s
             self.level = time_s > level_s and max(ratio, here) < 1 + half_the_resolution
             if self.level:
                 break
+            # Ever more batches to a look, so that the looks stay few.
             if len(path) > 2 * _LOOKS:
                 path = path[::2]
                 steps *= 2

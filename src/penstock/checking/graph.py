@@ -144,6 +144,7 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     names = list(network.pools)
     served = {stage: names[k] for stage, k in zip(network.stages, network.stage_pool, strict=True)}
     points, arrows, rings, words = [], [], [], []
+    # Ways end in an arrow at a stage, or in a ring where jobs leave; words are probabilities.
     for number, route in enumerate(layout.routes):
         ends = {served[stage] for stage in (route.source, route.target) if stage is not None}
         kind = "route in a cycle of pools" if len(ends) == 2 and any(ends <= of for of in cycles) else "route"
@@ -157,6 +158,7 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
             if route.chance < 1 - 1e-9:
                 at_x, at_y = _early(route.path)
                 words.append({"x": at_x, "y": at_y, "text": _chance(route.chance).strip()})
+    # Only a graph with a cycle needs a legend that tells its routes from the others.
     kinds = [kind for kind in ("route", "route in a cycle of pools") if any(p["kind"] == kind for p in points)]
     looks = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
     legend = alt.Legend(title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240)
@@ -178,6 +180,7 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
         layers += canvas.draw(heads, "point", look)
     look = {"shape": "circle", "size": 60, "filled": True, "color": "white", "stroke": PLAIN, "strokeWidth": 2}
     layers += canvas.draw(rings, "point", look | {"opacity": 1})
+    # A fork has its bar below, a join above.
     bars = []
     for stages, side in ((layout.forks, 1), (layout.joins, -1)):
         for stage in sorted(stages):

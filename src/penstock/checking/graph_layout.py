@@ -191,17 +191,21 @@ def _lanes(
     ranked = sorted(
         range(len(pools)), key=lambda k: (min(row[s] for s in members[k]), np.mean([row[s] for s in members[k]]), k)
     )
+    # Stages of one pool and one row share a cell; a lane is as wide as its fullest one.
     cells: dict[tuple[int, int], list[str]] = {}
     for k in ranked:
         for stage in members[k]:
             cells.setdefault((k, row[stage]), []).append(stage)
-    lanes, left, pitch, middle = [], 0.0, width + _BESIDE, {}
+    lanes, middle = [], {}
+    left = 0.0
+    pitch = width + _BESIDE
     for k in ranked:
         most = max(len(of) for (pool, _), of in cells.items() if pool == k)
         right = left + most * pitch - _BESIDE + 2 * _PAD
         lanes.append(Lane(pools[k], left, right))
         middle[k] = (left + right) / 2
         left = right + _BETWEEN
+    # Inside a cell stages move towards those that they are linked to, a few times over.
     near: dict[str, list[str]] = {stage: [] for stage in network.stages}
     for source, (_, targets) in ways.items():
         for target in targets:

@@ -390,12 +390,7 @@ def simulate(
                 request.D -= delta_d
 
         # 2. Processing (eq:r-transition)
-        if R > 0:
-            R_next = R - 1
-        elif t_b > 0:
-            R_next = t_b - 1
-        else:
-            R_next = 0
+        R_next = max(R, t_b, 1) - 1  # of the batch in progress, or of the one that starts
 
         # 3. Departures, at the end of the slot
         if R_next == 0 and (R > 0 or t_b > 0):

@@ -52,6 +52,7 @@ class EngineSession(Session):
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
         policy, memory = server.policy, server.memory
+        # What a rule of the kernel reads: the engine's settings, and the rules of its memory.
         options = self.options
         self.block_size = memory.block_size if memory else 1
         options[running.CELL_COLUMNS] = self.cell_columns
@@ -67,6 +68,7 @@ class EngineSession(Session):
         swaps = memory is not None and memory.preemption == "swap"
         options[running.SWAP_TICKS] = round(memory.swap_s / tick_s) if memory and swaps else -1
         options[running.GROWS] = memory is not None and server.holds != "completion"
+        # Memory, and prompts that begin alike where blocks are cached.
         usable = server.usable_blocks
         self.state[running.FREE] = running.PLENTY if usable is None else usable
         self.rows, self.recorded = np.empty(0, np.int64), prefixes.rows if prefixes else 0

@@ -82,12 +82,14 @@ class NetworkSession:
         self.orders = _distinct([pool.order for pool in pools if not pool.order.single_line], "orders")
         state = np.zeros(kernel.N_STATE, np.int64)
         state[kernel.COMPRESS], state[kernel.UNTIL], state[kernel.SERIES_STEP] = compress, stop, 1
+        # A row per pool, replica and stage; a line per stage at a replica, or one for all.
         duration, params, table = self._pools(pools)
         servers = self._servers(table)
         n_lines = int((network.replicas * network.pool_lines).sum())
         stages = np.zeros((len(network.stages), kernel.N_STAGE), np.int64)
         stages[:, kernel.STAGE_POOL], stages[:, kernel.STAGE_LINE] = network.stage_pool, network.stage_line
         stages[:, [kernel.PREFILL_WEIGHT, kernel.DECODE_WEIGHT]] = network.router_weights
+        # Ends of batches are the leaves of a tree, whose root is the next one.
         leaves = 1 << max(len(servers) - 1, 1).bit_length()
         width = int(network.pool_lines.max())
         params.flags.writeable = False
@@ -135,6 +137,7 @@ class NetworkSession:
             row[kernel.SLOTS] = server.max_batch_size or _NO_LIMIT
             row[kernel.RUNNING_SCOPE] = server.scope == "running"
             row[kernel.ENGINE] = server.convention == "engine"
+            # Batch times and parameters of all pools lie one after another; a row says where its own begin.
             row[kernel.DURATION] = sum(part.size for part in durations)
             durations.append(ticks_of_batches(server, self.tick_s))
             row[kernel.POLICY_INDEX] = _index(self.policies, pool.policy)

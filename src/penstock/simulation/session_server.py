@@ -158,6 +158,7 @@ class Session:
     def __init__(self, server: Server, record: Record, tick_s: float, compress: bool, stop: int) -> None:
         self.server, self.tick_s, self.stop = server, tick_s, stop
         n_options, n_state, n_slot_rows = self.sizes
+        # What the kernel reads: the policy's numbers, batch times in ticks, and options.
         self.params = np.array(server.params, np.float64)
         self.duration = ticks_of_batches(server, tick_s)
         self.terms = terms_of(server, tick_s)
@@ -172,6 +173,7 @@ class Session:
         self.options[kernel.GAP_BITS] = LEADING_BITS if record == "summary" or self.terms else 0
         self.options[kernel.UNTIL] = stop
 
+        # What it changes: the state, and slots of requests in service with their rings of due epochs.
         self.state = np.zeros(n_state, np.int64)
         self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
         self.state[kernel.NEXT_DUE] = NEVER
@@ -181,6 +183,7 @@ class Session:
         self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
         self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.segments = np.zeros((2, room + 1), np.int64)
+        # What it counts: by token load where that decides, else in cells and multisets.
         self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
         self.cell_columns = room + 1
         self.cells = np.zeros(min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64)

@@ -50,6 +50,7 @@ class BatchTimeSection(Section):
 
     def build(self, folder: Path) -> BatchTime:
         """Return the model; paths are relative to ``folder``."""
+        # Exactly one form may be given: a key of its own, or the three of the steps.
         steps = {"c_ms": self.c_ms, "a_ms": self.a_ms, "b0": self.b0}
         kinds = [name for name in _KINDS if getattr(self, name) is not None]
         if any(value is not None for value in steps.values()):

@@ -281,6 +281,7 @@ def _grid(lengths: Lengths, prompt: float, budget: float, least: float, most: fl
             k = below[i, j] = _between(loads, loads[i] + loads[j])
             if k < CELLS:
                 upper[i, j] = (loads[i] + loads[j] - loads[k]) / (loads[k + 1] - loads[k])
+    # One prompt, shared out between the loads beside it so that the mean stays.
     one = np.zeros(CELLS)
     for i in range(lengths.prompts.size):
         k = _between(loads, lengths.prompts[i])
@@ -288,6 +289,7 @@ def _grid(lengths: Lengths, prompt: float, budget: float, least: float, most: fl
             part = (lengths.prompts[i] - loads[k]) / (loads[k + 1] - loads[k])
             one[k] += lengths.prompt_weights[i] * (1 - part)
             one[k + 1] += lengths.prompt_weights[i] * part
+    # Few prompts on average are taken term by term; each doubling of the number adds what half as many bring to itself.
     least = min(least, _MOST_PROMPTS)
     doublings = max(math.log2(most / least), 1.0)
     arrivals = np.zeros((math.ceil(_LEVELS_A_DOUBLING * doublings) + 2, CELLS))
@@ -445,6 +447,7 @@ def _shares(work: Floats, grid: _Grid, chain: _Chain) -> None:
     remains = numbers[REMAINDER] if numbers[REMAINDER] > 0 else work[PROMPT_SQUARE] / (2 * prompt)
     row, landing = np.empty(CELLS), chain.landing
     _arrived(grid, rate * numbers[FULL_TIME], row)
+    # Where a run of full batches lands: new arrivals, and an exponential remainder.
     landing[:] = 0.0
     for k in range(CELLS):
         wide = loads[min(k + 1, CELLS - 1)] - loads[max(k - 1, 0)]
@@ -460,6 +463,7 @@ def _shares(work: Floats, grid: _Grid, chain: _Chain) -> None:
     right = np.zeros(CELLS)
     right[-1] = 1.0
     share = np.maximum(np.linalg.solve(balance, right), 0.0)
+    # A run of full batches lasts until it has made up for the tokens that the others gain.
     cells = chain.times[0, :CELLS]
     gains = (share * (prompt * (rate * cells + chain.idle) - loads)).sum()
     spills = (share * chain.go[:CELLS, FULL]).sum()
@@ -718,6 +722,7 @@ def fixed_points(work: Floats, lengths: Lengths, sums: Floats, points: Floats) -
             _turn(work, sums, grid, lengths, 0.0, False, chain)
         _fill(work, sums, grid, lengths, chain, points[0])
         return 1
+    # Scan pools from the least to the most: where the chain's own pool crosses the one assumed, one gives itself.
     low = rate * decodes * shortest
     high = rate * decodes * longest + decodes / (1 + decodes)
     count, ends, gains = 0, np.zeros(2), np.array([low, 0.0])

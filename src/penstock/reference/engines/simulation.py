@@ -134,6 +134,7 @@ def simulate(
     )
     server = make_server(engine, limits, options or {}, prefix_caching=hash_ids is not None)
     swap_ticks = at_least("swap_ticks", swap_ticks, 0)
+    # What could never finish would block the queue for ever, so it is refused before the clock starts.
     for request in requests:
         reason = server.cannot_fit(request)
         if reason:

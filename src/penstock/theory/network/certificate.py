@@ -344,12 +344,7 @@ def _why_the_order_fails(virtual: VirtualStation | None, spiral: tuple[str, floa
         return f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid model of this order"
     if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
         return None
-    first, second = virtual.pools
-    classes = " and ".join(", ".join(of) for of in virtual.classes)
-    return (
-        f"the order never serves {classes} at the same time, although they are at two pools ({first}, {second}), and "
-        f"together they need more than all the time: it fails above {virtual.max_load:.4f} times this load"
-    )
+    return virtual.reason
 
 
 def _cycle_hypotheses(
@@ -408,13 +403,15 @@ def _verdict(
     fails: str | None,
     at_most: bool,
 ) -> tuple[Verdict, str]:
+    # Loads first: sampled means are doubted by their error, on the side that makes the verdict harder.
     rho, error = model.rho, STANDARD_ERRORS * model.standard_error / model.capacity
+    highest = int(np.argmax(rho))
     worst = int(np.argmax(rho - error))
     name = model.pools[worst]
     if at_most and rho.max() >= 1 - CRITICAL_BAND:
         return "unknown", (
-            f"if replicas reuse nothing, the load of pool {model.pools[int(np.argmax(rho))]} is {rho.max():.3f}; how "
-            "much they reuse depends on the run, so no theorem says anything"
+            f"if replicas reuse nothing, the load of pool {model.pools[highest]} is {rho.max():.3f}; how much they "
+            "reuse depends on the run, so no theorem says anything"
         )
     if rho[worst] - error[worst] > 1 + CRITICAL_BAND:
         return "unstable", (
@@ -435,17 +432,17 @@ def _verdict(
         )
     if fails is not None:
         return "unstable", fails
-    worst = int(np.argmax(rho))
-    name = model.pools[worst]
+    # Below load 1 everywhere the hypotheses decide.
+    most = f"{model.pools[highest]} the highest with {rho[highest]:.3f}"
     if all(h.held for h in tried):
         round_trips = "".join(f"; {h.why}" for h in tried if h.name == CERTIFIED)
         return "stable", (
-            f"every pool has a load below 1, {name} the highest with {rho[worst]:.3f}{round_trips}; so the queues stay "
-            f"finite and have a steady state{if_trusted(tried)}"
+            f"every pool has a load below 1, {most}{round_trips}; so the queues stay finite and have a steady state"
+            f"{if_trusted(tried)}"
         )
     failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
     return "unknown", (
-        f"no pool has a load above 1, {name} the highest with {rho[worst]:.3f}, but no theorem says stable, because "
-        f"these hypotheses fail: {failed}" + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
+        f"no pool has a load above 1, {most}, but no theorem says stable, because these hypotheses fail: {failed}"
+        + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
     )

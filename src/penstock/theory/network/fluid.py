@@ -140,13 +140,16 @@ def _walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int) ->
     ahead = np.linalg.solve(np.eye(level.size) - classes.onward, classes.seconds)
     order = [np.flatnonzero(classes.station == s) for s in range(len(classes.pools))]
     order = [members[np.argsort(rank[members])] for members in order]
-    time, times, levels, slopes = 0.0, [0.0], [level], []
-    drained, growth = False, None
+    time = 0.0
+    times, levels, slopes = [time], [level], []
+    drained = False
+    growth = None
     while True:
         slope = _slopes(classes, order, level)
         slopes.append(slope)
         if len(times) > most_events:
             break
+        # A stretch ends when the first class runs dry; where none does, the path goes on for ever.
         falling = np.flatnonzero((slope < 0) & (level > 0))
         if not falling.size:
             growth = float("inf") if (slope > 0).any() else growth

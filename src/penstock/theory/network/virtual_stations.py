@@ -61,6 +61,16 @@ class VirtualStation:
         linear, square = s1 + s2 + h1 + h2, s1 * h2 + s2 * h1 + h1 * h2
         return 2 / (linear + math.sqrt(linear**2 - 4 * square))
 
+    @property
+    def reason(self) -> str:
+        """Why the order fails above that load, in a sentence."""
+        classes = " and ".join(", ".join(names) for names in self.classes)
+        return (
+            f"the order never serves {classes} at the same time, although they are at two pools "
+            f"({', '.join(self.pools)}), and together they need more than all the time: it fails above "
+            f"{self.max_load:.4f} times this load"
+        )
+
     def amplification(self, load: float = 1.0) -> tuple[float, float]:
         """Return the factor by which each half of a cycle multiplies a backlog, a_i / (1 - a_i).
 
