@@ -117,7 +117,8 @@ def audit(run: Run) -> Audit:
     _check_batches(run, run.batch_rows, r, findings)
     _check_memory(run.server, r, findings)
     _check_times(run, run.rows, r, findings)
-    budget, supply = run.server.token_budget, _supply(run, r)
+    budget = run.server.token_budget
+    supply = _supply(run, r)
     idle = _idle_since(run, r)
     return Audit(
         feasible=findings.count == 0,
@@ -187,7 +188,8 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
     if server.scope == "running":
         counted = r.over(np.ones(r.request.size, np.int64), r.batch, r.until)
     sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
-    budget, limit = _token_limits(server, sums["prefill tokens"] > 0), server.most_requests
+    budget = _token_limits(server, sums["prefill tokens"] > 0)
+    limit = server.most_requests
     free = np.append(0, r.end)[:m]
     expected, error = _ticks(run, r, requests)
     columns = {"b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free, "expected": expected}

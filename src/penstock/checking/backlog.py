@@ -74,7 +74,10 @@ class Backlog:
     def __init__(
         self, workload: Workload, server: Server, start: Start, initial: int, offered: PerPhase, worth: PerPhase
     ) -> None:
-        self.server, self.initial, self.slots, self.offered = server, initial, slots(server), offered
+        self.server = server
+        self.initial = initial
+        self.slots = slots(server)
+        self.offered = offered
         self.worth = worth
         self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
@@ -120,7 +123,9 @@ class Backlog:
 
         Return False if some are left that were on their way out: in the last half of the patience others left.
         """
-        here, left, earlier = max(self.arrived, self.initial), 0, 0
+        here = max(self.arrived, self.initial)
+        left = 0
+        earlier = 0
         while not self.emptied and left < here and self.arrived - here < patience:
             self.look()
             dropped = int(self.session.state[kernel.DROPPED])
@@ -161,7 +166,9 @@ class Backlog:
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
         if not self.emptied:
-            self.before, self.looks, self.steps = self.looks, [self._point()], _FIRST_LOOK
+            self.before = self.looks
+            self.looks = [self._point()]
+            self.steps = _FIRST_LOOK
         state = self.session.state
         self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.slots)
         self.enough_arrived = self.arrived + _STARVED * self.slots

@@ -301,7 +301,8 @@ class _Test:
 
     def _at_once(self) -> int:
         """Return how many requests run at once: no more than KV memory has room for, whatever the slots."""
-        memory, most = self.server.memory, slots(self.server)
+        memory = self.server.memory
+        most = slots(self.server)
         if memory is None or memory.prefix_caching:  # a cache shares blocks, nobody knows how many
             return most
         return min(most, math.ceil(memory.tokens / max(self.prompt, memory.block_size)))

@@ -385,7 +385,8 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
     InputError
         If a run kept no rows of requests, or does not tell the end of prefill.
     """
-    fluid, ends = "fluid", [run.seconds / size for size, run in runs.items()]
+    fluid = "fluid"
+    ends = [run.seconds / size for size, run in runs.items()]
     end = 1.15 * path.drain_s if 0 < path.drain_s < float("inf") else max(ends, default=1.15 * path.time_s[-1] or 1.0)
     names = [f"{size:,}" for size in runs] + [fluid]
     time = np.union1d(np.linspace(0, end, _SERIES_POINTS), path.time_s[path.time_s <= end])

@@ -203,7 +203,8 @@ def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
 
 def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
     """Return the panels of `queue_lengths`, by pool."""
-    network, queues = run.network, stage_queues(run)
+    network = run.network
+    queues = stage_queues(run)
     times = queues["time_s"].unique().sort()
     panels = {}
     for k, pool in enumerate(network.pools):

@@ -267,7 +267,8 @@ class _Flooded:
 
     def _look(self) -> tuple[float, float, float, bool]:
         """Return the time, the work left over that at the start, in all and for the flooded pool, and if it fell."""
-        net, time_s = self.session.net, self.session.now * TICK_S
+        net = self.session.net
+        time_s = self.session.now * TICK_S
         servers = net.servers
         pools = len(self.capacity)
         processed = np.bincount(servers[:, kernel.POOL], servers[:, kernel.PROCESSED], pools) / self.capacity

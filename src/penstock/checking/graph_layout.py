@@ -94,7 +94,8 @@ class Layout:
 
 def network_layout(network: Network) -> Layout:
     """Return where everything is drawn."""
-    ways, several = network_ways(network), len(network.workflows) > 1
+    ways = network_ways(network)
+    several = len(network.workflows) > 1
     letters = max(len(stage if several else stage.split(".", 1)[-1]) for stage in network.stages)
     width = min(max(NARROWEST, 16 + LETTER * letters), WIDEST)
     row, back = _rows(network, ways)
@@ -226,7 +227,10 @@ class _Router:
     def __init__(
         self, middle: Mapping[str, tuple[float, float]], row: Mapping[str, int], width: float, right: float
     ) -> None:
-        self.middle, self.row, self.width, self.right = middle, row, width, right
+        self.middle = middle
+        self.row = row
+        self.width = width
+        self.right = right
         self.taken: dict[
             int, list[tuple[float, float]]
         ] = {}  # in each row: where what is there has its middle, its reach

@@ -110,7 +110,8 @@ def ratio_interval(sums: Floats, counts: Floats, confidence: float) -> tuple[flo
     """
     ratio = sums.sum() / counts.sum()
     residuals = (sums - ratio * counts) / counts.mean()
-    error, n = standard_error(residuals), residuals.size
+    error = standard_error(residuals)
+    n = residuals.size
     if error == 0:
         return float(ratio), float(ratio)
     skewness = n / ((n - 1) * (n - 2)) * float(((residuals / residuals.std(ddof=1)) ** 3).sum())

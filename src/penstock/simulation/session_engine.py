@@ -71,7 +71,8 @@ class EngineSession(Session):
         # Memory, and prompts that begin alike where blocks are cached.
         usable = server.usable_blocks
         self.state[running.FREE] = running.PLENTY if usable is None else usable
-        self.rows, self.recorded = np.empty(0, np.int64), prefixes.rows if prefixes else 0
+        self.rows = np.empty(0, np.int64)
+        self.recorded = prefixes.rows if prefixes else 0
         self.cache: blocks.Cache | None = None
         if memory and memory.prefix_caching and usable is not None:
             self.cache = self._open_cache(usable, prefixes)

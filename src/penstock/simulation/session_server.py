@@ -438,7 +438,8 @@ class Session:
         self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
 
     def _refuse(self, status: int) -> None:
-        name, when = self.server.policy.name, self.now * self.tick_s
+        name = self.server.policy.name
+        when = self.now * self.tick_s
         prompts, tokens = self.waiting
         state = f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding requests"
         if status == kernel.IDLE_POLICY:

@@ -221,7 +221,8 @@ class Network:
         """Return ``count`` jobs that are all there at time 0 and begin at a stage."""
         number = self.stage_number(stage)
         index = int(np.searchsorted(self.first_stage, number, "right")) - 1
-        workflow, first = self.workflows[index], int(self.first_stage[index])
+        workflow = self.workflows[index]
+        first = int(self.first_stage[index])
         return workflow.flooded(list(workflow.stages)[number - first], count, seed).numbered(index, first)
 
     def with_load(self, factor: float) -> "Network":

@@ -13,7 +13,9 @@ def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:
 
     ``pool`` has the pool of each stage; shape (stages,).
     """
-    requests, tokens, left = np.zeros(pool.size), np.zeros(pool.size), most_jobs
+    requests = np.zeros(pool.size)
+    tokens = np.zeros(pool.size)
+    left = most_jobs
     for block in blocks:
         jobs = block.first(left)
         requests += np.bincount(jobs.stage, minlength=pool.size)

@@ -185,7 +185,8 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
     larger numbers are tried once, at these limits.
     """
     budget, slots = server.token_budget, server.max_batch_size
-    longest, never_decodes = lengths.max_prompt, lengths.max_output == 1 and server.convention == "engine"
+    longest = lengths.max_prompt
+    never_decodes = lengths.max_output == 1 and server.convention == "engine"
     if longest is None:
         raise _Unknown("prompts have no upper limit")
     if beyond := sorted(server.policy.reads - set(BATCH_FIELDS)):

@@ -120,7 +120,8 @@ def foster(server: Server, *, arrival_rate: float, prompt: npt.ArrayLike, output
             f"{offered:g} tokens/s arrive and full batches carry {full:g}, so the backlog does not fall; lower the rate"
         )
     _full_batches_are_best(server, full)
-    budget, spare = server.token_budget, full - offered
+    budget = server.token_budget
+    spare = full - offered
     weight = spare / (2 * rate * float(((1 + decodes) ** 2).mean()))
     low = rate * float((tokens**2).mean()) / (2 * spare)
     high = low + budget / 2 + (budget - 1) * (1 + float(decodes.max()))

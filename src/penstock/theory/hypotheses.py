@@ -108,7 +108,8 @@ def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
 
 def kv_memory(workload: Workload, server: Server, memory: Memory, longest: tuple[Ints, Ints] | None) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are."""
-    name, policy = "KV memory never binds", server.policy
+    name = "KV memory never binds"
+    policy = server.policy
     slots, usable = server.most_requests, server.usable_blocks or 0
     if not policy.admits_what_fits:
         return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")

@@ -282,7 +282,8 @@ def _refused(workload: Workload, server: Server) -> str | None:
 
 def _binds(point: FixedPoint, rate: float, what: _About, server: Server) -> str | None:
     """Return the limit that keeps requests waiting, of which the mean field knows nothing."""
-    pool, running = point.pool, point.pool + rate * point.batch_s  # and those whose prompt a batch takes
+    pool = point.pool
+    running = point.pool + rate * point.batch_s  # and those whose prompt a batch takes
     spread = _SPREADS * math.sqrt(running * point.dispersion)
     most = running + spread + 1
     slots = server.max_batch_size

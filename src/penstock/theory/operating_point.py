@@ -119,7 +119,8 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
     """
     demand = load(workload, server)
     work = least(demand.work, workload, server)
-    lengths, rate = work.lengths, demand.arrival_rate * work.share
+    lengths = work.lengths
+    rate = demand.arrival_rate * work.share
     prompt = lengths.mean_prompt
     decode = max(server.tokens_per_request(prompt, lengths.mean_output) - prompt, 0.0)
     budget, slots = server.token_budget, server.max_batch_size

@@ -400,7 +400,8 @@ def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -
         changed: Server = dataclasses.replace(server, **limits)  # type: ignore[arg-type]
         return region(changed, prompt=prompt).scale(direction) * float(direction.sum())
 
-    now, k = carried(), server.max_batch_size
+    now = carried()
+    k = server.max_batch_size
     tighter = {"token budget": carried(token_budget=server.token_budget - 1)}
     gain = 0.0
     if k is not None:

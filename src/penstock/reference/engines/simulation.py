@@ -151,7 +151,9 @@ def simulate(
 
 def _run(server: Server, requests: list[Request], duration_of: Callable[[Allocation], int], end: int | None) -> History:
     """Go from event to event: arrivals join, the scheduler forms a batch, the batch ends."""
-    now, pending, batches = 0, deque(requests), list[Batch]()
+    now = 0
+    pending = deque(requests)
+    batches = list[Batch]()
     while True:
         while pending and pending[0].arrival <= now:
             server.arrive(pending.popleft())

@@ -100,7 +100,8 @@ def simulate(jobs: Jobs, network: Network, *, until: int | None = None, instants
     """
     running = _Running(jobs, network)
     series: list[Instant] = []
-    now, wanted = 0, sorted(set(instants))
+    now = 0
+    wanted = sorted(set(instants))
     while True:
         running.finish(now)
         running.arrive(now)
@@ -217,7 +218,8 @@ class _Running:
             for other in self.requests:
                 if other.job == request.job and other.replica in [replica.index for replica in replicas]:
                     return self.replicas[other.replica]
-        coin, R = self.jobs.coin[request.index], len(replicas)
+        coin = self.jobs.coin[request.index]
+        R = len(replicas)
         if pool.router == "random":
             return replicas[(coin * R) >> 32]
         if pool.router == "round-robin":

@@ -140,7 +140,8 @@ def of_network(network: Network) -> NetworkCertificate:
         If a workflow has no arrival rate.
     """
     network.check_rates()
-    model, at_most = network.model(), not network.reuse_is_certain
+    model = network.model()
+    at_most = not network.reuse_is_certain
     certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network), at_most=at_most)
     pools = tuple(within_batch_size(pool, network, model) for pool in certificate.pools)
     certificate = dataclasses.replace(certificate, pools=pools)

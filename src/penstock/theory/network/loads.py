@@ -135,7 +135,8 @@ def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBo
 
 def within_batch_size(load: PoolLoad, network: Network, model: NetworkModel) -> PoolLoad:
     """Return the load of a pool with the limit that its max batch size sets, too (Section 6, `theory.region`)."""
-    pool, here = network.pools[load.name], model.pool == model.pools.index(load.name)
+    pool = network.pools[load.name]
+    here = model.pool == model.pools.index(load.name)
     visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
     rates = np.array([visits @ prefill, visits @ decode]) / pool.replicas
     if not rates.any():
