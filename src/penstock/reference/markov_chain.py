@@ -195,8 +195,9 @@ def fill(state: State, requests: Iterable[Request], tokens: int | None = None, s
     """
     allocation: Allocation = {}
     tokens_left = state.token_budget if tokens is None else tokens
-    slots_left = len(state.requests) if state.max_batch_size is None else state.max_batch_size
-    slots_left = slots_left if slots is None else slots
+    slots_left = state.max_batch_size if slots is None else slots
+    if slots_left is None:
+        slots_left = len(state.requests)
     for request in requests:
         if tokens_left == 0 or slots_left == 0:
             break

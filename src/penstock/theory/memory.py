@@ -200,7 +200,10 @@ class _Full:
         low, high = 0.0, min(self.server.token_budget / self.tokens, (self.server.usable_blocks or 0) / self.least)
         while high - low > _PRECISION * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if over(self.at(middle, short=short)) else (middle, high)
+            if over(self.at(middle, short=short)):
+                high = middle
+            else:
+                low = middle
         return self.at(low, short=short)
 
     def at(self, entering: float, *, short: bool) -> _State:
