@@ -3,13 +3,14 @@
 import numbers
 import os
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import InputError
+from penstock.errors import InputError, nearest
 
 _LONGEST_MS = 1e9
 
@@ -48,6 +49,12 @@ def whole(what: str, value: Any, low: int, high: int, unit: str, why: str) -> in
     if not _is_number(value) or not low <= value <= high or value != int(value):
         raise InputError(f"{what} is {shown(value)}, but must be a whole number {_limits(low, high, unit)}: {why}")
     return int(value)
+
+
+def word(what: str, value: Any, words: Sequence[str | bool | None]) -> None:
+    """Refuse a value that is none of these words; None among them means that it was left out."""
+    if not isinstance(value, str | bool | None) or value not in words:
+        raise InputError(f"{what} is {shown(value)}{nearest(str(value), [str(w) for w in words if w is not None])}")
 
 
 def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -40,7 +40,7 @@ class Composed(System):
     @property
     def ticks_of(self):
         linear = [0, *(ticks * UNITS + self.odd for ticks in self.ticks)]
-        return markov_chain.Composition(linear, *self.costs, per_tick=UNITS)
+        return markov_chain.Composition(linear.__getitem__, *self.costs, per_tick=UNITS)
 
 
 def composed(rng, scope, **how):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import InputError
 from penstock.reference import markov_chain
 from penstock.reference.engines import ENGINES, simulate, simulation
-from penstock.reference.engines.seam import POLICIES
+from penstock.reference.seam_policies import POLICIES
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
 RECORDED = Path(__file__).parent / "agreement" / "schedules"

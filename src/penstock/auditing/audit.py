@@ -9,16 +9,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.auditing.replay import Replay, replay
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Ints
 from penstock.simulation.run import Rows, Run
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 MOST_KEPT = 20  # violations that are put into words; the others are counted
 
@@ -114,18 +111,19 @@ def audit(run: Run) -> Audit:
         )
     if run.server.memory is not None and run.server.memory.prefix_caching:
         raise InputError("an audit counts every token of a prompt, but prefix_caching skips some; audit without it")
-    found = _Findings()
-    r = replay(run, run.rows, run.batch_rows, _real(run.rows, run.batch_rows, run.allocation_rows, found))
-    _check_service(r, found)
-    _check_batches(run, run.batch_rows, r, found)
-    _check_memory(run.server, r, found)
-    _check_times(run, run.rows, r, found)
-    budget, supply = run.server.token_budget, _supply(run, r)
+    findings = _Findings()
+    r = replay(run, run.rows, run.batch_rows, _real(run.rows, run.batch_rows, run.allocation_rows, findings))
+    _check_service(r, findings)
+    _check_batches(run, run.batch_rows, r, findings)
+    _check_memory(run.server, r, findings)
+    _check_times(run, run.rows, r, findings)
+    budget = run.server.token_budget
+    supply = _supply(run, r)
     idle = _idle_since(run, r)
     return Audit(
-        feasible=found.count == 0,
-        violations=tuple(found.kept),
-        n_violations=found.count,
+        feasible=findings.count == 0,
+        violations=tuple(findings.kept),
+        n_violations=findings.count,
         paper=_conservation(r, supply, lambda s: (s >= budget) & (r.load < budget)),
         strong=_conservation(r, supply, lambda s: r.load < np.minimum(s, budget)),
         idle_periods=idle.size,
@@ -144,25 +142,25 @@ class _Findings:
     def note(self, columns: dict[str, Ints], rules: dict[str, Bools]) -> None:
         """Add a sentence, filled in from the columns, for each place at which its rule is broken."""
         for sentence, broken in rules.items():
-            places = np.flatnonzero(broken)
-            self.count += places.size
-            for i in places[: MOST_KEPT - len(self.kept)]:
+            indices = np.flatnonzero(broken)
+            self.count += indices.size
+            for i in indices[: MOST_KEPT - len(self.kept)]:
                 self.kept.append(sentence.format(**{name: column[i] for name, column in columns.items()}))
 
 
-def _real(rows: Rows, batch_rows: Ints, allocation_rows: Ints, found: _Findings) -> Ints:
+def _real(rows: Rows, batch_rows: Ints, allocation_rows: Ints, findings: _Findings) -> Ints:
     """Return the allocations that name a batch and a request that there are."""
     n, m = rows.arrival.size, batch_rows.shape[0]
     early = np.diff(rows.arrival, prepend=0) < 0
-    found.note({"i": np.arange(n)}, {"request {i} arrived before the one ahead of it (arrival)": early})
+    findings.note({"i": np.arange(n)}, {"request {i} arrived before the one ahead of it (arrival)": early})
     batch, request = allocation_rows[:, 0], allocation_rows[:, 1]
     real = (batch >= 0) & (batch < m) & (request >= 0) & (request < n)
     strange = f"an allocation names batch {{b}} of {m} and request {{i}} of {n} (allocation)"
-    found.note({"b": batch, "i": request}, {strange: ~real})
+    findings.note({"b": batch, "i": request}, {strange: ~real})
     return np.asarray(allocation_rows[real], np.int64)
 
 
-def _check_service(r: Replay, found: _Findings) -> None:
+def _check_service(r: Replay, findings: _Findings) -> None:
     """Check each allocation against what its request had been given before."""
     i, b, x, y = r.request, r.batch, r.prefill, r.decode
     p, d = r.left, np.maximum(r.total[i] - r.target - r.decoded, 0)
@@ -179,10 +177,10 @@ def _check_service(r: Replay, found: _Findings) -> None:
         who + "prefills {x} tokens, but has {p} left (eq:prefill-unprocess)": x > p,
         who + "decodes {y} tokens, but has {d} left, one at a time (eq:decode-unprocess)": y > np.minimum(d, 1),
     }
-    found.note(columns, rules)
+    findings.note(columns, rules)
 
 
-def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
+def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None:
     """Check each batch against the limits, the batch-time model and its row."""
     server, m = run.server, r.start.size
     requests = np.bincount(r.batch, minlength=m)
@@ -190,7 +188,8 @@ def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
     if server.scope == "running":
         counted = r.over(np.ones(r.request.size, np.int64), r.batch, r.until)
     sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
-    budget, limit = _token_limits(server, sums["prefill tokens"] > 0), server.most_requests
+    budget = _token_limits(server, sums["prefill tokens"] > 0)
+    limit = server.most_requests
     free = np.append(0, r.end)[:m]
     expected, error = _ticks(run, r, requests)
     columns = {"b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free, "expected": expected}
@@ -209,7 +208,7 @@ def _check_batches(run: Run, rows: Ints, r: Replay, found: _Findings) -> None:
         columns |= {f"row{column}": rows[:, column], f"sum{column}": total.astype(np.int64)}
         differs = f"has {{row{column}}} {name} in its row, but {{sum{column}}} by its allocations (batch)"
         rules[which + differs] = rows[:, column] != total
-    found.note(columns, rules)
+    findings.note(columns, rules)
 
 
 def _token_limits(server: Server, prefills: Bools) -> Ints:
@@ -248,7 +247,7 @@ def _takes(extra: Ints, error: Ints, server: Server, tick_s: float) -> Bools:
     return np.asarray(np.abs(extra - blocks * per_block) <= error, np.bool_)
 
 
-def _check_memory(server: Server, r: Replay, found: _Findings) -> None:
+def _check_memory(server: Server, r: Replay, findings: _Findings) -> None:
     """Check the blocks that requests hold in each batch, as far as they are certain."""
     if server.memory is None or server.usable_blocks is None:
         return
@@ -259,10 +258,10 @@ def _check_memory(server: Server, r: Replay, found: _Findings) -> None:
     reserved = ", reserved to completion" if server.holds == "completion" else ""
     sentence = f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of {server.usable_blocks} (memory)"
     columns = {"b": np.arange(r.start.size), "start": r.start, "blocks": blocks}
-    found.note(columns, {sentence: blocks > server.usable_blocks})
+    findings.note(columns, {sentence: blocks > server.usable_blocks})
 
 
-def _check_times(run: Run, rows: Rows, r: Replay, found: _Findings) -> None:
+def _check_times(run: Run, rows: Rows, r: Replay, findings: _Findings) -> None:
     """Check recorded times, preemptions and totals; a batch in flight when the run stopped completed nothing."""
     n = r.arrival.size
     completed = r.end <= run.end
@@ -270,10 +269,10 @@ def _check_times(run: Run, rows: Rows, r: Replay, found: _Findings) -> None:
     last = ends[r.finished_in]
     for name, was, due in (("first token", rows.first_token, ends[r.first_in]), ("finish", rows.finish, last)):
         sentence = f"request {{i}}: {name} at tick {{was}}, by its allocations {{due}}; -1 is never (times)"
-        found.note({"i": np.arange(n), "was": was, "due": due}, {sentence: was != due})
+        findings.note({"i": np.arange(n), "was": was, "due": due}, {sentence: was != due})
     times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
     sentence = "request {i}: its allocations cannot come from the {times} preemptions that it records (preemption)"
-    found.note({"i": np.arange(n), "times": times}, {sentence: r.unexplained})
+    findings.note({"i": np.arange(n), "times": times}, {sentence: r.unexplained})
     counts = {
         "requests arrived": (run.arrived, n),
         "requests finished": (run.finished, np.count_nonzero(last >= 0)),
@@ -286,7 +285,7 @@ def _check_times(run: Run, rows: Rows, r: Replay, found: _Findings) -> None:
         counts["tokens computed again"] = (run.recomputed_tokens, int(r.load.sum() - r.total.sum()))
     for name, (recorded, implied) in counts.items():
         sentence = f"the run counts {recorded} {name}, but its allocations {implied} (totals)"
-        found.note({}, {sentence: np.array([recorded != implied])})
+        findings.note({}, {sentence: np.array([recorded != implied])})
 
 
 def _supply(run: Run, r: Replay) -> Ints | None:

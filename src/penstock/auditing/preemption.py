@@ -64,29 +64,29 @@ def recomputes(server: Server) -> bool:
     return server.memory is not None and server.memory.preemption == "recompute" and server.holds != "completion"
 
 
-def explain(told: Story, prefill: list[int], decode: list[int], ends: list[int]) -> Account | None:
+def explain(record: Story, prefill: list[int], decode: list[int], ends: list[int]) -> Account | None:
     """Find the histories that explain the allocations of a request, in order; None if there is none.
 
     Parameters
     ----------
-    told
+    record
         What the record says.
     prefill, decode
         Tokens of each allocation.
     ends
         Tick at which the batch of each ended; -1: it did not.
     """
-    start = _State(told.prompt, 0, 0, -1)
+    start = _State(record.prompt, 0, 0, -1)
     layers: list[dict[_State, list[tuple[_State, bool]]]] = [{start: []}]
     for j, (x, y) in enumerate(zip(prefill, decode, strict=True)):
         layer: dict[_State, list[tuple[_State, bool]]] = {}
         for state in layers[-1]:
-            for following, again in _steps(told, state, x, y, j):
-                if following.times > told.preemptions or (following.first == j and ends[j] != told.first_token):
+            for following, again in _steps(record, state, x, y, j):
+                if following.times > record.preemptions or (following.first == j and ends[j] != record.first_token):
                     continue
                 layer.setdefault(following, []).append((state, again))
         layers.append(layer)
-    possible = {state for state in layers[-1] if _explains(told, state, ends)}
+    possible = {state for state in layers[-1] if _explains(record, state, ends)}
     if not possible:
         return None
     chosen = next(state for state in layers[-1] if state in possible)
@@ -94,7 +94,7 @@ def explain(told: Story, prefill: list[int], decode: list[int], ends: list[int])
     held: list[int] = []
     stays = [True]
     for layer in reversed(layers[1:]):
-        held.append(min(_held(told, state) for state in possible))
+        held.append(min(_held(record, state) for state in possible))
         came = [(state, step) for state in possible for step in layer[state]]
         stays.append(not any(step[1] for _, step in came))
         chosen, again = layer[chosen][0]
@@ -103,54 +103,54 @@ def explain(told: Story, prefill: list[int], decode: list[int], ends: list[int])
     return Account(anew[::-1], held[::-1], stays[:-1][::-1])  # before the first there is nothing to keep
 
 
-def at_once(told: Story, prefill: list[int], decode: list[int]) -> Account:
+def at_once(record: Story, prefill: list[int], decode: list[int]) -> Account:
     """Return the history for a record that makes no sense: a request begins anew where nothing else can be."""
-    target, given, done = told.prompt, 0, 0
+    target, prefilled, done = record.prompt, 0, 0
     again: list[bool] = []
     held: list[int] = []
     for x, y in zip(prefill, decode, strict=True):
-        anew = x > 0 and given >= target and done < told.total
+        anew = x > 0 and prefilled >= target and done < record.total
         if anew:
-            target, given, done = done + told.extra, 0, 0
+            target, prefilled, done = done + record.extra, 0, 0
         again.append(anew)
-        given, done = given + x, done + x + y
+        prefilled, done = prefilled + x, done + x + y
         held.append(done)
     return Account(again, held, [not anew for anew in again[1:]] + [True])
 
 
-def _steps(told: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_State, bool]]:
+def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_State, bool]]:
     """Return what an allocation of x prefill and y decode tokens can have led to, and whether it began anew."""
     decodes = state.target == 0
     if x == 0:
-        if y != 1 or not decodes or state.done >= told.total:
+        if y != 1 or not decodes or state.done >= record.total:
             return []
         return [(_State(0, state.done + 1, state.times, state.first if state.first >= 0 else j), False)]
-    if y or x < 0 or (decodes and state.done >= told.total):
+    if y or x < 0 or (decodes and state.done >= record.total):
         return []
-    found = [] if decodes else [(_prefilled(told, state, state.target, state.done + x, state.times, j), False)]
+    steps = [] if decodes else [(_prefilled(record, state, state.target, state.done + x, state.times, j), False)]
     if state.done > 0:
-        target = state.done if told.forgets else state.target
+        target = state.done if record.forgets else state.target
         if decodes:
-            target = state.done + told.extra
-        found.append((_prefilled(told, state, target, x, state.times + 1, j), True))
-    return [(after, again) for after, again in found if after.done <= (after.target or after.done)]
+            target = state.done + record.extra
+        steps.append((_prefilled(record, state, target, x, state.times + 1, j), True))
+    return [(after, again) for after, again in steps if after.done <= (after.target or after.done)]
 
 
-def _prefilled(told: Story, before: _State, target: int, done: int, times: int, j: int) -> _State:
+def _prefilled(record: Story, before: _State, target: int, done: int, times: int, j: int) -> _State:
     """Return the state after prefill tokens: it decodes from here on if these were the last of them."""
     if done != target:
         return _State(target, done, times, before.first)
-    return _State(0, done, times, j if told.extra and before.first < 0 else before.first)
+    return _State(0, done, times, j if record.extra and before.first < 0 else before.first)
 
 
-def _explains(told: Story, state: _State, ends: list[int]) -> bool:
+def _explains(record: Story, state: _State, ends: list[int]) -> bool:
     """Whether a history that ended like this is what the record says of first token, finish and preemptions."""
     first = ends[state.first] if state.first >= 0 else -1
-    finished = state.target == 0 and state.done == told.total
+    finished = state.target == 0 and state.done == record.total
     finish = ends[-1] if finished else -1
-    times = {told.preemptions} if finished else {told.preemptions, told.preemptions - 1}  # it may wait once more
-    return (first, finish) == (told.first_token, told.finish) and state.times in times
+    times = {record.preemptions} if finished else {record.preemptions, record.preemptions - 1}  # it may wait once more
+    return (first, finish) == (record.first_token, record.finish) and state.times in times
 
 
-def _held(told: Story, state: _State) -> int:
-    return max(state.target, state.done) if told.holds_prefill else state.done
+def _held(record: Story, state: _State) -> int:
+    return max(state.target, state.done) if record.holds_prefill else state.done

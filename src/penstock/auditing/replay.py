@@ -3,13 +3,10 @@
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.auditing.preemption import Account, at_once, explain, recomputes, story
+from penstock.inputs.arrays import Bools, Ints
 from penstock.simulation.run import Rows, Run
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +155,11 @@ def _accounts(
     for i in np.flatnonzero((tokens > rows.prompt_tokens) | (times != 0)):
         first, last = np.searchsorted(request, [i, i + 1])
         x, y = prefill[first:last].tolist(), decode[first:last].tolist()
-        told = story(run.server, rows, int(i))
-        account = explain(told, x, y, ends[first:last].tolist()) if first < last else None
+        record = story(run.server, rows, int(i))
+        account = explain(record, x, y, ends[first:last].tolist()) if first < last else None
         unexplained[i] = account is None
         if first < last:
-            accounts[int(first)] = account or at_once(told, x, y)
+            accounts[int(first)] = account or at_once(record, x, y)
     return accounts, unexplained
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import TICK_S
@@ -21,7 +21,7 @@ Start = Literal["prefill", "mixed", "decode"]
 PerPhase = tuple[float, float]
 """Of prefill, and of decode."""
 
-Tokens = TypeVar("Tokens", float, npt.NDArray[np.float64])
+Tokens = TypeVar("Tokens", float, Floats)
 
 FEWEST_LOOKS = 40
 """Looks at a path before it tells anything."""
@@ -49,11 +49,11 @@ class Path(NamedTuple):
         Requests.
     """
 
-    time_s: npt.NDArray[np.float64]
-    prefill: npt.NDArray[np.float64]
-    decode: npt.NDArray[np.float64]
-    work: npt.NDArray[np.float64]
-    arrived: npt.NDArray[np.int64]
+    time_s: Floats
+    prefill: Floats
+    decode: Floats
+    work: Floats
+    arrived: Ints
 
 
 class Backlog:
@@ -74,7 +74,10 @@ class Backlog:
     def __init__(
         self, workload: Workload, server: Server, start: Start, initial: int, offered: PerPhase, worth: PerPhase
     ) -> None:
-        self.server, self.initial, self.slots, self.offered = server, initial, slots(server), offered
+        self.server = server
+        self.initial = initial
+        self.slots = slots(server)
+        self.offered = offered
         self.worth = worth
         self.session = open_session(server, "summary", TICK_S, True, NEVER, workload.prefixes)
         self.source = _flooded(_kept(endless(workload), self.session), self.initial)
@@ -120,7 +123,9 @@ class Backlog:
 
         Return False if some are left that were on their way out: in the last half of the patience others left.
         """
-        here, left, earlier = max(self.arrived, self.initial), 0, 0
+        here = max(self.arrived, self.initial)
+        left = 0
+        earlier = 0
         while not self.emptied and left < here and self.arrived - here < patience:
             self.look()
             dropped = int(self.session.state[kernel.DROPPED])
@@ -161,7 +166,9 @@ class Backlog:
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
         if not self.emptied:
-            self.before, self.looks, self.steps = self.looks, [self._point()], _FIRST_LOOK
+            self.before = self.looks
+            self.looks = [self._point()]
+            self.steps = _FIRST_LOOK
         state = self.session.state
         self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.slots)
         self.enough_arrived = self.arrived + _STARVED * self.slots
@@ -234,10 +241,10 @@ def waits_as_prompts(server: Server) -> bool:
 def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:
     """Yield the requests that are not dropped."""
     for block in blocks:
-        places = np.arange(block.arrival_s.size)
+        indices = np.arange(block.arrival_s.size)
         lengths = (block.prompt_tokens.astype(np.int32), block.output_tokens.astype(np.int32))
-        kept = session.keep(Window.of(places, *lengths)).arrival
-        if kept.size == places.size:
+        kept = session.keep(Window.of(indices, *lengths)).arrival
+        if kept.size == indices.size:
             yield block
         elif kept.size:
             yield block.where(kept)

@@ -10,11 +10,10 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.checking import intervals
 from penstock.checking.targets import Estimate, share
+from penstock.inputs.arrays import Floats, Ints
 from penstock.simulation.run import Distribution
 from penstock.words import counted
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Statistics = Mapping[str, Estimate]
 """By ``mean``, ``p50``, ``p90``, ``p95``, ``p99``; seconds."""
 

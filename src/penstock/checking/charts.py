@@ -5,10 +5,10 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.show.charts import (
     COLOURS,
     DASHES,
@@ -385,7 +385,8 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
     InputError
         If a run kept no rows of requests, or does not tell the end of prefill.
     """
-    fluid, ends = "fluid", [run.seconds / size for size, run in runs.items()]
+    fluid = "fluid"
+    ends = [run.seconds / size for size, run in runs.items()]
     end = 1.15 * path.drain_s if 0 < path.drain_s < float("inf") else max(ends, default=1.15 * path.time_s[-1] or 1.0)
     names = [f"{size:,}" for size in runs] + [fluid]
     time = np.union1d(np.linspace(0, end, _SERIES_POINTS), path.time_s[path.time_s <= end])
@@ -419,7 +420,7 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
     return side_by_side(panels, about)
 
 
-def _scaled(run: Run, size: int, time: npt.NDArray[np.float64]) -> pl.DataFrame:
+def _scaled(run: Run, size: int, time: Floats) -> pl.DataFrame:
     """Return a run's requests by phase and its tokens over its size, at times over its size, while it lasted."""
     if run.server.convention != "engine" or run.rows is None:
         raise InputError(

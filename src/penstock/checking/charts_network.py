@@ -9,9 +9,8 @@ import polars as pl
 
 from penstock.checking.flood_test import FALLEN, NetworkStability
 from penstock.checking.graph import network_graph as network_graph
-from penstock.checking.graph import with_line_under
 from penstock.errors import InputError, nearest
-from penstock.show.charts import COLOURS, DASHES, GRID, SHORT
+from penstock.show.charts import COLOURS, DASHES, GRID, SHORT, with_line_under
 from penstock.simulation.network_run import NetworkRun
 from penstock.theory.network.fluid import NetworkPath
 
@@ -55,7 +54,7 @@ def fluid_path(
     """
     panels = fluid_panels(path, against)
     row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(grid=True, gridColor=GRID)
-    return with_line_under(row, about)  # type: ignore[no-any-return]
+    return with_line_under(row, about)
 
 
 def fluid_panels(path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None) -> list[Any]:
@@ -120,15 +119,15 @@ def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
     sides += [[i, j] for i in range(count) for j in range(i + 1, count) if path.pool[i] != path.pool[j]]
     level = {tuple(of): path.requests[:, of[0]] - path.requests[:, of[1:]].sum(axis=1) for of in sides}
     highest = np.argsort(-path.requests.max(axis=0), kind="stable")
-    best, found = np.pi, ([int(highest[0])], [int(highest[min(1, count - 1)])])
+    best, pair = np.pi, ([int(highest[0])], [int(highest[min(1, count - 1)])])
     for i, across in enumerate(sides):
         for upwards in sides[i + 1 :]:
             if set(across) & set(upwards):
                 continue
             turned = _turned(level[tuple(across)], level[tuple(upwards)])
             if turned > best * (1 + 1e-9):
-                best, found = turned, (across, upwards)
-    return [path.classes[k] for k in found[0]], [path.classes[k] for k in found[1]]
+                best, pair = turned, (across, upwards)
+    return [path.classes[k] for k in pair[0]], [path.classes[k] for k in pair[1]]
 
 
 def _turned(x: Any, y: Any) -> float:
@@ -168,8 +167,8 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     )
     x = alt.X("time:Q", title="Time (s)", axis=alt.Axis(tickCount=6, labelExpr=SHORT))
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.6)
-    said = ("stable: it fell to half", "unstable: it rose so far")
-    barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": list(said)})).encode(y=y)
+    texts = ("stable: it fell to half", "unstable: it rose so far")
+    barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": list(texts)})).encode(y=y)
     words = barriers.encode(x=alt.value(5), text="text:N")  # on the left: paths start between the barriers
     below, above = words.transform_filter(alt.datum.work < 1), words.transform_filter(alt.datum.work > 1)
     halo: dict[str, Any] = {"color": "white", "stroke": "white", "strokeWidth": 4}
@@ -183,7 +182,7 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
         .properties(width=430, height=280)
         .configure_axis(gridColor=GRID)
     )
-    return with_line_under(chart, about)  # type: ignore[no-any-return]
+    return with_line_under(chart, about)
 
 
 def _thinned(path: Any, most: int) -> Any:
@@ -199,12 +198,13 @@ def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
         .resolve_scale(color="independent", strokeDash="independent")
         .configure_axis(gridColor=GRID)
     )
-    return with_line_under(grid, about)  # type: ignore[no-any-return]
+    return with_line_under(grid, about)
 
 
 def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
     """Return the panels of `queue_lengths`, by pool."""
-    network, queues = run.network, stage_queues(run)
+    network = run.network
+    queues = stage_queues(run)
     times = queues["time_s"].unique().sort()
     panels = {}
     for k, pool in enumerate(network.pools):

@@ -25,10 +25,10 @@ PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instea
 
 def measured(scenario: "Scenario") -> dict[str, Any] | None:
     """Return where the batch times come from, None where they stand in the scenario."""
-    known = scenario.measured
-    if known is None:
+    measurement = scenario.measured
+    if measurement is None:
         return None
-    return {"description": known.description, "source": known.source, "year": known.year}
+    return {"description": measurement.description, "source": measurement.source, "year": measurement.year}
 
 
 def chosen_scenario(

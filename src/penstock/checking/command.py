@@ -80,11 +80,11 @@ def check(
     from penstock.scenario.scenario import describes_network
 
     document = read_document(scenario)
+    # A network has options of its own, and an answer of its own.
     if describes_network(document):
         of_server = {"--policy": policy, "--requests": requests, "--target": targets}
         _refuse(f"{scenario} describes a network", of_server | {"--precision": precision, "--alpha": alpha})
         network = chosen_network(scenario, document, jobs)
-        resolution = 0.02 if resolution is None else resolution
         answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
         return
     _refuse(f"{scenario} describes one server", {"--jobs": jobs, "--orders": orders})
@@ -95,15 +95,14 @@ def check(
     limits = [Target.parse(text) for text in targets or ()]
     name = chosen.server.policy.name
     with progress.bar(f"Simulating {name}") as show:
-        found = answer.check(
+        result = answer.check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
-            targets=limits, precision=precision, alpha=0.01 if alpha is None else alpha,
-            resolution=0.01 if resolution is None else resolution, progress=show,
+            targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
         )  # fmt: skip
-    _draw(figures, chosen, {name: found.run}, as_json, refused=[name] if found.latency_refused else [])
-    document = found.as_dict() | {"measured": measured(chosen), "next": found.next_step(chosen.file)}
-    show_page(found.page(chosen), document, report, as_json)
-    if strict and (found.verdict != "stable" or found.missed):
+    _draw(figures, chosen, {name: result.run}, as_json, refused=[name] if result.latency_refused else [])
+    document = result.as_dict() | {"measured": measured(chosen), "next": result.next_step(chosen.file)}
+    show_page(result.page(chosen), document, report, as_json)
+    if strict and (result.verdict != "stable" or result.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -144,20 +143,21 @@ def compare(
     from penstock.checking.view import compare_page
     from penstock.system.policies import POLICIES
 
-    found: dict[str, Answer] = {}
+    results: dict[str, Answer] = {}
     own = chosen.server.policy
+    # The scenario's own policy comes first, so that the others are compared with it.
     servers = chosen_servers(chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES])
     with progress.bar("Simulating") as show:
         for index, (name, server) in enumerate(servers.items()):
-            found[name] = answer.check(
+            results[name] = answer.check(
                 chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
                 resolution=resolution, progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
             )  # fmt: skip
-    refused = [name for name, a in found.items() if a.latency_refused]
-    _draw(figures, chosen, {name: a.run for name, a in found.items()}, as_json, refused)
-    answers = {name: a.as_dict() for name, a in found.items()}
-    show_page(compare_page(chosen, found), {"policies": answers, "measured": measured(chosen)}, report, as_json)
-    if strict and any(a.verdict != "stable" for a in found.values()):
+    refused = [name for name, a in results.items() if a.latency_refused]
+    _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
+    answers = {name: a.as_dict() for name, a in results.items()}
+    show_page(compare_page(chosen, results), {"policies": answers, "measured": measured(chosen)}, report, as_json)
+    if strict and any(a.verdict != "stable" for a in results.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -179,8 +179,9 @@ def simulate(
     from penstock.theory.certificate import certify
     from penstock.theory.operating_point import operating_point
 
+    # The load is said beside the run, though no verdict is drawn from it.
     certificate = certify(chosen.workload, chosen.server)
-    asked = certificate.load
+    demand = certificate.load
     with progress.bar(f"Simulating {chosen.server.policy.name}") as show:
         run = run_once(
             chosen.workload,
@@ -190,7 +191,7 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
-    warnings = [*chosen.workload.notices, *answer.load_warnings(asked, chosen.server)]
+    warnings = [*chosen.workload.notices, *answer.load_warnings(demand, chosen.server)]
     front = chosen.server.kv_notes
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {

@@ -61,7 +61,7 @@ def network(
 def answer_network(
     chosen: "NetworkScenario",
     seed: int | None,
-    resolution: float,
+    resolution: float | None,
     orders: str | None,
     as_json: bool,
     figures: Path | None,
@@ -77,18 +77,18 @@ def answer_network(
     from penstock.checking.answer import check
 
     with progress.bar(f"Simulating {chosen.name}") as show:
-        found = check(
+        answer = check(
             chosen.network, jobs=chosen.jobs, until=chosen.until, seed=seed, resolution=resolution, progress=show
         )
     if figures is not None:
-        _draw(figures, found, as_json)
-    show_page(found.page(chosen), found.as_dict(), report, as_json)
-    if strict and found.verdict != "stable":
+        _draw(figures, answer, as_json)
+    show_page(answer.page(chosen), answer.as_dict(), report, as_json)
+    if strict and answer.verdict != "stable":
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
 def _compare(
-    chosen: "NetworkScenario", orders: str, seed: int | None, resolution: float, as_json: bool, strict: bool
+    chosen: "NetworkScenario", orders: str, seed: int | None, resolution: float | None, as_json: bool, strict: bool
 ) -> None:
     """Answer for the scenario's own order and those named."""
     from penstock.checking.orders import compare_orders, own_order
@@ -96,15 +96,21 @@ def _compare(
 
     named = _orders(chosen, orders)
     own = own_order(chosen.network)
-    each: dict[str, Order | dict[str, Order]] = {own: {}}
-    each |= {order.name: order for order in named if order.name != own}
+    orders_by_name: dict[str, Order | dict[str, Order]] = {own: {}}
+    orders_by_name |= {order.name: order for order in named if order.name != own}
     with progress.bar("Simulating") as show:
-        found = compare_orders(
-            chosen.network, each, jobs=chosen.jobs, until=chosen.until, seed=seed, resolution=resolution, progress=show
+        answers = compare_orders(
+            chosen.network,
+            orders_by_name,
+            jobs=chosen.jobs,
+            until=chosen.until,
+            seed=seed,
+            resolution=resolution,
+            progress=show,
         )
-    document = {"orders": {name: answer.as_dict() for name, answer in found.items()}}
-    show_page(orders_page(found, chosen), document, None, as_json)
-    if strict and any(answer.verdict != "stable" for answer in found.values()):
+    document = {"orders": {name: answer.as_dict() for name, answer in answers.items()}}
+    show_page(orders_page(answers, chosen), document, None, as_json)
+    if strict and any(answer.verdict != "stable" for answer in answers.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -115,9 +121,9 @@ def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScena
 
     if not describes_network(document) and isinstance(document, dict) and "server" in document:
         raise InputError(f"{path} describes one server, not a network; ask `penstock check {path}`")
-    found = build_network(document, path.parent, path.name)
+    scenario = build_network(document, path.parent, path.name)
     progress.announce_compilation()
-    return found if jobs is None else dataclasses.replace(found, jobs=jobs, until=None)
+    return scenario if jobs is None else dataclasses.replace(scenario, jobs=jobs, until=None)
 
 
 def _orders(chosen: "NetworkScenario", orders: str) -> "list[Order]":
@@ -126,21 +132,21 @@ def _orders(chosen: "NetworkScenario", orders: str) -> "list[Order]":
     names = [name.strip() for name in orders.split(",") if name.strip()]
     if not names:
         raise InputError(f"--orders names none; give some of {', '.join(ORDERS)}")
-    found = [resolve_order(name, folder=chosen.folder) for name in names]
-    if len({order.name for order in found}) < len(found):
-        called = ", ".join(order.name for order in found)
+    chosen_orders = [resolve_order(name, folder=chosen.folder) for name in names]
+    if len({order.name for order in chosen_orders}) < len(chosen_orders):
+        called = ", ".join(order.name for order in chosen_orders)
         raise InputError(f"--orders: two of {called} have one name; leave one out")
-    return found
+    return chosen_orders
 
 
-def _draw(folder: Path, found: "NetworkAnswer", as_json: bool) -> None:
+def _draw(folder: Path, answer: "NetworkAnswer", as_json: bool) -> None:
     """Write the figures: the graph, the floods, the queues."""
     from penstock.checking import charts_network as plotting_network
 
     charts = {
-        "network_graph": plotting_network.network_graph(found.network, found.certificate),
-        "queue_lengths": plotting_network.queue_lengths(found.run),
+        "network_graph": plotting_network.network_graph(answer.network, answer.certificate),
+        "queue_lengths": plotting_network.queue_lengths(answer.run),
     }
-    if found.stability:
-        charts["flood_paths"] = plotting_network.flood_paths(found.stability)
+    if answer.stability:
+        charts["flood_paths"] = plotting_network.flood_paths(answer.stability)
     save_figures(charts, folder, as_json)

@@ -35,12 +35,12 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from penstock.checking.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.simulation.progress import Progress
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, beside_prefill
@@ -48,8 +48,6 @@ from penstock.theory.kv_blocks import fits
 from penstock.theory.load import Load, load
 from penstock.theory.region import region
 from penstock.workload.workload import Requests, Workload
-
-Floats = npt.NDArray[np.floating[Any]]
 
 MOST_INITIAL = 2**20
 """Most requests in an initial backlog."""
@@ -174,22 +172,22 @@ class Stability:
                 "over before its rate could be measured"
             )
         low, high = self.interval
-        seen = f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
+        span = f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
         if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
-            seen += f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
+            span += f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
         sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
         match self.verdict:
             case "stable":
                 done = f"{1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to {1 - low:,.4g})"
-                return f"under a large backlog the server does {done}, {seen}"
+                return f"under a large backlog the server does {done}, {span}"
             case "unstable":
                 grows = f"{watch.drift:.2%} of what arrives ({sure} {low:.2%} to {high:.2%})"
-                return f"a backlog{_BEGUN[watch.start]} grows by {grows}, {seen}"
+                return f"a backlog{_BEGUN[watch.start]} grows by {grows}, {span}"
         more = ""
         if watch.needed:
             more = f"; about {watch.needed:,} would be needed" if watch.needed < _FAR else "; it is at its limit"
         moved = f"{watch.drift:+.2%} of what arrives ({sure} {low:+.2%} to {high:+.2%})"
-        return f"a large backlog changes by {moved}, {seen}: too little to tell at this resolution{more}"
+        return f"a large backlog changes by {moved}, {span}: too little to tell at this resolution{more}"
 
     @property
     def error(self) -> str:
@@ -250,8 +248,8 @@ class _Test:
     def of(
         cls, workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None
     ) -> "_Test":
-        asked = load(workload, server)
-        work = asked.work  # those that are dropped are no load
+        demand = load(workload, server)
+        work = demand.work  # those that are dropped are no load
         if work.share < _LEAST_SHARE:
             raise InputError(
                 f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves too few to judge; raise "
@@ -262,13 +260,13 @@ class _Test:
         prompt = work.lengths.mean_prompt
         mean = server.tokens_per_request(prompt, work.lengths.mean_output)
         decodes = max(mean - prompt, 0.0)  # without any, rounding may leave less
-        worth, noise, decode_s = _worth_of(sample, server, asked, prompt, decodes)
+        worth, noise, decode_s = _worth_of(sample, server, demand, prompt, decodes)
         variance = float(np.mean(_weighed(sample, server, worth) ** 2))
         barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean  # tokens for a variance of 1 token^2
         plain = (variance + noise) * barrier_of
         if most_arrivals is None:
             most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
-        most_rate = _MOST_LOAD * asked.max_rate
+        most_rate = _MOST_LOAD * demand.max_rate
         if workload.rate > most_rate:
             workload = workload.with_rate(most_rate)
         rate = workload.rate * work.share
@@ -276,7 +274,7 @@ class _Test:
             workload,
             server,
             alpha,
-            rho=asked.rho,
+            rho=demand.rho,
             offered=(rate * prompt, rate * decodes),
             forward=mean,
             prompt=prompt,
@@ -303,7 +301,8 @@ class _Test:
 
     def _at_once(self) -> int:
         """Return how many requests run at once: no more than KV memory has room for, whatever the slots."""
-        memory, most = self.server.memory, slots(self.server)
+        memory = self.server.memory
+        most = slots(self.server)
         if memory is None or memory.prefix_caching:  # a cache shares blocks, nobody knows how many
             return most
         return min(most, math.ceil(memory.tokens / max(self.prompt, memory.block_size)))
@@ -395,7 +394,7 @@ class _Test:
 
 
 def _worth_of(
-    sample: Requests, server: Server, asked: Load, prompt: float, decodes: float
+    sample: Requests, server: Server, demand: Load, prompt: float, decodes: float
 ) -> tuple[PerPhase, float, float]:
     """Return what tokens count, the variance that this leaves out, and the seconds of a request's decodes alone.
 
@@ -406,7 +405,7 @@ def _worth_of(
 
     Parameters
     ----------
-    sample, server, asked
+    sample, server, demand
         Requests, what serves, and what the workload asks of it.
     prompt, decodes
         Mean tokens of a request.
@@ -414,7 +413,7 @@ def _worth_of(
     full = slots(server)
     decode_s = decodes * float(server.batch_time.by_tokens(full)) / full
     by_tokens = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
-    of_prompt, of_decode = region(by_tokens, prompt=asked.work.lengths).prices((prompt, decodes))
+    of_prompt, of_decode = region(by_tokens, prompt=demand.work.lengths).prices((prompt, decodes))
     last = int(server.convention == "engine")
     v, out = sample.prompt_tokens, sample.output_tokens
     seconds = of_prompt * v + of_decode * (out - last)

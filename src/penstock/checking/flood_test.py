@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.progress import Progress
@@ -82,7 +82,7 @@ class Flood:
     ratio: float
     highest: float
     barrier: float
-    path: npt.NDArray[np.float64] = dataclasses.field(repr=False)
+    path: Floats = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -236,10 +236,12 @@ class _Flooded:
             if ratio >= self.risen:
                 outcome = "unstable"
                 break
+            # What stays level may be a normal queue: then the flood was too small to tell.
             half_the_resolution = _LEVEL / 2 * time_s / level_s
             self.level = time_s > level_s and max(ratio, here) < 1 + half_the_resolution
             if self.level:
                 break
+            # Ever more batches to a look, so that the looks stay few.
             if len(path) > 2 * _LOOKS:
                 path = path[::2]
                 steps *= 2
@@ -265,7 +267,8 @@ class _Flooded:
 
     def _look(self) -> tuple[float, float, float, bool]:
         """Return the time, the work left over that at the start, in all and for the flooded pool, and if it fell."""
-        net, time_s = self.session.net, self.session.now * TICK_S
+        net = self.session.net
+        time_s = self.session.now * TICK_S
         servers = net.servers
         pools = len(self.capacity)
         processed = np.bincount(servers[:, kernel.POOL], servers[:, kernel.PROCESSED], pools) / self.capacity
@@ -302,7 +305,7 @@ def _initial(
     return min(max(math.ceil(jobs), _FEWEST_JOBS), _MOST_JOBS), normal
 
 
-def _tokens(network: Network, jobs: Jobs) -> npt.NDArray[np.float64]:
+def _tokens(network: Network, jobs: Jobs) -> Floats:
     """Return the forward tokens that each job brings to each pool, without what is sure to be found of its context."""
     engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
     pool = network.stage_pool[jobs.stage]
@@ -314,10 +317,10 @@ def _tokens(network: Network, jobs: Jobs) -> npt.NDArray[np.float64]:
     return brought.reshape(jobs.count, count)
 
 
-def _pipeline(network: Network) -> npt.NDArray[np.float64]:
+def _pipeline(network: Network) -> Floats:
     """Return, for each pool, the tokens that its full batches process while a mean request decodes."""
     tokens = []
-    for place, pool in enumerate(network.pools.values()):
-        decodes = float(network.decode_means[network.stage_pool == place].max())
+    for index, pool in enumerate(network.pools.values()):
+        decodes = float(network.decode_means[network.stage_pool == index].max())
         tokens.append(pool.replicas * pool.server.token_budget * max(decodes, 1.0))
     return np.array(tokens)

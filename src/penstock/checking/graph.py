@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.checking import graph_layout as place
 from penstock.checking.graph_layout import Layout, network_layout, pool_cycles
-from penstock.show.charts import COLOURS
+from penstock.show.charts import COLOURS, with_line_under
 from penstock.system.network import Network
 from penstock.theory.network.certificate import NetworkCertificate
 
@@ -50,7 +50,7 @@ def network_graph(network: Network, certificate: NetworkCertificate | None = Non
         .resolve_scale(fill="independent", stroke="independent", strokeDash="independent")
         .configure_view(stroke=None)
     )
-    return with_line_under(chart, about)  # type: ignore[no-any-return]
+    return with_line_under(chart, about)
 
 
 class _Canvas:
@@ -61,12 +61,17 @@ class _Canvas:
         y = {"scale": alt.Scale(domain=[layout.height, 0], nice=False), "axis": None}
         self.x, self.y = alt.X("x:Q", **x), alt.Y("y:Q", **y)  # type: ignore[arg-type]
 
-    def draw(self, rows: Sequence[dict[str, Any]], mark: str, looks: dict[str, Any], **channels: Any) -> alt.Chart:
+    def draw(
+        self, rows: Sequence[dict[str, Any]], mark: str, looks: dict[str, Any], **channels: Any
+    ) -> list[alt.Chart]:
+        """Return a layer with a mark for each row; none where there are no rows."""
+        if not rows:
+            return []
         chart = alt.Chart(alt.InlineData(values=list(rows)))  # of any length
-        drawn: alt.Chart = getattr(chart, f"mark_{mark}")(**looks).encode(x=self.x, y=self.y, **channels)
-        return drawn
+        return [getattr(chart, f"mark_{mark}")(**looks).encode(x=self.x, y=self.y, **channels)]
 
-    def words(self, rows: Sequence[dict[str, Any]], **looks: Any) -> alt.Chart:
+    def words(self, rows: Sequence[dict[str, Any]], **looks: Any) -> list[alt.Chart]:
+        """Return a layer with the text of each row."""
         return self.draw(rows, "text", {"fontSize": 11, "baseline": "middle", "align": "center"} | looks, text="text:N")
 
 
@@ -116,25 +121,20 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
             format=".1f",
         ),
     )
-    known = [row for row in heads if row["load"] is not None]
-    unknown = [row for row in heads if row["load"] is None]
-    layers = [canvas.draw(bands, "rect", look, **corners)]
-    if known:
-        layers.append(canvas.draw(known, "rect", {"stroke": "#333333", "strokeWidth": 0.8}, fill=fill, **corners))
-    if unknown:
-        layers.append(canvas.draw(unknown, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners))
-    if around:
-        frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
-        layers.append(canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners))  # seen on any blue
-        dashed = frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}
-        layers.append(canvas.draw(around, "rect", dashed, **corners))
-    limit = {"limit": narrowest - 14}
+    with_load = [row for row in heads if row["load"] is not None]
+    without_load = [row for row in heads if row["load"] is None]
+    frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
+    layers = [
+        *canvas.draw(bands, "rect", look, **corners),
+        *canvas.draw(with_load, "rect", {"stroke": "#333333", "strokeWidth": 0.8}, fill=fill, **corners),
+        *canvas.draw(without_load, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners),
+        *canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners),  # seen on any blue
+        *canvas.draw(around, "rect", frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}, **corners),
+    ]
     for ink in ("white", "black"):
-        for bold, size in ((True, 13), (False, 11)):
+        for bold, size, weight in ((True, 13, "bold"), (False, 11, "normal")):
             rows = [row for row in words if row["ink"] == ink and row["bold"] is bold]
-            weight = "bold" if bold else "normal"
-            if rows:
-                layers.append(canvas.words(rows, color=ink, fontSize=size, fontWeight=weight, **limit))
+            layers += canvas.words(rows, color=ink, fontSize=size, fontWeight=weight, limit=narrowest - 14)
     return layers
 
 
@@ -144,6 +144,7 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     names = list(network.pools)
     served = {stage: names[k] for stage, k in zip(network.stages, network.stage_pool, strict=True)}
     points, arrows, rings, words = [], [], [], []
+    # Ways end in an arrow at a stage, or in a ring where jobs leave; words are probabilities.
     for number, route in enumerate(layout.routes):
         ends = {served[stage] for stage in (route.source, route.target) if stage is not None}
         kind = "route in a cycle of pools" if len(ends) == 2 and any(ends <= of for of in cycles) else "route"
@@ -157,42 +158,38 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
             if route.chance < 1 - 1e-9:
                 at_x, at_y = _early(route.path)
                 words.append({"x": at_x, "y": at_y, "text": _chance(route.chance).strip()})
+    # Only a graph with a cycle needs a legend that tells its routes from the others.
     kinds = [kind for kind in ("route", "route in a cycle of pools") if any(p["kind"] == kind for p in points)]
     looks = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
     legend = alt.Legend(title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240)
     legend = legend if len(kinds) > 1 else None  # type: ignore[assignment]
     colours = alt.Scale(domain=kinds, range=[looks[kind][0] for kind in kinds])
     dashes = alt.Scale(domain=kinds, range=[looks[kind][1] for kind in kinds])
-    layers = [
-        canvas.draw(
-            points,
-            "line",
-            {"strokeWidth": 1.6},
-            detail="route:N",
-            order="order:Q",
-            stroke=alt.Stroke("kind:N", scale=colours, legend=legend),
-            strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=legend),
-        )
-    ]
+    layers = canvas.draw(
+        points,
+        "line",
+        {"strokeWidth": 1.6},
+        detail="route:N",
+        order="order:Q",
+        stroke=alt.Stroke("kind:N", scale=colours, legend=legend),
+        strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=legend),
+    )
     for kind in kinds:
         heads = [row for row in arrows if row["kind"] == kind]
-        if heads:
-            look = {"shape": "triangle-down", "size": 70, "filled": True, "color": looks[kind][0], "opacity": 1}
-            layers.append(canvas.draw(heads, "point", look))
-    if rings:
-        look = {"shape": "circle", "size": 60, "filled": True, "color": "white", "stroke": PLAIN, "strokeWidth": 2}
-        layers.append(canvas.draw(rings, "point", look | {"opacity": 1}))
+        look = {"shape": "triangle-down", "size": 70, "filled": True, "color": looks[kind][0], "opacity": 1}
+        layers += canvas.draw(heads, "point", look)
+    look = {"shape": "circle", "size": 60, "filled": True, "color": "white", "stroke": PLAIN, "strokeWidth": 2}
+    layers += canvas.draw(rings, "point", look | {"opacity": 1})
+    # A fork has its bar below, a join above.
     bars = []
     for stages, side in ((layout.forks, 1), (layout.joins, -1)):
         for stage in sorted(stages):
             x, y = layout.stages[stage]
             half, y = layout.stage_width / 2, y + side * (place.HEIGHT / 2 + place.BAR - 2)
             bars.append({"x": x - half, "x2": x + half, "y": y, "y2": y})
-    if bars:
-        layers.append(canvas.draw(bars, "rule", {"strokeWidth": 5, "color": "black"}, x2="x2:Q", y2="y2:Q"))
-    if words:
-        layers.append(canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9))
-        layers.append(canvas.words(words, color="black"))
+    layers += canvas.draw(bars, "rule", {"strokeWidth": 5, "color": "black"}, x2="x2:Q", y2="y2:Q")
+    layers += canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9)
+    layers += canvas.words(words, color="black")
     return layers
 
 
@@ -223,23 +220,25 @@ def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | 
         boxes.append(corners | {"marked": marked})
         lines = [f"{_short(model.visits[k])}/s, {_short(tokens[k])} tokens"]
         shape = ["join"] * (stage in layout.joins) + ["fork"] * (stage in layout.forks)
-        if said := [*shape, *_rank(network, k)]:
-            lines.append(", ".join(said))
+        notes = [*shape, *_rank(network, k)]
+        if notes:
+            lines.append(", ".join(notes))
         name = stage if several else stage.split(".", 1)[-1]
         first = y - 7 * len(lines)
         names.append({"x": x, "y": first, "text": name})
         figures += [{"x": x, "y": first + 14 * (i + 1), "text": line} for i, line in enumerate(lines)]
-    layers: list[alt.Chart] = []
     plain: dict[str, Any] = {"fill": "white", "cornerRadius": 5, "strokeWidth": 1.0, "stroke": "#333333"}
-    if rows := [row for row in boxes if not row["marked"]]:
-        layers.append(canvas.draw(rows, "rect", plain, x2="x2:Q", y2="y2:Q"))
-    if rows := [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]:
-        look = plain | {"strokeWidth": 2.4, "strokeDash": [3, 2]}
-        legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolDash=[3, 2], labelLimit=240)
-        stroke = alt.Stroke("marked:N", scale=alt.Scale(domain=[_VIRTUAL], range=[CYCLE]), legend=legend)
-        layers.append(canvas.draw(rows, "rect", look, x2="x2:Q", y2="y2:Q", stroke=stroke))
-    layers.append(canvas.words(names, fontSize=12, fontWeight="bold", limit=layout.stage_width - 8))
-    layers.append(canvas.words(figures, color="#333333", fontSize=10.5, limit=layout.stage_width - 6))
+    dashed = plain | {"strokeWidth": 2.4, "strokeDash": [3, 2]}
+    legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolDash=[3, 2], labelLimit=240)
+    stroke = alt.Stroke("marked:N", scale=alt.Scale(domain=[_VIRTUAL], range=[CYCLE]), legend=legend)
+    unmarked = [row for row in boxes if not row["marked"]]
+    in_station = [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]
+    layers = [
+        *canvas.draw(unmarked, "rect", plain, x2="x2:Q", y2="y2:Q"),
+        *canvas.draw(in_station, "rect", dashed, x2="x2:Q", y2="y2:Q", stroke=stroke),
+        *canvas.words(names, fontSize=12, fontWeight="bold", limit=layout.stage_width - 8),
+        *canvas.words(figures, color="#333333", fontSize=10.5, limit=layout.stage_width - 6),
+    ]
     arrivals = [route for route in layout.routes if route.kind == "arrival"]
     words = []
     for workflow, route in zip(network.workflows, arrivals, strict=True):
@@ -248,7 +247,7 @@ def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | 
         words += [(x, y - 21, workflow.name, "bold"), (x, y - 7, rate, "normal")]
     for weight in ("bold", "normal"):
         rows = [{"x": x, "y": y, "text": text} for x, y, text, how in words if how == weight]
-        layers.append(canvas.words(rows, fontWeight=weight, limit=layout.stage_width))
+        layers += canvas.words(rows, fontWeight=weight, limit=layout.stage_width)
     return layers
 
 
@@ -263,9 +262,3 @@ def _rank(network: Network, stage: int) -> list[str]:
 
 def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def with_line_under(chart: Any, about: str) -> Any:
-    """Put one line under a figure."""
-    title = alt.TitleParams(about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12)
-    return chart.properties(title=title) if about else chart

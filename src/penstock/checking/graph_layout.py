@@ -10,14 +10,13 @@ from collections.abc import Mapping
 
 import networkx as nx
 import numpy as np
-import numpy.typing as npt
 
+from penstock.inputs.arrays import Floats
 from penstock.system.network import Network
 from penstock.workload.routes import END
 from penstock.workload.sessions import Sessions
 from penstock.workload.stage import Stage
 
-Floats = npt.NDArray[np.float64]
 Ways = Mapping[str, tuple[bool, Mapping[str, float]]]
 """Of each stage, whether it forks, and the probabilities of what may follow."""
 
@@ -95,7 +94,8 @@ class Layout:
 
 def network_layout(network: Network) -> Layout:
     """Return where everything is drawn."""
-    ways, several = network_ways(network), len(network.workflows) > 1
+    ways = network_ways(network)
+    several = len(network.workflows) > 1
     letters = max(len(stage if several else stage.split(".", 1)[-1]) for stage in network.stages)
     width = min(max(NARROWEST, 16 + LETTER * letters), WIDEST)
     row, back = _rows(network, ways)
@@ -112,7 +112,7 @@ def network_layout(network: Network) -> Layout:
         stage_width=width,
         routes=routes,
         forks=frozenset(source for source, (fork, _) in ways.items() if fork),
-        joins=frozenset(stage for stage, given in _stages(network).items() if given.join),
+        joins=frozenset(stage for stage, spec in _stages(network).items() if spec.join),
     )
 
 
@@ -121,15 +121,15 @@ def network_ways(network: Network) -> dict[str, tuple[bool, dict[str, float]]]:
 
     What is missing to 1 is that of the end; at a fork each is 1.
     """
-    found: dict[str, tuple[bool, dict[str, float]]] = {}
+    ways: dict[str, tuple[bool, dict[str, float]]] = {}
     for workflow in network.workflows:
         for name, stage in workflow.stages.items():
             fork, targets = _then(stage)
             if isinstance(workflow, Sessions):
                 calls = workflow.recorded.requests / workflow.recorded.count
                 targets = {name: 1 - 1 / calls} if calls > 1 else {}
-            found[f"{workflow.name}.{name}"] = (fork, {f"{workflow.name}.{to}": c for to, c in targets.items()})
-    return found
+            ways[f"{workflow.name}.{name}"] = (fork, {f"{workflow.name}.{to}": c for to, c in targets.items()})
+    return ways
 
 
 def _then(stage: Stage) -> tuple[bool, dict[str, float]]:
@@ -147,7 +147,7 @@ def _then(stage: Stage) -> tuple[bool, dict[str, float]]:
 def pool_cycles(network: Network) -> list[frozenset[str]]:
     """Return the sets of pools between which jobs can go round."""
     pools, graph = list(network.pools), nx.DiGraph()
-    served = {stage: pools[place] for stage, place in zip(network.stages, network.stage_pool, strict=True)}
+    served = {stage: pools[index] for stage, index in zip(network.stages, network.stage_pool, strict=True)}
     for source, (_, targets) in network_ways(network).items():
         graph.add_edges_from((served[source], served[target]) for target in targets)
     return [frozenset(members) for members in nx.strongly_connected_components(graph) if len(members) > 1]
@@ -178,7 +178,7 @@ def _rows(network: Network, ways: Ways) -> tuple[dict[str, int], set[tuple[str, 
             elif target in on_the_way:
                 back.add((source, target))
     graph.remove_edges_from(back)
-    return {stage: place for place, of in enumerate(nx.topological_generations(graph)) for stage in of}, back
+    return {stage: row for row, of in enumerate(nx.topological_generations(graph)) for stage in of}, back
 
 
 def _lanes(
@@ -192,17 +192,21 @@ def _lanes(
     ranked = sorted(
         range(len(pools)), key=lambda k: (min(row[s] for s in members[k]), np.mean([row[s] for s in members[k]]), k)
     )
+    # Stages of one pool and one row share a cell; a lane is as wide as its fullest one.
     cells: dict[tuple[int, int], list[str]] = {}
     for k in ranked:
         for stage in members[k]:
             cells.setdefault((k, row[stage]), []).append(stage)
-    lanes, left, pitch, middle = [], 0.0, width + _BESIDE, {}
+    lanes, middle = [], {}
+    left = 0.0
+    pitch = width + _BESIDE
     for k in ranked:
         most = max(len(of) for (pool, _), of in cells.items() if pool == k)
         right = left + most * pitch - _BESIDE + 2 * _PAD
         lanes.append(Lane(pools[k], left, right))
         middle[k] = (left + right) / 2
         left = right + _BETWEEN
+    # Inside a cell stages move towards those that they are linked to, a few times over.
     near: dict[str, list[str]] = {stage: [] for stage in network.stages}
     for source, (_, targets) in ways.items():
         for target in targets:
@@ -223,7 +227,10 @@ class _Router:
     def __init__(
         self, middle: Mapping[str, tuple[float, float]], row: Mapping[str, int], width: float, right: float
     ) -> None:
-        self.middle, self.row, self.width, self.right = middle, row, width, right
+        self.middle = middle
+        self.row = row
+        self.width = width
+        self.right = right
         self.taken: dict[
             int, list[tuple[float, float]]
         ] = {}  # in each row: where what is there has its middle, its reach
@@ -239,7 +246,7 @@ class _Router:
         leaving = self._ports(edges, passing, 0, ends)
         reaching = self._ports(edges, passing, 1, _firsts(network))
         joins = {name for name, stage in _stages(network).items() if stage.join}
-        found = []
+        routes = []
         for source, target in edges:
             fork, targets = ways[source]
             start = (self.middle[source][0] + HEIGHT / 2 + BAR * fork, leaving[source, target])
@@ -248,25 +255,25 @@ class _Router:
                 path = _round(start, stop, passing[source, target][0])
             else:
                 path = self._down(start, stop, source, passing[source, target])
-            found.append(Route(source, target, targets[target], "fork" if fork else "route", path[:, ::-1]))
+            routes.append(Route(source, target, targets[target], "fork" if fork else "route", path[:, ::-1]))
         for stage in ends:
             x, y = leaving[stage, ""], self.middle[stage][0] + HEIGHT / 2
             chance = 1 - sum(ways[stage][1].values())
-            found.append(Route(stage, None, chance, "end", np.array([(x, y), (x, y + STUB)])))
+            routes.append(Route(stage, None, chance, "end", np.array([(x, y), (x, y + STUB)])))
         for stage in _firsts(network):
             x, y = reaching["", stage], self.middle[stage][0] - HEIGHT / 2
-            found.append(Route(None, stage, 1.0, "arrival", np.array([(x, y - STUB), (x, y)])))
-        return tuple(found)
+            routes.append(Route(None, stage, 1.0, "arrival", np.array([(x, y - STUB), (x, y)])))
+        return tuple(routes)
 
     def _passing(self, source: str, target: str) -> list[float]:
         """Return where a route passes the rows between its ends, and take that place."""
         first, last = self.row[source], self.row[target]
-        places = []
+        positions = []
         for row in range(first + 1, last):
             share = (row - first) / (last - first)
             straight = (1 - share) * self.middle[source][1] + share * self.middle[target][1]
-            places.append(self._free([row], straight))
-        return places
+            positions.append(self._free([row], straight))
+        return positions
 
     def _track(self, source: str, target: str) -> list[float]:
         """Return where a route back goes up, and take that place."""
@@ -275,14 +282,14 @@ class _Router:
 
     def _free(self, rows: list[int], *near: float) -> float:
         """Return the place nearest to some, above all the last, where no stage and no other route is in some rows."""
-        places = np.arange(_PAD / 2, self.right + 300.0, 2.0)
-        clear = np.ones(places.size, np.bool_)
+        positions = np.arange(_PAD / 2, self.right + 300.0, 2.0)
+        clear = np.ones(positions.size, np.bool_)
         for row in rows:
             for across, reach in self.taken.get(row, []):
-                clear &= np.abs(places - across) >= reach
-        outside = np.where(places > self.right, 40.0, 0.0)
-        cost = np.abs(places[:, None] - np.array(near)) @ np.linspace(1.0, 1.2, len(near)) + outside
-        best = float(places[np.argmin(np.where(clear, cost, np.inf))])
+                clear &= np.abs(positions - across) >= reach
+        outside = np.where(positions > self.right, 40.0, 0.0)
+        cost = np.abs(positions[:, None] - np.array(near)) @ np.linspace(1.0, 1.2, len(near)) + outside
+        best = float(positions[np.argmin(np.where(clear, cost, np.inf))])
         for row in rows:
             self.taken.setdefault(row, []).append((best, _APART))
         return best
@@ -291,7 +298,7 @@ class _Router:
         self, edges: list[tuple[str, str]], passing: Mapping[tuple[str, str], list[float]], side: int, open: list[str]
     ) -> dict[tuple[str, str], float]:
         """Return where across each route leaves its source (side 0), or reaches its target (side 1)."""
-        found: dict[tuple[str, str], float] = {}
+        ports: dict[tuple[str, str], float] = {}
         for stage, (_, middle) in self.middle.items():
             leads = {
                 e: passing[e][-side] if passing[e] else self.middle[e[1 - side]][1] for e in edges if e[side] == stage
@@ -301,8 +308,8 @@ class _Router:
                 leads[(stage, "") if side == 0 else ("", stage)] = -np.inf if right else np.inf
             mine = sorted(leads, key=lambda e: leads[e])
             step = min(36.0, (self.width - 28) / max(len(mine) - 1, 1))
-            found |= {e: middle + (i - (len(mine) - 1) / 2) * step for i, e in enumerate(mine)}
-        return found
+            ports |= {e: middle + (i - (len(mine) - 1) / 2) * step for i, e in enumerate(mine)}
+        return ports
 
     def _down(self, start: tuple[float, float], stop: tuple[float, float], source: str, passing: list[float]) -> Floats:
         """Return a path through the gaps between rows, straight down where it passes one."""
@@ -338,5 +345,4 @@ def _cubic(*points: tuple[float, float]) -> Floats:
     """Return points on a cubic Bezier curve, the first left out."""
     t = np.linspace(0, 1, 33)[1:, None]
     a, b, c, d = (np.array(p) for p in points)
-    curve: Floats = (1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d
-    return curve
+    return np.asarray((1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d)

@@ -30,10 +30,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from penstock.inputs.arrays import Floats
 from penstock.simulation.run import Distribution
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class QuantileInterval(NamedTuple):
@@ -112,7 +110,8 @@ def ratio_interval(sums: Floats, counts: Floats, confidence: float) -> tuple[flo
     """
     ratio = sums.sum() / counts.sum()
     residuals = (sums - ratio * counts) / counts.mean()
-    error, n = standard_error(residuals), residuals.size
+    error = standard_error(residuals)
+    n = residuals.size
     if error == 0:
         return float(ratio), float(ratio)
     skewness = n / ((n - 1) * (n - 2)) * float(((residuals / residuals.std(ddof=1)) ** 3).sum())
@@ -159,8 +158,8 @@ def quantile_interval(
     up_to, error_up_to = share_at(q, "right")
     error = max(error_below, error_up_to)
     bursts = effective_bursts(1 - below, error)
-    known = min(bursts, most_bursts)
-    t_bursts = _burst_student(confidence, len(batches), known)
+    believed = min(bursts, most_bursts)
+    t_bursts = _burst_student(confidence, len(batches), believed)
     level = share + t_bursts * error
     high: float | None = None
     if t_bursts**2 < bursts:
@@ -170,17 +169,17 @@ def quantile_interval(
         elif level < 1:
             high = whole.quantile(level)
     if below + t * error_below <= share:
-        return QuantileInterval(q, high, known)
+        return QuantileInterval(q, high, believed)
     level = share - t * error
     for _ in range(10):  # down to where the spread at the lower end no longer reaches the share
         if level <= 0:
-            return QuantileInterval(None, high, known)
+            return QuantileInterval(None, high, believed)
         end = whole.quantile(level)
         lower = share - t * max(share_at(end, "left")[1], share_at(end, "right")[1])
         if lower >= level - 1e-3 * (1 - share):
             break
         level = lower
-    return QuantileInterval(whole.quantile(level) if level > 0 else None, high, known)
+    return QuantileInterval(whole.quantile(level) if level > 0 else None, high, believed)
 
 
 def effective_bursts(beyond: float, error: float) -> float:
@@ -228,9 +227,9 @@ def _burst_student(confidence: float, batches: int, bursts: float) -> float:
 
 def merged(parts: Sequence[Distribution]) -> Distribution:
     """Put distributions together."""
-    values, places = np.unique(np.concatenate([part.values for part in parts]), return_inverse=True)
-    counts = np.bincount(places, np.concatenate([part.counts for part in parts]), values.size)
-    return Distribution(values, counts.astype(np.int64), sum(part.total for part in parts))
+    values = np.concatenate([part.values for part in parts])
+    counts = np.concatenate([part.counts for part in parts])
+    return Distribution.merged(values, counts, sum(part.total for part in parts))
 
 
 def difference(later: Distribution, earlier: Distribution) -> Distribution:

@@ -15,39 +15,39 @@ _COARSE = 4.0  # from one size to the next, until the verdict turns
 _CLOSE = 1.25  # of the two sizes between which it turns
 
 
-def kv_notes(workload: Workload, server: Server, found: str, *, search: bool = True) -> tuple[str, ...]:
+def kv_notes(workload: Workload, server: Server, outcome: str, *, search: bool = True) -> tuple[str, ...]:
     """Return what to know of the KV memory before the verdict on a server is read, in a sentence or none.
 
     Parameters
     ----------
     workload, server
         What arrives and what serves.
-    found
+    outcome
         The verdict of the test.
     search
         Whether to say at how many tokens it would turn: up to a dozen more tests.
     """
     if server.kv_note is None:
         return ()
-    said = server.kv_note
+    note = server.kv_note
     if search and server.kv_estimate is not None:
-        said += _between(workload, server, found)
-    elif search and found == "stable":
-        said += _below(workload, server)
-    return (f"{said}.",)
+        note += _between(workload, server, outcome)
+    elif search and outcome == "stable":
+        note += _below(workload, server)
+    return (f"{note}.",)
 
 
-def _between(workload: Workload, server: Server, found: str) -> str:
+def _between(workload: Workload, server: Server, outcome: str) -> str:
     """Say whether the verdict is the same at both ends of an estimate."""
-    known = server.kv_estimate
-    assert known is not None
-    ends = {"stable": known.low, "unstable": known.high}
-    if found not in ends:
+    estimate = server.kv_estimate
+    assert estimate is not None
+    ends = {"stable": estimate.low, "unstable": estimate.high}
+    if outcome not in ends:
         return ""
-    there = _verdict(workload, server, ends[found])
-    if there == found:
-        return f". The verdict below ({found}) is the same at {ends[found]:,} tokens"
-    return f". The verdict below ({found}) is {there} at {ends[found]:,} tokens, so measure that number first"
+    there = _verdict(workload, server, ends[outcome])
+    if there == outcome:
+        return f". The verdict below ({outcome}) is the same at {ends[outcome]:,} tokens"
+    return f". The verdict below ({outcome}) is {there} at {ends[outcome]:,} tokens, so measure that number first"
 
 
 def _below(workload: Workload, server: Server) -> str:

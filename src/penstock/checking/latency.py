@@ -254,12 +254,14 @@ def steady_state(
     if rho is not None:
         rho = checks.number("rho", rho, 0.0, 1e9, "", "it is the rate over the rate that can be carried")
     rows, notices = _finished(recorded(run.rows, "requests"))
+    # The warm-up goes, and what is left is cut to equal batches.
     count = rows.arrival.size
     removed, still_warming = max(
         intervals.warmup(rows.first_token - rows.arrival), intervals.warmup(rows.finish - rows.arrival)
     )
     used = (count - removed) // BATCHES * BATCHES
     batched = _in_batches(run, rows, used, gap_sections)
+    # Near saturation a queue forgets slowly: the run must see many of its relaxation times.
     relaxation = 0.0
     if rho is not None and used >= LEAST_REQUESTS:
         tokens = rows.prompt_tokens.astype(float) + rows.output_tokens - (run.server.convention == "engine")

@@ -18,8 +18,6 @@ from penstock.checking.batches import (
     LEAST_REQUESTS,
     RELAXATIONS,
     Batches,
-    Floats,
-    Ints,
     Statistics,
     before_unfinished,
     checked_confidence,
@@ -30,6 +28,7 @@ from penstock.checking.batches import (
     variability,
 )
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.simulation.network_run import NetworkRun, RequestRows
 from penstock.simulation.run import Distribution, recorded
 from penstock.words import STATISTICS
@@ -168,12 +167,11 @@ def _batched(batch: Ints, job: Ints, ticks: Ints) -> Batches:
     return batches
 
 
-def _relative(e2e: Ints, workflow: npt.NDArray[np.int32]) -> Floats:
+def _relative(e2e: Ints, workflow: Ints32) -> Floats:
     """Return E2E over the mean of its workflow, so that long workflows do not drown the others."""
     counts = np.maximum(np.bincount(workflow), 1)
     means = np.bincount(workflow, e2e) / counts
-    relative: Floats = e2e / np.maximum(means, 1.0)[workflow]
-    return relative
+    return np.asarray(e2e / np.maximum(means, 1.0)[workflow])
 
 
 def _filling(arrival: Ints, e2e: Ints) -> int:
@@ -184,7 +182,13 @@ def _filling(arrival: Ints, e2e: Ints) -> int:
 
 
 def _shortness(
-    run: NetworkRun, rows: RequestRows, count: int, seen: int, used: int, at_once: float, loads: npt.ArrayLike | None
+    run: NetworkRun,
+    rows: RequestRows,
+    count: int,
+    remaining: int,
+    used: int,
+    at_once: float,
+    loads: npt.ArrayLike | None,
 ) -> list[str]:
     """Say why the jobs are too few, if they are, and how many would do."""
     few = []
@@ -194,13 +198,13 @@ def _shortness(
     batch = at_once
     if used < LEAST_JOBS:
         few = [f"{used:,} jobs after the warm-up are too few for intervals, which need {LEAST_JOBS:,}"]
-    elif seen < BATCHES * at_once:
+    elif remaining < BATCHES * at_once:
         few = [
             f"{at_once:,.0f} jobs are in the network at once, and each {BATCHES}th of the run must have as many, so "
-            f"{seen:,} after the warm-up are too few"
+            f"{remaining:,} after the warm-up are too few"
         ]
-    given = [] if loads is None else np.asarray(loads, np.float64).tolist()
-    for index, (name, load) in enumerate(zip(run.network.pools, given, strict=False)):
+    pool_loads = [] if loads is None else np.asarray(loads, np.float64).tolist()
+    for index, (name, load) in enumerate(zip(run.network.pools, pool_loads, strict=False)):
         spread = variability(run.arrival[:count], _tokens(run, rows, index, count))
         relaxation = relaxation_requests(load, spread)
         if load >= 1:
@@ -209,10 +213,10 @@ def _shortness(
             )
             continue
         batch += 2 * relaxation
-        if seen < RELAXATIONS * relaxation:
+        if remaining < RELAXATIONS * relaxation:
             few.append(
                 f"at {load:.3f} of what pool {name} can carry its queue forgets its past over {relaxation:,.0f} jobs "
-                f"(its relaxation time), so {seen:,} after the warm-up are too few"
+                f"(its relaxation time), so {remaining:,} after the warm-up are too few"
             )
     if never:
         return [*few, *never]
@@ -221,8 +225,8 @@ def _shortness(
     enough = max(2 * LEAST_JOBS, doubt * (BATCHES * batch + FILLING * at_once))
     if enough >= _NO_RUN:
         return [f"{reason}; no run is long enough" for reason in few]
-    told = count >= enough / _FORESIGHT  # else too little was seen of the steady state to promise anything
-    would_do = f"{rounded_up(enough):,} would do" if told else f"simulate {rounded_up(enough):,} or more"
+    foreseeable = count >= enough / _FORESIGHT  # else too little was seen of the steady state to promise anything
+    would_do = f"{rounded_up(enough):,} would do" if foreseeable else f"simulate {rounded_up(enough):,} or more"
     return [f"{reason}; {would_do}" for reason in few]
 
 

@@ -20,12 +20,11 @@ from penstock.simulation.network_simulation import jobs_of_run, run_network
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, stop_tick
 from penstock.simulation.simulate import RunOptions
-from penstock.system.network import Network
+from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import certify
 from penstock.theory.network.certificate import CERTIFIED, SPIRAL, VIRTUAL, NetworkCertificate
 from penstock.theory.network.hypotheses import CARRIED
-from penstock.workload.sessions import Sessions
 
 if TYPE_CHECKING:
     from penstock.scenario.network import NetworkScenario
@@ -229,7 +228,7 @@ def of_network(
     certificate = certify(network)
     stability = None
     if not network.ends:
-        of_floods = _own_seed(network) if seed is None else seed
+        of_floods = own_seed(network.workflows[0]) if seed is None else seed
         tested = part_of(progress, 0.0, _TEST_SHARE)
         stability = verdict(network, resolution=resolution, seed=of_floods, progress=tested)
     options = RunOptions(stop_tick(until, TICK_S), progress=part_of(progress, _TEST_SHARE, 1.0))
@@ -301,11 +300,6 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
     return jobs
 
 
-def _own_seed(network: Network) -> int:
-    first = network.workflows[0]
-    return first.seed if isinstance(first, Sessions) else first.arrivals.seed
-
-
 def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list[float]:
     """Return the load of each pool over what it carries: under its limits, and in its virtual station."""
     virtual = certificate.virtual_station
@@ -319,11 +313,11 @@ def _workflows(network: Network, run: NetworkRun, latency: NetworkSteadyState | 
         WorkflowAnswer(
             workflow.name,
             workflow.rate,
-            int((run.workflow == place).sum()),
-            int(((run.workflow == place) & (run.finish < 0)).sum()),
+            int((run.workflow == index).sum()),
+            int(((run.workflow == index) & (run.finish < 0)).sum()),
             latency.workflows[workflow.name] if latency else None,
         )
-        for place, workflow in enumerate(network.workflows)
+        for index, workflow in enumerate(network.workflows)
     )
 
 
@@ -331,19 +325,21 @@ def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[St
     return tuple(
         StageAnswer(
             name,
-            model.pools[model.pool[place]],
-            float(model.visits[place]),
-            float(model.prefill[place]),
-            float(model.decode[place]),
+            model.pools[model.pool[index]],
+            float(model.visits[index]),
+            float(model.prefill[index]),
+            float(model.decode[index]),
             latency.stages[name] if latency else None,
         )
-        for place, name in enumerate(model.stages)
+        for index, name in enumerate(model.stages)
     )
 
 
-def _values(known: Statistics | None) -> dict[str, float | None] | None:
-    return None if known is None else {name: estimate.value for name, estimate in known.items()}
+def _values(statistics: Statistics | None) -> dict[str, float | None] | None:
+    return None if statistics is None else {name: estimate.value for name, estimate in statistics.items()}
 
 
-def _ends(known: Statistics | None) -> dict[str, list[float | None]] | None:
-    return None if known is None else {name: [estimate.low, estimate.high] for name, estimate in known.items()}
+def _ends(statistics: Statistics | None) -> dict[str, list[float | None]] | None:
+    return (
+        None if statistics is None else {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}
+    )

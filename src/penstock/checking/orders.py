@@ -21,7 +21,7 @@ def compare_orders(
     jobs: int | None = None,
     until: float | None = None,
     seed: int | None = None,
-    resolution: float = 0.02,
+    resolution: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, NetworkAnswer]:
     """Answer for the same jobs under several orders between stages.

@@ -60,9 +60,9 @@ def pool_answers(network: Network, certificate: NetworkCertificate, run: Network
         np.bincount(run.replica_pool, of, len(network.pools)) for of in (run.busy, run.tokens, run.batches)
     )
     ticks = max(run.end, 1)
-    found = []
-    for place, (loaded, pool) in enumerate(zip(certificate.pools, network.pools.values(), strict=True)):
-        found.append(
+    answers = []
+    for index, (loaded, pool) in enumerate(zip(certificate.pools, network.pools.values(), strict=True)):
+        answers.append(
             PoolAnswer(
                 name=loaded.name,
                 replicas=pool.replicas,
@@ -73,12 +73,12 @@ def pool_answers(network: Network, certificate: NetworkCertificate, run: Network
                 margin=loaded.margin,
                 binding=loaded.binding,
                 drain_s=loaded.drain_s,
-                busy=float(busy[place]) / ticks / pool.replicas,
-                tokens_per_s=float(tokens[place]) / (ticks * run.tick_s),
-                tokens_per_batch=float(tokens[place]) / max(float(batches[place]), 1.0),
+                busy=float(busy[index]) / ticks / pool.replicas,
+                tokens_per_s=float(tokens[index]) / (ticks * run.tick_s),
+                tokens_per_batch=float(tokens[index]) / max(float(batches[index]), 1.0),
             )
         )
-    return tuple(found)
+    return tuple(answers)
 
 
 def pool_warnings(network: Network, model: NetworkModel, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:
@@ -90,21 +90,21 @@ def pool_warnings(network: Network, model: NetworkModel, pools: Sequence[PoolAns
         warnings.append(
             f"loads count every prompt in full, but in this run replicas had {share:.1%} of the prompt tokens already"
         )
-    for place, (found, pool) in enumerate(zip(pools, network.pools.values(), strict=True)):
+    for index, (answer, pool) in enumerate(zip(pools, network.pools.values(), strict=True)):
         server = pool.server
-        if model.full_batch[place] < model.capacity[place] * (1 - _LOSS_WORTH_A_WARNING):
+        if model.full_batch[index] < model.capacity[index] * (1 - _LOSS_WORTH_A_WARNING):
             sizes = np.arange(1, server.token_budget + 1)
             best = int(sizes[np.argmax(sizes / server.batch_time(sizes))])
             warnings.append(
-                f"batches of pool {found.name} filled to the token budget of {server.token_budget:,} carry "
-                f"{model.full_batch[place]:,.0f} tokens/s, but batches of {best:,} carry {model.capacity[place]:,.0f}: "
+                f"batches of pool {answer.name} filled to the token budget of {server.token_budget:,} carry "
+                f"{model.full_batch[index]:,.0f} tokens/s, but batches of {best:,} carry {model.capacity[index]:,.0f}: "
                 f"set the budget to {best:,}"
             )
         if server.scope_warning:
-            warnings.append(f"pool {found.name}: {server.scope_warning}")
-        if found.margin < -CRITICAL_BAND and found.rho < 1 and network.reuse_is_certain:
+            warnings.append(f"pool {answer.name}: {server.scope_warning}")
+        if answer.margin < -CRITICAL_BAND and answer.rho < 1 and network.reuse_is_certain:
             warnings.append(
-                f"no policy is stable at pool {found.name}: its load is {found.rho:.3f}, but its max batch size of "
-                f"{server.max_batch_size:,} lets it carry {1 / (1 - found.margin):.3f} times what arrives; raise it"
+                f"no policy is stable at pool {answer.name}: its load is {answer.rho:.3f}, but its max batch size of "
+                f"{server.max_batch_size:,} lets it carry {1 / (1 - answer.margin):.3f} times what arrives; raise it"
             )
     return warnings

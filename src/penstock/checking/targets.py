@@ -60,8 +60,8 @@ class Target:
         if not isinstance(self.statistic, str) or not (
             self.statistic == "mean" or (re.fullmatch(_PERCENTILE, self.statistic) and 0 < share(self.statistic) < 1)
         ):
-            given = checks.shown(self.statistic)
-            raise InputError(f"a target has the statistic {given}, but must have mean, or a percentile such as p99")
+            shown = checks.shown(self.statistic)
+            raise InputError(f"a target has the statistic {shown}, but must have mean, or a percentile such as p99")
         limit = checks.number("the limit of a target", self.limit_s, 1e-12, 1e12, "s", "no latency is out of it")
         object.__setattr__(self, "limit_s", limit)
 
@@ -137,17 +137,17 @@ def _statistic(name: str, shown: str) -> str:
 
 
 def _seconds(text: str, shown: str) -> float:
-    found = re.fullmatch(r"([-+.\deE]*?)\s*([a-z]*)", text)
+    match = re.fullmatch(r"([-+.\deE]*?)\s*([a-z]*)", text)
     try:
-        number = float(found[1]) if found else math.nan
+        number = float(match[1]) if match else math.nan
     except ValueError:
         number = math.nan
-    if found is None or math.isnan(number):
+    if match is None or math.isnan(number):
         raise InputError(f"{shown} has the limit {text!r}, which is no number with a unit; write it like 2s or 200ms")
-    if found[2] not in UNITS:
-        given = f"the unit {found[2]!r}" if found[2] else "no unit"
-        raise InputError(f"{shown} has {given}, so its limit is unknown; write s, ms or us, as in {found[1]}s")
-    seconds = number / UNITS[found[2]]
+    if match[2] not in UNITS:
+        unit = f"the unit {match[2]!r}" if match[2] else "no unit"
+        raise InputError(f"{shown} has {unit}, so its limit is unknown; write s, ms or us, as in {match[1]}s")
+    seconds = number / UNITS[match[2]]
     if not 0 < seconds < math.inf:
         raise InputError(
             f"{shown} has the limit {text!r}, but no latency is below 0 or needs no limit; write it like 2s"

@@ -18,6 +18,7 @@ from numbers import Integral
 from typing import TypeAlias
 
 from penstock.errors import InputError, nearest
+from penstock.reference.batch_time import Composition
 
 SCOPES = ("running", "batch")
 CONVENTIONS = ("engine", "paper")
@@ -85,39 +86,6 @@ class State:
         partial = tuple(request for request in self.prompts if request.admitted)
         new = tuple(request for request in self.prompts if not request.admitted)
         return partial + new[:room]
-
-
-@dataclass(frozen=True)
-class Composition:
-    """t_b = c + a_1 sum n + a_2 sum n^2 + a_3 sum n l over requests with n new tokens and l before them (Appendix A).
-
-    Every cost is a whole number of ``1 / per_tick`` ticks; a batch takes the nearest whole number of ticks.
-    """
-
-    linear: Sequence[int]  # c + a_1 b, by token load b
-    self_attention: int = 0  # a_2
-    cross_attention: int = 0  # a_3, in prefill
-    decode_attention: int = 0  # a_3, in decode
-    mixed_attention: int = 0  # the same, in a batch with prefill
-    per_request: int = 0
-    with_prefill: int = 0  # in a batch with prefill
-    per_tick: int = 1
-
-    def __call__(self, b: int) -> Fraction:
-        """Return the ticks of b tokens by their number alone: what a policy goes by."""
-        return Fraction(self.linear[b], self.per_tick)
-
-    def ticks(self, allocation: Allocation, requests: Iterable[Request]) -> int:
-        """Return the ticks of a batch of requests, as they are before it."""
-        has_prefill = any(delta_p > 0 for delta_p, _ in allocation.values())
-        decoding = self.mixed_attention if has_prefill else self.decode_attention
-        cost = self.linear[token_load(allocation)] + (self.with_prefill if has_prefill else 0)
-        for request in requests:
-            if request.index in allocation:
-                n = sum(allocation[request.index])
-                attention = self.cross_attention if request.P > 0 else decoding
-                cost += self.per_request + self.self_attention * n * n + attention * n * request.processed
-        return math.floor(Fraction(cost, self.per_tick) + Fraction(1, 2))
 
 
 Policy: TypeAlias = Callable[[State], Allocation]
@@ -227,8 +195,9 @@ def fill(state: State, requests: Iterable[Request], tokens: int | None = None, s
     """
     allocation: Allocation = {}
     tokens_left = state.token_budget if tokens is None else tokens
-    slots_left = len(state.requests) if state.max_batch_size is None else state.max_batch_size
-    slots_left = slots_left if slots is None else slots
+    slots_left = state.max_batch_size if slots is None else slots
+    if slots_left is None:
+        slots_left = len(state.requests)
     for request in requests:
         if tokens_left == 0 or slots_left == 0:
             break
@@ -413,7 +382,7 @@ def simulate(
             assert_feasible(state, pi)
             served = {i: (delta_p, delta_d) for i, (delta_p, delta_d) in pi.items() if delta_p + delta_d > 0}
             b = token_load(served)
-            t_b = batch_time.ticks(served, Q) if isinstance(batch_time, Composition) else batch_time(b)
+            t_b = ticks_of(served, Q, batch_time) if isinstance(batch_time, Composition) else batch_time(b)
             at_least(f"batch_time({b})", t_b, 1)
             batches.append(Batch(n, t_b, served))
             for request in Q:
@@ -422,23 +391,11 @@ def simulate(
                 request.D -= delta_d
 
         # 2. Processing (eq:r-transition)
-        if R > 0:
-            R_next = R - 1
-        elif t_b > 0:
-            R_next = t_b - 1
-        else:
-            R_next = 0
+        R_next = max(R, t_b, 1) - 1  # of the batch in progress, or of the one that starts
 
         # 3. Departures, at the end of the slot
         if R_next == 0 and (R > 0 or t_b > 0):
-            for request in Q:
-                delta_p, delta_d = batches[-1].allocation.get(request.index, (0, 0))
-                prefill_ended = delta_p > 0 and request.P == 0
-                if delta_d > 0 or (prefill_ended and convention == "engine"):
-                    request.token_times.append(n + 1)
-                    request.first_token = request.token_times[0]
-                if request.P == 0 and request.D == 0:
-                    request.finish = n + 1
+            complete(batches[-1], Q, convention)
             Q = [request for request in Q if request.finish is None]
 
         # 4. Arrivals
@@ -446,6 +403,25 @@ def simulate(
         n, R = n + 1, R_next
 
     return History([request for request in requests if request.arrival <= n], batches, end=n)
+
+
+def complete(batch: Batch, requests: Iterable[Request], convention: str) -> None:
+    """End a batch: output tokens are complete, and requests without any unprocessed token finish."""
+    for request in requests:
+        delta_p, delta_d = batch.allocation.get(request.index, (0, 0))
+        prefill_ended = delta_p > 0 and request.P == 0
+        if delta_d > 0 or (prefill_ended and convention == "engine"):
+            request.token_times.append(batch.end)
+            request.first_token = request.token_times[0]
+        if request.P == 0 and request.D == 0:
+            request.finish = batch.end
+
+
+def ticks_of(allocation: Allocation, requests: Iterable[Request], batch_time: Composition) -> int:
+    """Return the ticks of a batch of requests, as they are before it (Appendix A)."""
+    served = [request for request in requests if request.index in allocation]
+    prefill = [(allocation[request.index][0], request.processed) for request in served if request.P > 0]
+    return batch_time.ticks(prefill, [request.processed for request in served if request.P == 0])
 
 
 def arrivals(arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int], convention: str) -> list[Request]:

@@ -12,7 +12,7 @@ import vl_convert as vlc
 
 from penstock.errors import InputError
 
-Chart = TypeVar("Chart", alt.LayerChart, alt.HConcatChart)
+Chart = TypeVar("Chart", alt.LayerChart, alt.HConcatChart, alt.ConcatChart)
 
 # Okabe and Ito's colours, told apart by colour-blind readers; dashes tell the lines apart on a grey printer.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -7,13 +7,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.simulation.run import COLUMN_TYPES, growth_per_s, in_ns, recorded
 from penstock.system.network import Network
 from penstock.words import QUANTILES, STATISTICS
 from penstock.workload.jobs import Jobs
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +35,7 @@ class RequestRows:
     ready: Ints
     first_token: Ints
     finish: Ints
-    cached: npt.NDArray[np.int32]
+    cached: Ints32
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,7 +66,7 @@ class NetworkRun:
     tick_s: float
     end: int
     last_arrival: int
-    workflow: npt.NDArray[np.int32]
+    workflow: Ints32
     arrival: Ints
     finish: Ints
     replica_pool: Ints

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.network_run import NetworkRun, RequestRows, first_replicas
@@ -17,7 +18,7 @@ from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession, Passed
 from penstock.simulation.simulate import RunOptions, checked_record, cut, refuse_both
 from penstock.system.network import Network
-from penstock.workload.jobs import Ints, Jobs
+from penstock.workload.jobs import Jobs
 
 NetworkRecord = Literal["jobs", "requests"]
 _RECORDS: tuple[NetworkRecord, ...] = ("jobs", "requests")

@@ -6,16 +6,15 @@ import math
 from typing import Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Ints, Ints32
 from penstock.kernel.server import NEVER
 from penstock.system.server import Server
 from penstock.words import QUANTILES, STATISTICS
 
-Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 Record = Literal["summary", "requests", "batches", "allocations"]
 
@@ -138,14 +137,14 @@ class Rows:
     """
 
     arrival: Ints
-    prompt_tokens: npt.NDArray[np.int32]
-    output_tokens: npt.NDArray[np.int32]
+    prompt_tokens: Ints32
+    output_tokens: Ints32
     first_token: Ints
     finish: Ints
     preemptions: Ints | None = None
-    dropped: npt.NDArray[np.bool_] | None = None
+    dropped: Bools | None = None
 
-    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> "Rows":
+    def where(self, chosen: Bools | slice) -> "Rows":
         """Return some of the requests."""
         columns = (getattr(self, field.name) for field in dataclasses.fields(self))
         return Rows(*(None if column is None else column[chosen] for column in columns))  # type: ignore[arg-type]

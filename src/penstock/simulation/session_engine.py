@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Ints
 from penstock.kernel import blocks, running
 from penstock.kernel import engines as loop
 from penstock.kernel import server as kernel
@@ -22,8 +22,6 @@ _FIRST_SLOTS = 256  # where nothing bounds how many requests run
 
 MOST_CACHED_BLOCKS = 2**24
 """Blocks that are told apart: 56 bytes each."""
-
-Ints = npt.NDArray[np.int64]
 
 
 def open_session(
@@ -54,6 +52,7 @@ class EngineSession(Session):
         self.left_out: list[tuple[Ints, Window]] = []
         self.offered = 0
         policy, memory = server.policy, server.memory
+        # What a rule of the kernel reads: the engine's settings, and the rules of its memory.
         options = self.options
         self.block_size = memory.block_size if memory else 1
         options[running.CELL_COLUMNS] = self.cell_columns
@@ -69,9 +68,11 @@ class EngineSession(Session):
         swaps = memory is not None and memory.preemption == "swap"
         options[running.SWAP_TICKS] = round(memory.swap_s / tick_s) if memory and swaps else -1
         options[running.GROWS] = memory is not None and server.holds != "completion"
+        # Memory, and prompts that begin alike where blocks are cached.
         usable = server.usable_blocks
         self.state[running.FREE] = running.PLENTY if usable is None else usable
-        self.rows, self.recorded = np.empty(0, np.int64), prefixes.rows if prefixes else 0
+        self.rows = np.empty(0, np.int64)
+        self.recorded = prefixes.rows if prefixes else 0
         self.cache: blocks.Cache | None = None
         if memory and memory.prefix_caching and usable is not None:
             self.cache = self._open_cache(usable, prefixes)
@@ -126,7 +127,7 @@ class EngineSession(Session):
         self.offered += window.arrival.size
         return kept
 
-    def _too_long(self, window: Window) -> list[tuple[npt.NDArray[np.bool_], str]]:
+    def _too_long(self, window: Window) -> list[tuple[Bools, str]]:
         """Return which requests can never be served, for each reason."""
         server, policy = self.server, self.server.policy
         whole = window.prompt.astype(np.int64) + window.output

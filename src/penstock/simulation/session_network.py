@@ -9,6 +9,7 @@ import numpy.typing as npt
 from numba.core.errors import NumbaExperimentalFeatureWarning
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.kernel import lines as line_fields
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.network import compiled_advance
@@ -29,8 +30,6 @@ from penstock.simulation.session_server import ticks_of_batches
 from penstock.system.network import Network, Pool
 from penstock.system.orders import ORDERS
 from penstock.workload.jobs import Jobs
-
-Ints = npt.NDArray[np.int64]
 
 _NO_LIMIT = 2**40  # a max batch size that never binds
 _MOST_SERIES, _FEWEST_INSTANTS = 2**22, 64  # values of a series, instants
@@ -54,11 +53,11 @@ class Passed:
 
     jobs: Jobs
     arrival: Ints
-    server: npt.NDArray[np.int32]
+    server: Ints32
     ready: Ints
     first_token: Ints
     finish: Ints
-    cached: npt.NDArray[np.int32]
+    cached: Ints32
 
 
 class NetworkSession:
@@ -83,12 +82,14 @@ class NetworkSession:
         self.orders = _distinct([pool.order for pool in pools if not pool.order.single_line], "orders")
         state = np.zeros(kernel.N_STATE, np.int64)
         state[kernel.COMPRESS], state[kernel.UNTIL], state[kernel.SERIES_STEP] = compress, stop, 1
+        # A row per pool, replica and stage; a line per stage at a replica, or one for all.
         duration, params, table = self._pools(pools)
         servers = self._servers(table)
         n_lines = int((network.replicas * network.pool_lines).sum())
         stages = np.zeros((len(network.stages), kernel.N_STAGE), np.int64)
         stages[:, kernel.STAGE_POOL], stages[:, kernel.STAGE_LINE] = network.stage_pool, network.stage_line
         stages[:, [kernel.PREFILL_WEIGHT, kernel.DECODE_WEIGHT]] = network.router_weights
+        # Ends of batches are the leaves of a tree, whose root is the next one.
         leaves = 1 << max(len(servers) - 1, 1).bit_length()
         width = int(network.pool_lines.max())
         params.flags.writeable = False
@@ -117,12 +118,12 @@ class NetworkSession:
         )
         self.jobs = _no_jobs()
 
-    def _pools(self, pools: list[Pool]) -> tuple[Ints, npt.NDArray[np.float64], Ints]:
+    def _pools(self, pools: list[Pool]) -> tuple[Ints, Floats, Ints]:
         """Return batch times in ticks, parameters of policies and orders, and the table of pools."""
         network = self.network
         table = np.zeros((len(pools), kernel.N_POOL), np.int64)
         durations: list[Ints] = []
-        params: list[npt.NDArray[np.float64]] = []
+        params: list[Floats] = []
         retention = NEVER if network.retention_s is None else round(network.retention_s / self.tick_s)
         for index, (row, pool) in enumerate(zip(table, pools, strict=True)):
             server = pool.server
@@ -136,6 +137,7 @@ class NetworkSession:
             row[kernel.SLOTS] = server.max_batch_size or _NO_LIMIT
             row[kernel.RUNNING_SCOPE] = server.scope == "running"
             row[kernel.ENGINE] = server.convention == "engine"
+            # Batch times and parameters of all pools lie one after another; a row says where its own begin.
             row[kernel.DURATION] = sum(part.size for part in durations)
             durations.append(ticks_of_batches(server, self.tick_s))
             row[kernel.POLICY_INDEX] = _index(self.policies, pool.policy)
@@ -232,7 +234,7 @@ class NetworkSession:
             "job_tokens": np.add.reduceat(tokens, jobs.first_request[:-1]) if jobs.count else np.zeros(0, np.int64),
         }
 
-    def _counted(self, what: str, seconds: npt.NDArray[np.float64]) -> Ints:
+    def _counted(self, what: str, seconds: Floats) -> Ints:
         """Round to ticks."""
         longest = float(seconds.max(initial=0.0))
         if longest / self.tick_s >= NEVER / 4:
@@ -242,14 +244,13 @@ class NetworkSession:
             )
         return np.rint(seconds / self.tick_s).astype(np.int64)
 
-    def _homes(self, jobs: Jobs) -> npt.NDArray[np.int32]:
+    def _homes(self, jobs: Jobs) -> Ints32:
         """Return the offset to the first request of the same job at the same pool, where a pool has affinity."""
         if not any(pool.affinity for pool in self.network.pools.values()):
             return np.zeros(jobs.requests, np.int32)
         key = jobs.job * len(self.network.pools) + self.network.stage_pool[jobs.stage]
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
-        offsets: npt.NDArray[np.int32] = (first[group] - np.arange(jobs.requests)).astype(np.int32)
-        return offsets
+        return np.asarray(first[group] - np.arange(jobs.requests), np.int32)
 
     def _fit(self, longest: int) -> None:
         """Make the rings of due epochs larger than the longest output, and put the linked requests in anew."""
@@ -342,8 +343,8 @@ class NetworkSession:
         """Return the ticks that each replica has been busy, up to now."""
         servers = self.net.servers
         partly = servers[:, kernel.REPEAT] > 0
-        busy: Ints = servers[:, kernel.BUSY] + np.where(partly, np.maximum(self.now - servers[:, kernel.START], 0), 0)
-        return busy
+        running = np.where(partly, np.maximum(self.now - servers[:, kernel.START], 0), 0)
+        return np.asarray(servers[:, kernel.BUSY] + running)
 
 
 def _functions(rules: list[Any]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Ints, Ints32
 from penstock.kernel import composition, counting
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
@@ -28,23 +29,20 @@ _NO_LIMIT = 2**40  # a max batch size that never binds
 _ROUNDING = 1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
 
-Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.int32]
-
 
 @dataclasses.dataclass
 class Window:
     """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what is not known yet."""
 
     arrival: Ints
-    prompt: Tokens
-    output: Tokens
-    priority: npt.NDArray[np.int32]
+    prompt: Ints32
+    output: Ints32
+    priority: Ints32
     first_token: Ints
     finish: Ints
 
     @classmethod
-    def of(cls, arrival: Ints, prompt: Tokens, output: Tokens, priority: npt.NDArray[Any] | None = None) -> "Window":
+    def of(cls, arrival: Ints, prompt: Ints32, output: Ints32, priority: npt.NDArray[Any] | None = None) -> "Window":
         """Take requests of which nothing has happened yet."""
         never = np.full(arrival.size, -1, np.int64)
         rank = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
@@ -81,7 +79,7 @@ class Window:
         """All arrays."""
         return self.arrival, self.prompt, self.output, self.priority, self.first_token, self.finish
 
-    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> "Window":
+    def where(self, chosen: Bools | slice) -> "Window":
         """Return some of the requests."""
         return Window(*(column[chosen] for column in self.columns))
 
@@ -160,6 +158,7 @@ class Session:
     def __init__(self, server: Server, record: Record, tick_s: float, compress: bool, stop: int) -> None:
         self.server, self.tick_s, self.stop = server, tick_s, stop
         n_options, n_state, n_slot_rows = self.sizes
+        # What the kernel reads: the policy's numbers, batch times in ticks, and options.
         self.params = np.array(server.params, np.float64)
         self.duration = ticks_of_batches(server, tick_s)
         self.terms = terms_of(server, tick_s)
@@ -174,6 +173,7 @@ class Session:
         self.options[kernel.GAP_BITS] = LEADING_BITS if record == "summary" or self.terms else 0
         self.options[kernel.UNTIL] = stop
 
+        # What it changes: the state, and slots of requests in service with their rings of due epochs.
         self.state = np.zeros(n_state, np.int64)
         self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
         self.state[kernel.NEXT_DUE] = NEVER
@@ -183,6 +183,7 @@ class Session:
         self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
         self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
         self.segments = np.zeros((2, room + 1), np.int64)
+        # What it counts: by token load where that decides, else in cells and multisets.
         self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
         self.cell_columns = room + 1
         self.cells = np.zeros(min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64)
@@ -296,7 +297,7 @@ class Session:
 
     @property
     def useful(self) -> int:
-        """Tokens in batches that ended, without those that had to be done again."""
+        """Ints32 in batches that ended, without those that had to be done again."""
         return int(self.state[kernel.COMPLETED])
 
     def prefilled(self, window: Window, count: int) -> None:
@@ -437,7 +438,8 @@ class Session:
         self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
 
     def _refuse(self, status: int) -> None:
-        name, when = self.server.policy.name, self.now * self.tick_s
+        name = self.server.policy.name
+        when = self.now * self.tick_s
         prompts, tokens = self.waiting
         state = f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding requests"
         if status == kernel.IDLE_POLICY:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Ints
 from penstock.kernel.server import CLIENTS, NEVER, PAUSE
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
@@ -167,8 +167,8 @@ def _reporter(session: Session, requests: int | None, drain: bool, progress: Pro
 
 
 def simulate_closed(
-    prompt_tokens: npt.NDArray[np.int64],
-    output_tokens: npt.NDArray[np.int64],
+    prompt_tokens: Ints,
+    output_tokens: Ints,
     server: Server,
     *,
     clients: int,

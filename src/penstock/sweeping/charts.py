@@ -10,8 +10,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from penstock.checking.graph import with_line_under
-from penstock.show.charts import COLOURS, DASHES, GRID
+from penstock.show.charts import COLOURS, DASHES, GRID, with_line_under
 from penstock.show.heat_map import heat_map, significant
 from penstock.sweeping.grid import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate

@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.signatures import DECODE_FIRST, PREFILL_FIRST
 from penstock.system import hull
 from penstock.system.batch_time import BatchTime
@@ -35,7 +35,7 @@ _CLOSE = 1e-3  # share of a batch time
 _TIE = 1e-12  # values closer than this share of them are equal: the batch found first is taken
 
 
-def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> npt.NDArray[np.int64]:
+def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> Ints:
     """Return the budgets worth weighing: loads at which one more token changes the batch time, and the largest.
 
     For `PiecewiseConstant` they are the multiples of b0. More than `MOST_BUDGETS` are thinned to as many, in steps of
@@ -53,7 +53,7 @@ def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None
     return loads
 
 
-def _corner_loads(seconds: npt.NDArray[np.float64], slots: int) -> npt.NDArray[np.int64]:
+def _corner_loads(seconds: Floats, slots: int) -> Ints:
     """Return the token loads from k_max on at which the lower convex envelope of the batch times has a corner.
 
     With k_max requests a batch of b tokens is worth a linear function of b, so worth / t_b is largest at one of them
@@ -156,8 +156,8 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
     prefill_first = by_prefill > by_decode
     tokens, decodes = float(prompt_tokens), float(decoding)
     bar, best_x, best_y, best_budget, smaller = -1.0, 0.0, decodes, decodes, 0.0
-    for place in range(2, params.size - 1, 2):
-        budget = params[place]
+    for entry in range(2, params.size - 1, 2):
+        budget = params[entry]
         if prefill_first:
             x = min(tokens, budget)
             y = min(decodes, budget - x)
@@ -167,8 +167,8 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
             y = min(decodes, budget)
             x = min(tokens, budget - y)
         else:
-            x, y = _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller)
-        value = (x * by_prefill + y * by_decode) * params[place + 1]
+            x, y = _share_slots((by_prefill, by_decode), prompts, prompt_tokens, head, decoding, budget, slots, smaller)
+        value = (x * by_prefill + y * by_decode) * params[entry + 1]
         if value > bar and x + y > smaller:
             bar, best_x, best_y, best_budget = value * (1 + _TIE), x, y, budget
         if tokens + decodes <= budget:
@@ -180,7 +180,7 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
 
 
 @njit(cache=True, inline="always")
-def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
+def _share_slots(worth, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
     """Return prefill and decode tokens of the best batch within a budget, above a smaller one, where slots are short.
 
     A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd, b) decodes and
@@ -190,16 +190,16 @@ def _share_slots(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, 
     """
     fits = min(decoding, budget)
     free = min(prompts, slots - fits)
-    each = (prompt_tokens - head) / max(prompts - 1, 1)
+    mean_prompt = (prompt_tokens - head) / max(prompts - 1, 1)
     least = full = free
-    if each > 1:
-        least = max(free, min(prompts, int(np.floor((smaller - slots + each - head) / (each - 1))) + 1))
-        full = max(free, min(prompts, int(np.floor((budget - slots + each - head) / (each - 1)))))
+    if mean_prompt > 1:
+        least = max(free, min(prompts, int(np.floor((smaller - slots + mean_prompt - head) / (mean_prompt - 1))) + 1))
+        full = max(free, min(prompts, int(np.floor((budget - slots + mean_prompt - head) / (mean_prompt - 1)))))
     best, best_x, best_y = -1.0, 0.0, 0
     for n in (free, max(free, 1), least, full, min(prompts, full + 1)):
         y = min(fits, slots - n)
-        x = min(float(budget - y), head + (n - 1) * each) if n > 0 else 0.0
-        value = x * by_prefill + y * by_decode
+        x = min(float(budget - y), head + (n - 1) * mean_prompt) if n > 0 else 0.0
+        value = x * worth[0] + y * worth[1]
         if x + y > smaller and value > best + _TIE * best:
             best, best_x, best_y = value, x, y
     return best_x, best_y
@@ -226,9 +226,9 @@ def pool_controlled(queue, limits, params):  # type: ignore[no-untyped-def]
             return 0, decode, DECODE_FIRST
         if queue.prompts > 0 and decode > 1:
             decode = min(decode, limits.batch_size - 1)
-        for place in range(2, params.size):
-            if params[place] >= decode:
-                budget = int(params[place])
+        for entry in range(2, params.size):
+            if params[entry] >= decode:
+                budget = int(params[entry])
                 break
     prefill = min(queue.prompt_tokens, budget - decode)
     return prefill, decode, DECODE_FIRST

@@ -16,6 +16,7 @@ import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.inputs.source import Source
 from penstock.inputs.tables import open_table
 
@@ -24,8 +25,6 @@ MOST_TOKENS = 2**20
 
 _LONGEST_S = 1e6
 _SHORTEST_S = 1e-12
-
-Seconds = npt.NDArray[np.float64]
 
 
 def _check_seconds(name: str, value: float, unit: str = "s") -> None:
@@ -44,10 +43,10 @@ class BatchTime(abc.ABC):
         return self
 
     @abc.abstractmethod
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         """Seconds for each positive token load."""
 
-    def __call__(self, tokens: npt.ArrayLike) -> Seconds:
+    def __call__(self, tokens: npt.ArrayLike) -> Floats:
         """Return the seconds of batches with so many tokens; 0 for an empty one.
 
         Parameters
@@ -68,22 +67,22 @@ class BatchTime(abc.ABC):
             )
         return np.where(load > 0, self._checked(np.where(load > 0, load, 1.0)), 0.0)
 
-    def _checked(self, tokens: Seconds) -> Seconds:
+    def _checked(self, tokens: Floats) -> Floats:
         """Return what the model says, unless it is no time that a batch can take."""
         what = f"what {type(self).__name__}._seconds returns"
-        found = checks.array(what, self._seconds(tokens))
-        if found.shape != tokens.shape:
+        seconds = checks.array(what, self._seconds(tokens))
+        if seconds.shape != tokens.shape:
             raise InputError(
-                f"{what} has the shape {found.shape} for token loads of shape {tokens.shape}, so which batch takes "
+                f"{what} has the shape {seconds.shape} for token loads of shape {tokens.shape}, so which batch takes "
                 "how long is unclear; return one number of seconds for each load"
             )
-        bad = ~(np.isfinite(found) & (found > 0))
+        bad = ~(np.isfinite(seconds) & (seconds > 0))
         if bad.any():
             raise InputError(
-                f"{what} for {tokens[bad][0]:g} tokens is {found[bad][0]:g} s, but a batch takes a positive, finite "
+                f"{what} for {tokens[bad][0]:g} tokens is {seconds[bad][0]:g} s, but a batch takes a positive, finite "
                 "time; mend the model"
             )
-        return found
+        return seconds
 
     def of_batches(
         self,
@@ -93,7 +92,7 @@ class BatchTime(abc.ABC):
         squares: npt.ArrayLike,
         pairs: npt.ArrayLike,
         context: npt.ArrayLike,
-    ) -> Seconds:
+    ) -> Floats:
         """Return the seconds of batches given what they add up to; 0 for an empty one.
 
         Parameters
@@ -122,7 +121,7 @@ class BatchTime(abc.ABC):
         sums = ((new * new).sum(), (new * before).sum(), decodes.sum())
         return float(self.of_batches(new.sum(), decodes.size, new.size + decodes.size, *sums))
 
-    def table(self, token_budget: int) -> Seconds:
+    def table(self, token_budget: int) -> Floats:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
         remedy = "a batch carries at least one token"
         return self(np.arange(checks.whole("the token budget", token_budget, 1, MOST_TOKENS, "tokens", remedy) + 1))
@@ -168,7 +167,7 @@ class PiecewiseConstant(BatchTime):
         object.__setattr__(self, "b0", b0)
         _not_instant(self)
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.ceil(tokens / self.b0)
 
 
@@ -192,7 +191,7 @@ class Affine(BatchTime):
         _check_seconds("a", self.a, "s per token")
         _not_instant(self)
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * tokens
 
 
@@ -220,7 +219,7 @@ class Hinge(BatchTime):
         checks.number("b0", self.b0, 0, MOST_TOKENS, "tokens", "so many come at no extra cost")
         _not_instant(self)
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         return self.c + self.a * np.maximum(tokens - self.b0, 0.0)
 
 
@@ -291,20 +290,31 @@ class Measured(BatchTime):
         for row, values in enumerate(measured.iter_rows(named=True)):
             for name, (low, high) in limits.items():
                 if values[name] is None or not low <= values[name] <= high:
-                    place, problem = table.explain(row)
+                    where, problem = table.explain(row)
                     wrong = f"has the {name} {checks.shown(text[name][row])}, which is no number from {low:g} to "
                     wrong += f"{high:,.0f}. Correct or delete it"
-                    raise source.fault(f"{place} {problem or wrong}")
+                    raise source.fault(f"{where} {problem or wrong}")
         mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
         return cls(mean["tokens"].to_list(), (mean[unit] / per_second[unit]).to_list())
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         if tokens.max(initial=0) > self.tokens[-1]:
             raise InputError(
                 f"a batch of {tokens.max():,.0f} tokens is beyond the last measurement, {self.tokens[-1]:,.0f} tokens, "
                 "and nothing is known there; measure further or lower the token budget"
             )
         return np.interp(tokens, self.tokens, self.seconds)
+
+
+COSTS = {
+    "self_attention": ("ns", 1e9, "s per pair of tokens"),
+    "cross_attention": ("ns", 1e9, "s per pair of tokens"),
+    "decode_attention": ("ns", 1e9, "s per token of context"),
+    "mixed_attention": ("ns", 1e9, "s per token of context"),
+    "per_request": ("us", 1e6, "s per request"),
+    "with_prefill": ("ms", 1e3, "s"),
+}
+"""What a `Composition` counts beside the token load: the unit in files, how many make a second, and the unit here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,14 +364,7 @@ class Composition(BatchTime):
                 f"linear is {checks.shown(self.linear)}, but the linear layers take a time by token load; give a model "
                 "such as Affine(c, a)"
             )
-        for name, unit in (
-            ("self_attention", "s per pair of tokens"),
-            ("cross_attention", "s per pair of tokens"),
-            ("decode_attention", "s per token of context"),
-            ("mixed_attention", "s per token of context"),
-            ("per_request", "s per request"),
-            ("with_prefill", "s"),
-        ):
+        for name, (_, _, unit) in COSTS.items():
             if getattr(self, name) is not None or name not in ("decode_attention", "mixed_attention"):
                 _check_seconds(name, getattr(self, name), unit)
 
@@ -376,7 +379,7 @@ class Composition(BatchTime):
         alone = self.cross_attention if self.decode_attention is None else self.decode_attention
         return alone, alone if self.mixed_attention is None else self.mixed_attention
 
-    def _seconds(self, tokens: Seconds) -> Seconds:
+    def _seconds(self, tokens: Floats) -> Floats:
         """Return a time that no batch of so many tokens stays below: nothing before them, the fewest pairs."""
         return self.linear._seconds(tokens) + self.self_attention * tokens + self.per_request
 
@@ -388,7 +391,7 @@ class Composition(BatchTime):
         squares: npt.ArrayLike,
         pairs: npt.ArrayLike,
         context: npt.ArrayLike,
-    ) -> Seconds:
+    ) -> Floats:
         """Return the seconds of batches; see `BatchTime.of_batches`."""
         sums = (prefill_tokens, decode_tokens, requests, squares, pairs, context)
         x, y, k, nn, nl, before = (checks.array("what a batch adds up to", column) for column in sums)
@@ -398,16 +401,16 @@ class Composition(BatchTime):
         return np.where(x + y > 0, self.linear(x + y) + others + attention, 0.0)
 
 
-def _counts(name: str, values: Sequence[Any], columns: int) -> Seconds:
+def _counts(name: str, values: Sequence[Any], columns: int) -> Floats:
     """Return what is in a batch, shape (n, columns); refuse what counts no tokens."""
     if not len(values):
         return np.empty((0, columns))
-    found = checks.array(name, values)
+    counts = checks.array(name, values)
     shape = (len(values), columns) if columns > 1 else (len(values),)
-    if found.shape != shape or not (np.isfinite(found) & (found >= 0)).all():
+    if counts.shape != shape or not (np.isfinite(counts) & (counts >= 0)).all():
         what = "pairs of tokens, (new, before)" if columns == 2 else "numbers of tokens before each decode"
         raise InputError(f"{name} is {checks.shown(values)}, but must be a list of {what}, none below 0; mend it")
-    return found.reshape(-1, columns).astype(np.float64)
+    return counts.reshape(-1, columns).astype(np.float64)
 
 
 def scaled(model: BatchTime, factor: float) -> BatchTime:
@@ -424,11 +427,10 @@ def scaled(model: BatchTime, factor: float) -> BatchTime:
         case Measured():
             return dataclasses.replace(model, seconds=[seconds * factor for seconds in model.seconds])
         case Composition():
-            costs = {name: getattr(model, name) for name in ("self_attention", "cross_attention", "per_request")}
-            costs |= {"decode_attention": model.of_decodes[0], "mixed_attention": model.of_decodes[1]}
-            costs |= {"with_prefill": model.with_prefill}
-            others = {name: cost * factor for name, cost in costs.items()}
-            return dataclasses.replace(model, linear=scaled(model.linear, factor), **others)
+            costs = {name: getattr(model, name) for name in COSTS}
+            costs |= dict(zip(("decode_attention", "mixed_attention"), model.of_decodes, strict=True))
+            longer = {name: cost * factor for name, cost in costs.items()}
+            return dataclasses.replace(model, linear=scaled(model.linear, factor), **longer)
         case _:
             raise InputError(
                 f"{checks.shown(model)} is a model of your own, which is scaled by you alone; give another"

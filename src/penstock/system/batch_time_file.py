@@ -11,7 +11,7 @@ from pydantic import Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
-from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import COSTS, Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
 from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.words import digits
 
@@ -50,14 +50,15 @@ class BatchTimeSection(Section):
 
     def build(self, folder: Path) -> BatchTime:
         """Return the model; paths are relative to ``folder``."""
+        # Exactly one form may be given: a key of its own, or the three of the steps.
         steps = {"c_ms": self.c_ms, "a_ms": self.a_ms, "b0": self.b0}
-        given = [name for name in _KINDS if getattr(self, name) is not None]
+        kinds = [name for name in _KINDS if getattr(self, name) is not None]
         if any(value is not None for value in steps.values()):
-            given.append("c_ms, a_ms, b0")
-        if len(given) != 1:
+            kinds.append("c_ms, a_ms, b0")
+        if len(kinds) != 1:
             raise InputError(
                 f"server.batch_time: give one of (c_ms, a_ms, b0), {', '.join(_KINDS)}, "
-                f"not {' and '.join(given) or 'none'}"
+                f"not {' and '.join(kinds) or 'none'}"
             )
         if self.affine:
             return Affine(
@@ -103,15 +104,12 @@ class _Composition(Section):
 
     def build(self, folder: Path) -> Composition:
         """Return the model."""
-        return Composition(
-            self.linear.build(folder),
-            self.self_attention_ns / 1e9,
-            self.cross_attention_ns / 1e9,
-            None if self.decode_attention_ns is None else self.decode_attention_ns / 1e9,
-            None if self.mixed_attention_ns is None else self.mixed_attention_ns / 1e9,
-            self.per_request_us / 1e6,
-            self.with_prefill_ms / 1e3,
-        )
+        costs: dict[str, float] = {}
+        for name, (unit, per_second, _) in COSTS.items():
+            cost = getattr(self, f"{name}_{unit}")
+            if cost is not None:
+                costs[name] = cost / per_second
+        return Composition(self.linear.build(folder), **costs)
 
 
 BatchTimeSection.model_rebuild()
@@ -188,22 +186,22 @@ class BatchTimeFile:
             Whether the server's KV memory has a limit.
         """
         warnings, tokens = self.fit.get("warnings"), self.fit.get("tokens")
-        said = [f"batch times: {warning}" for warning in (warnings if isinstance(warnings, list) else ())]
+        notes = [f"batch times: {warning}" for warning in (warnings if isinstance(warnings, list) else ())]
         most = tokens[-1] if isinstance(tokens, list) and tokens and isinstance(tokens[-1], int | float) else None
         if most is not None and most < token_budget:
-            said.append(
+            notes.append(
                 f"batch times were measured for up to {most:,.0f} tokens; those of batches of up to {token_budget:,} "
                 "are extrapolated"
             )
         kv_tokens, overhead = self.fit.get("kv_tokens"), self.fit.get("overhead_ms")
         if isinstance(kv_tokens, int | float) and kv_tokens > 0 and not memory:
-            said.append(
+            notes.append(
                 f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here it has no limit; add "
                 f"`kv_tokens: {kv_tokens:.0f}` to the server"
             )
         if isinstance(overhead, int | float) and overhead > 0:
-            said.append(f"clients wait {digits(overhead)} ms more (overhead), which no latency here includes")
-        return tuple(said)
+            notes.append(f"clients wait {digits(overhead)} ms more (overhead), which no latency here includes")
+        return tuple(notes)
 
 
 def read_batch_time(path: str | Path) -> BatchTimeFile:
@@ -219,8 +217,8 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
     section = parsed(read_document(path, "batch-time file"), _File, str(path), needs)
     if section.batch_time.file is not None:
         raise InputError(f"{path} names another file, {checks.shown(section.batch_time.file)}; use that one")
-    said = {name: getattr(section, name) for name in _File.model_fields if name != "batch_time"}
-    return BatchTimeFile(batch_time=section.batch_time.build(path.parent), **said)
+    fields = {name: getattr(section, name) for name in _File.model_fields if name != "batch_time"}
+    return BatchTimeFile(batch_time=section.batch_time.build(path.parent), **fields)
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
@@ -231,8 +229,8 @@ def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
     InputError
         If the model is one of the user's own, which YAML cannot hold, or the file cannot be written.
     """
-    said = {name: getattr(file, name) for name in _File.model_fields} | {"batch_time": section_of(file.batch_time)}
-    content = {name: value for name, value in said.items() if value}
+    fields = {name: getattr(file, name) for name in _File.model_fields} | {"batch_time": section_of(file.batch_time)}
+    content = {name: value for name, value in fields.items() if value}
     try:
         Path(path).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
     except OSError as error:
@@ -251,19 +249,12 @@ def section_of(model: BatchTime) -> dict[str, Any]:
         case Measured(tokens, seconds):
             return {"measured": {"tokens": list(tokens), "ms": [s * 1e3 for s in seconds]}}
         case Composition():
-            said: dict[str, Any] = {"linear": section_of(model.linear)}
-            for name, unit, per_second in (
-                ("self_attention", "ns", 1e9),
-                ("cross_attention", "ns", 1e9),
-                ("decode_attention", "ns", 1e9),
-                ("mixed_attention", "ns", 1e9),
-                ("per_request", "us", 1e6),
-                ("with_prefill", "ms", 1e3),
-            ):
-                value = getattr(model, name)
-                if value is not None and value != type(model).__dataclass_fields__[name].default:
-                    said[f"{name}_{unit}"] = value * per_second
-            return {"composition": said}
+            section: dict[str, Any] = {"linear": section_of(model.linear)}
+            for name, (unit, per_second, _) in COSTS.items():
+                cost = getattr(model, name)
+                if cost != getattr(Composition, name):  # its default
+                    section[f"{name}_{unit}"] = cost * per_second
+            return {"composition": section}
         case _:
             raise InputError(
                 f"{checks.shown(model)} is a model of your own, which a file cannot hold; give a table of it, Measured"

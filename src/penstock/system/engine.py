@@ -148,45 +148,37 @@ def _never_asked() -> Any:
     return compiled(_nothing, POLICY_SIGNATURE, "an engine", "its rule is the kernel's")
 
 
-def _checked(name: str, known: Mapping[str, Option], given: Options) -> dict[str, Any]:
+def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[str, Any]:
     """Return the settings given, by their own names, once their values are sound."""
-    if not isinstance(given, Mapping):
+    if not isinstance(options, Mapping):
         raise InputError(
-            f"the policy_params of {name!r} are {checks.shown(given)}, but it has settings with names "
+            f"the policy_params of {name!r} are {checks.shown(options)}, but it has settings with names "
             f"({', '.join(known) or 'none'}); give a mapping"
         )
     aliases = {option.alias: key for key, option in known.items() if option.alias}
-    found: dict[str, Any] = {}
-    for word, value in given.items():
+    settings: dict[str, Any] = {}
+    for word, value in options.items():
         text = str(word).replace("-", "_")
         key = aliases.get(text, text)
         if key not in known:
             raise InputError(f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}")
-        if key in found:
+        if key in settings:
             raise InputError(f"{name}: {key} is given twice; give it once")
         option = known[key]
         if option.known is not None:
             word = value.lower() if isinstance(value, str) else ""  # TensorRT-LLM writes them in capitals
             if word not in option.known:
                 raise InputError(f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}")
-            found[key] = word
+            settings[key] = word
         elif isinstance(option.default, bool):
             if not isinstance(value, bool):
                 raise InputError(f"{name}: {key} is {checks.shown(value)}, but must be true or false")
-            found[key] = value
+            settings[key] = value
         elif isinstance(option.default, float):
-            found[key] = checks.number(f"{name}: {key}", value, option.low, option.high, "", "it is a share")
+            settings[key] = checks.number(f"{name}: {key}", value, option.low, option.high, "", "it is a share")
         else:
             low, high = int(option.low), int(option.high)
-            found[key] = checks.whole(
+            settings[key] = checks.whole(
                 f"{name}: {key}", value, low, high, "", "it is a number of tokens, requests or steps"
             )
-    start, least = (
-        found.get(key, known[key].default) if key in known else 0.0
-        for key in ("new_token_ratio", "min_new_token_ratio")
-    )
-    if least > start:
-        raise InputError(
-            f"{name}: min_new_token_ratio is {least:g}, above new_token_ratio, {start:g}, which falls to it; lower it"
-        )
-    return found
+    return settings

@@ -199,13 +199,19 @@ class Sglang(Engine):
     def settle(self) -> None:
         """Set the facts that follow from the settings."""
         options = self.options
+        high = options["new_token_ratio"]
+        low = options["min_new_token_ratio"]
+        if low > high:
+            raise InputError(
+                f"{self.name}: min_new_token_ratio is {low:g}, above new_token_ratio, {high:g}, which falls to it; "
+                "lower it"
+            )
         self.kernel_options = {
             running.MIXED: options["mixed_chunk"],
             running.MOST_PREFILL: options["max_prefill_tokens"],
             running.CLIP: options["clip_new_tokens"],
             running.RETRACT_STEPS: options["retract_steps"],
         }
-        high, low = options["new_token_ratio"], options["min_new_token_ratio"]
         self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
 
 

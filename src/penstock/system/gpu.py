@@ -152,16 +152,18 @@ class Gpu:
         """
         left = self._left_bytes(engine, token_budget)
         model = MODELS[self.model]
-        each = model.kv_bytes(self.tensor_parallel)
+        bytes_per_token = model.kv_bytes(self.tensor_parallel)
         uncertain = UNCERTAIN_GIB * GIB
-        tokens = int(left / each)
+        tokens = int(left / bytes_per_token)
         if tokens < 1:
             raise InputError(
                 f"the weights of {self.model} ({model.weights_gb:,.1f} GB) and what {engine.name} needs besides leave "
                 f"no KV memory on {self.words}, so it would not start; take more GPUs, or say "
                 "`memory: unlimited` to go on without a limit"
             )
-        return KVTokens(tokens, max(int((left - uncertain) / each), 0), int((left + uncertain) / each))
+        return KVTokens(
+            tokens, max(int((left - uncertain) / bytes_per_token), 0), int((left + uncertain) / bytes_per_token)
+        )
 
     @property
     def words(self) -> str:

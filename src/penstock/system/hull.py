@@ -1,12 +1,11 @@
 """The convex hull of points in a plane, from left to right below or from right to left above."""
 
 import numpy as np
-import numpy.typing as npt
+
+from penstock.inputs.arrays import Floats
 
 FLAT = 1e-12
 """Corners that stand out by less than this share of the largest coordinate are rounding errors."""
-
-Floats = npt.NDArray[np.float64]
 
 
 def corners(path: Floats) -> Floats:

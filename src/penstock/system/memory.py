@@ -1,10 +1,10 @@
 """KV memory: how many tokens the requests that run may hold together, and who waits or leaves when it is short."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 
 Admission = Literal["input", "completion", "optimistic"]
 Preemption = Literal["recompute", "swap"]
@@ -65,17 +65,14 @@ class Memory:
             share = "it is the share of the blocks that stays free"
             checked["watermark"] = checks.number("watermark", self.watermark, 0.0, 0.9, "", share)
         checked["swap_s"] = checks.number("swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block")
-        for name, known in (
-            ("admission", (None, "input", "completion", "optimistic")),
-            ("preemption", ("recompute", "swap")),
-            ("too_long", ("error", "drop")),
+        for name, choices in (
+            ("admission", (None, *get_args(Admission))),
+            ("preemption", get_args(Preemption)),
+            ("too_long", get_args(TooLong)),
             ("prefix_caching", (True, False)),
             ("estimated", (True, False)),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, str | bool | None) or value not in known:
-                words = [str(word) for word in known if word is not None]
-                raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), words)}")
+            checks.word(name, getattr(self, name), choices)
         if self.swap_s and self.preemption != "swap":
             raise InputError(
                 f"swap_s is {self.swap_s:g} s, but requests are preempted by recompute, which moves nothing; "

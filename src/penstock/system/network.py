@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.signatures import ROUTE_WORK
 from penstock.system.network_model import NetworkModel
 from penstock.system.pool import Pool as Pool
@@ -21,9 +21,6 @@ from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.sessions import Sessions
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _LONGEST_S = 1e9
 _WEIGHT = 1024  # routers weigh requests in whole numbers: mean tokens times this
@@ -55,8 +52,8 @@ class Network:
         )
         self._check_stages()
         if self.retention_s is not None:
-            why = "a replica keeps nothing for less than no time; give seconds, or leave it out to keep it always"
-            vars(self)["retention_s"] = checks.number("retention_s", self.retention_s, 0, _LONGEST_S, "s", why)
+            reason = "a replica keeps nothing for less than no time; give seconds, or leave it out to keep it always"
+            vars(self)["retention_s"] = checks.number("retention_s", self.retention_s, 0, _LONGEST_S, "s", reason)
             if not any(_reuses(workflow) for workflow in self.workflows):
                 raise InputError(
                     f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so nothing is kept; "
@@ -92,8 +89,8 @@ class Network:
     @functools.cached_property
     def stage_pool(self) -> Ints:
         """Shape (stages,), the pool that serves each stage, in order of `pools`."""
-        places = {name: place for place, name in enumerate(self.pools)}
-        return np.array([places[name] for name in self._pool_names], np.int64)
+        numbers = {name: index for index, name in enumerate(self.pools)}
+        return np.array([numbers[name] for name in self._pool_names], np.int64)
 
     @functools.cached_property
     def first_stage(self) -> Ints:
@@ -109,9 +106,9 @@ class Network:
     def stage_line(self) -> Ints:
         """Shape (stages,), the line of each stage at a replica of its pool: 0 for all in a single line."""
         line = np.zeros(len(self.stages), np.int64)
-        for place, pool in enumerate(self.pools.values()):
+        for index, pool in enumerate(self.pools.values()):
             if not pool.order.single_line:
-                here = np.flatnonzero(self.stage_pool == place)
+                here = np.flatnonzero(self.stage_pool == index)
                 line[here] = np.arange(here.size)
         return line
 
@@ -128,9 +125,9 @@ class Network:
         for stage, name in enumerate(self._pool_names):
             router = self.pools[name].router
             if router.code == ROUTE_WORK:
-                given = router.prefill_weight is not None
+                weighs = router.prefill_weight is not None
                 weights[stage] = (
-                    _WEIGHT * np.array([router.prefill_weight, router.decode_weight]) if given else expected[stage]
+                    _WEIGHT * np.array([router.prefill_weight, router.decode_weight]) if weighs else expected[stage]
                 )
         # what is above 0 stays so: a measure vanishes at empty replicas only
         return np.maximum(np.rint(weights), weights > 0).astype(np.int64)
@@ -138,35 +135,34 @@ class Network:
     @functools.cached_property
     def order_params(self) -> tuple[Floats, ...]:
         """The parameters of each pool's order; for ``priority`` its lines, most urgent first."""
-        return tuple(self._order_params(place, name) for place, name in enumerate(self.pools))
+        return tuple(self._order_params(index, name) for index, name in enumerate(self.pools))
 
-    def _order_params(self, place: int, name: str) -> Floats:
+    def _order_params(self, index: int, name: str) -> Floats:
         order = self.pools[name].order
         if not order.ranks_stages:
             return np.array(order.params, np.float64)
-        ranking = self.priorities[place]
+        ranking = self.priorities[index]
         assert ranking is not None
-        params: Floats = self.stage_line[list(ranking)].astype(np.float64)
-        return params
+        return np.asarray(self.stage_line[list(ranking)], np.float64)
 
     @functools.cached_property
     def priorities(self) -> tuple[tuple[int, ...] | None, ...]:
         """The stages of each pool under ``priority``, most urgent first, by their numbers; None for other orders."""
         return tuple(
-            self._ranking(place, name) if pool.order.ranks_stages else None
-            for place, (name, pool) in enumerate(self.pools.items())
+            self._ranking(index, name) if pool.order.ranks_stages else None
+            for index, (name, pool) in enumerate(self.pools.items())
         )
 
-    def _ranking(self, place: int, name: str) -> tuple[int, ...]:
-        here = [stage for stage, pool in enumerate(self.stage_pool) if pool == place]
+    def _ranking(self, index: int, name: str) -> tuple[int, ...]:
+        here = [stage for stage, pool in enumerate(self.stage_pool) if pool == index]
         names = [self.stages[stage] for stage in here]
-        given = self.pools[name].order.stages
-        if not given:
+        stages = self.pools[name].order.stages
+        if not stages:
             raise InputError(
                 f"the order of pool {name!r} is priority without stages, so which goes first is unclear; give "
                 f"`order: {{priority: [{', '.join(names)}]}}`, most urgent first"
             )
-        ranking = tuple(here[self._place(stage, names, f"the priority order of pool {name!r}")] for stage in given)
+        ranking = tuple(here[self._place(stage, names, f"the priority order of pool {name!r}")] for stage in stages)
         for stage in ranking:
             if ranking.count(stage) > 1:
                 raise InputError(
@@ -181,21 +177,21 @@ class Network:
             )
         return ranking
 
-    def _place(self, given: str, names: Sequence[str], where: str) -> int:
+    def _place(self, stage: str, names: Sequence[str], where: str) -> int:
         """Return which of the full names is meant; a stage's own name will do where only one has it."""
-        if given in names:
-            return names.index(given)
-        short = [place for place, name in enumerate(names) if name.endswith(f".{given}")]
+        if stage in names:
+            return names.index(stage)
+        short = [index for index, name in enumerate(names) if name.endswith(f".{stage}")]
         if len(short) == 1:
             return short[0]
         if short:
             raise InputError(
-                f"{where} names {given!r}, which several workflows have; say which, such as {names[short[0]]!r}"
+                f"{where} names {stage!r}, which several workflows have; say which, such as {names[short[0]]!r}"
             )
         for name, pool in zip(self.stages, self._pool_names, strict=True):
-            if name == given or name.endswith(f".{given}"):
-                raise InputError(f"{where} names {given!r}, which pool {pool!r} serves; leave it out")
-        raise InputError(f"{where} names {checks.shown(given)}, which is no stage{nearest(given, names)}")
+            if name == stage or name.endswith(f".{stage}"):
+                raise InputError(f"{where} names {stage!r}, which pool {pool!r} serves; leave it out")
+        raise InputError(f"{where} names {checks.shown(stage)}, which is no stage{nearest(stage, names)}")
 
     def stage_number(self, stage: str) -> int:
         """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one is called so."""
@@ -212,10 +208,10 @@ class Network:
             For all workflows; None: their own. Of workflows with the same seed only the first draws what it would draw
             alone: two that are described alike are not to repeat each other.
         """
-        given = None if seed is None else checked_seed(seed)  # here, as what follows is not run before the first block
-        seeds = [_seed(workflow) if given is None else given for workflow in self.workflows]
+        # checked here, as what follows is not run before the first block
+        seeds = [own_seed(workflow) if seed is None else checked_seed(seed) for workflow in self.workflows]
         streams = zip(self.workflows, _apart(seeds), self.first_stage.tolist(), strict=False)
-        return merged([_numbered(w.blocks(own), place, first) for place, (w, own, first) in enumerate(streams)])
+        return merged([_numbered(w.blocks(own), index, first) for index, (w, own, first) in enumerate(streams)])
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` jobs."""
@@ -224,9 +220,10 @@ class Network:
     def flooded(self, stage: str, count: int, seed: int = 0) -> Jobs:
         """Return ``count`` jobs that are all there at time 0 and begin at a stage."""
         number = self.stage_number(stage)
-        place = int(np.searchsorted(self.first_stage, number, "right")) - 1
-        workflow, first = self.workflows[place], int(self.first_stage[place])
-        return workflow.flooded(list(workflow.stages)[number - first], count, seed).numbered(place, first)
+        index = int(np.searchsorted(self.first_stage, number, "right")) - 1
+        workflow = self.workflows[index]
+        first = int(self.first_stage[index])
+        return workflow.flooded(list(workflow.stages)[number - first], count, seed).numbered(index, first)
 
     def with_load(self, factor: float) -> "Network":
         """Return the same network with all arrival rates times ``factor``."""
@@ -257,8 +254,7 @@ class Network:
 
     def _stacked(self, field: str) -> Floats:
         """Return a mean of all stages, shape (stages,)."""
-        stacked: Floats = np.concatenate([getattr(means, field) for means in self._means])
-        return stacked
+        return np.asarray(np.concatenate([getattr(means, field) for means in self._means]))
 
     @functools.cached_property
     def onward(self) -> Floats:
@@ -369,7 +365,8 @@ def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
     return tuple(workflows)
 
 
-def _seed(workflow: Workflow | Sessions) -> int:
+def own_seed(workflow: Workflow | Sessions) -> int:
+    """Return the seed by which a workflow draws its jobs."""
     return workflow.arrivals.seed if isinstance(workflow, Workflow) else workflow.seed
 
 
@@ -381,9 +378,9 @@ def _apart(seeds: Sequence[int]) -> list[int]:
     """Return the seeds with those that stood before changed to others."""
     return [
         seed
-        if seed not in seeds[:place]
-        else int(np.random.SeedSequence((seed, place)).generate_state(1, np.uint64)[0])
-        for place, seed in enumerate(seeds)
+        if seed not in seeds[:index]
+        else int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0])
+        for index, seed in enumerate(seeds)
     ]
 
 

@@ -3,10 +3,8 @@
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from penstock.inputs.arrays import Bools, Floats, Ints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,7 +57,7 @@ class NetworkModel:
     standard_error: Floats
 
     @property
-    def joins(self) -> npt.NDArray[np.bool_]:
+    def joins(self) -> Bools:
         """Shape (stages,), whether each stage waits for branches."""
         return self.branches > 0
 
@@ -67,8 +65,7 @@ class NetworkModel:
     def offered(self) -> Floats:
         """Shape (pools,), forward tokens that arrive per second at each pool."""
         tokens = self.visits * (self.prefill + self.decode)
-        offered: Floats = np.bincount(self.pool, tokens, len(self.pools)).astype(np.float64)
-        return offered
+        return np.asarray(np.bincount(self.pool, tokens, len(self.pools)), np.float64)
 
     @property
     def rho(self) -> Floats:

@@ -24,6 +24,7 @@ from numba import types
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
     BY_LINE,
     BY_PHASE,
@@ -40,7 +41,6 @@ from penstock.kernel.signatures import (
 )
 from penstock.system.own_functions import compiled, find, plain_function, returns
 
-Floats = npt.NDArray[np.float64]
 OrderFunction = Callable[[Floats, Floats, Floats], int]
 
 _TAKES = ("lines", "params", "weights")
@@ -103,9 +103,9 @@ class Order:
         """Return the mode and the weights, shape (lines, 2), for one state of the lines, shape (lines, 8)."""
         if self.function is None:
             raise InputError(f"order {self.name!r} has a single line, so it weighs none; take another")
-        seen = np.ascontiguousarray(lines, np.float64).reshape(-1, LINE_FIELDS)
-        weights = np.zeros((seen.shape[0], 2))
-        mode = self.function(seen, np.asarray(self.params if params is None else params, np.float64), weights)
+        rows = np.ascontiguousarray(lines, np.float64).reshape(-1, LINE_FIELDS)
+        weights = np.zeros((rows.shape[0], 2))
+        mode = self.function(rows, np.asarray(self.params if params is None else params, np.float64), weights)
         return int(mode), weights
 
     @functools.cached_property
@@ -261,5 +261,5 @@ def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = 
         return ORDERS[choice]
     if ":" not in choice:
         raise InputError(f"unknown order {choice!r}{nearest(choice, ORDERS)} (or module:function for your own)")
-    found = find(choice, "order", Order, folder)
-    return found if isinstance(found, Order) else _made(found, None, ())
+    chosen = find(choice, "order", Order, folder)
+    return chosen if isinstance(chosen, Order) else _made(chosen, None, ())

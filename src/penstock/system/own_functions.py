@@ -100,13 +100,13 @@ def find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
     """
     module_name, _, function_name = choice.rpartition(":")
     module = _module(module_name, kind, folder or Path.cwd())
-    found = getattr(module, function_name, None)
-    if found is None:
+    function = getattr(module, function_name, None)
+    if function is None:
         names = [n for n, v in vars(module).items() if isinstance(v, made) or inspect.isfunction(v)]
         raise InputError(
             f"{kind} {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}"
         )
-    return found
+    return function
 
 
 def _module(name: str, kind: str, folder: Path) -> ModuleType:

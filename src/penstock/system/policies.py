@@ -21,10 +21,10 @@ from types import FunctionType
 from typing import Any, Self, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats
 from penstock.kernel.signatures import (
     ARRIVAL_FIELDS,
     BATCH_FIELDS,
@@ -50,7 +50,7 @@ _RULE = (
     "limits.batch_size and the array params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
 )
 
-PolicyFunction = Callable[[Queue, Limits, npt.NDArray[np.float64]], Composition]
+PolicyFunction = Callable[[Queue, Limits, Floats], Composition]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class Policy(Scheduler):
     @property
     def is_proved(self) -> bool:
         """Whether it is work-conserving by the definition of one of Penstock's, and not by its author's claim."""
-        return any(self.function is known.function and known.work_conserving for known in POLICIES.values())
+        return any(self.function is policy.function and policy.work_conserving for policy in POLICIES.values())
 
     def configured(self, params: Any) -> tuple[Self, list[float]]:
         """Return it, and the numbers given; refuse those that one of Penstock's would ignore or misread."""
@@ -286,5 +286,5 @@ def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = N
     if ":" not in choice:
         names = [*POLICIES, *ENGINES]
         raise InputError(f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)")
-    found = find(choice, "policy", Scheduler, folder)
-    return found if isinstance(found, Scheduler) else policy(found)
+    chosen = find(choice, "policy", Scheduler, folder)
+    return chosen if isinstance(chosen, Scheduler) else policy(chosen)

@@ -51,12 +51,12 @@ class Pool:
         if not isinstance(server, Server):
             raise InputError(f"the server of a pool is {checks.shown(server)}; give a Server")
         _refuse_what_pools_lack(server)
-        why = "none serve nothing, and a router cannot tell more apart"
+        reason = "none serve nothing, and a router cannot tell more apart"
         if not isinstance(affinity, bool):
             raise InputError(f"affinity is {checks.shown(affinity)}, but must be true or false; give one")
         vars(self).update(
             server=server,
-            replicas=checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", why),
+            replicas=checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", reason),
             router=resolve_router(router),
             order=resolve_order(order),
             affinity=affinity,

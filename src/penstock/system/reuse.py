@@ -3,12 +3,9 @@
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.inputs.arrays import Floats, Ints
 from penstock.workload.jobs import Jobs
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:
@@ -16,7 +13,9 @@ def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:
 
     ``pool`` has the pool of each stage; shape (stages,).
     """
-    requests, tokens, left = np.zeros(pool.size), np.zeros(pool.size), most_jobs
+    requests = np.zeros(pool.size)
+    tokens = np.zeros(pool.size)
+    left = most_jobs
     for block in blocks:
         jobs = block.first(left)
         requests += np.bincount(jobs.stage, minlength=pool.size)
@@ -32,13 +31,13 @@ def reused(jobs: Jobs, pool: Ints) -> Ints:
 
     ``pool`` has the pool of each stage; shape (requests,).
     """
-    here, found = pool[jobs.stage], np.zeros(jobs.requests, np.int64)
+    here, tokens = pool[jobs.stage], np.zeros(jobs.requests, np.int64)
     request = np.flatnonzero(jobs.context)
     source, shared = request + jobs.context[request], jobs.reuse[request].astype(np.int64)
     while request.size:
         same = here[source] == here[request]
-        found[request[same]] = shared[same]
+        tokens[request[same]] = shared[same]
         go = ~same & (jobs.context[source] != 0)
         request, source, shared = request[go], source[go], np.minimum(shared[go], jobs.reuse[source[go]])
         source = source + jobs.context[source]
-    return np.minimum(found, np.maximum(jobs.prompt - 1, 0))
+    return np.minimum(tokens, np.maximum(jobs.prompt - 1, 0))

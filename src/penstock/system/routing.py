@@ -45,9 +45,9 @@ class Router:
             What a request counts while it is in prefill, and in decode; both above 0, because a measure that vanishes
             at a busy replica would send it everything (rem:jsq+ holds for measures that vanish only at empty ones).
         """
-        why = "a measure that is 0 at a busy replica sends it everything"
+        reason = "a measure that is 0 at a busy replica sends it everything"
         weights = [
-            checks.number(f"the {phase} weight of a measure", weight, _SMALLEST, _LARGEST, "", why)
+            checks.number(f"the {phase} weight of a measure", weight, _SMALLEST, _LARGEST, "", reason)
             for phase, weight in (("prefill", prefill), ("decode", decode))
         ]
         return Router("measure", ROUTE_WORK, *weights)

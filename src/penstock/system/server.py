@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.system.adaptive import STARVES_DECODES
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Composition
 from penstock.system.gpu import Gpu, KVTokens
@@ -87,13 +87,9 @@ class Server:
         if max_batch_size is not None:
             serves = "a batch serves at least one request; leave it out for no limit"
             max_batch_size = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves)
-        for name, value, known in (
-            ("scope", scope, ("batch", "running")),
-            ("convention", convention, ("paper", "engine")),
-            ("order", order, ("fcfs", "priority")),
-        ):
-            if not isinstance(value, str) or value not in known:
-                raise InputError(f"{name} is {checks.shown(value)}{nearest(str(value), known)}")
+        checks.word("scope", scope, get_args(Scope))
+        checks.word("convention", convention, get_args(Convention))
+        checks.word("order", order, get_args(Order))
         chosen = resolve(policy)
         memory = _memory(memory, kv_blocks, kv_tokens, block_size, chosen.block_size)
         if gpu is not None:
@@ -137,10 +133,13 @@ class Server:
     @functools.cached_property
     def params(self) -> tuple[float, ...]:
         """The numbers that the policy gets: those given, then what follows for it from batch times and limits."""
-        given = self.policy_params
+        numbers = self.policy_params
         if self.policy.parameters is None:
-            return given
-        return (*given, *self.policy.parameters(self.batch_time, self.token_budget, self.max_batch_size)[len(given) :])
+            return numbers
+        return (
+            *numbers,
+            *self.policy.parameters(self.batch_time, self.token_budget, self.max_batch_size)[len(numbers) :],
+        )
 
     @property
     def scope_warning(self) -> str | None:
@@ -171,16 +170,16 @@ class Server:
     def limits(self) -> str:
         """The limits in words."""
         slots = self.max_batch_size
-        said = [
+        words = [
             f"token budget {self.token_budget:,}",
             "no max batch size" if slots is None else f"max batch size {slots:,} ({self.scope})",
         ]
         if self.memory is not None:
             about = " (estimated)" if self.memory.estimated else ""
-            said.append(f"KV memory of {self.memory.blocks:,} blocks of {self.memory.block_size:,}{about}")
+            words.append(f"KV memory of {self.memory.blocks:,} blocks of {self.memory.block_size:,}{about}")
         if self.order != "fcfs":
-            said.append("by priority")
-        return ", ".join(said)
+            words.append("by priority")
+        return ", ".join(words)
 
     @property
     def kv_estimate(self) -> KVTokens | None:
@@ -192,13 +191,13 @@ class Server:
     @property
     def kv_note(self) -> str | None:
         """What to know before an answer is read: that KV memory is estimated, or that an engine has no limit."""
-        known = self.kv_estimate
-        if known is not None and self.gpu is not None and self.gpu.engine is not None:
+        estimate = self.kv_estimate
+        if estimate is not None and self.gpu is not None and self.gpu.engine is not None:
             share = self.gpu.share_words(self.gpu.engine)
             return (
-                f"KV memory holds about {known.tokens:,} tokens ({known.low:,} to {known.high:,}): an estimate of what "
-                f"the weights of {self.gpu.model} leave on {self.gpu.words}{share}. Your engine logs the true "
-                'number at its start ("GPU KV cache size"). Give it as max_total_tokens'
+                f"KV memory holds about {estimate.tokens:,} tokens ({estimate.low:,} to {estimate.high:,}): an "
+                f"estimate of what the weights of {self.gpu.model} leave on {self.gpu.words}{share}. Your engine logs "
+                'the true number at its start ("GPU KV cache size"). Give it as max_total_tokens'
             )
         if self.policy.has_kv_memory and self.memory is None:
             note = (
@@ -266,13 +265,13 @@ def _memory(
             "of them, or the block_size in memory"
         )
     block_size = usual if block_size is None else block_size
-    given = [
+    names = [
         name
         for name, value in (("memory", memory), ("kv_blocks", kv_blocks), ("kv_tokens", kv_tokens))
         if value is not None
     ]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} say the same thing; give one of them")
+    if len(names) > 1:
+        raise InputError(f"{' and '.join(names)} say the same thing; give one of them")
     if memory is not None and not isinstance(memory, Memory):
         raise InputError(f"memory is {checks.shown(memory)}; give a Memory, or kv_blocks and block_size")
     if kv_blocks is not None:

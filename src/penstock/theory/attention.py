@@ -40,16 +40,15 @@ more than that for a decode. Tokens of a prompt that are found in a cache cost n
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
 from penstock.theory.kv_blocks import drawn, outputs_of_prefill, reserves
 from penstock.theory.moments import mean_of, mean_product
 from penstock.workload.pairs import Empirical, Independent, Lengths
 
-Floats = npt.NDArray[np.float64]
 Pair = tuple[float, float]
 
 WITH_ATTENTION = ", with attention"
@@ -108,9 +107,7 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
     return Attention(max(low, 0.0) + shared, high, sampled=True)
 
 
-def attention_of(
-    prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64], server: Server, *, reused: bool = False
-) -> tuple[Floats, Floats]:
+def attention_of(prompt: Ints, output: Ints, server: Server, *, reused: bool = False) -> tuple[Floats, Floats]:
     """Return the least and the most seconds that the attention of each request takes; shape (rows,) each.
 
     Parameters

@@ -57,14 +57,14 @@ class Bound:
     why: str
 
 
-def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]:
+def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...]:
     """Return what each limit can carry, the token budget first.
 
     Parameters
     ----------
     workload, server
         What arrives and what serves.
-    asked
+    demand
         Load of the workload on the server.
 
     Raises
@@ -72,21 +72,21 @@ def bounds(workload: Workload, server: Server, asked: Load) -> tuple[Bound, ...]
     InputError
         If a request can never be served.
     """
-    work = least(asked.work, workload, server)
+    work = least(demand.work, workload, server)
     reused = reuses(workload, server)
     tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share
-    seconds = asked.attention_s[0]
+    seconds = demand.attention_s[0]
     if reused:
-        seconds = attention(asked.work.lengths, server, reused=True).least * work.share
-    by_tokens = asked.best_batch_tokens_per_s / tokens
+        seconds = attention(demand.work.lengths, server, reused=True).least * work.share
+    by_tokens = demand.best_batch_tokens_per_s / tokens
     more = f", and at least {seconds:.4g} s of attention" if seconds else ""
     extended = WITH_ATTENTION if seconds else ""
     reason = (
-        f"the best batch ({asked.best_token_load:,} tokens) carries {asked.best_batch_tokens_per_s:,.0f} tokens/s, "
+        f"the best batch ({demand.best_token_load:,} tokens) carries {demand.best_batch_tokens_per_s:,.0f} tokens/s, "
         f"and a request has {'at least ' if reused else ''}{tokens:,.6g} of them{more}"
     )
     if seconds and not reused:  # one capacity on a page: that with attention
-        capacity = f"the capacity of {asked.capacity_tokens_per_s:,.0f} tokens/s"
+        capacity = f"the capacity of {demand.capacity_tokens_per_s:,.0f} tokens/s"
         reason = f"{capacity} over the {tokens:,.6g} tokens of a request"
     limits = [Bound("token budget", beside(by_tokens, seconds), f"Theorem 1(a){extended}", reason)]
 

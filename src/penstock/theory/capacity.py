@@ -10,18 +10,15 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 from scipy.optimize import brentq
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import LONGEST
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _RARE = 1e-12
 """Numbers of arrivals that are less likely than this are left out."""
@@ -177,14 +174,14 @@ def _busy_period(server: Server, work: _Work, rate: float) -> float:
     chance[waiting == 0] = 0.0  # over
     cut = waiting > budget
     m = np.where(cut, np.repeat(following, most), 0)
-    place = np.round(np.where(cut, np.maximum(waiting - budget - remainder[m], 0) / prompt, 0.0), 6)
-    near = np.floor(place).astype(np.int64)
+    position = np.round(np.where(cut, np.maximum(waiting - budget - remainder[m], 0) / prompt, 0.0), 6)
+    near = np.floor(position).astype(np.int64)
     states = np.arange(waiting.size)
     moves = np.zeros(waiting.size**2)
     # After the last m that is told apart W lies between two states, which share it. Far out the solution is linear,
     # t_bmax seconds for every b_max - rate v_p t_bmax tokens, and is continued so.
     per_prompt = full * prompt / (budget - rate * prompt * full)
-    for start, weight in ((near, 1 - (place - near)), (near + 1, place - near)):
+    for start, weight in ((near, 1 - (position - near)), (near + 1, position - near)):
         share = chance * weight[:, None]
         beyond = np.maximum(start[:, None] + prompts - (most - 1), 0)
         to = (m * most + start)[:, None] + prompts - beyond

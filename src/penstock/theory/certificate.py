@@ -148,26 +148,26 @@ def certify(workload: "Workload | Network", server: Server | None = None) -> "Ce
 
 def _certify_server(workload: Workload, server: Server) -> Certificate:
     """Certify a workload on a server: see `certify`."""
-    asked = load(workload, server)
-    limits = bounds(workload, server, asked)
-    sufficient, tried, certified_rate = _sufficient(workload, server, asked)
+    demand = load(workload, server)
+    limits = bounds(workload, server, demand)
+    sufficient, tried, certified_rate = _sufficient(workload, server, demand)
     tightest = _tightest(limits)
 
     def certificate(
         verdict: Verdict, theorem: str | None, reason: str, hypotheses: tuple[Hypothesis, ...]
     ) -> Certificate:
-        return Certificate(verdict, theorem, reason, hypotheses, asked, limits, certified_rate)
+        return Certificate(verdict, theorem, reason, hypotheses, demand, limits, certified_rate)
 
     # Necessary conditions first: above one, or at one, no other hypothesis matters.
-    if asked.arrival_rate > tightest.max_rate * (1 + CRITICAL_BAND):
-        exceeded = [bound for bound in limits if asked.arrival_rate > bound.max_rate * (1 + CRITICAL_BAND)]
-        overload = _overload(workload, server, asked, exceeded[0])
-        return certificate("unstable", exceeded[0].theorem, _why_unstable(asked, exceeded), overload)
-    if asked.arrival_rate >= tightest.max_rate * (1 - CRITICAL_BAND):
+    if demand.arrival_rate > tightest.max_rate * (1 + CRITICAL_BAND):
+        exceeded = [bound for bound in limits if demand.arrival_rate > bound.max_rate * (1 + CRITICAL_BAND)]
+        overload = _overload(workload, server, demand, exceeded[0])
+        return certificate("unstable", exceeded[0].theorem, _why_unstable(demand, exceeded), overload)
+    if demand.arrival_rate >= tightest.max_rate * (1 - CRITICAL_BAND):
         return certificate("critical", None, _why_critical(tightest), ())
     if all(h.held for h in tried):
-        return certificate("stable", sufficient, _why_stable(server, asked, sufficient, certified_rate, tried), tried)
-    return certificate("unknown", None, _why_unknown(asked, tightest, tried), tried)
+        return certificate("stable", sufficient, _why_stable(server, demand, sufficient, certified_rate, tried), tried)
+    return certificate("unknown", None, _why_unknown(demand, tightest, tried), tried)
 
 
 def _tightest(limits: tuple[Bound, ...]) -> Bound:
@@ -175,53 +175,54 @@ def _tightest(limits: tuple[Bound, ...]) -> Bound:
     return next(bound for bound in limits if bound.max_rate <= least * (1 + CRITICAL_BAND))
 
 
-def _sufficient(workload: Workload, server: Server, asked: Load) -> tuple[str, tuple[Hypothesis, ...], float | None]:
+def _sufficient(workload: Workload, server: Server, demand: Load) -> tuple[str, tuple[Hypothesis, ...], float | None]:
     """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it certifies up to."""
-    shared = conditions.shared(workload, server, asked)
-    extended = WITH_ATTENTION if any(asked.attention_s) else ""
+    shared = conditions.shared(workload, server, demand)
+    extended = WITH_ATTENTION if any(demand.attention_s) else ""
     fills = (conditions.work_conserving(server), conditions.batch_size(server))
-    full = conditions.full_batches_carry_it(server, asked)
+    full = conditions.full_batches_carry_it(server, demand)
     sound = all(h.held for h in shared)
     if all(h.held for h in fills) or not sound:
-        rate = asked.full_batch_tokens_per_s / asked.tokens_per_request if sound else None
+        rate = demand.full_batch_tokens_per_s / demand.tokens_per_request if sound else None
         return WORK_CONSERVING + extended, (*shared, *fills, full), rate or None
     # Memory holds all that may run, so batches are as without a limit.
     ample = dataclasses.replace(server, memory=None, gpu=None)
-    backlog = drift(asked.work.lengths, ample)
-    drains = conditions.every_batch_drains(asked, backlog)
+    backlog = drift(demand.work.lengths, ample)
+    drains = conditions.every_batch_drains(demand, backlog)
     others = () if drains.held else (*fills, full)
     return DRIFT + extended, (*shared, *others, drains), backlog.certified_rate
 
 
-def _overload(workload: Workload, server: Server, asked: Load, bound: Bound) -> tuple[Hypothesis, ...]:
+def _overload(workload: Workload, server: Server, demand: Load, bound: Bound) -> tuple[Hypothesis, ...]:
     recorded = workload.rows is not None
-    if bound.name == "token budget" and math.isclose(bound.max_rate, asked.max_rate):
+    if bound.name == "token budget" and math.isclose(bound.max_rate, demand.max_rate):
         name = "load above 1"
-        why = (
-            f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch ({asked.best_token_load:,} tokens) "
-            f"carries {asked.capacity_tokens_per_s:,.0f}"
+        reason = (
+            f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch ({demand.best_token_load:,} tokens) "
+            f"carries {demand.capacity_tokens_per_s:,.0f}"
         )
-        if asked.attention_s[0]:
-            why += f" of such requests, each with {asked.attention_s[0]:.4g} s of attention at least"
+        if demand.attention_s[0]:
+            reason += f" of such requests, each with {demand.attention_s[0]:.4g} s of attention at least"
     else:
         name = f"arrival rate above the {bound.name}'s"
-        why = f"{asked.arrival_rate:,.4g} requests/s arrive, at most {bound.max_rate:,.4g} are carried: {bound.why}"
+        reason = f"{demand.arrival_rate:,.4g} requests/s arrive, at most {bound.max_rate:,.4g} are carried: {bound.why}"
     average = "the recording, gone on with at this pattern" if recorded else "the arrival process has a rate"
     return (
-        Hypothesis(name, True, why),
+        Hypothesis(name, True, reason),
         Hypothesis("long-run averages exist", True, average, checked=not recorded),
-        *conditions.dropped(asked.work),
-        *conditions.sampled_attention(asked),
+        *conditions.dropped(demand.work),
+        *conditions.sampled_attention(demand),
     )
 
 
-def _why_unstable(asked: Load, exceeded: list[Bound]) -> str:
+def _why_unstable(demand: Load, exceeded: list[Bound]) -> str:
     first, *others = exceeded
     if first.name == "token budget":
-        reason = f"tokens arrive {asked.arrival_rate / first.max_rate:.3f} times as fast as any policy can process them"
+        times = demand.arrival_rate / first.max_rate
+        reason = f"tokens arrive {times:.3f} times as fast as any policy can process them"
     else:
         reason = (
-            f"{asked.arrival_rate:,.4g} requests/s arrive, but the {first.name} lets no policy carry more than "
+            f"{demand.arrival_rate:,.4g} requests/s arrive, but the {first.name} lets no policy carry more than "
             f"{first.max_rate:,.4g}"
         )
     reason += "".join(f" (the {bound.name} allows {bound.max_rate:,.4g} requests/s at most)" for bound in others)
@@ -236,10 +237,10 @@ def _why_critical(tightest: Bound) -> str:
 
 
 def _why_stable(
-    server: Server, asked: Load, theorem: str, certified_rate: float | None, tried: tuple[Hypothesis, ...]
+    server: Server, demand: Load, theorem: str, certified_rate: float | None, tried: tuple[Hypothesis, ...]
 ) -> str:
     if theorem.startswith(WORK_CONSERVING):
-        reason = f"the load is {asked.rho:.3f} and {server.policy.name} is work-conserving"
+        reason = f"the load is {demand.rho:.3f} and {server.policy.name} is work-conserving"
     else:
         reason = (
             f"every batch that {server.policy.name} forms under a backlog drains it, at up to {certified_rate:,.4g} "
@@ -248,9 +249,9 @@ def _why_stable(
     return f"{reason}, so the queues stay finite and have a steady state{conditions.if_trusted(tried)}"
 
 
-def _why_unknown(asked: Load, tightest: Bound, tried: tuple[Hypothesis, ...]) -> str:
+def _why_unknown(demand: Load, tightest: Bound, tried: tuple[Hypothesis, ...]) -> str:
     failed = ", ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
-    share = 1 - asked.arrival_rate / tightest.max_rate
+    share = 1 - demand.arrival_rate / tightest.max_rate
     return (
         f"the arrival rate is {share:.1%} below what the {tightest.name} can carry, {tightest.max_rate:,.4g} "
         f"requests/s, but no theorem says stable, because these hypotheses fail: {failed}"

@@ -38,16 +38,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit, types
 
+from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel.signatures import BATCH_FIELDS, PARAMS, POLICY, PREFILL_FIRST, Limits, Queue
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside, beside_prefill
 from penstock.workload.pairs import Lengths
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 MOST_QUEUES = 50_000_000
 """So many queues are tried at most: about a second."""
@@ -188,15 +185,16 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
     larger numbers are tried once, at these limits.
     """
     budget, slots = server.token_budget, server.max_batch_size
-    longest, never_decodes = lengths.max_prompt, lengths.max_output == 1 and server.convention == "engine"
+    longest = lengths.max_prompt
+    never_decodes = lengths.max_output == 1 and server.convention == "engine"
     if longest is None:
         raise _Unknown("prompts have no upper limit")
     if beyond := sorted(server.policy.reads - set(BATCH_FIELDS)):
         raise _Unknown(
             f"{server.policy.name} decides also by {', '.join(beyond)}, which the proof does not take into account"
         )
-    known = server.policy.phases is not None
-    if not known and (slots is None or server.scope == "batch"):
+    of_paper = server.policy.phases is not None
+    if not of_paper and (slots is None or server.scope == "batch"):
         raise _Unknown(
             f"queues that {server.policy.name} may see have no limit, so not all can be tried; "
             "set a max batch size in scope 'running'"
@@ -215,7 +213,7 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
             decoding = np.concatenate([np.arange(most + 1), np.full(slots, most)])
         low = np.maximum((prompts - 1) * lengths.min_prompt + 1, 0) * (prompts > 0)
         rows = np.column_stack([prompts, decoding, low, prompts * longest])
-        if known:
+        if of_paper:
             rows[:, 2:] = np.minimum(rows[:, 2:], budget)
     return rows[rows[:, 1] == 0] if never_decodes else rows
 

@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.theory.load import traffic
 from penstock.workload.lengths import LONGEST
 
-Floats = npt.NDArray[np.float64]
 Phase = Literal["prefill", "decode"]
 Order = Literal["decode-first", "prefill-first"] | Sequence[tuple[int, Phase]]
 
@@ -320,9 +320,9 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
             raise InputError(f"order is {checks.shown(chosen)}{nearest(chosen, _NAMED)}")
         first, second = ("decode", "prefill") if chosen == "decode-first" else ("prefill", "decode")
         chosen = [(j, phase) for phase in (first, second) for j in range(classes)]
-    places = {(j, phase): i * classes + j for i, phase in enumerate(("prefill", "decode")) for j in range(classes)}
+    numbers = {(j, phase): i * classes + j for i, phase in enumerate(("prefill", "decode")) for j in range(classes)}
     try:
-        buffers = [places[pair] for pair in map(tuple, chosen)]  # type: ignore[call-overload]
+        buffers = [numbers[pair] for pair in map(tuple, chosen)]  # type: ignore[call-overload]
     except (TypeError, KeyError):
         buffers = []
     if sorted(buffers) != list(range(2 * classes)):
@@ -354,7 +354,7 @@ def _by_class(values: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], list[F
     return (() if all(np.ndim(value) == 0 for value in values.values()) else shape), columns
 
 
-def _not_negative(what: str, values: Floats, why: str) -> None:
+def _not_negative(what: str, values: Floats, reason: str) -> None:
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
-        raise InputError(f"{what} is {values[bad][0]:g}, but must be a finite number of at least 0: {why}")
+        raise InputError(f"{what} is {values[bad][0]:g}, but must be a finite number of at least 0: {reason}")

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.system.server import Server
 from penstock.theory.fluid import full_batch_rate
 from penstock.workload.lengths import LONGEST
@@ -119,7 +120,8 @@ def foster(server: Server, *, arrival_rate: float, prompt: npt.ArrayLike, output
             f"{offered:g} tokens/s arrive and full batches carry {full:g}, so the backlog does not fall; lower the rate"
         )
     _full_batches_are_best(server, full)
-    budget, spare = server.token_budget, full - offered
+    budget = server.token_budget
+    spare = full - offered
     weight = spare / (2 * rate * float(((1 + decodes) ** 2).mean()))
     low = rate * float((tokens**2).mean()) / (2 * spare)
     high = low + budget / 2 + (budget - 1) * (1 + float(decodes.max()))
@@ -153,7 +155,7 @@ def _full_batches_are_best(server: Server, full: float) -> None:
         )
 
 
-def _tokens(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _tokens(name: str, values: npt.ArrayLike) -> Floats:
     tokens = checks.column(f"the {name}", values).astype(np.float64)
     bad = ~((tokens >= 1) & (tokens <= LONGEST) & (tokens == np.rint(tokens)))
     if bad.any():

@@ -3,11 +3,12 @@
 import dataclasses
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.drift import Drift
-from penstock.theory.kv_blocks import SAMPLE, Ints, Served, largest, peak_blocks, reuses
+from penstock.theory.kv_blocks import SAMPLE, Served, largest, peak_blocks, reuses
 from penstock.theory.load import Load
 from penstock.workload.pairs import Independent, Lengths
 from penstock.workload.workload import Workload
@@ -51,13 +52,13 @@ def if_trusted(hypotheses: tuple[Hypothesis, ...]) -> str:
     return f", if what is taken on trust holds: {', '.join(trusted)}" if trusted else ""
 
 
-def shared(workload: Workload, server: Server, asked: Load) -> tuple[Hypothesis, ...]:
+def shared(workload: Workload, server: Server, demand: Load) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of every sufficient condition."""
     hypotheses = [independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload)]
     if server.memory is not None:
-        longest = largest(asked.work.lengths)
-        hypotheses += [*dropped(asked.work), kv_memory(workload, server, server.memory, longest)]
-    return (*hypotheses, *sampled_attention(asked))
+        longest = largest(demand.work.lengths)
+        hypotheses += [*dropped(demand.work), kv_memory(workload, server, server.memory, longest)]
+    return (*hypotheses, *sampled_attention(demand))
 
 
 def independent_arrivals(workload: Workload) -> Hypothesis:
@@ -96,18 +97,19 @@ def dropped(work: Served) -> tuple[Hypothesis, ...]:
     return (Hypothesis("share of the requests that are dropped", True, reason, checked=False),)
 
 
-def sampled_attention(asked: Load) -> tuple[Hypothesis, ...]:
+def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
     """What the attention of a mean request takes is what a sample says, where the distribution is not Penstock's."""
-    if not asked.sampled:
+    if not demand.sampled:
         return ()
-    low, high = asked.attention_s
+    low, high = demand.attention_s
     reason = f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
     return (Hypothesis("mean attention of a request", True, reason, checked=False),)
 
 
 def kv_memory(workload: Workload, server: Server, memory: Memory, longest: tuple[Ints, Ints] | None) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are."""
-    name, policy = "KV memory never binds", server.policy
+    name = "KV memory never binds"
+    policy = server.policy
     slots, usable = server.most_requests, server.usable_blocks or 0
     if not policy.admits_what_fits:
         return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")
@@ -160,28 +162,28 @@ def batch_size(server: Server) -> Hypothesis:
     return Hypothesis("max batch size never binds", held, reason)
 
 
-def full_batches_carry_it(server: Server, asked: Load) -> Hypothesis:
+def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
     """Batches filled to the token budget carry the load, although batches that stop short might carry more."""
-    held = asked.offered_tokens_per_s < asked.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
-    attention = asked.attention_s[1]
+    held = demand.offered_tokens_per_s < demand.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
+    attention = demand.attention_s[1]
     most = f" even with the most that attention takes, {attention:.4g} s a request" if attention else ""
     reason = (
-        f"{asked.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} tokens carry "
-        f"{asked.full_batch_tokens_per_s:,.0f}{most}"
+        f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} tokens carry "
+        f"{demand.full_batch_tokens_per_s:,.0f}{most}"
     )
-    wasted = asked.filled_batch_tokens_per_s < asked.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
+    wasted = demand.filled_batch_tokens_per_s < demand.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
     if not held and wasted and not attention:
         reason += (
-            f" but batches of {asked.best_token_load:,} would carry {asked.best_batch_tokens_per_s:,.0f}: lower it"
+            f" but batches of {demand.best_token_load:,} would carry {demand.best_batch_tokens_per_s:,.0f}: lower it"
         )
     return Hypothesis("full batches carry the load", held, reason)
 
 
-def every_batch_drains(asked: Load, drift: Drift) -> Hypothesis:
+def every_batch_drains(demand: Load, drift: Drift) -> Hypothesis:
     """Every batch that a backlog leads to takes more weighted tokens than arrive while it lasts."""
     rate = drift.certified_rate
-    held = rate is not None and asked.arrival_rate < rate * (1 - CRITICAL_BAND)
-    reason = drift.why if rate is None else f"{drift.why}, and {asked.arrival_rate:.4g} arrive"
+    held = rate is not None and demand.arrival_rate < rate * (1 - CRITICAL_BAND)
+    reason = drift.why if rate is None else f"{drift.why}, and {demand.arrival_rate:.4g} arrive"
     return Hypothesis("every batch under a backlog drains", held, reason)
 
 

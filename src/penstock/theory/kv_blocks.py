@@ -3,16 +3,13 @@
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.workload.pairs import Empirical, Independent, Lengths, Recorded
 from penstock.workload.workload import Workload
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 SAMPLE = 2**17
 """Requests drawn where a mean has no closed form."""
@@ -112,7 +109,7 @@ def largest(lengths: Lengths) -> tuple[Ints, Ints] | None:
     return np.array([lengths.max_prompt]), np.array([lengths.max_output])
 
 
-def fits(prompt: Ints, output: Ints, server: Server) -> npt.NDArray[np.bool_]:
+def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
     """Return which requests can ever be served; shape (requests,)."""
     policy, memory = server.policy, server.memory
     fitting = np.ones(prompt.size, bool)

@@ -10,8 +10,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.inputs.arrays import Floats
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
@@ -23,8 +23,6 @@ from penstock.theory.kv_blocks import drawn, reuses, served
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Lengths
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
 
 HIGHEST_LOAD = 0.95
 """Load of full batches up to which errors are known."""
@@ -273,7 +271,7 @@ def _refused(workload: Workload, server: Server) -> str | None:
     """Return why nothing is known, before anything is computed."""
     policy = server.policy
     if not policy.has_mean_field:
-        names = ", ".join(name for name, known in (POLICIES | ENGINES).items() if known.has_mean_field)
+        names = ", ".join(name for name, scheduler in (POLICIES | ENGINES).items() if scheduler.has_mean_field)
         return f"no mean field is known for the policy {policy.name!r}, only where decodes come first ({names})"
     if server.order != "fcfs":
         return f"order {server.order!r}: the mean field knows prompts in order of arrival only"
@@ -284,7 +282,8 @@ def _refused(workload: Workload, server: Server) -> str | None:
 
 def _binds(point: FixedPoint, rate: float, what: _About, server: Server) -> str | None:
     """Return the limit that keeps requests waiting, of which the mean field knows nothing."""
-    pool, running = point.pool, point.pool + rate * point.batch_s  # and those whose prompt a batch takes
+    pool = point.pool
+    running = point.pool + rate * point.batch_s  # and those whose prompt a batch takes
     spread = _SPREADS * math.sqrt(running * point.dispersion)
     most = running + spread + 1
     slots = server.max_batch_size

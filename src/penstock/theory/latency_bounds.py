@@ -36,8 +36,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.inputs.arrays import Floats, Ints
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.server import Server
 from penstock.theory.attention import attention_of, prefill_seconds
@@ -47,9 +47,6 @@ from penstock.theory.kv_blocks import drawn, least, outputs_of_prefill, reuses, 
 from penstock.workload.arrivals import Poisson
 from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 """Names of the percentiles that are bounded beside the mean, and the share of samples below each."""

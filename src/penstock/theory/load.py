@@ -13,14 +13,13 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.system.server import Server
 from penstock.theory.attention import attention, beside_prefill, refuse_composition
 from penstock.theory.kv_blocks import Served, served
 from penstock.workload.lengths import LONGEST
 from penstock.workload.routes import closed_loop
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
 
 _ROUNDING = 1e-12
 """Probabilities that add up to 1 within this are taken for 1."""
@@ -157,8 +156,7 @@ class MulticlassLoad:
     @property
     def shares(self) -> Floats:
         """Shape (classes,), share of the load that each class brings; they add up to 1."""
-        shares: Floats = self.arrival_rates * self.tokens_per_request / self.offered_tokens_per_s
-        return shares
+        return np.asarray(self.arrival_rates * self.tokens_per_request / self.offered_tokens_per_s)
 
     @property
     def rho(self) -> float:

@@ -35,13 +35,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
+from penstock.inputs.arrays import Floats, Ints
 from penstock.kernel import compiled_code as compiled_code
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 CELLS = 40
 FULL = CELLS  # the state of full batches
@@ -133,16 +130,16 @@ def _integral(sums: Floats, load: float) -> float:
         return float((load - 0.5) * (sums[1] - sums[0]))
     if load >= last + 0.5:
         return float(sums[last] + (load - last - 0.5) * (sums[last] - sums[last - 1]))
-    place = int(load - 0.5)
-    return float(sums[place] + (load - 0.5 - place) * (sums[place + 1] - sums[place]))
+    below = int(load - 0.5)
+    return float(sums[below] + (load - 0.5 - below) * (sums[below + 1] - sums[below]))
 
 
 @njit(cache=True)
 def _mean_time(sums: Floats, low: float, high: float) -> float:
     """Return the mean t_b over loads from low to high."""
     if high - low < 1e-6:
-        place = min(max(int(low + 0.5), 1), sums.size - 1)
-        return float(sums[place] - sums[place - 1])
+        load = min(max(int(low + 0.5), 1), sums.size - 1)
+        return float(sums[load] - sums[load - 1])
     return float((_integral(sums, high) - _integral(sums, low)) / (high - low))
 
 
@@ -284,6 +281,7 @@ def _grid(lengths: Lengths, prompt: float, budget: float, least: float, most: fl
             k = below[i, j] = _between(loads, loads[i] + loads[j])
             if k < CELLS:
                 upper[i, j] = (loads[i] + loads[j] - loads[k]) / (loads[k + 1] - loads[k])
+    # One prompt, shared out between the loads beside it so that the mean stays.
     one = np.zeros(CELLS)
     for i in range(lengths.prompts.size):
         k = _between(loads, lengths.prompts[i])
@@ -291,6 +289,7 @@ def _grid(lengths: Lengths, prompt: float, budget: float, least: float, most: fl
             part = (lengths.prompts[i] - loads[k]) / (loads[k + 1] - loads[k])
             one[k] += lengths.prompt_weights[i] * (1 - part)
             one[k + 1] += lengths.prompt_weights[i] * part
+    # Few prompts on average are taken term by term; each doubling of the number adds what half as many bring to itself.
     least = min(least, _MOST_PROMPTS)
     doublings = max(math.log2(most / least), 1.0)
     arrivals = np.zeros((math.ceil(_LEVELS_A_DOUBLING * doublings) + 2, CELLS))
@@ -329,8 +328,8 @@ def _added(grid: _Grid, a: Floats, b: Floats, row: Floats) -> None:
 @njit(cache=True)
 def _arrived(grid: _Grid, number: float, row: Floats) -> None:
     """Fill the distribution of the tokens of so many prompts on average."""
-    place = _LEVELS_A_DOUBLING * math.log2(max(number / grid.least, 1.0))
-    level = min(int(place), grid.arrivals.shape[0] - 2)
+    steps = _LEVELS_A_DOUBLING * math.log2(max(number / grid.least, 1.0))
+    level = min(int(steps), grid.arrivals.shape[0] - 2)
     low = grid.least * 2 ** (level / _LEVELS_A_DOUBLING)
     high = low * 2 ** (1 / _LEVELS_A_DOUBLING)
     upper = min(max((number - low) / (high - low), 0.0), 1.0)
@@ -448,6 +447,7 @@ def _shares(work: Floats, grid: _Grid, chain: _Chain) -> None:
     remains = numbers[REMAINDER] if numbers[REMAINDER] > 0 else work[PROMPT_SQUARE] / (2 * prompt)
     row, landing = np.empty(CELLS), chain.landing
     _arrived(grid, rate * numbers[FULL_TIME], row)
+    # Where a run of full batches lands: new arrivals, and an exponential remainder.
     landing[:] = 0.0
     for k in range(CELLS):
         wide = loads[min(k + 1, CELLS - 1)] - loads[max(k - 1, 0)]
@@ -463,6 +463,7 @@ def _shares(work: Floats, grid: _Grid, chain: _Chain) -> None:
     right = np.zeros(CELLS)
     right[-1] = 1.0
     share = np.maximum(np.linalg.solve(balance, right), 0.0)
+    # A run of full batches lasts until it has made up for the tokens that the others gain.
     cells = chain.times[0, :CELLS]
     gains = (share * (prompt * (rate * cells + chain.idle) - loads)).sum()
     spills = (share * chain.go[:CELLS, FULL]).sum()
@@ -705,9 +706,9 @@ def _settled(work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _
 def fixed_points(work: Floats, lengths: Lengths, sums: Floats, points: Floats) -> int:
     """Fill the fixed points, lowest first; return how many."""
     rate, decodes = work[RATE], work[DECODES]
-    budget, each = float(sums.size - 1), np.diff(sums)
-    shortest = each.min() + min(work[ALONE], work[MIXED])
-    longest = each.max() + work[PER_PROMPT_TOKEN] * budget + work[WITH_PREFILL]
+    budget, seconds = float(sums.size - 1), np.diff(sums)
+    shortest = seconds.min() + min(work[ALONE], work[MIXED])
+    longest = seconds.max() + work[PER_PROMPT_TOKEN] * budget + work[WITH_PREFILL]
     longest += max(work[ALONE], work[MIXED]) * budget * decodes / (work[PROMPT] + decodes)
     grid = _grid(lengths, work[PROMPT], budget, rate * shortest, rate * longest)
     chain = _Chain(
@@ -721,6 +722,7 @@ def fixed_points(work: Floats, lengths: Lengths, sums: Floats, points: Floats) -
             _turn(work, sums, grid, lengths, 0.0, False, chain)
         _fill(work, sums, grid, lengths, chain, points[0])
         return 1
+    # Scan pools from the least to the most: where the chain's own pool crosses the one assumed, one gives itself.
     low = rate * decodes * shortest
     high = rate * decodes * longest + decodes / (1 + decodes)
     count, ends, gains = 0, np.zeros(2), np.array([low, 0.0])

@@ -45,18 +45,15 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.attention import attention
 from penstock.theory.kv_blocks import decode_blocks, drawn, peak_blocks, reserves, reuses, served
 from penstock.workload.workload import Workload
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _BATCHES = 2**15  # drawn
 _REQUESTS = 2**11  # drawn, for integrals over the life of a request
@@ -203,7 +200,10 @@ class _Full:
         low, high = 0.0, min(self.server.token_budget / self.tokens, (self.server.usable_blocks or 0) / self.least)
         while high - low > _PRECISION * high:
             middle = (low + high) / 2
-            low, high = (low, middle) if over(self.at(middle, short=short)) else (middle, high)
+            if over(self.at(middle, short=short)):
+                high = middle
+            else:
+                low = middle
         return self.at(low, short=short)
 
     def at(self, entering: float, *, short: bool) -> _State:
@@ -298,8 +298,7 @@ def _batchwise(tokens: Ints, rate: float, rng: np.random.Generator) -> Ints:
     """Draw the tokens of a Poisson number of requests per batch; shape (_BATCHES,)."""
     count = rng.poisson(rate, _BATCHES)
     total = np.concatenate([[0], np.cumsum(tokens[rng.integers(0, tokens.size, int(count.sum()))])])
-    drawn_tokens: Ints = np.diff(total[np.concatenate([[0], np.cumsum(count)])])
-    return drawn_tokens
+    return np.asarray(np.diff(total[np.concatenate([[0], np.cumsum(count)])]))
 
 
 def _queue(tokens: Floats, room: float) -> tuple[Floats, Floats]:

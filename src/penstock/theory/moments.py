@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
+from penstock.inputs.arrays import Floats
 from penstock.workload.lengths import (
     LONGEST,
     Constant,
@@ -24,8 +24,6 @@ from penstock.workload.lengths import (
     Uniform,
 )
 from penstock.workload.pairs import Independent
-
-Floats = npt.NDArray[np.float64]
 
 _ONE_BY_ONE = 2**17
 _STEP = 1.001

@@ -117,13 +117,15 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
     InputError
         If the workload has no arrival rate.
     """
-    asked = load(workload, server)
-    work = least(asked.work, workload, server)
-    lengths, rate = work.lengths, asked.arrival_rate * work.share
+    demand = load(workload, server)
+    work = least(demand.work, workload, server)
+    lengths = work.lengths
+    rate = demand.arrival_rate * work.share
     prompt = lengths.mean_prompt
     decode = max(server.tokens_per_request(prompt, lengths.mean_output) - prompt, 0.0)
     budget, slots = server.token_budget, server.max_batch_size
     long_prompts = slots is not None and slots < budget and prompt >= budget - slots + 1
+    # What the region does not know, and how what it counts is to be read.
     notes = []
     if work.share < 1:
         notes.append(f"{1 - work.share:.2%} of the requests are dropped, as they never fit, and count as nothing")
@@ -135,7 +137,8 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
             "batch times depend on what is in a batch: region, mix and prices count the least for so many tokens, and "
             "hold more than can be carried; the highest rate counts attention"
         )
-    bound = min(bounds(workload, server, asked), key=lambda bound: bound.max_rate)
+    # The tightest limit, and by the estimate what full KV memory carries, where that is less.
+    bound = min(bounds(workload, server, demand), key=lambda bound: bound.max_rate)
     full = memory_is_full(workload, server) if estimate_memory else None
     if full is not None and full.rate >= bound.max_rate:
         full = None
@@ -146,7 +149,7 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
         point=(rate * prompt, rate * decode),
         optimum=linear_program(server, (prompt, decode), prompt=lengths),
         own=sarathi_region(server) if by_load and long_prompts and server.policy.phases == "decode-first" else None,
-        arrival_rate=asked.arrival_rate,
+        arrival_rate=demand.arrival_rate,
         bound=bound,
         notes=tuple(notes),
         full=full,

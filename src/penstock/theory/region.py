@@ -24,15 +24,13 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints
 from penstock.system import hull
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, PiecewiseConstant
 from penstock.system.server import Server
 from penstock.theory.attention import refuse_composition
 from penstock.workload.lengths import LONGEST, Length, as_length
 from penstock.workload.pairs import Lengths
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -390,8 +388,7 @@ def _outline(points: Floats) -> Floats:
     points = points[np.lexsort((points[:, 1], points[:, 0]))[::-1]] / tops
     rising = np.r_[True, points[1:, 1] > np.maximum.accumulate(points[:, 1])[:-1]]
     path = np.vstack([(1.0, 0.0), points[rising], (0.0, 1.0)])
-    corners: Floats = np.vstack([(0.0, 0.0), hull.corners(path)]) * tops
-    return corners
+    return np.asarray(np.vstack([(0.0, 0.0), hull.corners(path)]) * tops)
 
 
 def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -> tuple[tuple[str, ...], float]:
@@ -403,7 +400,8 @@ def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -
         changed: Server = dataclasses.replace(server, **limits)  # type: ignore[arg-type]
         return region(changed, prompt=prompt).scale(direction) * float(direction.sum())
 
-    now, k = carried(), server.max_batch_size
+    now = carried()
+    k = server.max_batch_size
     tighter = {"token budget": carried(token_budget=server.token_budget - 1)}
     gain = 0.0
     if k is not None:

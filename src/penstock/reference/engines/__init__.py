@@ -5,7 +5,7 @@ description line by line, and every step is checked for feasibility. ``server`` 
 ``simulation`` the clock; the others are one family of schedulers each.
 """
 
-from penstock.reference.engines.batch_time import Composition
+from penstock.reference.batch_time import Composition
 from penstock.reference.engines.server import Batch, Request
 from penstock.reference.engines.simulation import ENGINES, History, simulate
 

@@ -5,9 +5,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import InputError
-from penstock.reference.engines.seam import DECODE_FIRST, Policy, SeamServer
+from penstock.reference.engines.seam import SeamServer
 from penstock.reference.engines.server import Allocation, Limits, Request, Server, token_load
 from penstock.reference.engines.vllm import VllmV1
+from penstock.reference.seam_policies import DECODE_FIRST, Policy
 
 
 @dataclass(eq=False)

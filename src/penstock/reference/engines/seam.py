@@ -1,72 +1,15 @@
 """Seam policies with KV memory: a function of a few numbers chooses the batch, memory decides who may be in it."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
 
 from penstock.errors import InputError, nearest
 from penstock.reference.engines.server import Allocation, Limits, Request, Server
-
-DECODE_FIRST = 0
-PREFILL_FIRST = 1
+from penstock.reference.seam_policies import DECODE_FIRST, Policy, Queue
+from penstock.reference.seam_policies import Limits as PolicyLimits
 
 NO_LIMIT = 2**62  # what a policy sees where there is no limit
 
 ADMISSIONS = ("input", "completion", "optimistic")
-
-
-class Queue(NamedTuple):
-    """What a policy sees: requests, and their tokens."""
-
-    prompts: int
-    prompt_tokens: int
-    decoding: int
-    waiting: int
-    waiting_tokens: int
-    head_tokens: int
-    decode_tokens: int
-    arrived: int
-    arrived_tokens: int
-    finished: int
-    finished_decodes: int
-
-
-class PolicyLimits(NamedTuple):
-    """The limits of one batch."""
-
-    token_budget: int
-    batch_size: int
-
-
-Policy: TypeAlias = Callable[[Any, Any, Any], tuple[int, int, int]]
-"""``(queue, limits, params) -> (prefill tokens, decode tokens, `DECODE_FIRST` or `PREFILL_FIRST`)``."""
-
-
-def fastertransformer(queue: Queue, limits: PolicyLimits, params: object) -> tuple[int, int, int]:
-    """Decodes alone while there are any, else prompts."""
-    return (0 if queue.decoding else queue.prompt_tokens), queue.decoding, DECODE_FIRST
-
-
-def vllm_vanilla(queue: Queue, limits: PolicyLimits, params: object) -> tuple[int, int, int]:
-    """Prompts alone while there are any, else decodes."""
-    return queue.prompt_tokens, (0 if queue.prompts else queue.decoding), PREFILL_FIRST
-
-
-def orca(queue: Queue, limits: PolicyLimits, params: object) -> tuple[int, int, int]:
-    """Prompts first, then as many decodes as fit beside the prompts that are seen."""
-    return queue.prompt_tokens, max(limits.token_budget - queue.prompt_tokens, 0), PREFILL_FIRST
-
-
-def sarathi(queue: Queue, limits: PolicyLimits, params: object) -> tuple[int, int, int]:
-    """Decodes first, then prompts."""
-    return queue.prompt_tokens, queue.decoding, DECODE_FIRST
-
-
-POLICIES: dict[str, Policy] = {
-    "fastertransformer": fastertransformer,
-    "vllm-vanilla": vllm_vanilla,
-    "orca": orca,
-    "sarathi": sarathi,
-}
 
 
 class SeamServer(Server):

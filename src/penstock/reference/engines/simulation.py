@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.reference.engines.batch_time import Composition
+from penstock.reference.batch_time import Composition
 from penstock.reference.engines.prefix_cache import PrefixCache, PrefixCachingSeamServer, PrefixCachingVllmV1
-from penstock.reference.engines.seam import POLICIES, Policy, SeamServer
+from penstock.reference.engines.seam import SeamServer
 from penstock.reference.engines.server import Allocation, Batch, Limits, Request, Server, at_least, token_load
 from penstock.reference.engines.sglang import Sglang
 from penstock.reference.engines.tensorrt import TensorRtLlm
 from penstock.reference.engines.vidur import VidurFasterTransformer, VidurOrca, VidurSarathi, VidurVllm
 from penstock.reference.engines.vllm import VllmV0, VllmV1
+from penstock.reference.seam_policies import POLICIES, Policy
 
 ENGINES: dict[str, type[Server]] = {
     "vllm": VllmV1,
@@ -133,6 +134,7 @@ def simulate(
     )
     server = make_server(engine, limits, options or {}, prefix_caching=hash_ids is not None)
     swap_ticks = at_least("swap_ticks", swap_ticks, 0)
+    # What could never finish would block the queue for ever, so it is refused before the clock starts.
     for request in requests:
         reason = server.cannot_fit(request)
         if reason:
@@ -149,7 +151,9 @@ def simulate(
 
 def _run(server: Server, requests: list[Request], duration_of: Callable[[Allocation], int], end: int | None) -> History:
     """Go from event to event: arrivals join, the scheduler forms a batch, the batch ends."""
-    now, pending, batches = 0, deque(requests), list[Batch]()
+    now = 0
+    pending = deque(requests)
+    batches = list[Batch]()
     while True:
         while pending and pending[0].arrival <= now:
             server.arrive(pending.popleft())

@@ -117,7 +117,8 @@ class VllmV0(Server):
         """Serve all in running order; the last are preempted for want of a free block."""
         batch: Allocation = {}
         for request in list(self.running):
-            if request in self.running and token_load(batch) < self.b_max and self.preempt_until(request, 1):
+            room = not self.budgeted or token_load(batch) < self.b_max
+            if request in self.running and room and self.preempt_until(request, 1):
                 # a free block is asked for even where none is needed
                 self.grow(request)
                 batch[request] = 1

@@ -10,10 +10,10 @@ slow on purpose: every line should be checkable against the rules, and the fast 
 [(2, 4), (4, 4)]
 """
 
-from penstock.reference.network.batch import POLICIES, Limits, Queue
 from penstock.reference.network.model import Jobs, Network, Pool
 from penstock.reference.network.orders import BY_LINE, BY_PHASE, ORDERS, SPLIT
 from penstock.reference.network.simulation import History, Instant, simulate
+from penstock.reference.seam_policies import POLICIES, Limits, Queue
 
 __all__ = [
     "BY_LINE",

@@ -1,19 +1,18 @@
 """How one replica forms a batch: the order ranks its lines, the policy chooses for each line, limits cut."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from penstock.errors import InputError
 from penstock.reference.network.orders import BY_LINE, BY_PHASE, SPLIT, Weights
+from penstock.reference.seam_policies import PREFILL_FIRST, Limits, Queue
 
 if TYPE_CHECKING:
     from penstock.reference.network.model import Pool
 
-SCOPES = ("running", "batch")
 NO_LIMIT = 2**40
-DECODE_FIRST, PREFILL_FIRST = 0, 1
 PREFILL, DECODE = 0, 1
 
 
@@ -61,60 +60,6 @@ class LineAt:
         return [request for request in self.arrived if request.finish is None]
 
 
-class Queue(NamedTuple):
-    """What a policy sees of a line; its fields are those of the policy seam."""
-
-    prompts: int  # that may be served in this batch
-    prompt_tokens: int  # their unprocessed tokens
-    decoding: int
-    waiting: int  # all prompts
-    waiting_tokens: int
-    head_tokens: int
-    decode_tokens: int
-    arrived: int  # at this line since the start
-    arrived_tokens: int
-    finished: int
-    finished_decodes: int
-
-
-class Limits(NamedTuple):
-    """What is left of a batch for the line that is offered it."""
-
-    token_budget: int
-    batch_size: int
-
-
-Policy: TypeAlias = Callable[[Queue, Limits, Sequence[float]], tuple[int, int, int]]
-
-
-def fastertransformer(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Decodes alone while there are any, else prompts."""
-    return (0, queue.decoding, DECODE_FIRST) if queue.decoding > 0 else (queue.prompt_tokens, 0, PREFILL_FIRST)
-
-
-def vllm_vanilla(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Prompts alone while there are any, else decodes."""
-    return (queue.prompt_tokens, 0, PREFILL_FIRST) if queue.prompts > 0 else (0, queue.decoding, DECODE_FIRST)
-
-
-def orca(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Prompts first, then decodes."""
-    return queue.prompt_tokens, queue.decoding, PREFILL_FIRST
-
-
-def sarathi(queue: Queue, limits: Limits, params: Sequence[float]) -> tuple[int, int, int]:
-    """Decodes first, then prompts."""
-    return queue.prompt_tokens, queue.decoding, DECODE_FIRST
-
-
-POLICIES: dict[str, Policy] = {
-    "fastertransformer": fastertransformer,
-    "vllm-vanilla": vllm_vanilla,
-    "orca": orca,
-    "sarathi": sarathi,
-}
-
-
 class Forming:
     """A batch while it is formed at a replica: who is served, and what is left for others.
 
@@ -143,7 +88,7 @@ class Forming:
 
     def decoding(self, line: Iterable[Request]) -> list[Request]:
         """Return the requests in decode that the batch does not serve yet, in the order in which they entered it."""
-        decoding = [(r.decodes_from, place, r) for place, r in enumerate(line) if r.decodes_from is not None]
+        decoding = [(r.decodes_from, index, r) for index, r in enumerate(line) if r.decodes_from is not None]
         return [request for _, _, request in sorted(decoding) if request not in self.served]
 
     def candidates(self, line: Iterable[Request]) -> list[Request]:
@@ -211,10 +156,10 @@ class Forming:
         """Serve the lines as an order ranks them; of equals, the first."""
         total = sum(first for first, _ in weights)
         if mode == BY_PHASE:
-            buffers = [(place, phase) for place in range(len(lines)) for phase in (DECODE, PREFILL)]
-            for place, phase in sorted(buffers, key=lambda buffer: -weights[buffer[0]][buffer[1]]):
+            buffers = [(index, phase) for index in range(len(lines)) for phase in (DECODE, PREFILL)]
+            for index, phase in sorted(buffers, key=lambda buffer: -weights[buffer[0]][buffer[1]]):
                 serve = self.serve_decode if phase == DECODE else self.serve_prefill
-                serve(lines[place].requests, self.tokens)
+                serve(lines[index].requests, self.tokens)
         elif mode == SPLIT and total > 0:
             for line, (weight, _) in zip(lines, weights, strict=True):
                 self.offer(line, min(math.floor(self.pool.token_budget * weight / total), self.tokens))
@@ -222,8 +167,8 @@ class Forming:
                 self.serve_decode(line.requests, self.tokens)
                 self.serve_prefill(line.requests, self.tokens)
         elif mode in (BY_LINE, SPLIT):
-            for place in sorted(range(len(lines)), key=lambda place: -weights[place][0]):
-                self.offer(lines[place], self.tokens)
+            for index in sorted(range(len(lines)), key=lambda index: -weights[index][0]):
+                self.offer(lines[index], self.tokens)
         else:
             raise InputError(f"an order gives the mode {mode}; give BY_LINE 0, BY_PHASE 1 or SPLIT 2")
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.errors import InputError, nearest
-from penstock.reference.network.batch import SCOPES, Policy, sarathi
+from penstock.errors import InputError
+from penstock.reference.markov_chain import CONVENTIONS, SCOPES, known
 from penstock.reference.network.orders import ORDERS, Order
+from penstock.reference.seam_policies import Policy, sarathi
 
-CONVENTIONS = ("engine", "paper")
 ROUTERS = ("random", "round-robin", "jsq", "tokens", "work", "measure", "power-of-two")
 
 
@@ -55,8 +55,8 @@ class Jobs:
         columns: list[list[int]] = [[] for _ in range(5)]
         first_request = [0]
         for _, requests in jobs:
-            for place, (stage, prompt, output) in enumerate(requests):
-                row = (stage, prompt, output, int(place > 0), int(place < len(requests) - 1))
+            for step, (stage, prompt, output) in enumerate(requests):
+                row = (stage, prompt, output, int(step > 0), int(step < len(requests) - 1))
                 for column, value in zip(columns, row, strict=True):
                     column.append(value)
             first_request.append(len(columns[0]))
@@ -152,9 +152,3 @@ class Network:
     def onward_of(self, stage: int) -> Sequence[float]:
         """Return how many requests of each stage the end of one of this stage releases on average."""
         return self.onward[stage] if self.onward else [0.0] * len(self.stage_pool)
-
-
-def known(what: str, name: str, names: Sequence[str]) -> None:
-    """Refuse a name that is not one of `names`."""
-    if name not in names:
-        raise InputError(f"there is no {what} {name!r}{nearest(name, names)}")

@@ -17,34 +17,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from penstock.errors import InputError
+from penstock.reference import markov_chain
 from penstock.reference.network.batch import Forming, LineAt, Request
 from penstock.reference.network.model import Jobs, Network
 from penstock.reference.network.orders import ORDERS, Line
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One forward pass: it holds a replica over ticks [start, start + duration)."""
+class Batch(markov_chain.Batch):
+    """A batch of one of the replicas of all pools."""
 
-    start: int
-    duration: int
     replica: int
-    allocation: dict[int, tuple[int, int]]  # request -> (prefill tokens, decode tokens), as they were chosen
-
-    @property
-    def end(self) -> int:
-        """Its finish; past the end of the run if that was stopped before."""
-        return self.start + self.duration
-
-    @property
-    def prefill_tokens(self) -> int:
-        """The x of the policy seam."""
-        return sum(prefill for prefill, _ in self.allocation.values())
-
-    @property
-    def decode_tokens(self) -> int:
-        """The y of it."""
-        return sum(decode for _, decode in self.allocation.values())
 
 
 @dataclass
@@ -117,7 +100,8 @@ def simulate(jobs: Jobs, network: Network, *, until: int | None = None, instants
     """
     running = _Running(jobs, network)
     series: list[Instant] = []
-    now, wanted = 0, sorted(set(instants))
+    now = 0
+    wanted = sorted(set(instants))
     while True:
         running.finish(now)
         running.arrive(now)
@@ -141,12 +125,12 @@ class _Running:
         self.jobs, self.network = jobs, network
         self.requests = [self.new_request(job, index) for job, index in self.rows()]
         self.replicas: list[Replica] = []
-        for place, pool in enumerate(network.pools):
-            stages = network.stages_of(place)
+        for index, pool in enumerate(network.pools):
+            stages = network.stages_of(index)
             shared = pool.order in ("fcfs", "global-age")
             for _ in range(pool.replicas):
                 lines = [LineAt(line, []) for line in ([stages] if shared else [[stage] for stage in stages])]
-                self.replicas.append(Replica(place, len(self.replicas), lines))
+                self.replicas.append(Replica(index, len(self.replicas), lines))
         self.due: list[tuple[int, int]] = []  # (tick, request) of the arrivals to come
         for request in self.requests:
             if request.pending == 0:
@@ -227,19 +211,20 @@ class _Running:
 
     def route(self, request: Request) -> Replica:
         """Return the replica of its pool that a request goes to."""
-        place = self.network.stage_pool[request.stage]
-        pool = self.network.pools[place]
-        replicas = [replica for replica in self.replicas if replica.pool == place]
+        pool_index = self.network.stage_pool[request.stage]
+        pool = self.network.pools[pool_index]
+        replicas = [replica for replica in self.replicas if replica.pool == pool_index]
         if pool.affinity:
             for other in self.requests:
                 if other.job == request.job and other.replica in [replica.index for replica in replicas]:
                     return self.replicas[other.replica]
-        coin, R = self.jobs.coin[request.index], len(replicas)
+        coin = self.jobs.coin[request.index]
+        R = len(replicas)
         if pool.router == "random":
             return replicas[(coin * R) >> 32]
         if pool.router == "round-robin":
-            self.turns[place] += 1
-            return replicas[(self.turns[place] - 1) % R]
+            self.turns[pool_index] += 1
+            return replicas[(self.turns[pool_index] - 1) % R]
         if pool.router == "power-of-two" and R > 1:
             first, second = ((coin & 0xFFFF) * R) >> 16, ((coin >> 16) * (R - 1)) >> 16
             second += second >= first
@@ -293,12 +278,12 @@ class _Running:
             duration = pool.batch_time(load)
             if duration < 1:
                 raise InputError(f"a batch of {load} tokens takes {duration} ticks; let each take 1 or more")
-            replica.batch = Batch(now, duration, replica.index, allocation)
+            replica.batch = Batch(now, duration, allocation, replica.index)
             replica.batches.append(replica.batch)
 
-    def order_params(self, place: int) -> Sequence[float]:
+    def order_params(self, index: int) -> Sequence[float]:
         """Return the parameters of a pool's order: for priorities, its lines as they are to be served."""
-        pool, stages = self.network.pools[place], self.network.stages_of(place)
+        pool, stages = self.network.pools[index], self.network.stages_of(index)
         return [stages.index(stage) for stage in pool.priority] if pool.order == "priority" else pool.order_params
 
     def line(self, replica: Replica, line: LineAt) -> Line:
@@ -325,7 +310,7 @@ class _Running:
 
     def replicas_of_stages(self) -> list[int]:
         """Return for each stage how many replicas serve it."""
-        return [self.network.pools[place].replicas for place in self.network.stage_pool]
+        return [self.network.pools[index].replicas for index in self.network.stage_pool]
 
     def in_system(self) -> list[tuple[int, int]]:
         """Return for each stage the requests in prefill and in decode at its pool."""

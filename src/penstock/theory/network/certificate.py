@@ -134,7 +134,8 @@ class NetworkCertificate:
 def of_network(network: Network) -> NetworkCertificate:
     """Certify a network: see `network_certificate`; more is known of a server alone, and of max batch sizes."""
     network.check_rates()
-    model, at_most = network.model(), not network.reuse_is_certain
+    model = network.model()
+    at_most = not network.reuse_is_certain
     certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network), at_most=at_most)
     pools = tuple(within_batch_size(pool, network, model) for pool in certificate.pools)
     certificate = dataclasses.replace(certificate, pools=pools)
@@ -179,7 +180,7 @@ def _one_server(network: Network) -> Certificate | None:
 
 
 def network_certificate(
-    model: NetworkModel, rules: Sequence[PoolRules], given: Sequence[Hypothesis] = (), *, at_most: bool = False
+    model: NetworkModel, rules: Sequence[PoolRules], of_arrivals: Sequence[Hypothesis] = (), *, at_most: bool = False
 ) -> NetworkCertificate:
     """Say by theorem whether a network is stable, where a theorem can: see the head of this module.
 
@@ -189,7 +190,7 @@ def network_certificate(
         The network's means.
     rules
         Shape (pools,).
-    given
+    of_arrivals
         Hypotheses that the caller has looked at: arrivals, lengths.
     at_most
         Whether loads may be lower than in the model, since it counts what replicas might reuse.
@@ -204,7 +205,7 @@ def network_certificate(
     stages = fluid_classes(model, False)
     sets = components(stages)
     cycles = _Cycles(model, rules, [s for stations in sets for s in stations if len(stations) > 1])
-    tried = [*given, *pool_hypotheses(model, stages, sets, rules), *cycles.hypotheses]
+    tried = [*of_arrivals, *pool_hypotheses(model, stages, sets, rules), *cycles.hypotheses]
 
     # Where the fluid model is not known to hold, an order that fails in it proves nothing.
     failed = {h.name for h in tried if not h.held} - {CARRIED, CERTIFIED}
@@ -338,12 +339,7 @@ def _why_the_order_fails(virtual: VirtualStation | None, spiral: tuple[str, floa
         return f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid model of this order"
     if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
         return None
-    first, second = virtual.pools
-    classes = " and ".join(", ".join(of) for of in virtual.classes)
-    return (
-        f"the order never serves {classes} at the same time, although they are at two pools ({first}, {second}), and "
-        f"together they need more than all the time: it fails above {virtual.max_load:.4f} times this load"
-    )
+    return virtual.reason
 
 
 def _cycle_hypotheses(
@@ -402,13 +398,15 @@ def _verdict(
     fails: str | None,
     at_most: bool,
 ) -> tuple[Verdict, str]:
+    # Loads first: sampled means are doubted by their error, on the side that makes the verdict harder.
     rho, error = model.rho, STANDARD_ERRORS * model.standard_error / model.capacity
+    highest = int(np.argmax(rho))
     worst = int(np.argmax(rho - error))
     name = model.pools[worst]
     if at_most and rho.max() >= 1 - CRITICAL_BAND:
         return "unknown", (
-            f"if replicas reuse nothing, the load of pool {model.pools[int(np.argmax(rho))]} is {rho.max():.3f}; how "
-            "much they reuse depends on the run, so no theorem says anything"
+            f"if replicas reuse nothing, the load of pool {model.pools[highest]} is {rho.max():.3f}; how much they "
+            "reuse depends on the run, so no theorem says anything"
         )
     if rho[worst] - error[worst] > 1 + CRITICAL_BAND:
         return "unstable", (
@@ -429,17 +427,17 @@ def _verdict(
         )
     if fails is not None:
         return "unstable", fails
-    worst = int(np.argmax(rho))
-    name = model.pools[worst]
+    # Below load 1 everywhere the hypotheses decide.
+    most = f"{model.pools[highest]} the highest with {rho[highest]:.3f}"
     if all(h.held for h in tried):
         round_trips = "".join(f"; {h.why}" for h in tried if h.name == CERTIFIED)
         return "stable", (
-            f"every pool has a load below 1, {name} the highest with {rho[worst]:.3f}{round_trips}; so the queues stay "
-            f"finite and have a steady state{if_trusted(tried)}"
+            f"every pool has a load below 1, {most}{round_trips}; so the queues stay finite and have a steady state"
+            f"{if_trusted(tried)}"
         )
     failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
     return "unknown", (
-        f"no pool has a load above 1, {name} the highest with {rho[worst]:.3f}, but no theorem says stable, because "
-        f"these hypotheses fail: {failed}" + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
+        f"no pool has a load above 1, {most}, but no theorem says stable, because these hypotheses fail: {failed}"
+        + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
     )

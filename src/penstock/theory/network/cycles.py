@@ -33,14 +33,13 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.inputs.arrays import Ints
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses, components, fluid_classes
 from penstock.theory.network.lyapunov import Condition, LyapunovProgram
 from penstock.theory.network.virtual_stations import ranks
 
-Ints = npt.NDArray[np.int64]
 Conditions = list[dict[int, Condition]]
 
 MOST_CONDITIONS = 256

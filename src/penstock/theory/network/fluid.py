@@ -16,12 +16,10 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Floats, Ints
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses, fluid_classes
 from penstock.theory.network.virtual_stations import ranks
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _DRAINED = 1e-9
 """Of the largest level so far: with less than that a path is drained."""
@@ -142,13 +140,16 @@ def _walk(classes: FluidClasses, rank: Ints, level: Floats, most_events: int) ->
     ahead = np.linalg.solve(np.eye(level.size) - classes.onward, classes.seconds)
     order = [np.flatnonzero(classes.station == s) for s in range(len(classes.pools))]
     order = [members[np.argsort(rank[members])] for members in order]
-    time, times, levels, slopes = 0.0, [0.0], [level], []
-    drained, growth = False, None
+    time = 0.0
+    times, levels, slopes = [time], [level], []
+    drained = False
+    growth = None
     while True:
         slope = _slopes(classes, order, level)
         slopes.append(slope)
         if len(times) > most_events:
             break
+        # A stretch ends when the first class runs dry; where none does, the path goes on for ever.
         falling = np.flatnonzero((slope < 0) & (level > 0))
         if not falling.size:
             growth = float("inf") if (slope > 0).any() else growth
@@ -227,11 +228,11 @@ def _fits(
     classes: FluidClasses, order: list[Ints], first: list[int], taker: tuple[int, ...], inflow: Floats, out: Floats
 ) -> bool:
     """Whether classes above those that take the rest leave some time, and an empty one that takes it does grow."""
-    for members, top, place in zip(order, first, taker, strict=True):
-        above = members[:place]
+    for members, top, index in zip(order, first, taker, strict=True):
+        above = members[:index]
         if (inflow[above] * classes.seconds[above]).sum() > 1 + _EVEN:
             return False
-        if place < top and inflow[members[place]] < out[members[place]] * (1 - _EVEN):
+        if index < top and inflow[members[index]] < out[members[index]] * (1 - _EVEN):
             return False
     return bool((inflow > -_EVEN).all())
 
@@ -241,11 +242,11 @@ def _rates(classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]) -> 
     size = classes.seconds.size
     keep = np.zeros((size, size))  # out = keep @ inflow + rest
     rest = np.zeros(size)
-    for members, place in zip(order, taker, strict=True):
-        above = members[:place]
+    for members, index in zip(order, taker, strict=True):
+        above = members[:index]
         keep[above, above] = 1.0
-        if place < len(members):
-            k = members[place]
+        if index < len(members):
+            k = members[index]
             rest[k] = 1 / classes.seconds[k]
             keep[k, above] = -classes.seconds[above] / classes.seconds[k]
     inflow = np.linalg.solve(np.eye(size) - classes.onward.T @ keep, classes.external + classes.onward.T @ rest)

@@ -4,15 +4,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Floats, Ints
 from penstock.system.network_model import NetworkModel
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 PREFILL, DECODE, BOTH = 0, 1, 2
 _PHASES = (" prefill", " decode", "")
@@ -59,7 +56,7 @@ class FluidClasses:
     external: Floats
     onward: Floats
     rate: Floats
-    joins: npt.NDArray[np.bool_]
+    joins: Bools
     pools: tuple[str, ...]
     left_out: tuple[str, ...]
 
@@ -74,7 +71,7 @@ class FluidClasses:
         return np.asarray(np.bincount(self.station, self.load, len(self.pools)), np.float64)
 
     @property
-    def leads(self) -> npt.NDArray[np.bool_]:
+    def leads(self) -> Bools:
         """Shape (pools, pools), whether requests go on from the first to the second."""
         leads = np.zeros((len(self.pools),) * 2, np.bool_)
         i, j = np.nonzero(self.onward > 0)

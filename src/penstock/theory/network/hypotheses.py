@@ -70,8 +70,8 @@ class PoolRules:
         """Whether the two phases of a stage are two classes of fluid."""
         if self.order in _BY_PHASE:
             return True
-        known = ("fcfs", "priority", "back-pressure", "hlpps", "round-robin")
-        return self.order != "decode-first" and not (self.decode_first and self.order in known)
+        served_by_stage = ("fcfs", "priority", "back-pressure", "hlpps", "round-robin")
+        return self.order != "decode-first" and not (self.decode_first and self.order in served_by_stage)
 
     @property
     def k_fcfs(self) -> bool:

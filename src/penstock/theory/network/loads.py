@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.inputs.arrays import Bools
 from penstock.system.network import Network
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses
@@ -124,7 +124,7 @@ def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBo
     in_order = all(rule.k_fcfs for rule in rules) and not (model.replicas > 1).any() and not overtaken
     chance = model.onward * np.maximum(model.branches, 1)  # an edge into a join counts 1 / branches
     branching = np.abs(chance * (1 - chance)).max(axis=1) > 1e-9
-    leads: npt.NDArray[np.bool_] = np.linalg.inv(np.eye(len(visited)) - model.onward) > 1e-12
+    leads: Bools = np.linalg.inv(np.eye(len(visited)) - model.onward) > 1e-12
     np.fill_diagonal(leads, False)
     varies = leads[branching].any(axis=0)
     return tuple(
@@ -135,7 +135,8 @@ def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBo
 
 def within_batch_size(load: PoolLoad, network: Network, model: NetworkModel) -> PoolLoad:
     """Return the load of a pool with the limit that its max batch size sets, too (Section 6, `theory.region`)."""
-    pool, here = network.pools[load.name], model.pool == model.pools.index(load.name)
+    pool = network.pools[load.name]
+    here = model.pool == model.pools.index(load.name)
     visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
     rates = np.array([visits @ prefill, visits @ decode]) / pool.replicas
     if not rates.any():

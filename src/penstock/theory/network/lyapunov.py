@@ -20,14 +20,12 @@ serve in the batches that carry the most. Since u >= 0, what is certified at one
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
+from penstock.inputs.arrays import Bools, Floats
 from penstock.theory.network.fluid_classes import FluidClasses
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 Terms = list[tuple[int, float]]
 """A linear expression: columns of the program and their factors."""
 
@@ -52,8 +50,8 @@ class Condition:
     """
 
     share: tuple[float, float]
-    holds: Mask
-    passes: Mask
+    holds: Bools
+    passes: Bools
     open: bool = False
 
 

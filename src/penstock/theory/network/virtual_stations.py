@@ -19,14 +19,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Bools, Ints
 from penstock.system.network_model import NetworkModel
 from penstock.theory.network.fluid_classes import FluidClasses, components, fluid_classes
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 MOST_ORDERS = 20_000
 """Priority orders that a search for the worst tries; more are left untried."""
@@ -63,6 +60,16 @@ class VirtualStation:
         (s1, s2), (h1, h2) = self.loads, self.shares
         linear, square = s1 + s2 + h1 + h2, s1 * h2 + s2 * h1 + h1 * h2
         return 2 / (linear + math.sqrt(linear**2 - 4 * square))
+
+    @property
+    def reason(self) -> str:
+        """Why the order fails above that load, in a sentence."""
+        classes = " and ".join(", ".join(names) for names in self.classes)
+        return (
+            f"the order never serves {classes} at the same time, although they are at two pools "
+            f"({', '.join(self.pools)}), and together they need more than all the time: it fails above "
+            f"{self.max_load:.4f} times this load"
+        )
 
     def amplification(self, load: float = 1.0) -> tuple[float, float]:
         """Return the factor by which each half of a cycle multiplies a backlog, a_i / (1 - a_i).
@@ -161,7 +168,7 @@ def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
     return best
 
 
-def _pushes(classes: FluidClasses, rank: Ints) -> Mask:
+def _pushes(classes: FluidClasses, rank: Ints) -> Bools:
     """Classes that stay empty for ever: ranked on top, and fed from outside or by their like only."""
     above = (classes.station[:, None] == classes.station) & (rank[:, None] < rank)
     pushed = np.zeros(rank.size, np.bool_)
@@ -170,7 +177,7 @@ def _pushes(classes: FluidClasses, rank: Ints) -> Mask:
     return pushed
 
 
-def _exclusive(classes: FluidClasses, rank: Ints, above: list[Mask]) -> list[Mask] | None:
+def _exclusive(classes: FluidClasses, rank: Ints, above: list[Bools]) -> list[Bools] | None:
     """Return the largest parts of two sets of classes that are never served at once, or None if there are none."""
     sets = [of.copy() for of in above]
     lowest = [rank[of].max(initial=-1) for of in above]
@@ -189,9 +196,9 @@ def _exclusive(classes: FluidClasses, rank: Ints, above: list[Mask]) -> list[Mas
 
 
 def _station(
-    classes: FluidClasses, rank: Ints, stations: tuple[int, int], sets: list[Mask], pushed: Mask
+    classes: FluidClasses, rank: Ints, stations: tuple[int, int], sets: list[Bools], pushed: Bools
 ) -> VirtualStation:
-    def named(of: Mask) -> tuple[str, ...]:
+    def named(of: Bools) -> tuple[str, ...]:
         return tuple(classes.names[k] for k in sorted(np.flatnonzero(of), key=lambda k: int(rank[k])))
 
     tops = [(classes.station == s) & pushed for s in stations]

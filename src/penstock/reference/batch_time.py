@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class Composition:
     per_request: int = 0
     with_prefill: int = 0  # in a batch with prefill
     per_tick: int = 1
+
+    def __call__(self, b: int) -> Fraction:
+        """Return the ticks of b tokens by their number alone: what a policy goes by."""
+        return Fraction(self.linear(b), self.per_tick)
 
     def ticks(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int]) -> int:
         """Return the nearest whole number of ticks.
