@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.claims import Reproduction
-from penstock.reproducing.instable import RUN, _Case, _least, _Served
+from penstock.reproducing.instable import _Case, _least, _Served
+from penstock.reproducing.setup import Setup
 
 LEFT, RIGHT = "fig-instable-left", "fig-instable-right"
 
@@ -26,7 +26,7 @@ def run(name: str, old: str, new: str) -> Reproduction:
     """Run an item's own function with a part of its scenario replaced, its claims compared all the same."""
     assert old in item(name).text
     document = yaml.safe_load(item(name).text.replace(old, new))
-    return RUN[name](Asked(document, Path(), None, lambda share: None), item(name))
+    return measure(Setup(item(name), document, Path()))
 
 
 @pytest.fixture(scope="module")

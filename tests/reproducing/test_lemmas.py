@@ -9,9 +9,8 @@ import yaml
 import penstock as ps
 from penstock.reference import markov_chain
 from penstock.reproducing import lemmas
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.lemmas import RUN
+from penstock.reproducing.catalogue import item, measure, reproduce
+from penstock.reproducing.setup import Setup
 
 
 def changed(tmp_path, name, *, workload=None, server=None, **settings):
@@ -29,7 +28,7 @@ def changed(tmp_path, name, *, workload=None, server=None, **settings):
 
 def itself(name, path):
     """Return what an item makes of a file, before `reproduce` says that it was changed."""
-    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
+    return measure(Setup(item(name), yaml.safe_load(path.read_text()), path.parent))
 
 
 def test_prefill_overtakes_999_places_and_departures_stay_within_the_corrected_bound() -> None:

@@ -11,10 +11,9 @@ from penstock.capacity.max_rate import max_rate
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Different
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Different, Setup
 from penstock.show import charts
 from penstock.system.server import Server
 from penstock.theory.region import region
@@ -81,10 +80,11 @@ class _Cell(NamedTuple):
     why: str = ""
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
-    scenario = asked.scenario()
-    servers = {name: _server(asked, name, policy, scenario.server) for name, policy in settings.policies.items()}
+def run(setup: Setup) -> Reproduction:
+    """Search for the share of the boundary that each policy carries, at each point."""
+    settings = setup.settings(_Settings)
+    scenario = setup.scenario()
+    servers = {name: _server(setup, name, policy, scenario.server) for name, policy in settings.policies.items()}
     output = round(scenario.workload.mean_output)
     cells = [(point, name) for point in settings.points for name in servers]
     rows, claims = [], []
@@ -97,15 +97,15 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             by_kind[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)
             rows.append((point, name, kind, by_kind[kind].known, *by_kind[kind].found))
         claims += _claims(point, name, by_kind)
-        asked.progress((index + 1) / len(cells))
+        setup.progress((index + 1) / len(cells))
     columns = {"point": pl.String, "policy": pl.String, "lengths": pl.String} | dict.fromkeys(
         ("known", "stable_at", "unstable_at"), pl.Float64
     )
     table = pl.DataFrame(rows, columns, orient="row")
     text = "Share of the region's boundary that each policy carries, by point of the boundary, beside what is known."
     prompts_of = ", ".join(f"{point} {tokens:,}" for point, tokens in settings.points.items())
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), table, {text: _chart(table)},
+    return setup.answer(
+        claims, table, {text: _chart(table)},
         "A bar goes from the largest share of the boundary that was found stable to the least above it that was not. "
         "A white mark is the known share, from an independent program. Beyond 1 no policy is stable.",
         assumed=(
@@ -125,10 +125,10 @@ def _described(name: str, server: Server) -> str:
     return f"{name} ({budget})" if name == server.policy.name else f"{name} ({server.policy.name}, {budget})"
 
 
-def _server(asked: Asked, name: str, policy: _Policy, given: Server) -> Server:
+def _server(setup: Setup, name: str, policy: _Policy, given: Server) -> Server:
     """Return the server of a policy, whose boundary is no further out than that of all."""
     choice = {key: value for key, value in policy.model_dump().items() if value is not None}
-    server = asked.scenario(server=choice).server
+    server = setup.scenario(server=choice).server
     if server.token_budget > given.token_budget:
         raise InputError(
             f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above server.token_budget, "
@@ -209,6 +209,3 @@ def _chart(table: pl.DataFrame) -> Any:
         rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
         panels.append(alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300))
     return on_grid(alt.hconcat(*panels))
-
-
-RUN = {"adaptive-policies": _run}

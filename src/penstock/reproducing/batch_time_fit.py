@@ -15,17 +15,15 @@ from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import Fit, fit
 from penstock.measuring.fitting.judged import r2
 from penstock.measuring.fitting.layers.profiles import read_vidur
-from penstock.reproducing.asked import Asked
 from penstock.reproducing.batch_times import (
     Milliseconds,
     Share,
     Some,
     profile_in,
-    refuse_other_sections,
 )
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import channels, on_grid
+from penstock.reproducing.setup import Setup
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 
@@ -78,21 +76,21 @@ class _Fitted:
         )
 
 
-def _fits(asked: Asked, item: Item) -> Reproduction:
-    refuse_other_sections(asked)
-    settings = asked.settings(_Fits)
+def run(setup: Setup) -> Reproduction:
+    """Fit a staircase to the batch times of each case."""
+    settings = setup.settings(_Fits, sections=())
     if not settings.cases or settings.largest <= settings.b0:
         raise InputError(
             f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest {settings.largest:,} and steps "
             f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case or more; give a case, "
             "and a largest above b0"
         )
-    folder = asked.profile(settings.source)
+    folder = setup.profile(settings.source)
     fits = []
     for index, case in enumerate(settings.cases):
         profile = profile_in(folder, case.file, f"reproduce.cases.{index}.file")
         fits.append(_fitted(case, profile, settings))
-        asked.progress((index + 1) / len(settings.cases))
+        setup.progress((index + 1) / len(settings.cases))
     claims = [claim for one in fits for claim in _claims_of(one, settings)]
     assumed, missing = [], [one.case.name for one in fits if not one.measured]
     if len(missing) < len(fits):
@@ -109,8 +107,8 @@ def _fits(asked: Asked, item: Item) -> Reproduction:
         )
     rows = _rows(fits, settings)
     text = "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel per model."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), rows, {text: _stairs_chart(rows)},
+    return setup.answer(
+        claims, rows, {text: _stairs_chart(rows)},
         "Points: batch times, measured or from `penstock hardware`. Coloured lines: the staircase fitted to these "
         "points. Thin black lines: the published staircase.", (), (_near(settings), *assumed),
     )  # fmt: skip
@@ -255,6 +253,3 @@ def _stairs_chart(rows: pl.DataFrame) -> Any:
             layers.append(thin.encode(x=x, y=y, detail="degree:N", opacity=named))
         panels.append(alt.layer(*layers).properties(width=330, height=300, title=model))
     return on_grid(alt.hconcat(*panels).resolve_scale(y="shared"))
-
-
-RUN = {"fig-batch-time-fit": _fits}

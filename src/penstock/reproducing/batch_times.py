@@ -1,4 +1,4 @@
-"""What both figures of batch times need: the numbers they accept, and the sections they refuse."""
+"""What both figures of batch times need: the numbers they accept, and where profiles lie."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,6 @@ from pydantic import Field
 from penstock import checks
 from penstock.document import Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
 
 Some = Annotated[Whole, Field(ge=1, le=1_000_000)]
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -34,13 +33,3 @@ def profile_in(folder: Path | None, file: str, key: str, *, of_files: bool = Fal
         raise InputError(
             f"{key} is {checks.shown(file)}, which names no file ({error.strerror}); give the path of one in {folder}"
         ) from None
-
-
-def refuse_other_sections(asked: Asked) -> None:
-    """Refuse sections of a scenario, which these items have no use for."""
-    other = [checks.shown(key) for key in asked.document if key != "reproduce"]
-    if other:
-        raise InputError(
-            f"the scenario has {', '.join(other)}, but {asked.document['reproduce']['item']} simulates nothing and "
-            "reads the section `reproduce` only; leave the rest out"
-        )

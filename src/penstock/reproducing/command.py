@@ -31,7 +31,7 @@ def reproduce(
 
     Each item is a scenario file, written beside its results: change it, and give it back to the command.
     """
-    from penstock.reproducing.catalogue import ITEMS, asked_of, is_file, item
+    from penstock.reproducing.catalogue import ITEMS, is_file, item, item_of
     from penstock.reproducing.catalogue import reproduce as measure
     from penstock.reproducing.view import items_page, summary_page
     from penstock.reproducing.write import check_folder, files_of, index_is_old, left, write, write_index
@@ -47,7 +47,7 @@ def reproduce(
         names = [what]
     elif what != "all":
         names = [item(what).name]
-    written = [path for name in names for path in files_of(asked_of(name).name, file)]
+    written = [path for name in names for path in files_of(item_of(name).name, file)]
     if what == "all":
         written.append("index.html")
     check_folder(out, written)

@@ -12,10 +12,9 @@ from penstock.checking import figures
 from penstock.checking.answer import Answer, check
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Seeds
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.lines_over_time import lines_over_time
+from penstock.reproducing.setup import Seeds, Setup
 from penstock.reproducing.traced import served_to_the_last, traced
 from penstock.show import charts
 from penstock.simulation.run import Run
@@ -34,9 +33,10 @@ class _Verdicts(Section):
     other_budgets: list[Whole]
 
 
-def _left(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Verdicts)
-    scenario = asked.scenario()
+def left(setup: Setup) -> Reproduction:
+    """Check each policy at the published rate and at other token budgets."""
+    settings = setup.settings(_Verdicts)
+    scenario = setup.scenario()
     if not any(name in PUBLISHED for name in settings.policies):
         raise InputError(
             f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of which Figure 1 shows "
@@ -47,9 +47,9 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     for index, budget in enumerate(budgets):
         answers[budget] = {}
         for name in settings.policies:
-            server = dataclasses.replace(_under(asked, scenario.server, name), token_budget=budget)
+            server = dataclasses.replace(_under(setup, scenario.server, name), token_budget=budget)
             answers[budget][name] = check(scenario.workload, server, requests=scenario.requests, until=scenario.until)
-        asked.progress((index + 1) / len(budgets))
+        setup.progress((index + 1) / len(budgets))
     first = answers[budgets[0]]
     claims = [
         Claim(f"{name} at {budgets[0]:,} tokens", PUBLISHED[name], _judged(answer), *_same(answer, PUBLISHED[name]))
@@ -62,8 +62,8 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     because = f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable" if lost else ""
     chart = figures.tokens_over_time({name: answer.run for name, answer in first.items()})
     text = f"Uncompleted tokens in the system over time at {scenario.workload.rate:g} requests/s, a line per policy."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), _verdict_rows(answers), {text: chart},
+    return setup.answer(
+        claims, _verdict_rows(answers), {text: chart},
         "A verdict is that of a theorem, or else of a sequential test that starts from large backlogs and is wrong "
         "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near zero on the left; the "
         "log scale on the right tells it from others.",
@@ -74,9 +74,9 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     )  # fmt: skip
 
 
-def _under(asked: Asked, server: Server, name: str) -> Server:
+def _under(setup: Setup, server: Server, name: str) -> Server:
     """Return the server under a policy, by its name or one of the reader's own."""
-    return server.with_policy(resolve(name, folder=asked.folder))
+    return server.with_policy(resolve(name, folder=setup.folder))
 
 
 def _same(answer: Answer, published: str) -> tuple[bool, str]:
@@ -159,16 +159,17 @@ class _Served(NamedTuple):
     last_s: float
 
 
-def _right(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Finite)
+def right(setup: Setup) -> Reproduction:
+    """Serve the same finite workload under each policy, and count the requests in the system."""
+    settings = setup.settings(_Finite)
     if BEST not in settings.policies or len(settings.policies) < 2 or not (settings.cases and settings.seeds):
         raise InputError(
             f"fig-instable-right compares {BEST} with other policies, in at least one case with one seed; its "
             f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds {settings.seeds}: add "
             "what is missing"
         )
-    workload, origin, scenario = traced(asked, settings.trace)
-    servers = {name: _under(asked, scenario.server, name) for name in settings.policies}
+    workload, origin, scenario = traced(setup, settings.trace)
+    servers = {name: _under(setup, scenario.server, name) for name in settings.policies}
     claims, rows, charts = [], [], {}
     for index, case in enumerate(settings.cases):
         served: dict[str, list[_Served]] = {name: [] for name in servers}
@@ -184,12 +185,12 @@ def _right(asked: Asked, item: Item) -> Reproduction:
             if seed == settings.seeds[0]:
                 text, chart = _waiting(case, runs)
                 charts[text] = chart
-            asked.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
+            setup.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
         claims.append(_least(case, served))
     columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
     count = f"{settings.requests:,} requests"
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), pl.DataFrame(rows, columns, orient="row"), charts,
+    return setup.answer(
+        claims, pl.DataFrame(rows, columns, orient="row"), charts,
         "Runs of the first seed. Marks show which lines lie on each other. When each policy has served the last "
         "request, of which the paper says nothing, is in the table (last leaves s).",
         assumed=(
@@ -228,6 +229,3 @@ def _waiting(case: _Case, runs: Mapping[str, Run]) -> tuple[str, alt.Chart]:
     text = f"Requests in the system over time at {title}, a line per policy."
     chart: Any = lines_over_time(runs, "requests", measure="Requests in the system", title=title, legend="Policy")
     return text, chart.configure_axis(gridColor=charts.GRID)
-
-
-RUN = {"fig-instable-left": _left, "fig-instable-right": _right}

@@ -13,10 +13,9 @@ from pydantic import Field
 from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
 from penstock.show import charts
 from penstock.simulation.run import Run
@@ -114,16 +113,16 @@ def _finishes(run: Run) -> Ints:
     return run.rows.finish
 
 
-def _server_of_joins(asked: Asked) -> Scenario:
+def _server_of_joins(setup: Setup) -> Scenario:
     """Return the scenario, once nothing in its server is refused; batch times are set by server."""
-    server = asked.document.get("server")
+    server = setup.document.get("server")
     dropped = [key for key in ("batch_time", "hardware") if isinstance(server, Mapping) and key in server]
     if dropped:
         raise InputError(
             f"server.{dropped[0]} would change nothing, since reproduce.batch_ms says how long a batch of each server "
             "takes; leave it out"
         )
-    scenario = asked.scenario(server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}})
+    scenario = setup.scenario(server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}})
     if scenario.server.policy.work_conserving is not True:
         raise InputError(
             f"server.policy is {scenario.server.policy.name}, which is not known to be work-conserving, as the lemma "
@@ -141,16 +140,16 @@ def _server_of_joins(asked: Asked) -> Scenario:
     return scenario
 
 
-def join_buffers(asked: Asked, item: Item) -> Reproduction:
+def run(setup: Setup) -> Reproduction:
     """Serve a fork and join, and compare its buffers with both bounds."""
-    settings = asked.settings(_Join)
+    settings = setup.settings(_Join)
     forks = len(settings.batch_ms) - 1
     if forks < 2:
         raise InputError(
             f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has three servers at least: "
             "q_1 and two of the fork; give a time for each"
         )
-    scenario = _server_of_joins(asked)
+    scenario = _server_of_joins(setup)
     if scenario.until is not None or scenario.workload.mean_prompt != 1 or scenario.workload.mean_output != 1:
         raise InputError(
             "lemma-join serves requests of one prompt and one output token, to the last; set prompt and output to 1, "
@@ -162,12 +161,12 @@ def join_buffers(asked: Asked, item: Item) -> Reproduction:
             f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; lower "
             "workload.rate or reproduce.batch_ms until each load is below 1"
         )
-    asked.progress(0.1)
+    setup.progress(0.1)
 
     def run(place: int, workload: Workload) -> Run:
         server = dataclasses.replace(scenario.server, batch_time=Affine(c=settings.batch_ms[place] / 1e3, a=0.0))
         joined = simulate(workload, server, requests=scenario.requests, record="allocations")
-        asked.progress((place + 1) / (forks + 2))
+        setup.progress((place + 1) / (forks + 2))
         return joined
 
     joined = fork_join(scenario.workload, run, forks)
@@ -187,8 +186,8 @@ def join_buffers(asked: Asked, item: Item) -> Reproduction:
     middle = joined.time_s[int(joined.buffers.argmax())]
     shown = table.filter((pl.col("time_s") - middle).abs() <= settings.shown_s / 2)
     text = "Join buffers over time, with the bound of the lemma and the corrected one."
-    return Reproduction(
-        item.name, item.title, item.source, claims, shown, {text: _buffers(shown)},
+    return setup.answer(
+        claims, shown, {text: _buffers(shown)},
         f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join buffer, the lemma's bound, "
         "and the corrected one.",
         assumed=(

@@ -14,10 +14,9 @@ from penstock import checks
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Setup
 from penstock.show import charts
 from penstock.show.page import Table
 from penstock.simulation.run import Run
@@ -108,26 +107,27 @@ class _Family:
         return f"{self.name}, fitted" if self.name in _FITTED else self.name
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
+def run(setup: Setup) -> Reproduction:
+    """Measure each family of schedulers, and compare it with the published rows."""
+    settings = setup.settings(_Settings)
     checks.whole("reproduce.seeds", settings.seeds, 2, 1_000, "runs", "a spread takes two, and more take longer")
     if not settings.schedulers:
         raise InputError(
             "reproduce.schedulers is empty, but the table compares families of schedulers; give one, such as paper: "
             "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
         )
-    scenario = asked.scenario()
+    scenario = setup.scenario()
     workload, assumed = scenario.workload, []
     if settings.trace is not None:
-        recorded, origin = asked.recorded(settings.trace)
+        recorded, origin = setup.recorded(settings.trace)
         workload = recorded.with_rate(workload.rate, "poisson")
         assumed.append(
             f"{origin}; its requests are drawn at random, {settings.requests:,} in each of {settings.seeds} runs"
         )
     families = []
     for index, (name, rows) in enumerate(settings.schedulers.items()):
-        families.append(_family(asked, name, rows, settings, workload))
-        asked.progress((index + 1) / len(settings.schedulers))
+        families.append(_family(setup, name, rows, settings, workload))
+        setup.progress((index + 1) / len(settings.schedulers))
     budget = scenario.server.token_budget
     assumed += [
         "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but a decode alone takes "
@@ -145,8 +145,8 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     claims += [claim for family in families for claim in _numbers(family, settings)]
     cells = _rows(families)
     text = "Seconds by percentile for E2E, TTFT and TBT: filled marks are measured, hollow ones are published."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), cells, {text: _chart(cells)},
+    return setup.answer(
+        claims, cells, {text: _chart(cells)},
         "Filled marks: measured here, mean of the runs. Hollow marks: published. A line joins the two. Log scale. "
         "`paper`: the policies as the paper defines them. `Vidur`: those of that simulator, whose limits were "
         "fitted to the published numbers.",
@@ -154,7 +154,7 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     )  # fmt: skip
 
 
-def _family(asked: Asked, name: str, rows: dict[str, Any], settings: _Settings, workload: Workload) -> _Family:
+def _family(setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, workload: Workload) -> _Family:
     unknown = [row for row in rows if row not in PUBLISHED]
     if unknown or len(rows) < 2:
         raise InputError(
@@ -165,7 +165,7 @@ def _family(asked: Asked, name: str, rows: dict[str, Any], settings: _Settings, 
     overloaded = set()
     for index, (scheduler, document) in enumerate(rows.items()):
         row = parsed(document, _Row, f"reproduce.schedulers.{name}.{scheduler}", "a server")
-        server = asked.scenario(server=row.server).server
+        server = setup.scenario(server=row.server).server
         if row.flat_beyond is not None:
             server = dataclasses.replace(server, batch_time=_flat(server.batch_time, row.flat_beyond))
         for seed in range(settings.seeds):
@@ -365,6 +365,3 @@ def _chart(rows: pl.DataFrame) -> Any:
         panels.append(panel.properties(width=230, height=200, title=title))
     lines = [alt.hconcat(*panels[i : i + len(METRICS)]) for i in range(0, len(panels), len(METRICS))]
     return on_grid(alt.vconcat(*lines))
-
-
-RUN = {"table-latency": _run}

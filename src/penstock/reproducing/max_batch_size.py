@@ -11,11 +11,10 @@ import polars as pl
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.lines_over_time import lines_over_time
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
@@ -70,9 +69,10 @@ class _Backlog(NamedTuple):
         return "bounded" if self.high < self.before + self.request else "grows"
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
-    scenario = asked.scenario()
+def run(setup: Setup) -> Reproduction:
+    """Compare how the backlog of each policy develops at vertex C, at two token budgets."""
+    settings = setup.settings(_Settings)
+    scenario = setup.scenario()
     until = _checked_until(settings, scenario)
     workload, server = scenario.workload, scenario.server
     small, large = server.token_budget, settings.larger_budget
@@ -82,14 +82,14 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     reasons: dict[tuple[int, str], str] = {}
     for index, budget in enumerate((small, large)):
         for name in settings.policies:
-            policy = resolve(name, folder=asked.folder)
+            policy = resolve(name, folder=setup.folder)
             limited = dataclasses.replace(server, token_budget=budget).with_policy(policy)
             scoped = [dataclasses.replace(limited, scope=scope).with_policy(policy) for scope in settings.scopes]
             backlogs[budget, name] = [
                 _Backlog.of(simulate(workload, one, until=until), offered, workload.rate) for one in scoped
             ]
             reasons[budget, name] = certify(workload, limited).reason
-        asked.progress((index + 1) / 3)
+        setup.progress((index + 1) / 3)
 
     claims = [_critical(workload, server)]
     claims += [
@@ -100,8 +100,8 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     claims.append(_mixed(workload, server.with_policy(WATCHED), until))
     wide = large, WATCHED
     claims.append(_grows(f"{WATCHED} at {large:,} tokens", "grows", backlogs[wide], reasons[wide]))
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), _rows(backlogs, settings.scopes),
+    return setup.answer(
+        claims, _rows(backlogs, settings.scopes),
         _charts(backlogs, settings, (small, large)),
         "The load is exactly what can be carried. Any randomness would let every backlog wander without bound, so that "
         "no test of random drift can judge it. Nothing is random here. A bounded backlog lies near zero on the left; "
@@ -225,6 +225,3 @@ def _charts(
         ]
         drawings[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = on_grid(alt.hconcat(*panels))
     return drawings
-
-
-RUN = {"fig-kmax": _run}

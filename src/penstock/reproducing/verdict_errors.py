@@ -13,10 +13,9 @@ from scipy import stats
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Different
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Different, Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
@@ -46,9 +45,10 @@ class _Settings(Section):
     batches: Different[Annotated[Whole, Field(ge=3, le=2000)]] = Field([20, 200], min_length=1)
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
-    scenario = asked.scenario()
+def run(setup: Setup) -> Reproduction:
+    """Count the wrong verdicts of slopes and of the sequential test, by load."""
+    settings = setup.settings(_Settings)
+    scenario = setup.scenario()
     server = scenario.server
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         raise InputError(
@@ -82,13 +82,13 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         for seed in range(settings.seeds):
             workload = scenario.workload.with_rate(load * limit).with_seed(scenario.workload.seed + seed)
             wrong.append(_wrong(scenario, workload, settings, load < 1))
-            asked.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
+            setup.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
         rows += [(load, way, sum(run[way] for run in wrong), settings.seeds) for way in wrong[0]]
     columns = ["load", "way", "wrong", "verdicts"]
     table = pl.DataFrame(rows, columns, orient="row").with_columns(share=pl.col("wrong") / pl.col("verdicts"))
     text = "Share of verdicts that are wrong, by load: slopes from an empty system, and the sequential test."
-    return Reproduction(
-        item.name, item.title, item.source, _claims(table, settings), table, {text: _chart(table, settings)},
+    return setup.answer(
+        _claims(table, settings), table, {text: _chart(table, settings)},
         "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and batch means fit a slope "
         "to the tokens in a run that starts empty, batch means after averages over so many parts of it. They say "
         f"unstable if the slope is above 0 at a significance of {settings.significance:.2g}. The sequential test "
@@ -200,6 +200,3 @@ def _chart(table: pl.DataFrame, settings: _Settings) -> Any:
             bars.mark_text(dy=-6, fontSize=9).encode(text=alt.Text("share:Q", format=".0%")),
         ).properties(width=640, height=280)
     )
-
-
-RUN = {"verdict-errors": _run}

@@ -1,17 +1,20 @@
 """What a reproduction is made from: its scenario file, and the recorded traces that are here."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import polars as pl
 from pydantic import AfterValidator, Field
 
 from penstock import checks
 from penstock.document import Section, Whole, parsed, short
 from penstock.errors import InputError
+from penstock.reproducing.claims import Claim, Item, Reproduction
 from penstock.scenario.network import NetworkScenario, build_network
 from penstock.scenario.scenario import Scenario, build
+from penstock.show.page import Table
 from penstock.traces import catalogue
 from penstock.workload.pairs import Recorded
 from penstock.workload.workload import Workload, read_trace
@@ -20,7 +23,7 @@ Settings = TypeVar("Settings", bound=Section)
 Value = TypeVar("Value", bound=Hashable)
 
 SECTIONS = ("workload", "server", "simulate", "network")
-"""Those that an item can read besides ``reproduce``; `Asked.scenario` and `Asked.network` refuse the wrong ones."""
+"""Those that an item can read besides ``reproduce``; `Setup.scenario` and `Setup.network` refuse the wrong ones."""
 
 LOOK_ALIKES = {"azure-llm-2023-code": "azure-code", "azure-llm-2023-conv": "azure-conv"}
 """Recorded traces, and the preset that stands for each where it is not on this machine."""
@@ -41,11 +44,13 @@ Seeds = Annotated[Different[Seed], Field(max_length=1_000)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """A scenario file to be reproduced.
+class Setup:
+    """An item, and what it is measured from.
 
     Attributes
     ----------
+    item
+        What is measured.
     document
         The file: ``reproduce`` with ``item`` and its settings, and what a scenario has where the item needs it.
     folder
@@ -56,10 +61,11 @@ class Asked:
         Called with the share that is done.
     """
 
+    item: Item
     document: Mapping[str, Any]
     folder: Path
-    data: Path | None
-    progress: Callable[[float], None]
+    data: Path | None = None
+    progress: Callable[[float], object] = lambda share: None
 
     def settings(self, model: type[Settings], sections: Collection[str] = SECTIONS) -> Settings:
         """Return the section ``reproduce`` as an item declares it.
@@ -79,7 +85,7 @@ class Asked:
         for name in self.document:
             if name != "reproduce" and name not in sections:
                 raise InputError(
-                    f"{short(name)} is no section that {self.document['reproduce']['item']} reads, so it would "
+                    f"{short(name)} is no section that {self.item.name} reads, so it would "
                     f"change nothing; leave it out ({', '.join(('reproduce', *sections))} may stand there)"
                 )
         keys = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
@@ -91,7 +97,7 @@ class Asked:
 
     def scenario(self, **sections: Any) -> Scenario:
         """Return the file as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
-        document = {key: value for key, value in self.document.items() if key != "reproduce"}
+        document = self._sections
         for name, changed in sections.items():
             section = document.get(name, {})
             if not isinstance(section, Mapping):
@@ -99,12 +105,15 @@ class Asked:
                     f"{name} must be a mapping of keys, not {checks.shown(section)}; give its keys below it"
                 )
             document[name] = {**section, **changed}
-        return build(document, self.folder, str(self.document["reproduce"]["item"]))
+        return build(document, self.folder, self.item.name)
+
+    @property
+    def _sections(self) -> dict[str, Any]:
+        return {key: value for key, value in self.document.items() if key != "reproduce"}
 
     def network(self) -> NetworkScenario:
         """Return the file as a scenario of a network."""
-        document = {key: value for key, value in self.document.items() if key != "reproduce"}
-        return build_network(document, self.folder, str(self.document["reproduce"]["item"]))
+        return build_network(self._sections, self.folder, self.item.name)
 
     def recorded(self, name: str) -> tuple[Workload, str]:
         """Return a recorded trace, or its look-alike, and what has to be said of it.
@@ -132,3 +141,16 @@ class Asked:
         """Return the folder with measured layer times of a source, such as ``vidur``, if it is in the data."""
         folder = None if self.data is None else self.data / "profiling" / name
         return folder if folder is not None and folder.is_dir() else None
+
+    def answer(
+        self,
+        claims: Iterable[Claim],
+        rows: pl.DataFrame,
+        charts: Mapping[str, Any],
+        caption: str,
+        tables: Iterable[Table] = (),
+        assumed: Iterable[str] = (),
+    ) -> Reproduction:
+        """Return the item measured again; parameters as in `Reproduction`."""
+        name, title, source = self.item.name, self.item.title, self.item.source
+        return Reproduction(name, title, source, tuple(claims), rows, charts, caption, tuple(tables), tuple(assumed))
