@@ -8,7 +8,7 @@ import yaml
 
 import penstock as ps
 from penstock.reference import markov_chain
-from penstock.reproducing import lemmas
+from penstock.reproducing import join_buffers, lemmas
 from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.setup import Setup
 
@@ -120,7 +120,7 @@ def test_the_buffers_of_a_join_by_hand() -> None:
         server = ps.Server(ps.Affine(c=(0.001, 0.5, 1.0)[place], a=0.0), 2, convention="paper")
         return ps.simulate(arriving, server, requests=2, record="allocations")
 
-    found = lemmas.fork_join(workload, run, 2)
+    found = join_buffers.fork_join(workload, run, 2)
     assert found.buffers.tolist() == [2, 0]
     assert found.queue.tolist() == [2, 0]
 

@@ -15,10 +15,9 @@ from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
-from penstock.reproducing.batch_times import Milliseconds, Share, Some, profile_in
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import channels, on_grid
-from penstock.reproducing.setup import Seed, Setup
+from penstock.reproducing.setup import Milliseconds, Seed, Setup, Share, Some, profile_in
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace

@@ -15,15 +15,9 @@ from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import Fit, fit
 from penstock.measuring.fitting.judged import r2
 from penstock.measuring.fitting.layers.profiles import read_vidur
-from penstock.reproducing.batch_times import (
-    Milliseconds,
-    Share,
-    Some,
-    profile_in,
-)
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import channels, on_grid
-from penstock.reproducing.setup import Setup
+from penstock.reproducing.setup import Milliseconds, Setup, Share, Some, profile_in
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 

@@ -59,13 +59,13 @@ def item(name: Any) -> Item:
     InputError
         If there is none, with the nearest.
     """
-    items = {item.name: item for item in ITEMS}
-    if name not in items:
+    names = [item.name for item in ITEMS]
+    if name not in names:
         raise InputError(
             f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario file)"
-            f"{nearest(str(name), items)}"
+            f"{nearest(str(name), names)}"
         )
-    return items[name]
+    return ITEMS[names.index(name)]
 
 
 def is_file(what: str | Path) -> bool:

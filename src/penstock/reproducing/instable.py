@@ -13,7 +13,7 @@ from penstock.checking.answer import Answer, check
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.lines_over_time import lines_over_time
+from penstock.reproducing.looks import lines_over_time
 from penstock.reproducing.setup import Seeds, Setup
 from penstock.reproducing.traced import served_to_the_last, traced
 from penstock.show import charts

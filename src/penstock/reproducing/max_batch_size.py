@@ -12,8 +12,7 @@ import polars as pl
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.lines_over_time import lines_over_time
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.looks import lines_over_time, on_grid
 from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.run import Run

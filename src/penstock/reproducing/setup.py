@@ -41,6 +41,9 @@ Different = Annotated[list[Value], AfterValidator(_once)]
 
 Seed = Annotated[Whole, Field(ge=0, le=10**9)]
 Seeds = Annotated[Different[Seed], Field(max_length=1_000)]
+Some = Annotated[Whole, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,3 +157,24 @@ class Setup:
         """Return the item measured again; parameters as in `Reproduction`."""
         name, title, source = self.item.name, self.item.title, self.item.source
         return Reproduction(name, title, source, tuple(claims), rows, charts, caption, tuple(tables), tuple(assumed))
+
+
+def profile_in(folder: Path | None, file: str, key: str, *, of_files: bool = False) -> Path | None:
+    """Return the file of a folder, or folder ``of_files``, that a key of the scenario names; None if it is not here.
+
+    Raises
+    ------
+    InputError
+        If the name is none of a file.
+    """
+    if folder is None:
+        return None
+    path = folder / file
+    try:
+        if path.is_dir() and not of_files:
+            raise InputError(f"{key} is {checks.shown(file)}, which is a folder; give the path of a file in {folder}")
+        return path if path.exists() else None
+    except OSError as error:  # a name that is too long
+        raise InputError(
+            f"{key} is {checks.shown(file)}, which names no file ({error.strerror}); give the path of one in {folder}"
+        ) from None
