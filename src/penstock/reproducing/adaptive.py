@@ -12,7 +12,7 @@ from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.looks import SHAPES, cycled, on_grid
 from penstock.reproducing.setup import Different, Setup
 from penstock.show import charts
 from penstock.system.server import Server
@@ -41,8 +41,6 @@ KNOWN: dict[tuple[str, str, Kind], float] = {
 
 _KNOWN_TO = 0.005
 """How near the known shares are to the truth."""
-
-_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 
 
 class _Policy(Section):
@@ -183,29 +181,26 @@ def _claims(point: str, name: str, cells: Mapping[Kind, _Cell]) -> list[Claim]:
 
 
 def _chart(table: pl.DataFrame) -> Any:
-    names, points = list(dict.fromkeys(table["policy"])), list(dict.fromkeys(table["point"]))
+    names = list(dict.fromkeys(table["policy"]))
+    points = list(dict.fromkeys(table["point"]))
+    x = alt.X("point:N", sort=points, title="Point of the boundary", axis=alt.Axis(labelAngle=-30))
+    offset = alt.XOffset("policy:N", sort=names)
+    legend = alt.Legend(title="Policy", symbolSize=130)
+    colour = alt.Color("policy:N", sort=names, scale=cycled(names, charts.COLOURS), legend=legend)
+    shape = alt.Shape("policy:N", sort=names, scale=cycled(names, SHAPES), legend=legend)
+    least = min(0.75, float(table["stable_at"].min()) - 0.02)  # type: ignore[arg-type]
+    scale = alt.Scale(domain=[least, 1.01], zero=False, nice=False)
+    low = alt.Y("stable_at:Q", title="Share of the boundary", scale=scale)
+    rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
     panels = []
     for kind in dict.fromkeys(table["lengths"]):
-        x = alt.X("point:N", sort=points, title="Point of the boundary", axis=alt.Axis(labelAngle=-30))
-        offset = alt.XOffset("policy:N", sort=names)
-        legend = alt.Legend(title="Policy", symbolSize=130)
-        colour = alt.Color(
-            "policy:N",
-            sort=names,
-            scale=alt.Scale(domain=names, range=[charts.COLOURS[i % 7] for i in range(len(names))]),
-            legend=legend,
-        )
         base = alt.Chart(table.filter(lengths=kind), title=f"{kind.capitalize()} lengths")
-        scale = alt.Scale(domain=[min(0.75, float(table["stable_at"].min()) - 0.02), 1.01], zero=False, nice=False)  # type: ignore[arg-type]
-        low = alt.Y("stable_at:Q", title="Share of the boundary", scale=scale)
         bars = base.mark_bar(size=12, stroke="#333333", strokeWidth=0.7).encode(
             x=x, xOffset=offset, y=low, y2="unstable_at:Q", color=colour
         )
-        marked = base.transform_filter("datum.known != null")
-        shape = alt.Shape("policy:N", sort=names, scale=alt.Scale(domain=names, range=_SHAPES), legend=legend)
-        dots = marked.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
+        known = base.transform_filter("datum.known != null")
+        dots = known.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
             x=x, xOffset=offset, y=alt.Y("known:Q"), shape=shape
         )
-        rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
         panels.append(alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300))
     return on_grid(alt.hconcat(*panels))

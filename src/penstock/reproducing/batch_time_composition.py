@@ -16,7 +16,7 @@ from penstock.errors import InputError
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import channels, on_grid
+from penstock.reproducing.looks import STROKES, channels, on_grid
 from penstock.reproducing.setup import Milliseconds, Seed, Setup, Share, Some, profile_in
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
@@ -258,7 +258,7 @@ def _variation_chart(table: pl.DataFrame, most: float) -> Any:
     lines = (
         alt.Chart(table)
         .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45, filled=True))
-        .encode(x=x, y=y, **channels("model", names, "Model"))
+        .encode(x=x, y=y, **channels("model", names, "Model", **STROKES))
     )
     rule = alt.Chart(pl.DataFrame({"cv": [most]})).mark_rule(strokeWidth=1.2).encode(y=y)
     return on_grid(alt.layer(rule, lines).properties(width=420, height=300))

@@ -16,12 +16,13 @@ from penstock.measuring.fitting.fit import Fit, fit
 from penstock.measuring.fitting.judged import r2
 from penstock.measuring.fitting.layers.profiles import read_vidur
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import channels, on_grid
+from penstock.reproducing.looks import STROKES, channels, cycled, on_grid
 from penstock.reproducing.setup import Milliseconds, Setup, Share, Some, profile_in
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 
 _LOADS_APART = 8
+_SHAPES = ("circle", "square", "triangle-up", "diamond")
 _LONGEST_LOAD = 65_536
 
 
@@ -212,11 +213,8 @@ def _rows(fits: list[_Fitted], settings: _Fits) -> pl.DataFrame:
 
 def _stairs_chart(rows: pl.DataFrame) -> Any:
     degrees = sorted(rows["degree"].unique())
-    look = channels("degree", degrees, "Tensor parallel")
-    marks = ["circle", "square", "triangle-up", "diamond"]
-    shape = alt.Shape(
-        "degree:N", scale=alt.Scale(domain=degrees, range=[marks[i % 4] for i in range(len(degrees))]), legend=None
-    )
+    look = channels("degree", degrees, "Tensor parallel", **STROKES)
+    shape = alt.Shape("degree:N", scale=cycled(degrees, _SHAPES), legend=None)
     largest = float(rows["tokens"].cast(pl.Float64).to_numpy().max())
     x = alt.X(
         "tokens:Q", title="Token load (tokens in the batch)", axis=alt.Axis(format=",d", tickCount=5),

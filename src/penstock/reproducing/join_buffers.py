@@ -14,10 +14,10 @@ from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.looks import DASHES, cycled, on_grid
 from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
-from penstock.show import charts
+from penstock.show.charts import COLOURS
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
@@ -235,16 +235,14 @@ def _buffers(shown: pl.DataFrame) -> Any:
     shown = shown.group_by(bins, maintain_order=True).agg(pl.all().sort_by("join_buffer").last()).drop("bin")
     names = {"join_buffer": "join buffers", "lemma": "lemma's bound", "corrected": "corrected bound"}
     long = shown.rename(names).unpivot(index="time_s", variable_name="line", value_name="branches")
-    kinds = list(names.values())
-    dashes = [list(dash) for dash in charts.DASHES[:3]]
     return on_grid(
         alt.Chart(long)
         .mark_line(interpolate="step-after", strokeWidth=1.6)
         .encode(
             x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=8), scale=alt.Scale(zero=False, nice=False)),
             y=alt.Y("branches:Q", title="Branches that wait at the join"),
-            color=alt.Color("line:N", title=None, scale=alt.Scale(domain=kinds, range=list(charts.COLOURS[:3]))),
-            strokeDash=alt.StrokeDash("line:N", title=None, scale=alt.Scale(domain=kinds, range=dashes)),
+            color=alt.Color("line:N", title=None, scale=cycled([*names.values()], COLOURS)),
+            strokeDash=alt.StrokeDash("line:N", title=None, scale=cycled([*names.values()], DASHES)),
         )
         .properties(width=620, height=280)
     )

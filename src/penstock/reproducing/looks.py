@@ -6,13 +6,18 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from penstock.show.charts import COLOURS, DASHES, GRID
+from penstock.show import charts
+from penstock.show.charts import COLOURS, GRID
 from penstock.simulation.run import Run
 
+STROKES: dict[str, Any] = {"symbolType": "stroke", "labelLimit": 260, "columns": 1}
+"""Of a legend that shows lines below each other, whose names may be long."""
+
+DASHES = [list(dash) for dash in charts.DASHES]
 _POINTS = 500
 _MARKS = 10
 """Of each line, where no other line has its own, so that lines on each other are seen."""
-_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 
 
 def on_grid(chart: Any) -> Any:
@@ -20,16 +25,17 @@ def on_grid(chart: Any) -> Any:
     return chart.configure_axis(gridColor=GRID)
 
 
-def channels(field: str, names: list[str], title: str) -> dict[str, Any]:
+def cycled(names: Sequence[str], values: Sequence[Any]) -> alt.Scale:
+    """Return a scale that gives each name one of the values, and begins again where there are too few."""
+    return alt.Scale(domain=list(names), range=[values[index % len(values)] for index in range(len(names))])
+
+
+def channels(field: str, names: Sequence[str], title: str, **legend: Any) -> dict[str, Any]:
     """Colour and dash by a field, one legend for both."""
-    legend = alt.Legend(
-        title=title, symbolType="stroke", symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260, columns=1
-    )
-    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
-    dashes = [list(DASHES[index % len(DASHES)]) for index in range(len(names))]
+    key = alt.Legend(title=title, symbolStrokeWidth=2.5, symbolSize=300, **legend)
     return {
-        "color": alt.Color(f"{field}:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(f"{field}:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
+        "color": alt.Color(f"{field}:N", scale=cycled(names, COLOURS), legend=key),
+        "strokeDash": alt.StrokeDash(f"{field}:N", scale=cycled(names, DASHES), legend=key),
     }
 
 
@@ -60,15 +66,6 @@ def lines_over_time(
         period = (pl.col("time_s") * _MARKS / until - (index + 0.5) / len(names)).floor()
         parts.append(drawn.with_columns(marked=(period > period.shift(1)).fill_null(value=False)))
     key = alt.Legend(title=legend, symbolSize=90, symbolStrokeWidth=0)
-    looks: dict[str, Sequence[Any]] = {
-        "color": COLOURS,
-        "strokeDash": [list(dash) for dash in DASHES],
-        "shape": _SHAPES,
-    }
-    scaled = {
-        name: alt.Scale(domain=names, range=[values[i % len(values)] for i in range(len(names))])
-        for name, values in looks.items()
-    }
     base = alt.Chart(pl.concat(parts)).encode(
         x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
         y=alt.Y(
@@ -77,14 +74,14 @@ def lines_over_time(
             axis=alt.Axis(format="~s", tickCount=6),
             scale=alt.Scale(type="log") if log else alt.Scale(nice=6),  # a tick on top: titles side by side are level
         ),
-        color=alt.Color("line:N", scale=scaled["color"], legend=key),
+        color=alt.Color("line:N", scale=cycled(names, COLOURS), legend=key),
     )
     lines = base.mark_line(strokeWidth=1.6).encode(
-        strokeDash=alt.StrokeDash("line:N", scale=scaled["strokeDash"], legend=None)
+        strokeDash=alt.StrokeDash("line:N", scale=cycled(names, DASHES), legend=None)
     )
     marks = (
         base.transform_filter("datum.marked")
         .mark_point(filled=True, size=55, opacity=1)
-        .encode(shape=alt.Shape("line:N", scale=scaled["shape"], legend=key))
+        .encode(shape=alt.Shape("line:N", scale=cycled(names, SHAPES), legend=key))
     )
     return alt.LayerChart(layer=[lines, marks]).properties(width=400, height=280, title=title)
