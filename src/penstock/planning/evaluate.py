@@ -108,11 +108,11 @@ class Aim:
         share = checks.number("the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%")
         sure = checked_confidence(confidence)
         first = REQUESTS if requests is None else requests
-        why = "fewer give no interval, and each keeps a row in memory"
-        first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", why)
+        reason = "fewer give no interval, and each keeps a row in memory"
+        first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", reason)
         most = min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS) if most_requests is None else most_requests
-        why = "the first run already has `requests`, and each keeps a row in memory"
-        most = checks.whole("most_requests", most, first, MOST_ROWS, "", why)
+        reason = "the first run already has `requests`, and each keeps a row in memory"
+        most = checks.whole("most_requests", most, first, MOST_ROWS, "", reason)
         return cls(limits, objective, share, sure, first, most)
 
     @property
@@ -265,9 +265,9 @@ def evaluate(workload: Workload, deployment: Deployment, aim: Aim, *, progress: 
     return evaluation
 
 
-def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, why: str) -> Evaluation:
+def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, reason: str) -> Evaluation:
     """Return what is known of a deployment that cannot be simulated: why, and nothing else."""
-    unknown = _Stability("undecided", why, math.nan)
+    unknown = _Stability("undecided", reason, math.nan)
     return _without_run(workload, deployment, aim, unknown, "undecided", Estimate(None))
 
 

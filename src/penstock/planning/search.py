@@ -232,15 +232,15 @@ class Search:
         """Return whether that deployment was simulated."""
         return (family.name, count) in self._evaluated
 
-    def known(self, prospect: Prospect, index: int) -> Evaluation | None:
+    def peek(self, prospect: Prospect, index: int) -> Evaluation | None:
         """Return what was found out about the deployment at an index, if it was simulated."""
         return self._evaluated.get((prospect.family.name, prospect.family.counts[index])) if index >= 0 else None
 
     def _judge_by_theory(self, family: Family) -> None:
         """Put a family among the prospects, or among the hopeless."""
         deployment, counts = family.smallest, family.counts
-        if why := unmeasured(deployment, self.aim):
-            self.hopeless.append(Hopeless(family, "impossible", why))
+        if reason := unmeasured(deployment, self.aim):
+            self.hopeless.append(Hopeless(family, "impossible", reason))
             return
         if deployment.prefill_replicas:
             rho = network_of(self.workload, deployment).model().rho
@@ -251,25 +251,25 @@ class Search:
             tightest = min(limits, key=lambda bound: bound.max_rate)
             load_of_one, name, theorem = self.workload.rate / tightest.max_rate, tightest.name, tightest.theorem
         least = bisect.bisect_right(counts, load_of_one)
-        why = (
+        reason = (
             f"{theorem}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable "
             f"({name})"
         )
         if least == len(counts):
-            self.hopeless.append(Hopeless(family, "theory", why))
+            self.hopeless.append(Hopeless(family, "theory", reason))
             return
         if self.aim.objective == "cost" and not deployment.prefill_replicas:
             fewest = bisect.bisect_left(
                 range(least, len(counts)), True, key=lambda index: not self._too_slow(family, index)
             )
             if least + fewest == len(counts):
-                excess, why = max(self._too_slow(family, len(counts) - 1))
-                self.hopeless.append(Hopeless(family, "theory", why, excess))
+                excess, reason = max(self._too_slow(family, len(counts) - 1))
+                self.hopeless.append(Hopeless(family, "theory", reason, excess))
                 return
             if fewest:
                 least += fewest
-                why = max(self._too_slow(family, least - 1))[1]
-        self.prospects.append(Prospect(family, least, self._guess(family, least, load_of_one), why))
+                reason = max(self._too_slow(family, least - 1))[1]
+        self.prospects.append(Prospect(family, least, self._guess(family, least, load_of_one), reason))
 
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
         """Return the targets that no policy can meet: how many times the limit its latency is at least, and why.
@@ -282,15 +282,15 @@ class Search:
             alone, load_said = self._share(deployment.router, count), f"with {counted(count, 'replica')}"
         else:
             alone, load_said = self.workload.with_rate(_NO_LOAD * self.workload.rate), "without load"
-        found = lower_bounds(alone, deployment.server)
+        bounds_of = lower_bounds(alone, deployment.server)
         slow = []
         for target in self.aim.targets:
-            bound = found[target.metric].get(target.statistic, 0.0)
+            bound = bounds_of[target.metric].get(target.statistic, 0.0)
             if bound > _BEYOND_DOUBT * target.limit_s:
                 scale, unit = target.unit(bound)
                 name = f"{target.metric[:-2]}_{target.statistic}"
-                why = f"{name} is at least {digits(bound * scale)} {unit} {load_said}, whatever the policy"
-                slow.append((bound / target.limit_s, why))
+                reason = f"{name} is at least {digits(bound * scale)} {unit} {load_said}, whatever the policy"
+                slow.append((bound / target.limit_s, reason))
         return slow
 
     def _guess(self, family: Family, least: int, load_of_one: float) -> int:

@@ -124,8 +124,8 @@ def _no_order(by_seed: list[dict[int, float]]) -> str:
     return ties if 2 * tied >= len(by_seed) else ""
 
 
-def _unless(held: list[bool], why: str) -> str:
-    return "" if all(held) else f"in {sum(held)} of {len(held)} seeds only: {why}"
+def _unless(held: list[bool], reason: str) -> str:
+    return "" if all(held) else f"in {sum(held)} of {len(held)} seeds only: {reason}"
 
 
 def _slower(ttft: Medians) -> str:

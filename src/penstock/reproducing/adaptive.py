@@ -73,9 +73,9 @@ class Bracket(NamedTuple):
 class _Cell(NamedTuple):
     """A policy at a point with lengths of a kind: what it carries, what is known, and why they differ if they do."""
 
-    found: Bracket
-    known: float | None
-    why: str = ""
+    bracket: Bracket
+    expected: float | None
+    reason: str = ""
 
 
 def run(setup: Setup) -> Reproduction:
@@ -93,7 +93,7 @@ def run(setup: Setup) -> Reproduction:
             boundary = region(scenario.server, prompt=prompts, output=outputs).max_rate
             workload = Workload.poisson(boundary, prompts, outputs, seed=scenario.workload.seed)
             by_kind[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)
-            rows.append((point, name, kind, by_kind[kind].known, *by_kind[kind].found))
+            rows.append((point, name, kind, by_kind[kind].expected, *by_kind[kind].bracket))
         claims += _claims(point, name, by_kind)
         setup.progress((index + 1) / len(cells))
     columns = {"point": pl.String, "policy": pl.String, "lengths": pl.String} | dict.fromkeys(
@@ -123,31 +123,31 @@ def _described(name: str, server: Server) -> str:
     return f"{name} ({budget})" if name == server.policy.name else f"{name} ({server.policy.name}, {budget})"
 
 
-def _server(setup: Setup, name: str, policy: _Policy, given: Server) -> Server:
+def _server(setup: Setup, name: str, policy: _Policy, common: Server) -> Server:
     """Return the server of a policy, whose boundary is no further out than that of all."""
     choice = {key: value for key, value in policy.model_dump().items() if value is not None}
     server = setup.scenario(server=choice).server
-    if server.token_budget > given.token_budget:
+    if server.token_budget > common.token_budget:
         raise InputError(
             f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above server.token_budget, "
-            f"{given.token_budget:,}, so the region of `server` does not bound this policy; lower it, or raise "
+            f"{common.token_budget:,}, so the region of `server` does not bound this policy; lower it, or raise "
             "server.token_budget"
         )
     return server
 
 
-def _cell(workload: Workload, server: Server, known: float | None, precision: float) -> _Cell:
+def _cell(workload: Workload, server: Server, expected: float | None, precision: float) -> _Cell:
     """Search for the share of a workload's rate that a server carries, and say why if it is not the known one."""
     most = max_rate(workload, server, precision=precision, seed=workload.seed)
     bracket = Bracket(most.rate / workload.rate, most.above / workload.rate)
-    if known is None or bracket.holds(known):
-        return _Cell(bracket, known)
-    return _Cell(bracket, known, _why(workload, server, known))
+    if expected is None or bracket.holds(expected):
+        return _Cell(bracket, expected)
+    return _Cell(bracket, expected, _why(workload, server, expected))
 
 
-def _why(workload: Workload, server: Server, known: float) -> str:
+def _why(workload: Workload, server: Server, expected: float) -> str:
     """Say which backlogs grow just below the known share, and which shrink."""
-    share = known - 2 * _KNOWN_TO
+    share = expected - 2 * _KNOWN_TO
     watches = verdict(workload.with_rate(share * workload.rate), server, seed=workload.seed).watches
     grow, shrink = (
         [f"{_BACKLOGS[w.start]} {does} by {abs(w.drift):.1%}" for w in watches if w.outcome == outcome]
@@ -165,15 +165,15 @@ _BACKLOGS = {"prefill": "a backlog of prompts", "mixed": "a mixed backlog", "dec
 
 def _claims(point: str, name: str, cells: Mapping[Kind, _Cell]) -> list[Claim]:
     """Compare a policy at a point with what is known, a claim for all kinds of lengths; none if nothing is known."""
-    known = {kind: cell for kind, cell in cells.items() if cell.known is not None}
-    if not known:
+    expected = {kind: cell for kind, cell in cells.items() if cell.expected is not None}
+    if not expected:
         return []
-    apart = {kind: cell.why for kind, cell in known.items() if cell.why}
+    apart = {kind: cell.reason for kind, cell in expected.items() if cell.reason}
     return [
         Claim(
             f"{point}, {name}",
-            ", ".join(f"{kind} {cell.known:.3f}" for kind, cell in known.items()),
-            ", ".join(f"{kind} {cell.found}" for kind, cell in known.items()),
+            ", ".join(f"{kind} {cell.expected:.3f}" for kind, cell in expected.items()),
+            ", ".join(f"{kind} {cell.bracket}" for kind, cell in expected.items()),
             not apart,
             "; ".join(f"{kind} lengths: {reason}" for kind, reason in apart.items()),
         )

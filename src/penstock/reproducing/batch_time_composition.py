@@ -99,7 +99,7 @@ def run(setup: Setup) -> Reproduction:
     claims = [_constant(model, variation[model.name, full], full, most) for pair in pairs for model in pair]
     claims += [_smaller(pair, variation, full) for pair in pairs]
     table = pl.DataFrame(rows, ["model", "token_load", "batches", "mean_s", "cv"], orient="row")
-    (worst, at), cv = max(variation.items(), key=lambda each: each[1])
+    (worst, at), cv = max(variation.items(), key=lambda cell: cell[1])
     assumed = (
         "The paper does not publish its times (SGLang): " + _what_for_times(setup, pairs, settings),
         f"{origin}, prompts of at most {settings.longest_prompt:,} and requests of at most {settings.longest:,} tokens"
@@ -229,20 +229,20 @@ def _what_for_times(setup: Setup, pairs: list[list[_Model]], settings: _Composit
     for model in itertools.chain.from_iterable(pairs):
         profiled = _profiled(setup, model) is not None
         by_source.setdefault(_SOURCES[model.source] if profiled else "", []).append(f"{model.model} on {model.card}")
-    told = [
+    parts = [
         f"{' and '.join(names)} by {source}'s layer profiles, without exchange between GPUs and the engine's own work"
         for source, names in by_source.items()
         if source
     ]
     if "" in by_source:
-        told.append(
+        parts.append(
             f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer profiles are not here "
             "(--data)"
         )
     left = [f"{model.model} on {model.card}" for pair in settings.pairs if pair not in pairs for model in pair]
     if left:
-        told.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
-    return "batches are timed for " + "; ".join(told)
+        parts.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
+    return "batches are timed for " + "; ".join(parts)
 
 
 _SOURCES = {"llmservingsim": "LLMServingSim", "vidur": "Vidur"}

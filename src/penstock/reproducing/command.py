@@ -37,11 +37,11 @@ def reproduce(
     from penstock.reproducing.write import check_folder, files_of, index_is_old, left, write, write_index
 
     if what is None:
-        items = [{"name": known.name, "title": known.title, "source": known.source} for known in ITEMS]
+        items = [{"name": entry.name, "title": entry.title, "source": entry.source} for entry in ITEMS]
         show_page(items_page(), {"items": items}, None, as_json)
         return
     file = None
-    names = [known.name for known in ITEMS]
+    names = [entry.name for entry in ITEMS]
     if is_file(what):
         file = Path(what)
         names = [what]

@@ -85,8 +85,8 @@ def fork_join(workload: Workload, runs: Callable[[int, Workload], Run], forks: i
     released = count(np.max(done, axis=0))
     buffers = np.sum([count(times) - released for times in done], axis=0)
     queue = np.max([count(came) - count(times) for times in done], axis=0)
-    places = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done])
-    apart = int(np.ptp(places, axis=0).max())
+    ranks = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done])
+    apart = int(np.ptp(ranks, axis=0).max())
     k = max(1, *(audit(run).overtake_k for run in (first, *branches)))
     return Joined(instants * first.tick_s, buffers, queue, apart, k)
 
@@ -163,10 +163,10 @@ def run(setup: Setup) -> Reproduction:
         )
     setup.progress(0.1)
 
-    def run(place: int, workload: Workload) -> Run:
-        server = dataclasses.replace(scenario.server, batch_time=Affine(c=settings.batch_ms[place] / 1e3, a=0.0))
+    def run(index: int, workload: Workload) -> Run:
+        server = dataclasses.replace(scenario.server, batch_time=Affine(c=settings.batch_ms[index] / 1e3, a=0.0))
         joined = simulate(workload, server, requests=scenario.requests, record="allocations")
-        setup.progress((place + 1) / (forks + 2))
+        setup.progress((index + 1) / (forks + 2))
         return joined
 
     joined = fork_join(scenario.workload, run, forks)

@@ -64,7 +64,7 @@ class _Backlog(NamedTuple):
         return cls(run, growth, int(late.min()), int(late.max()), int(early.max()), offered / rate)
 
     @property
-    def said(self) -> str:
+    def verdict(self) -> str:
         return "bounded" if self.high < self.before + self.request else "grows"
 
 
@@ -162,7 +162,7 @@ def _critical(workload: Workload, server: Server) -> Claim:
 
 def _grows(what: str, published: str, backlogs: list[_Backlog], reason: str) -> Claim:
     """Compare whether a backlog grows; bounded only if it is in every scope."""
-    measured = "bounded" if all(backlog.said == "bounded" for backlog in backlogs) else "grows"
+    measured = "bounded" if all(backlog.verdict == "bounded" for backlog in backlogs) else "grows"
     low, high = (round(100 * f(backlog.growth for backlog in backlogs), 1) for f in (min, max))
     if measured == "grows":
         shares = f"{low:.1f}%" if low == high else f"{low:.1f} to {high:.1f}%"
@@ -193,7 +193,7 @@ def _rows(backlogs: Mapping[tuple[int, str], list[_Backlog]], scopes: list[Any])
             "token_budget": budget,
             "policy": name,
             "scope": scope,
-            "backlog": backlog.said,
+            "backlog": backlog.verdict,
             "growth_percent_of_arrivals": 100 * backlog.growth,
             "least_uncompleted_tokens": backlog.low,
             "most_uncompleted_tokens": backlog.high,

@@ -185,7 +185,7 @@ def _first_stage(network: Network) -> str:
     return network.stages[int(network.first_stage[0])]
 
 
-def _verdict(network: Network, what: str, expected: str, said: str) -> Claim:
+def _verdict(network: Network, what: str, expected: str, published: str) -> Claim:
     """Compare both of the library's verdicts with the one that is expected, for what was said."""
     certificate, simulated = certify(network), verdict(network).verdict
     theory = certificate.verdict
@@ -194,7 +194,7 @@ def _verdict(network: Network, what: str, expected: str, said: str) -> Claim:
     reason = "" if same else "too close to critical for the test, or the verdict is wrong"
     if same and theory == "unknown":
         reason = f"no theorem decides, so the flood test does: {certificate.reason}"
-    return Claim(what, said, measured, same, reason)
+    return Claim(what, published, measured, same, reason)
 
 
 def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Claim]:

@@ -65,8 +65,8 @@ def curves(stations: Mapping[str, VirtualStation], amplified: Mapping[float, flo
     lines = alt.Chart(table).mark_line(strokeWidth=2).encode(x=x, y=y, **look)
     one = alt.Chart(pl.DataFrame({"amplification": [1.0]})).mark_rule(color="black").encode(y=y)
     rules = alt.Chart(limits).mark_rule(strokeWidth=1.2).encode(x=x, **look)
-    known = [(at, value) for at, value in amplified.items() if _SHOWN[0] <= value <= _SHOWN[1]]
-    points = alt.Chart(pl.DataFrame(known, ["load", "amplification"], orient="row")).mark_point(
+    published = [(at, value) for at, value in amplified.items() if _SHOWN[0] <= value <= _SHOWN[1]]
+    points = alt.Chart(pl.DataFrame(published, ["load", "amplification"], orient="row")).mark_point(
         size=60, filled=True, fill="white", stroke="black", opacity=1
     )
     texts = [
@@ -86,9 +86,9 @@ def dots(table: pl.DataFrame) -> Any:
         for name, mean, half, _ in table.iter_rows()
     ]
     rows += [
-        {"order": name, "low": None, "high": None, "mean": float(known), "of": names[1]}
-        for name, _, _, known in table.iter_rows()
-        if known is not None
+        {"order": name, "low": None, "high": None, "mean": float(expected), "of": names[1]}
+        for name, _, _, expected in table.iter_rows()
+        if expected is not None
     ]
     base = alt.Chart(pl.DataFrame(rows))
     y = alt.Y("order:N", sort=list(table["order"]), title=None, axis=alt.Axis(labelLimit=300, minExtent=150))

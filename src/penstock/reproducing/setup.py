@@ -125,8 +125,8 @@ class Setup:
         then among those that ``penstock traces get`` has fetched.
         """
         file = f"{name.replace('-', '_')}.csv"
-        places = [] if self.data is None else [self.data / name, self.data / file, self.data / "traces" / file]
-        for path in (*places, catalogue.path_of(name)):
+        candidates = [] if self.data is None else [self.data / name, self.data / file, self.data / "traces" / file]
+        for path in (*candidates, catalogue.path_of(name)):
             if path is not None and path.is_file():
                 trace = read_trace(path)
                 assert isinstance(trace.lengths, Recorded)

@@ -16,7 +16,7 @@ from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
 from penstock.reproducing.setup import Different, Setup
-from penstock.reproducing.small_systems import Random, Seen, Small, System, random_systems, seen, small_systems
+from penstock.reproducing.small_systems import Random, Small, System, Waiting, random_systems, small_systems, waiting
 from penstock.scenario.scenario import ServerSection
 from penstock.show import charts
 from penstock.show.page import Table
@@ -103,16 +103,16 @@ class Finding:
         audited = audit(run)
         if not audited.feasible:
             raise InputError(
-                f"{self.policy} served {system.told()} with batches that no server can run ({audited.violations[0]}), "
-                "so they cannot be audited; mend the policy"
+                f"{self.policy} served {system.in_words()} with batches that no server can run "
+                f"({audited.violations[0]}), so they cannot be audited; mend the policy"
             )
         if self.paper is None and audited.paper.first is not None:
             self.paper = system, audited.paper.first.batch
         if self.strong is None and audited.strong.first is not None:
             self.strong = system, audited.strong.first.batch
-        self._count(seen(run, system.arrival, system.prompt, system.output), system.budget)
+        self._count(waiting(run, system.arrival, system.prompt, system.output), system.budget)
 
-    def _count(self, s: Seen, budget: int) -> None:
+    def _count(self, s: Waiting, budget: int) -> None:
         both = (s.prompt_tokens > 0) & (s.decodes > 0)
         self.systems += 1
         self.batches += s.load.size
@@ -225,15 +225,16 @@ def _refuted(by: tuple[System, int] | None) -> str:
     if by is None:
         return ""
     system, batch = by
-    return f"batch {batch + 1} refutes it, of {system.told()} (A 1+2 at 0: one prompt and two output tokens, tick 0)"
+    example = "A 1+2 at 0: one prompt and two output tokens, tick 0"
+    return f"batch {batch + 1} refutes it, of {system.in_words()} ({example})"
 
 
 def _example(system: System, batch: int, settings: _TableSettings, policy: Scheduler) -> tuple[str, str, str, str]:
     """Return the system, the batch that falls short, what it serves, and what it could have had."""
     run = system.run(policy, settings.convention)
-    s = seen(run, system.arrival, system.prompt, system.output)
+    s = waiting(run, system.arrival, system.prompt, system.output)
     return (
-        system.told(), f"{batch + 1}", _tokens(s.prefill[batch], s.decode[batch]),
+        system.in_words(), f"{batch + 1}", _tokens(s.prefill[batch], s.decode[batch]),
         _tokens(s.prompt_tokens[batch], s.decodes[batch]),
     )  # fmt: skip
 
@@ -355,7 +356,7 @@ def _batches(name: str, run: Run, prompt: list[int], output: list[int]) -> pl.Da
     """Return a row per batch, counted from 1: what it has, what waited, and whether it is short."""
     assert run.rows is not None
     budget = run.server.token_budget
-    s = seen(run, run.rows.arrival.tolist(), prompt, output)
+    s = waiting(run, run.rows.arrival.tolist(), prompt, output)
     return run.batches.select(
         policy=pl.lit(name),
         batch=pl.int_range(1, s.load.size + 1),
