@@ -192,11 +192,6 @@ class Evaluation:
         """Requests/s that are carried; 0 where it is not known to be stable."""
         return self.rate if self.verdict == "stable" else 0.0
 
-    @property
-    def goodput_rate(self) -> float:
-        """Requests/s that are carried within all limits."""
-        return self.throughput * (self.goodput.value or 0.0)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         cost = self.deployment.cost
@@ -217,7 +212,7 @@ class Evaluation:
             "requests": self.requests,
             "throughput": self.throughput,
             "throughput_per_cost": self.throughput / cost,
-            "goodput_per_cost": self.goodput_rate / cost,
+            "goodput_per_cost": self.throughput * (self.goodput.value or 0.0) / cost,
             "notices": list(self.notices),
         }
 

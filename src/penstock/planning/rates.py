@@ -157,11 +157,6 @@ class RateProfile:
         return cls(rates, HOUR_S if interval_s is None else interval_s, file.name)
 
     @property
-    def starts_s(self) -> Floats:
-        """Shape (intervals,): seconds at which each begins."""
-        return np.arange(self.rates.size, dtype=np.float64) * self.interval_s
-
-    @property
     def span_s(self) -> float:
         """Seconds until it begins anew."""
         return float(self.rates.size * self.interval_s)

@@ -22,7 +22,6 @@ from penstock.show.page import Table
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Measured
-from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -171,7 +170,7 @@ def _family(setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, 
         for seed in range(settings.seeds):
             drawn = _drawn(workload.with_seed(workload.seed + seed), settings.requests, row.longest_gap)
             seconds[seed, index] = _latency(simulate(drawn, server))
-        if _is_overloaded(workload, server):
+        if verdict(workload, server, resolution=0.05).verdict == "unstable":
             overloaded.add(scheduler)
     return _Family(name, tuple(rows), seconds, frozenset(overloaded))
 
@@ -190,11 +189,6 @@ def _drawn(workload: Workload, count: int, longest_gap: float | None) -> Workloa
         gaps = np.minimum(np.diff(arrival, prepend=0.0), longest_gap / workload.rate)
         arrival = np.cumsum(gaps)
     return Workload.from_arrays(arrival, rows.prompt_tokens, rows.output_tokens, name=workload.name)
-
-
-def _is_overloaded(workload: Workload, server: Server) -> bool:
-    """Return whether the library's test of stability calls a server unstable."""
-    return verdict(workload, server, resolution=0.05).verdict == "unstable"
 
 
 def _latency(run: Run) -> Floats:

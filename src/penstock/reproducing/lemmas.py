@@ -180,11 +180,12 @@ def overtaking(setup: Setup) -> Reproduction:
     setup.progress(0.4)
     usual = {name: _usual(setup, name) for name in settings.policies}
     drawn = [*_drawn(settings.departures, setup)]
+    closest = max(drawn, key=lambda run: run.overtakers / run.lemma)
     everyone = [newest, far, *usual.values(), *drawn]
     claims = (
         _of_prefill(places(prefilled(prefill)), newest, burst),
         *(_of_departures(f"departures, {name}: most ahead of an older one", run) for name, run in usual.items()),
-        _of_departures(f"departures, {len(drawn):,} random orders: the closest", _worst(drawn)),
+        _of_departures(f"departures, {len(drawn):,} random orders: the closest", closest),
         _places(far),
         _corrected(everyone),
     )
@@ -219,10 +220,6 @@ def _drawn(settings: _Departures, setup: Setup) -> Iterable[Overtaking]:
         arrival = sorted(draw.choices(range(draw.randint(1, 40)), k=n))
         prompt, output = ([draw.randint(1, longest) for _ in range(n)] for _ in range(2))
         yield _serve(arrival, prompt, output, draw.randint(1, 6), any_order(draw))[1]
-
-
-def _worst(runs: list[Overtaking]) -> Overtaking:
-    return max(runs, key=lambda run: run.overtakers / run.lemma)
 
 
 def _of_prefill(measured: int, overtaking: Overtaking, burst: _Burst) -> Claim:

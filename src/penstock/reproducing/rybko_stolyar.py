@@ -39,11 +39,11 @@ _NEAR = 0.05
 _EXACT = 1e-3
 
 
-def _uniform(mean: int) -> Length:
-    return Uniform(1, 2 * mean - 1)
-
-
-_MAKE: Mapping[Kind, Callable[[int], Length]] = {"constant": Constant, "geometric": Geometric, "uniform": _uniform}
+_MAKE: Mapping[Kind, Callable[[int], Length]] = {
+    "constant": Constant,
+    "geometric": Geometric,
+    "uniform": lambda mean: Uniform(1, 2 * mean - 1),
+}
 
 
 class _Figure(Section):

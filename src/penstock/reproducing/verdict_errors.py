@@ -1,6 +1,6 @@
 """How often three ways to ask "is it stable?" are wrong near the critical load."""
 
-from collections.abc import Sequence
+import math
 from typing import Annotated, Any
 
 import altair as alt
@@ -95,7 +95,7 @@ def run(setup: Setup) -> Reproduction:
         "starts from large backlogs.",
         assumed=(
             f"{settings.seeds} seeds at each load, so that a share is known to within about "
-            f"{100 * _half(0.5, settings.seeds):.0f} percentage points; docs/verdicts.md has 200 seeds",
+            f"{100 * 1.96 * math.sqrt(0.25 / settings.seeds):.0f} percentage points; docs/verdicts.md has 200 seeds",
             f"Loads below 1 and at most {settings.near:g} from it are compared with what is known. Verdict `same` of a "
             "slope: its 95% interval, in brackets, and the known range have a share in common",
             "Verdict `same` of the sequential test: so many wrong verdicts have a probability above 1% if each is "
@@ -167,19 +167,13 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def _half(share: float, count: int) -> float:
-    """Return the half width of a 95% interval of a share."""
-    return float(1.96 * np.sqrt(share * (1 - share) / count))
-
-
 def _chart(table: pl.DataFrame, settings: _Settings) -> Any:
-    ways: Sequence[str] = list(dict.fromkeys(table["way"]))
+    ways = list(dict.fromkeys(table["way"]))
     colours = [*(_COLOURS[i % len(_COLOURS)] for i in range(len(ways) - 1)), "#000000"]
     shown = table.with_columns(load=pl.col("load").map_elements("{:g}".format, pl.String))
-    order = list(ways)
     bars = alt.Chart(shown).encode(
         x=alt.X("load:O", title="Load (stable below 1)", sort=None, axis=alt.Axis(labelAngle=0)),
-        xOffset=alt.XOffset("way:N", sort=order),
+        xOffset=alt.XOffset("way:N", sort=ways),
         y=alt.Y(
             "share:Q",
             title=f"Share of {settings.seeds} verdicts that is wrong",
@@ -192,8 +186,8 @@ def _chart(table: pl.DataFrame, settings: _Settings) -> Any:
             bars.mark_bar(stroke="#333333", strokeWidth=0.6).encode(
                 color=alt.Color(
                     "way:N",
-                    sort=order,
-                    scale=alt.Scale(domain=order, range=colours),
+                    sort=ways,
+                    scale=alt.Scale(domain=ways, range=colours),
                     legend=alt.Legend(title="Way to ask", symbolStrokeWidth=0.6),
                 )
             ),

@@ -167,6 +167,11 @@ def resolved(field: Any) -> tuple[str, ...]:
     InputError
         If a scenario has no such field, with the nearest that it has.
     """
+    return _annotated(field)[0]
+
+
+def _annotated(field: Any) -> tuple[tuple[str, ...], Any]:
+    """Return the keys that lead to a field, and its annotation: `Any` where that depends on more than its name."""
     parts = tuple(field.split(".")) if isinstance(field, str) else ()
     if len(parts) == 1 and parts[0] in SECTIONS:
         first = next(name for name in known_fields() if name.startswith(f"{field}."))
@@ -183,7 +188,7 @@ def resolved(field: Any) -> tuple[str, ...]:
         if section is None:
             if not _holds_any(kind):
                 raise InputError(f"{field} is no field of a scenario: {'.'.join(path)} holds one value; vary that")
-            return (*path, *parts[len(path) :])
+            return (*path, *parts[len(path) :]), Any
         name = _own_name(section, part)
         if name is None:
             raise InputError(
@@ -191,7 +196,7 @@ def resolved(field: Any) -> tuple[str, ...]:
             )
         kind = section.model_fields[name].annotation
         path.append(name)
-    return tuple(path)
+    return tuple(path), kind
 
 
 def known_fields() -> list[str]:
@@ -333,7 +338,7 @@ def _listed(field: str, text: str) -> list[Any]:
 def _values(field: str, values: Sequence[Any]) -> Values:
     """Return values as given, none of them twice, and where numbers belong none that only looks like one."""
     kept = tuple(_kept(field, value) for value in values)
-    numeric = all(kind in (int, float, type(None)) for kind in _choices(_annotation(field)))
+    numeric = all(kind in (int, float, type(None)) for kind in _choices(_annotated(field)[1]))
     before = set()
     for value in kept:
         if numeric and isinstance(value, str) and re.match(r"\s*[-+.]?[0-9]", value):
@@ -379,22 +384,10 @@ def _tidy(value: float) -> float:
 
 def _takes_whole(field: str) -> bool | None:
     """Return whether a field takes whole numbers only, or None where that depends on more than its name."""
-    kinds = {typing.get_origin(k) or k for k in _choices(_annotation(field))}
+    kinds = {typing.get_origin(k) or k for k in _choices(_annotated(field)[1])}
     if int in kinds:
         return True
     return False if float in kinds else None
-
-
-def _annotation(field: str) -> Any:
-    """Return the annotation of a field, or `Any` where it depends on more than its name."""
-    kind: Any = Any
-    section: Any = SECTIONS[resolved(field)[0]]
-    for part in resolved(field)[1:]:
-        if section is None or part not in section.model_fields:
-            return Any
-        kind = section.model_fields[part].annotation
-        section = _section(kind)
-    return kind
 
 
 def _choices(kind: Any) -> list[Any]:

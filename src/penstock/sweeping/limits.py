@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from penstock.capacity.stable_rates import PRECISION, StableRate, stable_rate
+from penstock.capacity.stable_rates import StableRate, stable_rate
 from penstock.errors import InputError
 from penstock.scenario import scenario
 from penstock.simulation.progress import Progress, part_of
@@ -23,9 +23,7 @@ def is_rate(field: str) -> bool:
     return keys[0] == "workload" and keys[-1] == "rate"
 
 
-def with_stable_rates(
-    plan: Sweep, rows: pl.DataFrame, *, precision: float = PRECISION, progress: Progress | None = None
-) -> pl.DataFrame:
+def with_stable_rates(plan: Sweep, rows: pl.DataFrame, *, progress: Progress | None = None) -> pl.DataFrame:
     """Return the rows with the highest stable rate of their servers, whatever rate arrives.
 
     Parameters
@@ -34,8 +32,6 @@ def with_stable_rates(
         The sweep.
     rows
         Its table.
-    precision
-        As in `penstock.capacity.stable_rates.stable_rate`.
     progress
         Called now and then with the share that is done.
 
@@ -57,7 +53,7 @@ def with_stable_rates(
         part = part_of(progress, done / len(servers), (done + 1) / len(servers))
         try:
             built = scenario.build(at(plan.job.document, plan.job.keys, values), plan.job.folder)
-            rates[key] = stable_rate(built.workload, built.server, precision=precision, progress=part)
+            rates[key] = stable_rate(built.workload, built.server, progress=part)
         except InputError as error:
             rates[key] = StableRate(None, None, str(error))
     report(1.0)
