@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-import altair as alt
 import polars as pl
 from pydantic import Field
 
@@ -152,13 +151,6 @@ class _Finite(Section):
     seeds: Seeds
 
 
-class _Served(NamedTuple):
-    """Mean requests in the system over the same time for all policies of a seed, and when the last one left."""
-
-    mean: float
-    last_s: float
-
-
 def right(setup: Setup) -> Reproduction:
     """Serve the same finite workload under each policy, and count the requests in the system."""
     settings = setup.settings(_Finite)
@@ -170,23 +162,22 @@ def right(setup: Setup) -> Reproduction:
         )
     workload, origin, scenario = traced(setup, settings.trace)
     servers = {name: _under(setup, scenario.server, name) for name in settings.policies}
-    claims, rows, charts = [], [], {}
+    claims, rows = [], []
+    charts: dict[str, Any] = {}
     for index, case in enumerate(settings.cases):
-        served: dict[str, list[_Served]] = {name: [] for name in servers}
+        means: dict[str, list[float]] = {name: [] for name in servers}
         for seed in settings.seeds:
             drawn = workload.with_rate(case.rate, case.arrivals).with_seed(seed)
             runs = served_to_the_last(drawn, settings.requests, servers)
             horizon = max(run.seconds for run in runs.values())
             for name, run in runs.items():
-                sojourns = run.e2e.total * run.tick_s
-                served[name].append(_Served(sojourns / horizon, run.seconds))
-                values = (case.rate, case.arrivals, seed, name, sojourns / horizon, run.e2e.mean * run.tick_s)
-                rows.append((*values, run.seconds))
+                mean = run.e2e.total * run.tick_s / horizon  # over the same time for all policies
+                means[name].append(mean)
+                rows.append((case.rate, case.arrivals, seed, name, mean, run.e2e.mean * run.tick_s, run.seconds))
             if seed == settings.seeds[0]:
-                text, chart = _waiting(case, runs)
-                charts[text] = chart
+                charts |= _waiting(case, runs)
             setup.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
-        claims.append(_least(case, served))
+        claims.append(_least(case, means))
     columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
     count = f"{settings.requests:,} requests"
     return setup.answer(
@@ -205,15 +196,15 @@ def right(setup: Setup) -> Reproduction:
     )  # fmt: skip
 
 
-def _least(case: _Case, served: Mapping[str, list[_Served]]) -> Claim:
+def _least(case: _Case, by_policy: Mapping[str, list[float]]) -> Claim:
     """Compare which policy has the fewest requests on average over the seeds, and say in how many of them."""
-    means = {name: sum(run.mean for run in values) / len(values) for name, values in served.items()}
+    means = {name: sum(values) / len(values) for name, values in by_policy.items()}
     best = min(means, key=lambda name: means[name])
     first = means[BEST] <= means[best]
-    seeds = range(len(served[BEST]))
-    won = sum(all(values[seed].mean >= served[BEST][seed].mean for values in served.values()) for seed in seeds)
     shown = ", ".join(f"{name} {means[name]:,.1f}" for name in sorted(means, key=lambda name: means[name]))
-    reasons = [f"{BEST} has the fewest in {won} of {len(seeds)} seeds"] if won < len(seeds) else []
+    count = len(by_policy[BEST])
+    won = sum(mean == min(of_seed) for mean, *of_seed in zip(by_policy[BEST], *by_policy.values(), strict=True))
+    reasons = [f"{BEST} has the fewest in {won} of {count} seeds"] if won < count else []
     if not first:
         reasons.append(f"on average {best} has {means[BEST] - means[best]:,.3g} fewer: the order hinges on this case")
     published = f"{BEST} the fewest"
@@ -223,9 +214,10 @@ def _least(case: _Case, served: Mapping[str, list[_Served]]) -> Claim:
     return Claim(what, published, shown, first, "; ".join(reasons))
 
 
-def _waiting(case: _Case, runs: Mapping[str, Run]) -> tuple[str, alt.Chart]:
+def _waiting(case: _Case, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Draw the requests in the system over time, by what it shows in words."""
     pattern = "the trace's own arrivals" if case.arrivals == "scaled" else f"{case.arrivals.capitalize()} arrivals"
     title = f"{case.rate:g} requests/s, {pattern}"
     text = f"Requests in the system over time at {title}, a line per policy."
     chart: Any = lines_over_time(runs, "requests", measure="Requests in the system", title=title, legend="Policy")
-    return text, chart.configure_axis(gridColor=charts.GRID)
+    return {text: chart.configure_axis(gridColor=charts.GRID)}

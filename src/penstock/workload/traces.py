@@ -28,7 +28,6 @@ class Format:
     """How one family of trace files says what it says."""
 
     name: str
-    sentence: str
     prompt: str
     """Column of prompt tokens."""
     output: str
@@ -56,23 +55,30 @@ class Format:
 
 
 FORMATS = (
-    Format("azure", "Azure, 2023 and 2024 (CSV).", "ContextTokens", "GeneratedTokens", "TIMESTAMP", "date"),
+    # Azure, 2023 and 2024 (CSV)
+    Format("azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", "date"),
+    # BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure
     Format(
-        "burstgpt", "BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure.",
+        "burstgpt",
         "Request tokens", "Response tokens", "Timestamp", zero_output_failed=True,
     ),
-    Format("vidur", "Vidur, processed traces (CSV, s).", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
-    Format("lengths", "Lengths without times (CSV; Vidur, Etalon).", "num_prefill_tokens", "num_decode_tokens"),
+    # Vidur, processed traces (CSV, s)
+    Format("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    # Lengths without times (CSV; Vidur, Etalon)
+    Format("lengths", "num_prefill_tokens", "num_decode_tokens"),
+    # RAGPulse (JSON Lines, seconds as text)
     Format(
-        "ragpulse", "RAGPulse (JSON Lines, seconds as text).",
+        "ragpulse",
         "input_length", "output_length", "timestamp", marks=("hash_ids.sys_prompt",),
     ),
+    # Qwen-Bailian (JSON Lines, seconds)
     Format(
-        "qwen", "Qwen-Bailian (JSON Lines, seconds).",
+        "qwen",
         "input_length", "output_length", "timestamp", marks=("chat_id",), hash_block=16,
     ),
+    # Mooncake (JSON Lines, milliseconds)
     Format(
-        "mooncake", "Mooncake (JSON Lines, milliseconds).",
+        "mooncake",
         "input_length", "output_length", "timestamp", "ms", hash_block=512,
     ),
 )  # fmt: skip
@@ -405,4 +411,4 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
     priority = named.get("priority", ("priority", None))[1]
     unit = unit or _ARRIVAL_UNITS[key]
-    return Format(_PLAIN, "Columns named by the user.", prompt, output, arrival, unit, priority=priority)
+    return Format(_PLAIN, prompt, output, arrival, unit, priority=priority)
