@@ -99,7 +99,7 @@ class Aim:
         if isinstance(targets, str) or not targets:
             raise InputError("no target is given, so any stable fleet would do; give a list such as ['ttft_p99<2s']")
         limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
-        names = [f"{target.metric[:-2]}_{target.statistic}" for target in limits]
+        names = [target.name for target in limits]
         twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
         if twice is not None:
             raise InputError(f"two targets limit {twice}; keep the lower one")

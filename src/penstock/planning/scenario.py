@@ -150,6 +150,7 @@ def read_plan(
         raise InputError("simulate.until is given, but a plan counts requests of each replica; give simulate.requests")
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+    # where to look, and what a deployment has to do there
     space = _space(sections, scenario)
     aim = None
     if targets or wanted.targets:

@@ -288,8 +288,7 @@ class Search:
             bound = bounds_of[target.metric].get(target.statistic, 0.0)
             if bound > _BEYOND_DOUBT * target.limit_s:
                 scale, unit = target.unit(bound)
-                name = f"{target.metric[:-2]}_{target.statistic}"
-                reason = f"{name} is at least {digits(bound * scale)} {unit} {load_said}, whatever the policy"
+                reason = f"{target.name} is at least {digits(bound * scale)} {unit} {load_said}, whatever the policy"
                 slow.append((bound / target.limit_s, reason))
         return slow
 

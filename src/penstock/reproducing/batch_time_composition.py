@@ -77,11 +77,13 @@ def run(setup: Setup) -> Reproduction:
             f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} models, but a comparison "
             "takes a load or more, and a smaller and a larger model; give those"
         )
+    # what is served, and how long each model takes for it; pairs without times are left out
     prompt, output, origin = _lengths(setup, settings)
     times = {model.name: _times(setup, model) for pair in settings.pairs for model in pair}
     pairs = [pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)]
     if not pairs:
         raise InputError("no pair of models has layer profiles or a preset here; give --data, or `hardware` for both")
+    # at each token load the same batches for all models
     loads = sorted(set(settings.token_loads))
     rows, full = [], loads[-1]
     variation: dict[tuple[str, int], float] = {}
@@ -95,6 +97,7 @@ def run(setup: Setup) -> Reproduction:
             variation[model.name, load] = cv
             rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
         setup.progress((index + 1) / len(loads))
+    # at full load no more variation than a good fit leaves, and less for the larger model
     most = room_for_composition(settings.relatively_constant)
     claims = [_constant(model, variation[model.name, full], full, most) for pair in pairs for model in pair]
     claims += [_smaller(pair, variation, full) for pair in pairs]

@@ -169,6 +169,7 @@ def run(setup: Setup) -> Reproduction:
         setup.progress((index + 1) / (forks + 2))
         return joined
 
+    # the bound of the lemma, and the corrected one, in which the queues count
     joined = fork_join(scenario.workload, run, forks)
     k_prime = joined.k + 2 * scenario.server.token_budget
     bound = 2 * k_prime * forks
@@ -183,6 +184,7 @@ def run(setup: Setup) -> Reproduction:
             "corrected": corrected,
         }
     )
+    # only the time about the largest buffers is drawn
     middle = joined.time_s[int(joined.buffers.argmax())]
     shown = table.filter((pl.col("time_s") - middle).abs() <= settings.shown_s / 2)
     text = "Join buffers over time, with the bound of the lemma and the corrected one."

@@ -292,6 +292,7 @@ def thresholds(setup: Setup) -> Reproduction:
             "the priorities of these pools have no virtual station, so nothing but a load of 1 makes them fail; serve "
             "the long second stage first at each pool"
         )
+    # 1. limits and amplification by formula  2. floods below and above  3. E2E by order, simulated
     claims = _by_formula(network, ranking, virtual, push)
     claims += [_amplified(network, virtual, load) for load in settings.loads]
     setup.progress(0.2)

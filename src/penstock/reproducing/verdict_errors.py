@@ -69,6 +69,7 @@ def run(setup: Setup) -> Reproduction:
         raise InputError(
             f"simulate.requests is {scenario.requests:,}, in which no trend can show; give at least {_FEWEST:,}"
         )
+    # loads are shares of the rate up to which Theorem 1 says stable, wherever its hypotheses hold
     limit = certify(scenario.workload, server).max_rate
     fails = [h for h in certify(scenario.workload.with_rate(limit / 2), server).hypotheses if not h.held]
     if fails := [h for h in fails if h.name != "bounded lengths"]:  # which geometric ones are but for a tail
@@ -76,6 +77,7 @@ def run(setup: Setup) -> Reproduction:
             f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, but {fails[0].why}; "
             "change workload or server until it holds"
         )
+    # each way is asked about the same workload
     rows = []
     for index, load in enumerate(settings.loads):
         wrong = []

@@ -320,6 +320,7 @@ def figure(setup: Setup) -> Reproduction:
         [getattr(r, name) for r in sorted(settings.requests, key=lambda r: r.at_s)]
         for name in ("at_s", "prompt", "output")
     )
+    # the same few requests under each policy, each batch beside what waited before it
     workload = Workload.from_arrays(arrival, prompt, output)
     claims, rows, panels = [], [], []
     for index, name in enumerate(settings.policies):

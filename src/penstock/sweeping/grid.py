@@ -224,6 +224,7 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
         If a range to draw from stands in a grid, or there are too many points.
     """
     combinations: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]
+    # all combinations of listed values, or a draw of each field from a stream of its own
     if sample is None:
         for field, values in chosen.items():
             if isinstance(values, Range):

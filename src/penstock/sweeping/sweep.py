@@ -156,6 +156,7 @@ def set_up(
             vary, sample = section.vary, section.sample if sample is None else sample
         seeds = section.seeds if seeds is None else seeds
         independent = section.independent if independent is None else independent
+    # what varies, where it stands in the scenario, and the points with their seeds
     count = checks.whole("seeds", 1 if seeds is None else seeds, 1, 10_000, "", "each point is run so many times")
     chosen = grid.axes(vary)
     keys = tuple(grid.resolved(field) for field in chosen)
@@ -168,6 +169,7 @@ def set_up(
     points = grid.points(chosen, sample, range(first, first + count), first)
     if independent:
         points = [dataclasses.replace(point, seed=_own_seed(first, point.index)) for point in points]
+    # the digest covers all that rows depend on, files that the scenario names included
     job = Job(document, folder, keys, test)
     varied = [axis.values for axis in chosen.values() if isinstance(axis, grid.Values)]
     files = files_named([document, *varied], folder)

@@ -365,6 +365,7 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
     keys = roles | {"priority": "priority"}  # only where it is asked for: many tables have such a column, of words too
+    # 1. columns that the user names
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
         if key not in keys:
@@ -382,6 +383,7 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
                 f"`columns` give the column {shown(column)} to {twice} and {key}, but it is one of them; name another"
             )
         named[role] = key, column
+    # 2. columns with names of Penstock's own, for roles that are left
     by_user = set(named)
     for own, role in roles.items():
         if own not in header or role in by_user:
@@ -397,6 +399,7 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
         raise source.fault(
             f"the columns {_listed(header)} are those of no known format ({formats}). Name them with {_REMEDY}"
         )
+    # 3. without a word of the user, one column that looks like times is the arrival
     times = [column for column in header if column.strip().lower() in _LIKE_TIMES]
     unit: Unit | None = None
     if times and not columns and "arrival" not in named:
