@@ -214,7 +214,8 @@ def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
     """Return how an engine is started for a server."""
     flags = [*program.command, model, program.tensor_parallel, str(gpus)]
     flags += [program.token_budget, str(server.token_budget)]
-    slots, notes = server.max_batch_size, []
+    slots = server.max_batch_size
+    notes = []
     if program.capped and (slots is None or slots > server.token_budget):
         plan = "has no max batch size" if slots is None else f"runs {slots:,} requests"
         option = program.max_batch_size.lstrip("-")

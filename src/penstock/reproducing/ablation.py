@@ -104,7 +104,8 @@ def _claims(rate: float, e2e: Medians, ttft: Medians, workload: Workload, server
         ),
         Claim(
             f"cost of chunking, {at}", f"{SMALL} incurs significant overhead from repeated chunked prefill iterations",
-            _slower(ttft), all(worst), _unless(worst, disorder),
+            f"median TTFT {sum(ttft[SMALL]) / sum(ttft[MODERATE]):,.1f} times that of {MODERATE}",
+            all(worst), _unless(worst, disorder),
         ),
     ]  # fmt: skip
 
@@ -126,11 +127,6 @@ def _no_order(by_seed: list[dict[int, float]]) -> str:
 
 def _unless(held: list[bool], reason: str) -> str:
     return "" if all(held) else f"in {sum(held)} of {len(held)} seeds only: {reason}"
-
-
-def _slower(ttft: Medians) -> str:
-    times = sum(ttft[SMALL]) / sum(ttft[MODERATE])
-    return f"median TTFT {times:,.1f} times that of {MODERATE}"
 
 
 def _shown(medians: Medians) -> str:

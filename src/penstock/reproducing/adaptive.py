@@ -85,11 +85,13 @@ def run(setup: Setup) -> Reproduction:
     servers = {name: _server(setup, name, policy, scenario.server) for name, policy in settings.policies.items()}
     output = round(scenario.workload.mean_output)
     cells = [(point, name) for point in settings.points for name in servers]
-    rows, claims = [], []
+    rows = []
+    claims = []
     for index, (point, name) in enumerate(cells):
         by_kind: dict[Kind, _Cell] = {}
         for kind in settings.lengths:
-            prompts, outputs = MAKE[kind](settings.points[point]), MAKE[kind](output)
+            prompts = MAKE[kind](settings.points[point])
+            outputs = MAKE[kind](output)
             boundary = region(scenario.server, prompt=prompts, output=outputs).max_rate
             workload = Workload.poisson(boundary, prompts, outputs, seed=scenario.workload.seed)
             by_kind[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)

@@ -85,7 +85,8 @@ def run(setup: Setup) -> Reproduction:
         raise InputError("no pair of models has layer profiles or a preset here; give --data, or `hardware` for both")
     # at each token load the same batches for all models
     loads = sorted(set(settings.token_loads))
-    rows, full = [], loads[-1]
+    rows = []
+    full = loads[-1]
     variation: dict[tuple[str, int], float] = {}
     for index, load in enumerate(loads):
         batches = _batches_of(prompt, output, load, settings)
@@ -136,13 +137,14 @@ def _lengths(setup: Setup, settings: _Composition) -> tuple[Ints, Ints, str]:
     """Return prompts and outputs of the conversations that are short enough."""
     file = profile_in(setup.data, settings.lengths.file, "reproduce.lengths.file")
     if file is not None:
-        recorded = read_trace(file)
-        workload, origin = recorded, "ShareGPT's lengths"
+        workload = read_trace(file)
+        origin = "ShareGPT's lengths"
     else:
         workload = Workload.preset(settings.lengths.preset)
         origin = f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} were drawn"
     rows = workload.with_rate(1.0, "poisson").with_seed(settings.seed).requests(_DRAWN_LENGTHS)
-    prompt, output = rows.prompt_tokens.astype(np.int64), rows.output_tokens.astype(np.int64)
+    prompt = rows.prompt_tokens.astype(np.int64)
+    output = rows.output_tokens.astype(np.int64)
     short = (prompt <= settings.longest_prompt) & (prompt + output <= settings.longest)
     if not short.any():
         raise InputError(

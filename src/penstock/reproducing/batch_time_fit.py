@@ -86,8 +86,9 @@ def run(setup: Setup) -> Reproduction:
         profile = profile_in(folder, case.file, f"reproduce.cases.{index}.file")
         fits.append(_fitted(case, profile, settings))
         setup.progress((index + 1) / len(settings.cases))
-    claims = [claim for one in fits for claim in _claims_of(one, settings)]
-    assumed, missing = [], [one.case.name for one in fits if not one.measured]
+    claims = [claim for fitted in fits for claim in _claims_of(fitted, settings)]
+    assumed = []
+    missing = [fitted.case.name for fitted in fits if not fitted.measured]
     if len(missing) < len(fits):
         assumed += [
             f"Batch times are Vidur's medians, summed over all layers without attention, up to {settings.largest:,} "
@@ -130,7 +131,8 @@ def _fitted(case: _Case, file: Path | None, settings: _Fits) -> _Fitted:
 
 def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
     case = fitted.case
-    claims, reached = [], fitted.stairs.r2
+    claims = []
+    reached = fitted.stairs.r2
     if fitted.measured:
         claims.append(
             Claim.judged(
@@ -166,7 +168,8 @@ def _why_low(fitted: _Fitted, published: PiecewiseConstant) -> str:
 
 def _parameters(fitted: _Fitted, published: PiecewiseConstant | None, settings: _Fits) -> list[Claim]:
     """Compare c, a and the width of a step, with their 95% intervals."""
-    claims, name = [], fitted.case.name
+    claims = []
+    name = fitted.case.name
     if published is not None:
         parameters = {key: [1e3 * value for value in fitted.stairs.parameters[key]] for key in ("c", "a")}
         inside = {key: low <= 1e3 * getattr(published, key) <= high for key, (_, low, high) in parameters.items()}

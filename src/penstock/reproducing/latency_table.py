@@ -116,7 +116,8 @@ def run(setup: Setup) -> Reproduction:
             "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
         )
     scenario = setup.scenario()
-    workload, assumed = scenario.workload, []
+    workload = scenario.workload
+    assumed = []
     if settings.trace is not None:
         recorded, origin = setup.recorded(settings.trace)
         workload = recorded.with_rate(workload.rate, "poisson")
@@ -257,7 +258,8 @@ def _why_not_best(family: _Family, metric: str, best: str) -> str:
 
 def _numbers(family: _Family, settings: _Settings) -> list[Claim]:
     """Compare each row of the table, a claim for each metric."""
-    off, claims = _off(family, settings.within), []
+    off = _off(family, settings.within)
+    claims = []
     for (i, scheduler), (j, metric) in itertools.product(enumerate(family.schedulers), enumerate(METRICS)):
         published, measured = (
             " / ".join(f"{value:,.2f}" for value in values[i, j]) for values in (family.published, family.mean)

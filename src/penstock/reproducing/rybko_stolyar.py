@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 from scipy import stats
@@ -30,7 +29,6 @@ from penstock.theory.network.virtual_stations import VirtualStation, priority_li
 from penstock.workload.lengths import Constant, Geometric, Length, Uniform
 from penstock.workload.sessions import Sessions
 
-Floats = npt.NDArray[np.float64]
 Kind = Literal["constant", "geometric", "uniform"]
 
 AS_PUBLISHED, REVERSED = "as published", "reversed"

@@ -74,7 +74,8 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        name, limit = f"the range {self.low:g}:{self.high:g}", _FARTHEST_WHOLE if self.whole else _FARTHEST
+        name = f"the range {self.low:g}:{self.high:g}"
+        limit = _FARTHEST_WHOLE if self.whole else _FARTHEST
         if not (abs(self.low) <= limit and abs(self.high) <= limit):
             raise InputError(f"{name} goes beyond {limit:g}, so not all of it could be drawn; narrow it")
         if not self.low < self.high:

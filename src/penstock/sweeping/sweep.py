@@ -153,7 +153,8 @@ def set_up(
     if own is not None or vary is None:
         section = parsed(own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`")
         if vary is None:
-            vary, sample = section.vary, section.sample if sample is None else sample
+            vary = section.vary
+            sample = section.sample if sample is None else sample
         seeds = section.seeds if seeds is None else seeds
         independent = section.independent if independent is None else independent
     # what varies, where it stands in the scenario, and the points with their seeds
@@ -265,10 +266,14 @@ def _own_seed(seed: int, index: int) -> int:
 def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
     """Return what a scenario holds, the folder of its paths, and its name."""
     if isinstance(scenario, Mapping):
-        document, folder, name = dict(scenario), Path.cwd(), "scenario"
+        document = dict(scenario)
+        folder = Path.cwd()
+        name = "scenario"
     else:
         path = checks.path("the name of a scenario", scenario)
-        document, folder, name = read_document(path), path.resolve().parent, path.name
+        document = read_document(path)
+        folder = path.resolve().parent
+        name = path.name
     if not isinstance(document, dict):
         raise InputError(
             f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` and `server`"

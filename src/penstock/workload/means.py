@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.workload.jobs import Ints, Jobs
-
-Floats = npt.NDArray[np.float64]
+from penstock.workload.lengths import Floats
 
 MOST_SAMPLED, FEWEST_SAMPLED = 65_536, 256
 """Jobs from which means are sampled where no formula gives them; fewer where they are long."""

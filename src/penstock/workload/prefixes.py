@@ -4,12 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
-
-Ints = npt.NDArray[np.int64]
+from penstock.workload.jobs import Ints
 
 LARGEST_BLOCK = 2**20
 
