@@ -20,7 +20,8 @@ import vl_convert
 from typer.main import get_command
 
 from penstock.cli import app
-from penstock.reproducing.catalogue import ITEMS, Item, reproduce
+from penstock.reproducing.catalogue import ITEMS, reproduce
+from penstock.reproducing.claims import Item
 from penstock.reproducing.write import write
 from penstock.show import charts
 

@@ -7,9 +7,9 @@ import yaml
 
 from penstock.errors import InputError
 from penstock.reproducing.ablation import _claims
-from penstock.reproducing.asked import Asked
 from penstock.reproducing.catalogue import item, reproduce
 from penstock.reproducing.claims import Reproduction
+from penstock.reproducing.setup import Setup
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Reproduction:
@@ -89,7 +89,7 @@ def test_the_paper_s_budgets_must_be_there(tmp_path: Path) -> None:
 def test_a_tie_for_the_lowest_median_is_no_order_and_one_for_the_slowest_no_overhead(
     e2e: dict[int, list[float]], why: str
 ) -> None:
-    asked = Asked(yaml.safe_load(item("fig-ablation").text), Path(), None, lambda share: None)
+    asked = Setup(item("fig-ablation"), yaml.safe_load(item("fig-ablation").text), Path(), None)
     scenario = asked.scenario(workload={"preset": "azure-conv"})
     tied = {budget: [1.0] * len(each) for budget, each in e2e.items()}
     lowest, _, overhead = _claims(2.0, e2e, tied, scenario.workload, {512: scenario.server})
@@ -107,5 +107,5 @@ def test_a_trace_that_was_cut_is_seen_by_how_many_requests_were_read(tmp_path: P
     rows = [f"2023-11-16 18:17:{second:02}.0000000,{100 + second},10" for second in range(40)]
     text = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
     (tmp_path / "azure_llm_2023_conv.csv").write_text(text + "\n")
-    asked = Asked(yaml.safe_load(item("fig-ablation").text), Path(), tmp_path, lambda share: None)
+    asked = Setup(item("fig-ablation"), yaml.safe_load(item("fig-ablation").text), Path(), tmp_path)
     assert asked.recorded("azure-llm-2023-conv")[1] == "azure-llm-2023-conv: the public trace, 40 requests"

@@ -4,16 +4,16 @@ import pytest
 import yaml
 
 import penstock as ps
-from penstock.reproducing.adaptive import KNOWN, RUN, Bracket
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.adaptive import KNOWN, Bracket
+from penstock.reproducing.catalogue import item, measure, reproduce
+from penstock.reproducing.setup import Setup
 
 DOCUMENT = yaml.safe_load(item("adaptive-policies").text)
 
 
 def itself(name, path):
     """Return what an item makes of a file, before `reproduce` says that it was changed."""
-    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
+    return measure(Setup(item(name), yaml.safe_load(path.read_text()), path.parent))
 
 
 def changed(tmp_path, server=None, **settings):

@@ -11,13 +11,10 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing import batch_time_composition, batch_time_fit
-from penstock.reproducing.asked import Asked
 from penstock.reproducing.batch_time_composition import _Stairs, room_for_composition
-from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.claims import Claim, Reproduction
-
-RUN = batch_time_composition.RUN | batch_time_fit.RUN
+from penstock.reproducing.setup import Setup
 
 
 def changed(name: str, folder: Path, data: Path | None = None, **settings: Any) -> Reproduction:
@@ -33,7 +30,7 @@ def run(name: str, data: Path | None = None, **settings: Any) -> Reproduction:
     """Run an item's own function with some settings changed, its claims compared all the same."""
     document = yaml.safe_load(item(name).text)
     document["reproduce"].update(settings)
-    return RUN[name](Asked(document, Path(), data, lambda share: None), item(name))
+    return measure(Setup(item(name), document, Path(), data))
 
 
 def claim(found: Reproduction, what: str) -> Claim:
@@ -50,10 +47,6 @@ def layers(file: Path, milliseconds: Mapping[int, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(file, "wt", encoding="utf-8") as stream:
         stream.write("\n".join(rows) + "\n")
-
-
-def test_both_items_run() -> None:
-    assert set(RUN) == {"fig-batch-time-composition", "fig-batch-time-fit"}
 
 
 def test_a_fit_of_r2_97_hundredths_leaves_about_7_percent_of_the_mean_batch_time() -> None:
@@ -178,8 +171,8 @@ def test_settings_that_measure_nothing_are_refused_in_one_line(name: str, settin
 
 def test_a_section_that_would_change_nothing_is_refused() -> None:
     document = yaml.safe_load(item("fig-batch-time-fit").text) | {"workload": {"preset": "azure-code"}}
-    with pytest.raises(InputError, match="simulates nothing"):
-        RUN["fig-batch-time-fit"](Asked(document, Path(), None, lambda share: None), item("fig-batch-time-fit"))
+    with pytest.raises(InputError, match="workload is no section that fig-batch-time-fit reads"):
+        measure(Setup(item("fig-batch-time-fit"), document, Path()))
 
 
 def test_the_fit_says_what_counts_as_same_and_that_nothing_is_held_out() -> None:

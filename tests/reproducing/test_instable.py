@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.claims import Reproduction
-from penstock.reproducing.instable import RUN, _Case, _least, _Served
+from penstock.reproducing.instable import _Case, _least
+from penstock.reproducing.setup import Setup
 
 LEFT, RIGHT = "fig-instable-left", "fig-instable-right"
 
@@ -26,7 +26,7 @@ def run(name: str, old: str, new: str) -> Reproduction:
     """Run an item's own function with a part of its scenario replaced, its claims compared all the same."""
     assert old in item(name).text
     document = yaml.safe_load(item(name).text.replace(old, new))
-    return RUN[name](Asked(document, Path(), None, lambda share: None), item(name))
+    return measure(Setup(item(name), document, Path()))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_who_serves_the_last_request_first_is_no_claim_of_the_paper(right: Repro
 
 def test_a_tie_of_sarathi_is_no_defeat_and_a_defeat_has_a_reason_that_is_a_sentence() -> None:
     case = _Case(rate=14.0)
-    assert _least(case, {"orca": [_Served(2.0, 1.0)], "sarathi": [_Served(2.0, 1.0)]}).same
-    lost = _least(case, {"orca": [_Served(1.0, 1.0)] * 2, "sarathi": [_Served(3.0, 1.0), _Served(0.5, 1.0)]})
+    assert _least(case, {"orca": [2.0], "sarathi": [2.0]}).same
+    lost = _least(case, {"orca": [1.0] * 2, "sarathi": [3.0, 0.5]})
     assert lost.same is False
     assert lost.why.startswith("sarathi has the fewest in 1 of 2 seeds; on average orca")

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item
+from penstock.reproducing.catalogue import item, measure
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.latency_table import _REASONS, METRICS, PUBLISHED, RUN, _Family, _orders
+from penstock.reproducing.latency_table import _REASONS, METRICS, PUBLISHED, _Family, _orders
+from penstock.reproducing.setup import Setup
 
 
 def document() -> Any:
@@ -24,7 +24,7 @@ def document() -> Any:
 
 def measured(given: Any, folder: Path) -> Reproduction:
     """Run the item's own function on a changed scenario, its claims compared all the same."""
-    return RUN["table-latency"](Asked(given, folder, None, lambda share: None), item("table-latency"))
+    return measure(Setup(item("table-latency"), given, folder))
 
 
 def claim(found: Reproduction, what: str) -> Claim:

@@ -8,10 +8,9 @@ import yaml
 
 import penstock as ps
 from penstock.reference import markov_chain
-from penstock.reproducing import lemmas
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.lemmas import RUN
+from penstock.reproducing import join_buffers, lemmas
+from penstock.reproducing.catalogue import item, measure, reproduce
+from penstock.reproducing.setup import Setup
 
 
 def changed(tmp_path, name, *, workload=None, server=None, **settings):
@@ -29,7 +28,7 @@ def changed(tmp_path, name, *, workload=None, server=None, **settings):
 
 def itself(name, path):
     """Return what an item makes of a file, before `reproduce` says that it was changed."""
-    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
+    return measure(Setup(item(name), yaml.safe_load(path.read_text()), path.parent))
 
 
 def test_prefill_overtakes_999_places_and_departures_stay_within_the_corrected_bound() -> None:
@@ -121,7 +120,7 @@ def test_the_buffers_of_a_join_by_hand() -> None:
         server = ps.Server(ps.Affine(c=(0.001, 0.5, 1.0)[place], a=0.0), 2, convention="paper")
         return ps.simulate(arriving, server, requests=2, record="allocations")
 
-    found = lemmas.fork_join(workload, run, 2)
+    found = join_buffers.fork_join(workload, run, 2)
     assert found.buffers.tolist() == [2, 0]
     assert found.queue.tolist() == [2, 0]
 

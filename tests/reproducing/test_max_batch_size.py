@@ -7,10 +7,9 @@ import yaml
 from tests.agreement.test_paper import GROWTH
 
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.claims import Reproduction
-from penstock.reproducing.max_batch_size import RUN
+from penstock.reproducing.setup import Setup
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Reproduction:
@@ -25,7 +24,7 @@ def run(old: str, new: str) -> Reproduction:
     """Run the item's own function with a part of its scenario replaced, its claims compared all the same."""
     assert old in item("fig-kmax").text
     document = yaml.safe_load(item("fig-kmax").text.replace(old, new))
-    return RUN["fig-kmax"](Asked(document, Path(), None, lambda share: None), item("fig-kmax"))
+    return measure(Setup(item("fig-kmax"), document, Path()))
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,15 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
+from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.rybko_stolyar import (
     E2E,
-    RUN,
     _slots,
     fluid_envelope,
     reversed_priorities,
     with_lengths,
 )
+from penstock.reproducing.setup import Setup
 from penstock.scenario.network import build_network
 
 FIGURE, THRESHOLDS = (yaml.safe_load(item(name).text) for name in ("fig-rs", "rs-thresholds"))
@@ -21,7 +20,7 @@ FIGURE, THRESHOLDS = (yaml.safe_load(item(name).text) for name in ("fig-rs", "rs
 
 def itself(name, path):
     """Return what an item makes of a file, before `reproduce` says that it was changed."""
-    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
+    return measure(Setup(item(name), yaml.safe_load(path.read_text()), path.parent))
 
 
 def changed(tmp_path, document, simulate=None, network=None, **settings):

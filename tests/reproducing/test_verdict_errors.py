@@ -5,16 +5,16 @@ import pytest
 import yaml
 
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.verdict_errors import RUN, rising
+from penstock.reproducing.catalogue import item, measure, reproduce
+from penstock.reproducing.setup import Setup
+from penstock.reproducing.verdict_errors import rising
 
 DOCUMENT = yaml.safe_load(item("verdict-errors").text)
 
 
 def itself(name, path):
     """Return what an item makes of a file, before `reproduce` says that it was changed."""
-    return RUN[name](Asked(yaml.safe_load(path.read_text()), path.parent, None, lambda share: None), item(name))
+    return measure(Setup(item(name), yaml.safe_load(path.read_text()), path.parent))
 
 
 def changed(tmp_path, server=None, sections=None, **settings):

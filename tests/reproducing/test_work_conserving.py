@@ -6,7 +6,7 @@ import yaml
 import penstock as ps
 from penstock.auditing.audit import audit
 from penstock.reproducing.catalogue import item, reproduce
-from penstock.reproducing.small_systems import Random, Small, count_small, random_systems, seen, small_systems
+from penstock.reproducing.small_systems import Random, Small, count_small, random_systems, small_systems, waiting
 from penstock.system.policies import resolve
 
 POLICIES = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
@@ -65,7 +65,7 @@ def test_what_waited_agrees_with_the_audit(policy: str) -> None:
     for convention in ("paper", "engine"):
         for system in random_systems(Random(systems=40, seed=5)):
             run = system.run(resolve(policy), convention)
-            short = seen(run, system.arrival, system.prompt, system.output).short(system.budget)
+            short = waiting(run, system.arrival, system.prompt, system.output).short(system.budget)
             assert int(short.sum()) == audit(run).paper.breaches
 
 

@@ -153,7 +153,7 @@ def test_a_grid_has_every_combination_with_every_seed_once() -> None:
     chosen = grid.axes({"server.token_budget": [128, 512], "workload.rate": "1:2:0.5"})
     points = grid.points(chosen, None, [7, 8], 0)
     assert len(points) == len({(p.values, p.seed) for p in points}) == 2 * 3 * 2
-    assert [p.place for p in points] == list(range(12))
+    assert [p.index for p in points] == list(range(12))
 
 
 def test_a_sample_repeats_itself_and_another_seed_draws_others() -> None:

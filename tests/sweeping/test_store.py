@@ -1,5 +1,6 @@
 """Journals that survive whatever happens between two bytes."""
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -65,7 +66,7 @@ def test_a_line_in_which_any_byte_changed_is_passed_over_and_its_point_run_again
 
 
 def sealed_for(digest: str) -> bytes:
-    return store._line({"point": 1, "verdict": "unstable"}, digest)
+    return store._sealed(json.dumps({"point": 1, "verdict": "unstable"}).encode(), digest)
 
 
 @pytest.mark.parametrize(

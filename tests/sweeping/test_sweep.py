@@ -48,13 +48,13 @@ def test_rows_do_not_depend_on_the_number_of_workers(scenario: Path) -> None:
 
 def test_no_more_workers_are_started_than_points_are_left(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    each = workers.Workers.each
+    results = workers.Workers.results
 
     def counted(self: workers.Workers, function: Any, tasks: Any) -> Any:
         started.append(self.count)
-        return each(dataclasses.replace(self, count=1), function, tasks)
+        return results(dataclasses.replace(self, count=1), function, tasks)
 
-    monkeypatch.setattr(workers.Workers, "each", counted)
+    monkeypatch.setattr(workers.Workers, "results", counted)
     out, vary = scenario.with_name("t.csv"), {"server.token_budget": [64, 128, 256, 512, 1024]}
     for jobs, count in ((3, 3), (5, 5), (1000, 5)):
         ps.sweep(scenario, vary, jobs=jobs, out=out, fresh=True)

@@ -101,7 +101,12 @@ class Target:
     def __str__(self) -> str:
         """Return what `parse` reads."""
         shortest = f"{self.limit_s:g}"
-        return f"{self.metric[:-2]}_{self.statistic}<{shortest if float(shortest) == self.limit_s else self.limit_s}s"
+        return f"{self.name}<{shortest if float(shortest) == self.limit_s else self.limit_s}s"
+
+    @property
+    def name(self) -> str:
+        """Metric and statistic as a target is written: ``ttft_p99``."""
+        return f"{self.metric[:-2]}_{self.statistic}"
 
     @property
     def label(self) -> str:

@@ -301,14 +301,14 @@ def _periods(
     variability = float(1 + tokens.var() / tokens.mean() ** 2)
     periods: list[Period] = []
     left = 0.0
-    for start, rate in zip(profile.starts_s.tolist(), profile.rates.tolist(), strict=True):
+    for index, rate in enumerate(profile.rates.tolist()):
         replicas, met = fleets[rate] if rate else (search.counts[0], True)
         most = search.per_replica * replicas
         units = replicas if search.deployment.splits or search.deployment.router in SPLITTING else 1
         settles = relaxation_requests(rate / most, variability) / (rate / units) if rate else 0.0
         left = max(left + (rate - most) * profile.interval_s, 0.0)
         certified = search.certified(rate) if rate else 0
-        periods.append(Period(start, rate, certified, replicas, met, rate / most, settles, left))
+        periods.append(Period(index * profile.interval_s, rate, certified, replicas, met, rate / most, settles, left))
     return tuple(periods)
 
 

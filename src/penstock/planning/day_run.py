@@ -70,8 +70,6 @@ def simulate_day(
     deployment: Deployment,
     replicas: Sequence[int],
     targets: Sequence[Target] = (),
-    *,
-    days: int | None = None,
 ) -> DayCheck:
     """Simulate whole days on one replica that is there all day, with its share of the requests.
 
@@ -90,8 +88,6 @@ def simulate_day(
         Those that serve in each interval.
     targets
         To be compared with; their statistics are counted besides the usual ones.
-    days
-        How many; default: as many as `REQUESTS` take, at most 100.
 
     Raises
     ------
@@ -100,8 +96,7 @@ def simulate_day(
     """
     shares = profile.rates / np.asarray(replicas, np.float64)
     per_day = float(shares.sum() * profile.interval_s)
-    if days is None:
-        days = min(max(math.ceil(REQUESTS / per_day), 1), _MOST_DAYS)
+    days = min(max(math.ceil(REQUESTS / per_day), 1), _MOST_DAYS)
     if days * per_day > _MOST_SIMULATED:
         raise InputError(
             f"{days:,} days have {days * per_day:,.0f} requests for one replica, above {_MOST_SIMULATED:,}, each of "

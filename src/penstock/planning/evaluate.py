@@ -99,7 +99,7 @@ class Aim:
         if isinstance(targets, str) or not targets:
             raise InputError("no target is given, so any stable fleet would do; give a list such as ['ttft_p99<2s']")
         limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
-        names = [f"{target.metric[:-2]}_{target.statistic}" for target in limits]
+        names = [target.name for target in limits]
         twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
         if twice is not None:
             raise InputError(f"two targets limit {twice}; keep the lower one")
@@ -108,11 +108,11 @@ class Aim:
         share = checks.number("the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%")
         sure = checked_confidence(confidence)
         first = REQUESTS if requests is None else requests
-        why = "fewer give no interval, and each keeps a row in memory"
-        first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", why)
+        reason = "fewer give no interval, and each keeps a row in memory"
+        first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", reason)
         most = min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS) if most_requests is None else most_requests
-        why = "the first run already has `requests`, and each keeps a row in memory"
-        most = checks.whole("most_requests", most, first, MOST_ROWS, "", why)
+        reason = "the first run already has `requests`, and each keeps a row in memory"
+        most = checks.whole("most_requests", most, first, MOST_ROWS, "", reason)
         return cls(limits, objective, share, sure, first, most)
 
     @property
@@ -192,11 +192,6 @@ class Evaluation:
         """Requests/s that are carried; 0 where it is not known to be stable."""
         return self.rate if self.verdict == "stable" else 0.0
 
-    @property
-    def goodput_rate(self) -> float:
-        """Requests/s that are carried within all limits."""
-        return self.throughput * (self.goodput.value or 0.0)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         cost = self.deployment.cost
@@ -217,7 +212,7 @@ class Evaluation:
             "requests": self.requests,
             "throughput": self.throughput,
             "throughput_per_cost": self.throughput / cost,
-            "goodput_per_cost": self.goodput_rate / cost,
+            "goodput_per_cost": self.throughput * (self.goodput.value or 0.0) / cost,
             "notices": list(self.notices),
         }
 
@@ -265,9 +260,9 @@ def evaluate(workload: Workload, deployment: Deployment, aim: Aim, *, progress: 
     return evaluation
 
 
-def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, why: str) -> Evaluation:
+def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, reason: str) -> Evaluation:
     """Return what is known of a deployment that cannot be simulated: why, and nothing else."""
-    unknown = _Stability("undecided", why, math.nan)
+    unknown = _Stability("undecided", reason, math.nan)
     return _without_run(workload, deployment, aim, unknown, "undecided", Estimate(None))
 
 

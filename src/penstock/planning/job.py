@@ -97,7 +97,7 @@ class JobPlan(Shown):
             "nearest": self.nearest and self.nearest.as_dict(),
             "margin": self.margin,
             "results": [result.as_dict() for result in self.results],
-            "discarded": [{"family": family, "why": why} for family, why in self.discarded],
+            "discarded": [{"family": family, "why": reason} for family, reason in self.discarded],
             "notices": list(self.notices),
         }
 

@@ -108,13 +108,13 @@ class Launch:
                 },
             },
         )
-        said = [*self.notes]
+        notes = [*self.notes]
         if _SCHEDULER in self.command:
-            said.append(
+            notes.append(
                 f"{_PLUGIN_IMAGE} is a placeholder: build {self._program.image} with penstock-llm, and name it here"
             )
-        said.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
-        comments = "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in said)
+        notes.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
+        comments = "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in notes)
         return comments + "---\n".join(yaml.dump(d, Dumper=_Plain, sort_keys=False, width=120) for d in documents)
 
     def _pod(self, port: int) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def launch(deployment: Deployment, engine: str | None = None, *, model: str | No
         If no command line is known: the scheduler of another engine, prefill and decode on replicas of their own.
     """
     policy = deployment.server.policy
-    programs = {name: known.program for name, known in ENGINES.items() if known.program is not None}
+    programs = {name: chosen.program for name, chosen in ENGINES.items() if chosen.program is not None}
     if engine is None:
         engine = _HOST if policy.program is None else policy.name
     if engine not in programs:
@@ -214,7 +214,8 @@ def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
     """Return how an engine is started for a server."""
     flags = [*program.command, model, program.tensor_parallel, str(gpus)]
     flags += [program.token_budget, str(server.token_budget)]
-    slots, notes = server.max_batch_size, []
+    slots = server.max_batch_size
+    notes = []
     if program.capped and (slots is None or slots > server.token_budget):
         plan = "has no max batch size" if slots is None else f"runs {slots:,} requests"
         option = program.max_batch_size.lstrip("-")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock.capacity.stable_rates import PRECISION, RateMap, rate_map
+from penstock.capacity.stable_rates import RateMap, rate_map
 from penstock.planning.space import Deployment, Space
 from penstock.workload.workload import Workload
 
@@ -12,7 +12,6 @@ def stable_rates(
     space: Space,
     deployment: Deployment,
     *,
-    precision: float = PRECISION,
     progress: Callable[[float], None] | None = None,
 ) -> RateMap | None:
     """Return the stable rates of a replica at every pair of limits of the space, all else as in a deployment.
@@ -25,7 +24,7 @@ def stable_rates(
         Where the limits are taken from.
     deployment
         Whose hardware and policy are meant.
-    precision, progress
+    progress
         As in `penstock.capacity.stable_rates.rate_map`.
 
     Returns
@@ -38,4 +37,4 @@ def stable_rates(
     sizes = {server.max_batch_size for server in servers}
     if len(budgets) * len(sizes) < 2:
         return None
-    return rate_map(workload, deployment.server, budgets, list(sizes), precision=precision, progress=progress)
+    return rate_map(workload, deployment.server, budgets, list(sizes), progress=progress)

@@ -64,9 +64,9 @@ def accelerators_and_price(
     """Return the accelerators of a replica, and what each costs."""
     kind = ""
     if hardware is not None:
-        known = preset(hardware)
-        kind = f"{known.accelerator or ''} {hardware}"
-        accelerators = known.tensor_parallel or accelerators
+        chosen = preset(hardware)
+        kind = f"{chosen.accelerator or ''} {hardware}"
+        accelerators = chosen.tensor_parallel or accelerators
     if price is None:
         return accelerators, 1.0
     if not isinstance(price, Mapping):

@@ -331,7 +331,7 @@ def _binding(search: Search, prospect: Prospect) -> str:
     """Say what keeps fewer replicas of the answer from doing."""
     index, targets = prospect.answer, search.aim.targets
     assert index is not None
-    if fewer := search.known(prospect, index - 1):
+    if fewer := search.peek(prospect, index - 1):
         return _with_replicas(fewer, search.aim)
     if index and index == prospect.least:
         return f"stability: {prospect.why_not_fewer}"
@@ -355,7 +355,7 @@ def _discarded(search: Search) -> list[Discarded]:
 def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
     """Account for the deployments of a family that were not simulated."""
     counts = prospect.family.counts
-    evaluations = [search.known(prospect, index) for index in range(len(counts))]
+    evaluations = [search.peek(prospect, index) for index in range(len(counts))]
     untried = [index for index in range(prospect.least, len(counts)) if evaluations[index] is None]
     below = prospect.most if prospect.answer is None else prospect.answer
     fewer = [index for index in untried if index <= below]
@@ -382,8 +382,8 @@ def _parts(family: Family, parts: Sequence[tuple[Sequence[int], Reason, str]]) -
 def _unreachable(search: Search) -> Unreachable:
     """Say which target keeps all deployments from the answer, and how near they come."""
     aim, targets = search.aim, search.aim.targets
-    known = [search.known(prospect, prospect.most) for prospect in search.prospects]
-    largest = [evaluation for evaluation in known if evaluation is not None]
+    simulated = [search.peek(prospect, prospect.most) for prospect in search.prospects]
+    largest = [evaluation for evaluation in simulated if evaluation is not None]
     too_slow = [hopeless for hopeless in search.hopeless if hopeless.excess < math.inf]
     if too_slow:  # what the least hopeless of them reaches
         family = min(too_slow, key=lambda hopeless: hopeless.excess).family

@@ -47,9 +47,9 @@ class RateProfile:
         rates = checks.column("the rates of a day", self.rates).astype(np.float64)
         bad = ~((rates >= 0) & (rates <= _HIGHEST_RATE))
         if bad.any():
-            place = int(np.argmax(bad))
+            index = int(np.argmax(bad))
             raise InputError(
-                f"rate {place} of the day is {rates[place]:g}, but must be a number from 0 to {_HIGHEST_RATE:,.0f} "
+                f"rate {index} of the day is {rates[index]:g}, but must be a number from 0 to {_HIGHEST_RATE:,.0f} "
                 "requests/s; mend it"
             )
         if not rates.any():
@@ -59,9 +59,10 @@ class RateProfile:
                 f"the day has {rates.size:,} rates, above {_MOST_INTERVALS:,}, shorter than queues need to settle; "
                 "give fewer"
             )
-        why = "shorter, no fleet follows; longer, it is no part of a day"
+        reason = "shorter, no fleet follows; longer, it is no part of a day"
+        interval_s = checks.number("interval_s", self.interval_s, 1.0, 366 * DAY_S, "s", reason)
         object.__setattr__(self, "rates", rates)
-        object.__setattr__(self, "interval_s", checks.number("interval_s", self.interval_s, 1.0, 366 * DAY_S, "s", why))
+        object.__setattr__(self, "interval_s", interval_s)
 
     @classmethod
     def of_trace(cls, workload: Workload, *, interval_s: float = HOUR_S) -> Self:
@@ -105,8 +106,8 @@ class RateProfile:
                     f"interval_s is {profile.interval_s:g}, which does not divide a day, and {workload.name} spans "
                     f"{span / DAY_S:.3g} days; take an hour, or part of one"
                 )
-            place = np.arange(counts.size) % per_day
-            counts, covered = (np.bincount(place, weights).astype(np.float64) for weights in (counts, covered))
+            index = np.arange(counts.size) % per_day
+            counts, covered = (np.bincount(index, weights).astype(np.float64) for weights in (counts, covered))
         return cls(counts / covered, profile.interval_s, f"rates of {workload.name}")
 
     @classmethod
@@ -156,11 +157,6 @@ class RateProfile:
         return cls(rates, HOUR_S if interval_s is None else interval_s, file.name)
 
     @property
-    def starts_s(self) -> Floats:
-        """Shape (intervals,): seconds at which each begins."""
-        return np.arange(self.rates.size, dtype=np.float64) * self.interval_s
-
-    @property
     def span_s(self) -> float:
         """Seconds until it begins anew."""
         return float(self.rates.size * self.interval_s)
@@ -180,9 +176,9 @@ class RateProfile:
         rate = checks.number("the peak rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", "it is the highest of the day")
         return dataclasses.replace(self, rates=self.rates * (rate / self.peak))
 
-    def clock(self, place: int) -> str:
+    def clock(self, index: int) -> str:
         """Return when an interval begins, such as 07:30."""
-        minutes = round(place * self.interval_s / 60)
+        minutes = round(index * self.interval_s / 60)
         days, minutes = divmod(minutes, 1440)
         return f"{f'day {days}, ' if days else ''}{minutes // 60:02d}:{minutes % 60:02d}"
 
@@ -192,12 +188,12 @@ def _floats(column: pl.Series) -> Floats:
     return column.str.strip_chars().cast(pl.Float64, strict=False).to_numpy().astype(np.float64)
 
 
-def profile(given: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None) -> RateProfile:
+def profile(rates: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None) -> RateProfile:
     """Return the profile that a scenario asks for: a list of rates by hour, the path of a CSV file, or ``trace``.
 
     Parameters
     ----------
-    given
+    rates
         What the scenario says; ``trace`` takes the recorded times of the workload.
     workload
         As read, before it is resampled.
@@ -207,14 +203,14 @@ def profile(given: Any, workload: Workload, folder: Path = Path(), *, interval_s
         Seconds of an interval. Default: an hour, or what a CSV file says.
     """
     length = HOUR_S if interval_s is None else interval_s
-    if isinstance(given, RateProfile):
-        return given
-    if isinstance(given, str) and given == "trace":
+    if isinstance(rates, RateProfile):
+        return rates
+    if isinstance(rates, str) and rates == "trace":
         return RateProfile.of_trace(workload, interval_s=length)
-    if isinstance(given, str | Path):
-        return RateProfile.read(folder / checks.path("plan.day", given), interval_s=interval_s)
-    if not isinstance(given, Sequence | np.ndarray):
-        raise InputError(f"plan.day is {checks.shown(given)}; give rates by hour, a CSV file with them, or trace")
-    if any(isinstance(rate, bool) for rate in given):  # which Python takes for 0 and 1
-        raise InputError(f"plan.day is {checks.shown(given)}, but rates are numbers, in requests/s; mend it")
-    return RateProfile(np.array(checks.column("plan.day", given)), length)
+    if isinstance(rates, str | Path):
+        return RateProfile.read(folder / checks.path("plan.day", rates), interval_s=interval_s)
+    if not isinstance(rates, Sequence | np.ndarray):
+        raise InputError(f"plan.day is {checks.shown(rates)}; give rates by hour, a CSV file with them, or trace")
+    if any(isinstance(rate, bool) for rate in rates):  # which Python takes for 0 and 1
+        raise InputError(f"plan.day is {checks.shown(rates)}, but rates are numbers, in requests/s; mend it")
+    return RateProfile(np.array(checks.column("plan.day", rates)), length)

@@ -150,6 +150,7 @@ def read_plan(
         raise InputError("simulate.until is given, but a plan counts requests of each replica; give simulate.requests")
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
+    # where to look, and what a deployment has to do there
     space = _space(sections, scenario)
     aim = None
     if targets or wanted.targets:
@@ -169,18 +170,18 @@ def read_plan(
     return _with_day_and_job(PlanScenario(scenario, space, aim, scenario.workload), wanted)
 
 
-def _with_day_and_job(asked: PlanScenario, wanted: PlanSection) -> PlanScenario:
+def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenario:
     """Read what the plan says of a day and of a job, so that what is wrong there is refused before any search."""
-    read, folder = asked.scenario.workload, asked.scenario.folder
+    read, folder = scenario.scenario.workload, scenario.scenario.folder
     if wanted.day is not None:
         day = read_day(wanted.day, read, folder)
-        asked = dataclasses.replace(asked, day=day, workload=peak_of(day, read))
+        scenario = dataclasses.replace(scenario, day=day, workload=peak_of(day, read))
     if wanted.job is not None:
         job = wanted.job
         if wanted.search.token_budget and isinstance(job, Mapping):
             job = {"token_budgets": wanted.search.token_budget, **job}
-        asked = dataclasses.replace(asked, job=read_job(job, read, asked.aim, asked.workload))
-    return asked
+        scenario = dataclasses.replace(scenario, job=read_job(job, read, scenario.aim, scenario.workload))
+    return scenario
 
 
 def _space(sections: _Planned, scenario: Scenario) -> Space:

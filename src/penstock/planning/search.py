@@ -174,12 +174,15 @@ class Search:
         def missed(index: int) -> bool:
             return self.at(prospect, index).answer == "missed"
 
-        failed, most = prospect.least - 1, prospect.most
-        top, upward = start, False
-        if missed(start):
-            if start == most or missed(most):
+        # the answer lies above the most that is known to miss, up to the least that is known not to
+        failed = prospect.least - 1
+        top = start
+        upward = missed(start)
+        if upward:
+            failed = start
+            top = prospect.most
+            if start == top or missed(top):
                 return
-            failed, top, upward = start, most, True
         step = 1
         while top - failed > 1:
             # from where the search began, in steps that double, then by halves
@@ -191,21 +194,25 @@ class Search:
                 probe = top - step
             probe = min(max(probe, failed + 1), top - 1)
             if missed(probe):
-                failed, step = probe, 2 * step if upward else 0
+                failed = probe
             else:
-                top, step = probe, 0 if upward else 2 * step
+                top = probe
+            step = 2 * step if missed(probe) == upward else 0
         prospect.answer = self._first_that_does(prospect, top)
 
     def _first_that_does(self, prospect: Prospect, first: int) -> int | None:
         """Return the first index that is known to do; after many that are undecided, in steps that double."""
-        last, index, step = first - 1, first, 1
+        last = first - 1
+        index = first
+        step = 1
         while index <= prospect.most:
             if self.at(prospect, index).answer == "met":
                 between = range(last + 1, index)
                 return next((p for p in between if self.at(prospect, p).answer == "met"), index)
             if index - first >= _PATIENCE:
                 step *= 2
-            last, index = index, min(index + step, prospect.most) if index < prospect.most else index + 1
+            last = index
+            index = max(min(index + step, prospect.most), index + 1)
         return None
 
     def at(self, prospect: Prospect, index: int) -> Evaluation:
@@ -232,44 +239,45 @@ class Search:
         """Return whether that deployment was simulated."""
         return (family.name, count) in self._evaluated
 
-    def known(self, prospect: Prospect, index: int) -> Evaluation | None:
+    def peek(self, prospect: Prospect, index: int) -> Evaluation | None:
         """Return what was found out about the deployment at an index, if it was simulated."""
         return self._evaluated.get((prospect.family.name, prospect.family.counts[index])) if index >= 0 else None
 
     def _judge_by_theory(self, family: Family) -> None:
         """Put a family among the prospects, or among the hopeless."""
         deployment, counts = family.smallest, family.counts
-        if why := unmeasured(deployment, self.aim):
-            self.hopeless.append(Hopeless(family, "impossible", why))
+        if reason := unmeasured(deployment, self.aim):
+            self.hopeless.append(Hopeless(family, "impossible", reason))
             return
         if deployment.prefill_replicas:
             rho = network_of(self.workload, deployment).model().rho
-            load_of_one, name = float(rho.max()) * deployment.replicas, "token budget"
-            theorem = "Theorem 1(a)"
+            load_of_one = float(rho.max()) * deployment.replicas
+            limit = "Theorem 1(a)", "token budget"
         else:
             limits = bounds(self.workload, deployment.server, load(self.workload, deployment.server))
             tightest = min(limits, key=lambda bound: bound.max_rate)
-            load_of_one, name, theorem = self.workload.rate / tightest.max_rate, tightest.name, tightest.theorem
+            load_of_one = self.workload.rate / tightest.max_rate
+            limit = tightest.theorem, tightest.name
         least = bisect.bisect_right(counts, load_of_one)
-        why = (
-            f"{theorem}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable "
-            f"({name})"
+        reason = (
+            f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable "
+            f"({limit[1]})"
         )
         if least == len(counts):
-            self.hopeless.append(Hopeless(family, "theory", why))
+            self.hopeless.append(Hopeless(family, "theory", reason))
             return
         if self.aim.objective == "cost" and not deployment.prefill_replicas:
             fewest = bisect.bisect_left(
                 range(least, len(counts)), True, key=lambda index: not self._too_slow(family, index)
             )
             if least + fewest == len(counts):
-                excess, why = max(self._too_slow(family, len(counts) - 1))
-                self.hopeless.append(Hopeless(family, "theory", why, excess))
+                excess, reason = max(self._too_slow(family, len(counts) - 1))
+                self.hopeless.append(Hopeless(family, "theory", reason, excess))
                 return
             if fewest:
                 least += fewest
-                why = max(self._too_slow(family, least - 1))[1]
-        self.prospects.append(Prospect(family, least, self._guess(family, least, load_of_one), why))
+                reason = max(self._too_slow(family, least - 1))[1]
+        self.prospects.append(Prospect(family, least, self._guess(family, least, load_of_one), reason))
 
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
         """Return the targets that no policy can meet: how many times the limit its latency is at least, and why.
@@ -278,19 +286,19 @@ class Search:
         there they are asked without load.
         """
         count, deployment = family.counts[index], family.smallest
+        alone = self.workload.with_rate(_NO_LOAD * self.workload.rate)
+        condition = "without load"
         if deployment.splits:
-            alone, load_said = self._share(deployment.router, count), f"with {counted(count, 'replica')}"
-        else:
-            alone, load_said = self.workload.with_rate(_NO_LOAD * self.workload.rate), "without load"
-        found = lower_bounds(alone, deployment.server)
+            alone = self._share(deployment.router, count)
+            condition = f"with {counted(count, 'replica')}"
+        bounds_of = lower_bounds(alone, deployment.server)
         slow = []
         for target in self.aim.targets:
-            bound = found[target.metric].get(target.statistic, 0.0)
+            bound = bounds_of[target.metric].get(target.statistic, 0.0)
             if bound > _BEYOND_DOUBT * target.limit_s:
                 scale, unit = target.unit(bound)
-                name = f"{target.metric[:-2]}_{target.statistic}"
-                why = f"{name} is at least {digits(bound * scale)} {unit} {load_said}, whatever the policy"
-                slow.append((bound / target.limit_s, why))
+                reason = f"{target.name} is at least {digits(bound * scale)} {unit} {condition}, whatever the policy"
+                slow.append((bound / target.limit_s, reason))
         return slow
 
     def _guess(self, family: Family, least: int, load_of_one: float) -> int:

@@ -79,11 +79,11 @@ class JobSection(Section):
         return {"online": workload, "targets": aim.targets}
 
 
-def read_day(given: Any, workload: Workload, folder: Path = Path()) -> Day:
+def read_day(day: Any, workload: Workload, folder: Path = Path()) -> Day:
     """Return the day that a scenario describes; parameters as for `day_of`."""
-    if isinstance(given, Day):
-        return given
-    document = given if isinstance(given, Mapping) else {"rates": given}
+    if isinstance(day, Day):
+        return day
+    document = day if isinstance(day, Mapping) else {"rates": day}
     section = parsed(document, DaySection, "plan.day", "`rates`")
     return Day(section, section.profile(workload, folder))
 
@@ -100,7 +100,7 @@ def peak_of(day: Day, workload: Workload) -> Workload:
 
 
 def day_of(
-    given: Any,
+    day: Any,
     workload: Workload,
     deployment: Deployment,
     aim: Aim,
@@ -113,7 +113,7 @@ def day_of(
 
     Parameters
     ----------
-    given
+    day
         As it stands in the scenario, or as `read_day` returns it.
     workload, aim
         As for `plan_day`.
@@ -126,7 +126,7 @@ def day_of(
     progress
         As for `plan_day`.
     """
-    day = read_day(given, workload, folder)
+    day = read_day(day, workload, folder)
     least = day.section.least_replicas
     most = max(deployment.replicas, least)
     most = next((count for count in counts if count >= most), most)
@@ -152,11 +152,11 @@ def _between(counts: Sequence[int], least: int, most: int) -> tuple[int, ...]:
     return allowed
 
 
-def read_job(given: Any, workload: Workload, aim: Aim | None, online: Workload) -> JobSection:
+def read_job(job: Any, workload: Workload, aim: Aim | None, online: Workload) -> JobSection:
     """Return the job that a scenario describes, once its values can be used; parameters as for `job_of`."""
-    section: JobSection = given
-    if not isinstance(given, JobSection):
-        section = parsed(given, JobSection, "plan.job", "`requests` and `deadline_h`")
+    section: JobSection = job
+    if not isinstance(job, JobSection):
+        section = parsed(job, JobSection, "plan.job", "`requests` and `deadline_h`")
     jobs.checked_job(
         workload, section.requests, section.deadline_h * HOUR_S, **section.traffic(online, aim),
         most_replicas=section.most_replicas, runs=section.runs,
@@ -165,7 +165,7 @@ def read_job(given: Any, workload: Workload, aim: Aim | None, online: Workload) 
 
 
 def job_of(
-    given: Any,
+    job: Any,
     workload: Workload,
     fleets: Sequence[Family | Deployment],
     aim: Aim | None,
@@ -177,7 +177,7 @@ def job_of(
 
     Parameters
     ----------
-    given
+    job
         As it stands in the scenario, or as `read_job` returns it.
     workload
         Lengths of the job.
@@ -191,7 +191,7 @@ def job_of(
         As for `penstock.planning.job.plan_job`.
     """
     online = workload if online is None else online
-    section = read_job(given, workload, aim, online)
+    section = read_job(job, workload, aim, online)
     servers = [(fleet.smallest if isinstance(fleet, Family) else fleet).server for fleet in fleets]
     own = sorted({server.token_budget for server in servers})
     budgets = section.token_budgets or (own if len(own) > 1 else ())  # where the search names some, no others

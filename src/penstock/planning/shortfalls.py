@@ -34,7 +34,6 @@ def shortfalls(evaluation: Evaluation, aim: Aim) -> list[str]:
         return [*parts, f"goodput {word} {in_words('goodput', evaluation.goodput)}, below {aim.goodput:.4g}"]
     for target, estimate, judgement in zip(aim.targets, evaluation.estimates, evaluation.judgements, strict=True):
         if judgement != "met":
-            name = f"{target.metric[:-2]}_{target.statistic}"
             undecided = "" if judgement == "missed" else f", undecided at {evaluation.requests:,} requests"
-            parts.append(f"{name} is {in_words(target, estimate)}{undecided}")
+            parts.append(f"{target.name} is {in_words(target, estimate)}{undecided}")
     return parts

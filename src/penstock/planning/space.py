@@ -72,8 +72,8 @@ class Deployment:
         checks.whole("accelerators", self.accelerators, 1, 100_000, "", "a replica runs on at least one")
         checks.number("price", self.price, 1e-9, 1e9, "", "it is money for an accelerator for an hour; 1 counts them")
         most = self.replicas - 1
-        why = "at least one replica must decode; 0 lets each do both"
-        checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", why)
+        reason = "at least one replica must decode; 0 lets each do both"
+        checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", reason)
         resolve_router(self.router)
         if self.router not in SPLITTING or self.prefill_replicas:
             Pool(self.server)  # which says what the server of a pool cannot have
@@ -386,10 +386,10 @@ def _replica(server: Server, hardware: str | None, budget: int, slots: int | Non
     same = policy is server.policy or policy == server.policy.name
     changed: dict[str, Any] = {} if same else {"policy": policy, "policy_params": ()}
     if hardware is not None:
-        known = preset(hardware)
-        changed["batch_time"] = known.batch_time
+        kind = preset(hardware)
+        changed["batch_time"] = kind.batch_time
         if server.gpu is not None:  # KV memory follows from the GPU, so it is another on each
-            gpu = known.gpu
+            gpu = kind.gpu
             changed["gpu"] = gpu and dataclasses.replace(
                 gpu, utilization=server.gpu.utilization, engine=server.gpu.engine
             )
@@ -402,13 +402,13 @@ def _replica(server: Server, hardware: str | None, budget: int, slots: int | Non
 
 def _counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
     """Return the numbers of replicas that are allowed, rising."""
-    why = "it is a number of replicas; a list, or the most"
+    reason = "it is a number of replicas; a list, or the most"
     if isinstance(replicas, Iterable) and not isinstance(replicas, str):
-        counts = sorted({checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", why) for count in replicas})
+        counts = sorted({checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", reason) for count in replicas})
         if not counts:
             raise InputError("search.replicas is empty, so there is nothing to deploy; give at least one number")
         return tuple(counts)
-    return tuple(range(1, checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", why) + 1))
+    return tuple(range(1, checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", reason) + 1))
 
 
 def _ratio(text: str | None) -> tuple[int, int] | None:

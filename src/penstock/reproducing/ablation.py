@@ -11,10 +11,9 @@ from pydantic import Field
 from penstock.checking import charts
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Seeds
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Seeds, Setup
 from penstock.reproducing.traced import served_to_the_last, traced
 from penstock.simulation.run import Run
 from penstock.system.server import Server
@@ -38,15 +37,16 @@ class _Settings(Section):
     seeds: Seeds
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
+def run(setup: Setup) -> Reproduction:
+    """Compare median latencies by token budget, at each rate."""
+    settings = setup.settings(_Settings)
     if not {SMALL, MODERATE, LARGE} <= set(settings.budgets) or not (settings.rates and settings.seeds):
         raise InputError(
             f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and with a seed at least; "
             f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds {settings.seeds}: add what "
             "is missing"
         )
-    workload, origin, scenario = traced(asked, settings.trace)
+    workload, origin, scenario = traced(setup, settings.trace)
     if scenario.requests is None:
         raise InputError("fig-ablation compares as many requests at each budget; give `simulate: {requests: 5000}`")
     servers = {budget: dataclasses.replace(scenario.server, token_budget=budget) for budget in settings.budgets}
@@ -67,10 +67,10 @@ def _run(asked: Asked, item: Item) -> Reproduction:
                 charts[f"Shares of requests with at most so much E2E and TTFT at {rate:g} requests/s, by budget."] = (
                     _cdfs(runs, rate)
                 )
-            asked.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.rates))
+            setup.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.rates))
         claims += _claims(rate, medians["e2e_s"], medians["ttft_s"], poisson, servers)
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), pl.DataFrame(rows), charts,
+    return setup.answer(
+        claims, pl.DataFrame(rows), charts,
         "Share of requests with at most so much latency, with the first seed; all budgets see the same requests.",
         assumed=(
             origin,
@@ -104,7 +104,8 @@ def _claims(rate: float, e2e: Medians, ttft: Medians, workload: Workload, server
         ),
         Claim(
             f"cost of chunking, {at}", f"{SMALL} incurs significant overhead from repeated chunked prefill iterations",
-            _slower(ttft), all(worst), _unless(worst, disorder),
+            f"median TTFT {sum(ttft[SMALL]) / sum(ttft[MODERATE]):,.1f} times that of {MODERATE}",
+            all(worst), _unless(worst, disorder),
         ),
     ]  # fmt: skip
 
@@ -124,13 +125,8 @@ def _no_order(by_seed: list[dict[int, float]]) -> str:
     return ties if 2 * tied >= len(by_seed) else ""
 
 
-def _unless(held: list[bool], why: str) -> str:
-    return "" if all(held) else f"in {sum(held)} of {len(held)} seeds only: {why}"
-
-
-def _slower(ttft: Medians) -> str:
-    times = sum(ttft[SMALL]) / sum(ttft[MODERATE])
-    return f"median TTFT {times:,.1f} times that of {MODERATE}"
+def _unless(held: list[bool], reason: str) -> str:
+    return "" if all(held) else f"in {sum(held)} of {len(held)} seeds only: {reason}"
 
 
 def _shown(medians: Medians) -> str:
@@ -161,6 +157,3 @@ def _cdfs(runs: Mapping[int, Run], rate: float) -> Any:
         for panel, what in ((e2e, "End to end"), (ttft, "Time to first token"))
     ]
     return on_grid(alt.hconcat(*panels))
-
-
-RUN = {"fig-ablation": _run}

@@ -11,10 +11,9 @@ from penstock.capacity.max_rate import max_rate
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Different
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.looks import SHAPES, cycled, on_grid
+from penstock.reproducing.setup import Different, Setup
 from penstock.show import charts
 from penstock.system.server import Server
 from penstock.theory.region import region
@@ -42,8 +41,6 @@ KNOWN: dict[tuple[str, str, Kind], float] = {
 
 _KNOWN_TO = 0.005
 """How near the known shares are to the truth."""
-
-_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 
 
 class _Policy(Section):
@@ -76,36 +73,39 @@ class Bracket(NamedTuple):
 class _Cell(NamedTuple):
     """A policy at a point with lengths of a kind: what it carries, what is known, and why they differ if they do."""
 
-    found: Bracket
-    known: float | None
-    why: str = ""
+    bracket: Bracket
+    expected: float | None
+    reason: str = ""
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
-    scenario = asked.scenario()
-    servers = {name: _server(asked, name, policy, scenario.server) for name, policy in settings.policies.items()}
+def run(setup: Setup) -> Reproduction:
+    """Search for the share of the boundary that each policy carries, at each point."""
+    settings = setup.settings(_Settings)
+    scenario = setup.scenario()
+    servers = {name: _server(setup, name, policy, scenario.server) for name, policy in settings.policies.items()}
     output = round(scenario.workload.mean_output)
     cells = [(point, name) for point in settings.points for name in servers]
-    rows, claims = [], []
+    rows = []
+    claims = []
     for index, (point, name) in enumerate(cells):
         by_kind: dict[Kind, _Cell] = {}
         for kind in settings.lengths:
-            prompts, outputs = MAKE[kind](settings.points[point]), MAKE[kind](output)
+            prompts = MAKE[kind](settings.points[point])
+            outputs = MAKE[kind](output)
             boundary = region(scenario.server, prompt=prompts, output=outputs).max_rate
             workload = Workload.poisson(boundary, prompts, outputs, seed=scenario.workload.seed)
             by_kind[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)
-            rows.append((point, name, kind, by_kind[kind].known, *by_kind[kind].found))
+            rows.append((point, name, kind, by_kind[kind].expected, *by_kind[kind].bracket))
         claims += _claims(point, name, by_kind)
-        asked.progress((index + 1) / len(cells))
+        setup.progress((index + 1) / len(cells))
     columns = {"point": pl.String, "policy": pl.String, "lengths": pl.String} | dict.fromkeys(
         ("known", "stable_at", "unstable_at"), pl.Float64
     )
     table = pl.DataFrame(rows, columns, orient="row")
     text = "Share of the region's boundary that each policy carries, by point of the boundary, beside what is known."
     prompts_of = ", ".join(f"{point} {tokens:,}" for point, tokens in settings.points.items())
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), table, {text: _chart(table)},
+    return setup.answer(
+        claims, table, {text: _chart(table)},
         "A bar goes from the largest share of the boundary that was found stable to the least above it that was not. "
         "A white mark is the known share, from an independent program. Beyond 1 no policy is stable.",
         assumed=(
@@ -125,31 +125,31 @@ def _described(name: str, server: Server) -> str:
     return f"{name} ({budget})" if name == server.policy.name else f"{name} ({server.policy.name}, {budget})"
 
 
-def _server(asked: Asked, name: str, policy: _Policy, given: Server) -> Server:
+def _server(setup: Setup, name: str, policy: _Policy, common: Server) -> Server:
     """Return the server of a policy, whose boundary is no further out than that of all."""
     choice = {key: value for key, value in policy.model_dump().items() if value is not None}
-    server = asked.scenario(server=choice).server
-    if server.token_budget > given.token_budget:
+    server = setup.scenario(server=choice).server
+    if server.token_budget > common.token_budget:
         raise InputError(
             f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above server.token_budget, "
-            f"{given.token_budget:,}, so the region of `server` does not bound this policy; lower it, or raise "
+            f"{common.token_budget:,}, so the region of `server` does not bound this policy; lower it, or raise "
             "server.token_budget"
         )
     return server
 
 
-def _cell(workload: Workload, server: Server, known: float | None, precision: float) -> _Cell:
+def _cell(workload: Workload, server: Server, expected: float | None, precision: float) -> _Cell:
     """Search for the share of a workload's rate that a server carries, and say why if it is not the known one."""
     most = max_rate(workload, server, precision=precision, seed=workload.seed)
     bracket = Bracket(most.rate / workload.rate, most.above / workload.rate)
-    if known is None or bracket.holds(known):
-        return _Cell(bracket, known)
-    return _Cell(bracket, known, _why(workload, server, known))
+    if expected is None or bracket.holds(expected):
+        return _Cell(bracket, expected)
+    return _Cell(bracket, expected, _why(workload, server, expected))
 
 
-def _why(workload: Workload, server: Server, known: float) -> str:
+def _why(workload: Workload, server: Server, expected: float) -> str:
     """Say which backlogs grow just below the known share, and which shrink."""
-    share = known - 2 * _KNOWN_TO
+    share = expected - 2 * _KNOWN_TO
     watches = verdict(workload.with_rate(share * workload.rate), server, seed=workload.seed).watches
     grow, shrink = (
         [f"{_BACKLOGS[w.start]} {does} by {abs(w.drift):.1%}" for w in watches if w.outcome == outcome]
@@ -167,15 +167,15 @@ _BACKLOGS = {"prefill": "a backlog of prompts", "mixed": "a mixed backlog", "dec
 
 def _claims(point: str, name: str, cells: Mapping[Kind, _Cell]) -> list[Claim]:
     """Compare a policy at a point with what is known, a claim for all kinds of lengths; none if nothing is known."""
-    known = {kind: cell for kind, cell in cells.items() if cell.known is not None}
-    if not known:
+    expected = {kind: cell for kind, cell in cells.items() if cell.expected is not None}
+    if not expected:
         return []
-    apart = {kind: cell.why for kind, cell in known.items() if cell.why}
+    apart = {kind: cell.reason for kind, cell in expected.items() if cell.reason}
     return [
         Claim(
             f"{point}, {name}",
-            ", ".join(f"{kind} {cell.known:.3f}" for kind, cell in known.items()),
-            ", ".join(f"{kind} {cell.found}" for kind, cell in known.items()),
+            ", ".join(f"{kind} {cell.expected:.3f}" for kind, cell in expected.items()),
+            ", ".join(f"{kind} {cell.bracket}" for kind, cell in expected.items()),
             not apart,
             "; ".join(f"{kind} lengths: {reason}" for kind, reason in apart.items()),
         )
@@ -183,32 +183,26 @@ def _claims(point: str, name: str, cells: Mapping[Kind, _Cell]) -> list[Claim]:
 
 
 def _chart(table: pl.DataFrame) -> Any:
-    names, points = list(dict.fromkeys(table["policy"])), list(dict.fromkeys(table["point"]))
+    names = list(dict.fromkeys(table["policy"]))
+    points = list(dict.fromkeys(table["point"]))
+    x = alt.X("point:N", sort=points, title="Point of the boundary", axis=alt.Axis(labelAngle=-30))
+    offset = alt.XOffset("policy:N", sort=names)
+    legend = alt.Legend(title="Policy", symbolSize=130)
+    colour = alt.Color("policy:N", sort=names, scale=cycled(names, charts.COLOURS), legend=legend)
+    shape = alt.Shape("policy:N", sort=names, scale=cycled(names, SHAPES), legend=legend)
+    least = min(0.75, float(table["stable_at"].min()) - 0.02)  # type: ignore[arg-type]
+    scale = alt.Scale(domain=[least, 1.01], zero=False, nice=False)
+    low = alt.Y("stable_at:Q", title="Share of the boundary", scale=scale)
+    rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
     panels = []
     for kind in dict.fromkeys(table["lengths"]):
-        x = alt.X("point:N", sort=points, title="Point of the boundary", axis=alt.Axis(labelAngle=-30))
-        offset = alt.XOffset("policy:N", sort=names)
-        legend = alt.Legend(title="Policy", symbolSize=130)
-        colour = alt.Color(
-            "policy:N",
-            sort=names,
-            scale=alt.Scale(domain=names, range=[charts.COLOURS[i % 7] for i in range(len(names))]),
-            legend=legend,
-        )
         base = alt.Chart(table.filter(lengths=kind), title=f"{kind.capitalize()} lengths")
-        scale = alt.Scale(domain=[min(0.75, float(table["stable_at"].min()) - 0.02), 1.01], zero=False, nice=False)  # type: ignore[arg-type]
-        low = alt.Y("stable_at:Q", title="Share of the boundary", scale=scale)
         bars = base.mark_bar(size=12, stroke="#333333", strokeWidth=0.7).encode(
             x=x, xOffset=offset, y=low, y2="unstable_at:Q", color=colour
         )
-        marked = base.transform_filter("datum.known != null")
-        shape = alt.Shape("policy:N", sort=names, scale=alt.Scale(domain=names, range=_SHAPES), legend=legend)
-        dots = marked.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
+        known = base.transform_filter("datum.known != null")
+        dots = known.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
             x=x, xOffset=offset, y=alt.Y("known:Q"), shape=shape
         )
-        rule = alt.Chart(pl.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(y="y:Q")
         panels.append(alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300))
     return on_grid(alt.hconcat(*panels))
-
-
-RUN = {"adaptive-policies": _run}

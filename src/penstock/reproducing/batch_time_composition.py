@@ -15,11 +15,9 @@ from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
-from penstock.reproducing.asked import Asked, Seed
-from penstock.reproducing.batch_times import Milliseconds, Share, Some, profile_in, refuse_other_sections
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import channels, on_grid
+from penstock.reproducing.looks import STROKES, channels, on_grid
+from penstock.reproducing.setup import Milliseconds, Seed, Setup, Share, Some, profile_in
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace
@@ -70,22 +68,25 @@ class _Composition(Section):
     pairs: list[list[_Model]]
 
 
-def _composition(asked: Asked, item: Item) -> Reproduction:
-    refuse_other_sections(asked)
-    settings = asked.settings(_Composition)
+def run(setup: Setup) -> Reproduction:
+    """Measure how much the time of batches with equally many tokens varies."""
+    settings = setup.settings(_Composition, sections=())
     odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
     if odd is not None or not settings.token_loads:
         raise InputError(
             f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} models, but a comparison "
             "takes a load or more, and a smaller and a larger model; give those"
         )
-    prompt, output, origin = _lengths(asked, settings)
-    times = {model.name: _times(asked, model) for pair in settings.pairs for model in pair}
+    # what is served, and how long each model takes for it; pairs without times are left out
+    prompt, output, origin = _lengths(setup, settings)
+    times = {model.name: _times(setup, model) for pair in settings.pairs for model in pair}
     pairs = [pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)]
     if not pairs:
         raise InputError("no pair of models has layer profiles or a preset here; give --data, or `hardware` for both")
+    # at each token load the same batches for all models
     loads = sorted(set(settings.token_loads))
-    rows, full = [], loads[-1]
+    rows = []
+    full = loads[-1]
     variation: dict[tuple[str, int], float] = {}
     for index, load in enumerate(loads):
         batches = _batches_of(prompt, output, load, settings)
@@ -96,14 +97,15 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
             cv = float(seconds.std() / seconds.mean())
             variation[model.name, load] = cv
             rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
-        asked.progress((index + 1) / len(loads))
+        setup.progress((index + 1) / len(loads))
+    # at full load no more variation than a good fit leaves, and less for the larger model
     most = room_for_composition(settings.relatively_constant)
     claims = [_constant(model, variation[model.name, full], full, most) for pair in pairs for model in pair]
     claims += [_smaller(pair, variation, full) for pair in pairs]
     table = pl.DataFrame(rows, ["model", "token_load", "batches", "mean_s", "cv"], orient="row")
-    (worst, at), cv = max(variation.items(), key=lambda each: each[1])
+    (worst, at), cv = max(variation.items(), key=lambda cell: cell[1])
     assumed = (
-        "The paper does not publish its times (SGLang): " + _what_for_times(asked, pairs, settings),
+        "The paper does not publish its times (SGLang): " + _what_for_times(setup, pairs, settings),
         f"{origin}, prompts of at most {settings.longest_prompt:,} and requests of at most {settings.longest:,} tokens"
         f": {prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
         f"The paper gives no number for 'relatively constant'. Here it means a CV of at most {most:.1%}: the error of "
@@ -112,8 +114,8 @@ def _composition(asked: Asked, item: Item) -> Reproduction:
         "The number of decodes in a batch is drawn evenly from 1 to the max batch size; in one run it varies less",
     )
     text = "Coefficient of variation of the batch time by token load, a line per model."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), table, {text: _variation_chart(table, most)},
+    return setup.answer(
+        claims, table, {text: _variation_chart(table, most)},
         "All batches at one token load have the same number of tokens, in other mixes of prefill and decode. CV: "
         f"standard deviation over mean. Black line: {most:.1%}, the most that counts as relatively constant. The paper "
         "speaks of the full token load only. Over all loads, the batch time of "
@@ -131,17 +133,18 @@ def room_for_composition(stairs: "_Stairs") -> float:
     return float(np.sqrt((1 - stairs.r2) / stairs.r2) * seconds.std() / seconds.mean())
 
 
-def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
+def _lengths(setup: Setup, settings: _Composition) -> tuple[Ints, Ints, str]:
     """Return prompts and outputs of the conversations that are short enough."""
-    file = profile_in(asked.data, settings.lengths.file, "reproduce.lengths.file")
+    file = profile_in(setup.data, settings.lengths.file, "reproduce.lengths.file")
     if file is not None:
-        recorded = read_trace(file)
-        workload, origin = recorded, "ShareGPT's lengths"
+        workload = read_trace(file)
+        origin = "ShareGPT's lengths"
     else:
         workload = Workload.preset(settings.lengths.preset)
         origin = f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} were drawn"
     rows = workload.with_rate(1.0, "poisson").with_seed(settings.seed).requests(_DRAWN_LENGTHS)
-    prompt, output = rows.prompt_tokens.astype(np.int64), rows.output_tokens.astype(np.int64)
+    prompt = rows.prompt_tokens.astype(np.int64)
+    output = rows.output_tokens.astype(np.int64)
     short = (prompt <= settings.longest_prompt) & (prompt + output <= settings.longest)
     if not short.any():
         raise InputError(
@@ -151,12 +154,12 @@ def _lengths(asked: Asked, settings: _Composition) -> tuple[Ints, Ints, str]:
     return prompt[short], output[short], origin
 
 
-def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | None:
+def _times(setup: Setup, model: _Model) -> Callable[[BatchContents], Floats] | None:
     """Return what gives the seconds of batches: the layer profile, else the preset, else nothing."""
-    file = _profiled(asked, model)
+    file = _profiled(setup, model)
     if file is not None:
         if model.source == "vidur":
-            folder = asked.profile(model.source)
+            folder = setup.profile(model.source)
             key = f"attention of {model.name}"
             attention = None if model.attention is None else profile_in(folder, model.attention, key)
             return read_vidur(file, attention, layers=model.layers, tensor_parallel=model.tensor_parallel).of
@@ -178,10 +181,10 @@ def _times(asked: Asked, model: _Model) -> Callable[[BatchContents], Floats] | N
     return of
 
 
-def _profiled(asked: Asked, model: _Model) -> Path | None:
+def _profiled(setup: Setup, model: _Model) -> Path | None:
     """Return the layer profile of a model, if it is in the data."""
     of_files = model.source == "llmservingsim"
-    return profile_in(asked.profile(model.source), model.file, f"file of {model.name}", of_files=of_files)
+    return profile_in(setup.profile(model.source), model.file, f"file of {model.name}", of_files=of_files)
 
 
 def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -> BatchContents:
@@ -225,26 +228,26 @@ def _smaller(pair: list[_Model], variation: dict[tuple[str, int], float], full: 
     )  # fmt: skip
 
 
-def _what_for_times(asked: Asked, pairs: list[list[_Model]], settings: _Composition) -> str:
+def _what_for_times(setup: Setup, pairs: list[list[_Model]], settings: _Composition) -> str:
     """Say where the times of each model are from."""
     by_source: dict[str, list[str]] = {}
     for model in itertools.chain.from_iterable(pairs):
-        profiled = _profiled(asked, model) is not None
+        profiled = _profiled(setup, model) is not None
         by_source.setdefault(_SOURCES[model.source] if profiled else "", []).append(f"{model.model} on {model.card}")
-    told = [
+    parts = [
         f"{' and '.join(names)} by {source}'s layer profiles, without exchange between GPUs and the engine's own work"
         for source, names in by_source.items()
         if source
     ]
     if "" in by_source:
-        told.append(
+        parts.append(
             f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer profiles are not here "
             "(--data)"
         )
     left = [f"{model.model} on {model.card}" for pair in settings.pairs if pair not in pairs for model in pair]
     if left:
-        told.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
-    return "batches are timed for " + "; ".join(told)
+        parts.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
+    return "batches are timed for " + "; ".join(parts)
 
 
 _SOURCES = {"llmservingsim": "LLMServingSim", "vidur": "Vidur"}
@@ -260,10 +263,7 @@ def _variation_chart(table: pl.DataFrame, most: float) -> Any:
     lines = (
         alt.Chart(table)
         .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45, filled=True))
-        .encode(x=x, y=y, **channels("model", names, "Model"))
+        .encode(x=x, y=y, **channels("model", names, "Model", **STROKES))
     )
     rule = alt.Chart(pl.DataFrame({"cv": [most]})).mark_rule(strokeWidth=1.2).encode(y=y)
     return on_grid(alt.layer(rule, lines).properties(width=420, height=300))
-
-
-RUN = {"fig-batch-time-composition": _composition}

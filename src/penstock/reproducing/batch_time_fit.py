@@ -15,21 +15,14 @@ from penstock.measuring.fitting.batches import MeasuredBatches
 from penstock.measuring.fitting.fit import Fit, fit
 from penstock.measuring.fitting.judged import r2
 from penstock.measuring.fitting.layers.profiles import read_vidur
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.batch_times import (
-    Milliseconds,
-    Share,
-    Some,
-    profile_in,
-    refuse_other_sections,
-)
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import channels, on_grid
+from penstock.reproducing.looks import STROKES, channels, cycled, on_grid
+from penstock.reproducing.setup import Milliseconds, Setup, Share, Some, profile_in
 from penstock.system.batch_time import BatchTime, PiecewiseConstant
 from penstock.system.presets import hardware
 
 _LOADS_APART = 8
+_SHAPES = ("circle", "square", "triangle-up", "diamond")
 _LONGEST_LOAD = 65_536
 
 
@@ -78,23 +71,24 @@ class _Fitted:
         )
 
 
-def _fits(asked: Asked, item: Item) -> Reproduction:
-    refuse_other_sections(asked)
-    settings = asked.settings(_Fits)
+def run(setup: Setup) -> Reproduction:
+    """Fit a staircase to the batch times of each case."""
+    settings = setup.settings(_Fits, sections=())
     if not settings.cases or settings.largest <= settings.b0:
         raise InputError(
             f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest {settings.largest:,} and steps "
             f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case or more; give a case, "
             "and a largest above b0"
         )
-    folder = asked.profile(settings.source)
+    folder = setup.profile(settings.source)
     fits = []
     for index, case in enumerate(settings.cases):
         profile = profile_in(folder, case.file, f"reproduce.cases.{index}.file")
         fits.append(_fitted(case, profile, settings))
-        asked.progress((index + 1) / len(settings.cases))
-    claims = [claim for one in fits for claim in _claims_of(one, settings)]
-    assumed, missing = [], [one.case.name for one in fits if not one.measured]
+        setup.progress((index + 1) / len(settings.cases))
+    claims = [claim for fitted in fits for claim in _claims_of(fitted, settings)]
+    assumed = []
+    missing = [fitted.case.name for fitted in fits if not fitted.measured]
     if len(missing) < len(fits):
         assumed += [
             f"Batch times are Vidur's medians, summed over all layers without attention, up to {settings.largest:,} "
@@ -109,8 +103,8 @@ def _fits(asked: Asked, item: Item) -> Reproduction:
         )
     rows = _rows(fits, settings)
     text = "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel per model."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), rows, {text: _stairs_chart(rows)},
+    return setup.answer(
+        claims, rows, {text: _stairs_chart(rows)},
         "Points: batch times, measured or from `penstock hardware`. Coloured lines: the staircase fitted to these "
         "points. Thin black lines: the published staircase.", (), (_near(settings), *assumed),
     )  # fmt: skip
@@ -137,7 +131,8 @@ def _fitted(case: _Case, file: Path | None, settings: _Fits) -> _Fitted:
 
 def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
     case = fitted.case
-    claims, reached = [], fitted.stairs.r2
+    claims = []
+    reached = fitted.stairs.r2
     if fitted.measured:
         claims.append(
             Claim.judged(
@@ -173,7 +168,8 @@ def _why_low(fitted: _Fitted, published: PiecewiseConstant) -> str:
 
 def _parameters(fitted: _Fitted, published: PiecewiseConstant | None, settings: _Fits) -> list[Claim]:
     """Compare c, a and the width of a step, with their 95% intervals."""
-    claims, name = [], fitted.case.name
+    claims = []
+    name = fitted.case.name
     if published is not None:
         parameters = {key: [1e3 * value for value in fitted.stairs.parameters[key]] for key in ("c", "a")}
         inside = {key: low <= 1e3 * getattr(published, key) <= high for key, (_, low, high) in parameters.items()}
@@ -220,11 +216,8 @@ def _rows(fits: list[_Fitted], settings: _Fits) -> pl.DataFrame:
 
 def _stairs_chart(rows: pl.DataFrame) -> Any:
     degrees = sorted(rows["degree"].unique())
-    look = channels("degree", degrees, "Tensor parallel")
-    marks = ["circle", "square", "triangle-up", "diamond"]
-    shape = alt.Shape(
-        "degree:N", scale=alt.Scale(domain=degrees, range=[marks[i % 4] for i in range(len(degrees))]), legend=None
-    )
+    look = channels("degree", degrees, "Tensor parallel", **STROKES)
+    shape = alt.Shape("degree:N", scale=cycled(degrees, _SHAPES), legend=None)
     largest = float(rows["tokens"].cast(pl.Float64).to_numpy().max())
     x = alt.X(
         "tokens:Q", title="Token load (tokens in the batch)", axis=alt.Axis(format=",d", tickCount=5),
@@ -255,6 +248,3 @@ def _stairs_chart(rows: pl.DataFrame) -> Any:
             layers.append(thin.encode(x=x, y=y, detail="degree:N", opacity=named))
         panels.append(alt.layer(*layers).properties(width=330, height=300, title=model))
     return on_grid(alt.hconcat(*panels).resolve_scale(y="shared"))
-
-
-RUN = {"fig-batch-time-fit": _fits}

@@ -1,9 +1,7 @@
 """Every item that can be reproduced: its name, where it stands in the paper, and how it is run."""
 
-import dataclasses
 import importlib
 from collections.abc import Callable, Collection, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,69 +10,42 @@ import yaml
 from penstock import checks
 from penstock.document import read_document
 from penstock.errors import InputError, nearest
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.claims import Reproduction
-
-
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """An item of the paper, or an experiment beyond it.
-
-    Attributes
-    ----------
-    name
-        As the command line has it; also of its scenario file.
-    title
-        What it shows.
-    source
-        Where it stands in the paper.
-    module
-        Of this package; its ``RUN`` has the function (Asked, Item) -> Reproduction by the item's name.
-    samples
-        Settings of its file of which more make the answer surer, and no other one.
-    """
-
-    name: str
-    title: str
-    source: str
-    module: str
-    samples: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """Its scenario file."""
-        return (resources.files("penstock.reproducing") / "scenarios" / f"{self.name}.yaml").read_text(encoding="utf-8")
-
+from penstock.reproducing.claims import Item, Reproduction
+from penstock.reproducing.setup import Setup
 
 ITEMS = (
-    Item("table1", "Which schedulers are work-conserving, by audit", "Table 1", "work_conserving"),
-    Item("fig-instable-left", "Two schedulers lose 14 requests/s, two carry them", "Figure 1, left", "instable"),
-    Item("fig-instable-right", "Requests in the system while a code trace is served", "Figure 1, right", "instable"),
-    Item("fig-batch-time-composition", "Batch time depends on the token load", "Section 2.3", "batch_time_composition"),
-    Item("fig-batch-time-fit", "The batch time is a staircase", "Section 2.3", "batch_time_fit"),
-    Item("fig-work-conserving", "Batches that leave waiting tokens out", "Section 4", "work_conserving"),
-    Item("fig-rs", "Work-conserving priorities that lose a stable load", "Section 5.4", "rybko_stolyar"),
-    Item("fig-hull", "The stability region under a max batch size", "Section 6.1", "hull"),
-    Item("fig-kmax", "At vertex C one scheduler is stable, at one token budget", "Section 6.2", "max_batch_size"),
-    Item("table-latency", "Latency of four schedulers on code", "Section 7", "latency_table"),
-    Item("fig-ablation", "Latency by token budget on conversations", "Section 7", "ablation"),
-    Item(
-        "rs-thresholds", "Where each priority of the crossed servers fails", "beyond the paper", "rybko_stolyar",
-        ("simulate.jobs",),
-    ),
-    Item("adaptive-policies", "Policies that adapt, along the region's boundary", "beyond the paper", "adaptive"),
-    Item(
-        "verdict-errors", "How often a verdict from simulation is wrong", "beyond the paper", "verdict_errors",
-        ("reproduce.seeds",),
-    ),
-    Item(
-        "lemma-overtaking", "Counter-examples to bounded overtaking", "corrects the paper", "lemmas",
-        ("simulate.requests",),
-    ),
-    Item(
-        "lemma-join", "A counter-example to the bound on join buffers", "corrects the paper", "lemmas",
-        ("simulate.requests",),
-    ),
+    Item("table1", "Which schedulers are work-conserving, by audit",
+         "Table 1", "work_conserving.table"),
+    Item("fig-instable-left", "Two schedulers lose 14 requests/s, two carry them",
+         "Figure 1, left", "instable.left"),
+    Item("fig-instable-right", "Requests in the system while a code trace is served",
+         "Figure 1, right", "instable.right"),
+    Item("fig-batch-time-composition", "Batch time depends on the token load",
+         "Section 2.3", "batch_time_composition.run"),
+    Item("fig-batch-time-fit", "The batch time is a staircase",
+         "Section 2.3", "batch_time_fit.run"),
+    Item("fig-work-conserving", "Batches that leave waiting tokens out",
+         "Section 4", "work_conserving.figure"),
+    Item("fig-rs", "Work-conserving priorities that lose a stable load",
+         "Section 5.4", "rybko_stolyar.figure"),
+    Item("fig-hull", "The stability region under a max batch size",
+         "Section 6.1", "hull.run"),
+    Item("fig-kmax", "At vertex C one scheduler is stable, at one token budget",
+         "Section 6.2", "max_batch_size.run"),
+    Item("table-latency", "Latency of four schedulers on code",
+         "Section 7", "latency_table.run"),
+    Item("fig-ablation", "Latency by token budget on conversations",
+         "Section 7", "ablation.run"),
+    Item("rs-thresholds", "Where each priority of the crossed servers fails",
+         "beyond the paper", "rybko_stolyar.thresholds", ("simulate.jobs",)),
+    Item("adaptive-policies", "Policies that adapt, along the region's boundary",
+         "beyond the paper", "adaptive.run"),
+    Item("verdict-errors", "How often a verdict from simulation is wrong",
+         "beyond the paper", "verdict_errors.run", ("reproduce.seeds",)),
+    Item("lemma-overtaking", "Counter-examples to bounded overtaking",
+         "corrects the paper", "lemmas.overtaking", ("simulate.requests",)),
+    Item("lemma-join", "A counter-example to the bound on join buffers",
+         "corrects the paper", "join_buffers.run", ("simulate.requests",)),
 )  # fmt: skip
 """In the order of the paper. Its figure 2, the demand for offline inference at a cloud provider, rests on data that are
 not public."""
@@ -88,7 +59,7 @@ def item(name: Any) -> Item:
     InputError
         If there is none, with the nearest.
     """
-    names = [known.name for known in ITEMS]
+    names = [item.name for item in ITEMS]
     if name not in names:
         raise InputError(
             f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario file)"
@@ -102,7 +73,7 @@ def is_file(what: str | Path) -> bool:
     return isinstance(what, Path) or str(what).lower().endswith((".yaml", ".yml"))
 
 
-def asked_of(what: str | Path) -> Item:
+def item_of(what: str | Path) -> Item:
     """Return the item that a name or a scenario file asks for.
 
     Raises
@@ -152,14 +123,20 @@ def reproduce(
         If there is no such item, or a value in the file cannot be used.
     """
     chosen, document, folder = _read(what)
-    known = None if data is None else checks.path("--data", data)
-    if known is not None and not known.is_dir():
-        raise InputError(f"--data {known} is no folder; give one with recorded traces, or leave it out")
-    module = importlib.import_module(f"penstock.reproducing.{chosen.module}")
-    asked = Asked(document, folder, known, progress or (lambda share: None))
-    found: Reproduction = module.RUN[chosen.name](asked, chosen)
+    if data is not None:
+        data = checks.path("--data", data)
+        if not data.is_dir():
+            raise InputError(f"--data {data} is no folder; give one with recorded traces, or leave it out")
+    answer = measure(Setup(chosen, document, folder, data, progress or (lambda share: None)))
     changed = _changed(yaml.safe_load(chosen.text), document, chosen.samples)
-    return found.of_changed(changed) if changed else found
+    return answer.of_changed(changed) if changed else answer
+
+
+def measure(setup: Setup) -> Reproduction:
+    """Measure an item with its scenario, or a changed one: the claims are judged all the same."""
+    module, function = setup.item.function.split(".")
+    answer: Reproduction = getattr(importlib.import_module(f"penstock.reproducing.{module}"), function)(setup)
+    return answer
 
 
 def _changed(own: Any, document: Any, samples: Collection[str], key: str = "") -> list[str]:

@@ -1,7 +1,8 @@
-"""What one item of the paper says, what is measured here, and whether they are the same."""
+"""An item of the paper: what it says, what is measured here, and whether they are the same."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any, Literal
 
 import polars as pl
@@ -11,6 +12,36 @@ from penstock.show.page import Page, Shown, Table
 
 Sameness = Literal["same", "differs", "changed"]
 """``changed``: the scenario is not that of the item, so nothing is judged: what is published is of other inputs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """An item of the paper, or an experiment beyond it.
+
+    Attributes
+    ----------
+    name
+        As the command line has it; also of its scenario file.
+    title
+        What it shows.
+    source
+        Where it stands in the paper.
+    function
+        What measures it, a function from Setup to Reproduction: ``module.function`` of this package.
+    samples
+        Settings of its file of which more make the answer surer, and no other one.
+    """
+
+    name: str
+    title: str
+    source: str
+    function: str
+    samples: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Its scenario file."""
+        return (resources.files("penstock.reproducing") / "scenarios" / f"{self.name}.yaml").read_text(encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,23 +31,23 @@ def reproduce(
 
     Each item is a scenario file, written beside its results: change it, and give it back to the command.
     """
-    from penstock.reproducing.catalogue import ITEMS, asked_of, is_file, item
+    from penstock.reproducing.catalogue import ITEMS, is_file, item, item_of
     from penstock.reproducing.catalogue import reproduce as measure
     from penstock.reproducing.view import items_page, summary_page
     from penstock.reproducing.write import check_folder, files_of, index_is_old, left, write, write_index
 
     if what is None:
-        items = [{"name": known.name, "title": known.title, "source": known.source} for known in ITEMS]
+        items = [{"name": entry.name, "title": entry.title, "source": entry.source} for entry in ITEMS]
         show_page(items_page(), {"items": items}, None, as_json)
         return
     file = None
-    names = [known.name for known in ITEMS]
+    names = [entry.name for entry in ITEMS]
     if is_file(what):
         file = Path(what)
         names = [what]
     elif what != "all":
         names = [item(what).name]
-    written = [path for name in names for path in files_of(asked_of(name).name, file)]
+    written = [path for name in names for path in files_of(item_of(name).name, file)]
     if what == "all":
         written.append("index.html")
     check_folder(out, written)

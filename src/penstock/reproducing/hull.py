@@ -10,10 +10,9 @@ import polars as pl
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Setup
 from penstock.show import charts
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.server import Server
@@ -29,9 +28,10 @@ class _Settings(Section):
     """A max batch size above b0, at most the token budget, where the paper's vertices are not those of the region."""
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
-    scenario = asked.scenario()
+def run(setup: Setup) -> Reproduction:
+    """Compare the published vertices with the region itself."""
+    settings = setup.settings(_Settings)
+    scenario = setup.scenario()
     server, prompt = scenario.server, round(scenario.workload.mean_prompt)
     model, slots = _staircase(server)
     _refuse_other_hypotheses(server, model, slots, settings.beyond_b0)
@@ -53,8 +53,8 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         "Stability region: prefill tokens per second against decode tokens per second, with the vertices A, B, C and D."
     )
     table = pl.DataFrame(rows, ["of", "vertex", "prefill_tokens_per_s", "decode_tokens_per_s"], orient="row")
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), table, {text: chart},
+    return setup.answer(
+        claims, table, {text: chart},
         "Outside no policy is stable. Whether every point inside can be carried is the open problem.",
         assumed=(
             f"Prompts are {prompt:,} tokens. Measured: where the region ends in the direction of each published "
@@ -159,6 +159,3 @@ def _chart(region: Floats, vertices: dict[str, tuple[float, float]]) -> Any:
 
 def _tokens(at: tuple[float, ...]) -> str:
     return f"({at[0]:,.1f}, {at[1]:,.1f}) tokens/s"
-
-
-RUN = {"fig-hull": _run}

@@ -2,9 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
-import altair as alt
 import polars as pl
 from pydantic import Field
 
@@ -12,10 +11,9 @@ from penstock.checking.answer import Answer, check
 from penstock.checking.charts import tokens_over_time
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Seeds
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.lines_over_time import lines_over_time
+from penstock.reproducing.looks import lines_over_time
+from penstock.reproducing.setup import Seeds, Setup
 from penstock.reproducing.traced import served_to_the_last, traced
 from penstock.show import charts
 from penstock.simulation.run import Run
@@ -34,9 +32,10 @@ class _Verdicts(Section):
     other_budgets: list[Whole]
 
 
-def _left(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Verdicts)
-    scenario = asked.scenario()
+def left(setup: Setup) -> Reproduction:
+    """Check each policy at the published rate and at other token budgets."""
+    settings = setup.settings(_Verdicts)
+    scenario = setup.scenario()
     if not any(name in PUBLISHED for name in settings.policies):
         raise InputError(
             f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of which Figure 1 shows "
@@ -47,9 +46,9 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     for index, budget in enumerate(budgets):
         answers[budget] = {}
         for name in settings.policies:
-            server = dataclasses.replace(_under(asked, scenario.server, name), token_budget=budget)
+            server = dataclasses.replace(_under(setup, scenario.server, name), token_budget=budget)
             answers[budget][name] = check(scenario.workload, server, requests=scenario.requests, until=scenario.until)
-        asked.progress((index + 1) / len(budgets))
+        setup.progress((index + 1) / len(budgets))
     first = answers[budgets[0]]
     claims = [
         Claim(f"{name} at {budgets[0]:,} tokens", PUBLISHED[name], _judged(answer), *_same(answer, PUBLISHED[name]))
@@ -62,8 +61,8 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     because = f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable" if lost else ""
     chart = tokens_over_time({name: answer.run for name, answer in first.items()})
     text = f"Uncompleted tokens in the system over time at {scenario.workload.rate:g} requests/s, a line per policy."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), _verdict_rows(answers), {text: chart},
+    return setup.answer(
+        claims, _verdict_rows(answers), {text: chart},
         "A verdict is that of a theorem, or else of a sequential test that starts from large backlogs and is wrong "
         "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near zero on the left; the "
         "log scale on the right tells it from others.",
@@ -74,9 +73,9 @@ def _left(asked: Asked, item: Item) -> Reproduction:
     )  # fmt: skip
 
 
-def _under(asked: Asked, server: Server, name: str) -> Server:
+def _under(setup: Setup, server: Server, name: str) -> Server:
     """Return the server under a policy, by its name or one of the reader's own."""
-    return server.with_policy(resolve(name, folder=asked.folder))
+    return server.with_policy(resolve(name, folder=setup.folder))
 
 
 def _same(answer: Answer, published: str) -> tuple[bool, str]:
@@ -152,44 +151,37 @@ class _Finite(Section):
     seeds: Seeds
 
 
-class _Served(NamedTuple):
-    """Mean requests in the system over the same time for all policies of a seed, and when the last one left."""
-
-    mean: float
-    last_s: float
-
-
-def _right(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Finite)
+def right(setup: Setup) -> Reproduction:
+    """Serve the same finite workload under each policy, and count the requests in the system."""
+    settings = setup.settings(_Finite)
     if BEST not in settings.policies or len(settings.policies) < 2 or not (settings.cases and settings.seeds):
         raise InputError(
             f"fig-instable-right compares {BEST} with other policies, in at least one case with one seed; its "
             f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds {settings.seeds}: add "
             "what is missing"
         )
-    workload, origin, scenario = traced(asked, settings.trace)
-    servers = {name: _under(asked, scenario.server, name) for name in settings.policies}
-    claims, rows, charts = [], [], {}
+    workload, origin, scenario = traced(setup, settings.trace)
+    servers = {name: _under(setup, scenario.server, name) for name in settings.policies}
+    claims, rows = [], []
+    charts: dict[str, Any] = {}
     for index, case in enumerate(settings.cases):
-        served: dict[str, list[_Served]] = {name: [] for name in servers}
+        means: dict[str, list[float]] = {name: [] for name in servers}
         for seed in settings.seeds:
             drawn = workload.with_rate(case.rate, case.arrivals).with_seed(seed)
             runs = served_to_the_last(drawn, settings.requests, servers)
             horizon = max(run.seconds for run in runs.values())
             for name, run in runs.items():
-                sojourns = run.e2e.total * run.tick_s
-                served[name].append(_Served(sojourns / horizon, run.seconds))
-                values = (case.rate, case.arrivals, seed, name, sojourns / horizon, run.e2e.mean * run.tick_s)
-                rows.append((*values, run.seconds))
+                mean = run.e2e.total * run.tick_s / horizon  # over the same time for all policies
+                means[name].append(mean)
+                rows.append((case.rate, case.arrivals, seed, name, mean, run.e2e.mean * run.tick_s, run.seconds))
             if seed == settings.seeds[0]:
-                text, chart = _waiting(case, runs)
-                charts[text] = chart
-            asked.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
-        claims.append(_least(case, served))
+                charts |= _waiting(case, runs)
+            setup.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
+        claims.append(_least(case, means))
     columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
     count = f"{settings.requests:,} requests"
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), pl.DataFrame(rows, columns, orient="row"), charts,
+    return setup.answer(
+        claims, pl.DataFrame(rows, columns, orient="row"), charts,
         "Runs of the first seed. Marks show which lines lie on each other. When each policy has served the last "
         "request, of which the paper says nothing, is in the table (last leaves s).",
         assumed=(
@@ -204,15 +196,15 @@ def _right(asked: Asked, item: Item) -> Reproduction:
     )  # fmt: skip
 
 
-def _least(case: _Case, served: Mapping[str, list[_Served]]) -> Claim:
+def _least(case: _Case, by_policy: Mapping[str, list[float]]) -> Claim:
     """Compare which policy has the fewest requests on average over the seeds, and say in how many of them."""
-    means = {name: sum(run.mean for run in values) / len(values) for name, values in served.items()}
+    means = {name: sum(values) / len(values) for name, values in by_policy.items()}
     best = min(means, key=lambda name: means[name])
     first = means[BEST] <= means[best]
-    seeds = range(len(served[BEST]))
-    won = sum(all(values[seed].mean >= served[BEST][seed].mean for values in served.values()) for seed in seeds)
     shown = ", ".join(f"{name} {means[name]:,.1f}" for name in sorted(means, key=lambda name: means[name]))
-    reasons = [f"{BEST} has the fewest in {won} of {len(seeds)} seeds"] if won < len(seeds) else []
+    count = len(by_policy[BEST])
+    won = sum(mean == min(of_seed) for mean, *of_seed in zip(by_policy[BEST], *by_policy.values(), strict=True))
+    reasons = [f"{BEST} has the fewest in {won} of {count} seeds"] if won < count else []
     if not first:
         reasons.append(f"on average {best} has {means[BEST] - means[best]:,.3g} fewer: the order hinges on this case")
     published = f"{BEST} the fewest"
@@ -222,12 +214,10 @@ def _least(case: _Case, served: Mapping[str, list[_Served]]) -> Claim:
     return Claim(what, published, shown, first, "; ".join(reasons))
 
 
-def _waiting(case: _Case, runs: Mapping[str, Run]) -> tuple[str, alt.Chart]:
+def _waiting(case: _Case, runs: Mapping[str, Run]) -> dict[str, Any]:
+    """Draw the requests in the system over time, by what it shows in words."""
     pattern = "the trace's own arrivals" if case.arrivals == "scaled" else f"{case.arrivals.capitalize()} arrivals"
     title = f"{case.rate:g} requests/s, {pattern}"
     text = f"Requests in the system over time at {title}, a line per policy."
     chart: Any = lines_over_time(runs, "requests", measure="Requests in the system", title=title, legend="Policy")
-    return text, chart.configure_axis(gridColor=charts.GRID)
-
-
-RUN = {"fig-instable-left": _left, "fig-instable-right": _right}
+    return {text: chart.configure_axis(gridColor=charts.GRID)}

@@ -13,12 +13,11 @@ from pydantic import Field
 from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.looks import DASHES, cycled, on_grid
+from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
-from penstock.show import charts
+from penstock.show.charts import COLOURS
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
@@ -86,8 +85,8 @@ def fork_join(workload: Workload, runs: Callable[[int, Workload], Run], forks: i
     released = count(np.max(done, axis=0))
     buffers = np.sum([count(times) - released for times in done], axis=0)
     queue = np.max([count(came) - count(times) for times in done], axis=0)
-    places = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done])
-    apart = int(np.ptp(places, axis=0).max())
+    ranks = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done])
+    apart = int(np.ptp(ranks, axis=0).max())
     k = max(1, *(audit(run).overtake_k for run in (first, *branches)))
     return Joined(instants * first.tick_s, buffers, queue, apart, k)
 
@@ -114,16 +113,16 @@ def _finishes(run: Run) -> Ints:
     return run.rows.finish
 
 
-def _server_of_joins(asked: Asked) -> Scenario:
+def _server_of_joins(setup: Setup) -> Scenario:
     """Return the scenario, once nothing in its server is refused; batch times are set by server."""
-    server = asked.document.get("server")
+    server = setup.document.get("server")
     dropped = [key for key in ("batch_time", "hardware") if isinstance(server, Mapping) and key in server]
     if dropped:
         raise InputError(
             f"server.{dropped[0]} would change nothing, since reproduce.batch_ms says how long a batch of each server "
             "takes; leave it out"
         )
-    scenario = asked.scenario(server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}})
+    scenario = setup.scenario(server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}})
     if scenario.server.policy.work_conserving is not True:
         raise InputError(
             f"server.policy is {scenario.server.policy.name}, which is not known to be work-conserving, as the lemma "
@@ -141,16 +140,16 @@ def _server_of_joins(asked: Asked) -> Scenario:
     return scenario
 
 
-def join_buffers(asked: Asked, item: Item) -> Reproduction:
+def run(setup: Setup) -> Reproduction:
     """Serve a fork and join, and compare its buffers with both bounds."""
-    settings = asked.settings(_Join)
+    settings = setup.settings(_Join)
     forks = len(settings.batch_ms) - 1
     if forks < 2:
         raise InputError(
             f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has three servers at least: "
             "q_1 and two of the fork; give a time for each"
         )
-    scenario = _server_of_joins(asked)
+    scenario = _server_of_joins(setup)
     if scenario.until is not None or scenario.workload.mean_prompt != 1 or scenario.workload.mean_output != 1:
         raise InputError(
             "lemma-join serves requests of one prompt and one output token, to the last; set prompt and output to 1, "
@@ -162,14 +161,15 @@ def join_buffers(asked: Asked, item: Item) -> Reproduction:
             f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; lower "
             "workload.rate or reproduce.batch_ms until each load is below 1"
         )
-    asked.progress(0.1)
+    setup.progress(0.1)
 
-    def run(place: int, workload: Workload) -> Run:
-        server = dataclasses.replace(scenario.server, batch_time=Affine(c=settings.batch_ms[place] / 1e3, a=0.0))
+    def run(index: int, workload: Workload) -> Run:
+        server = dataclasses.replace(scenario.server, batch_time=Affine(c=settings.batch_ms[index] / 1e3, a=0.0))
         joined = simulate(workload, server, requests=scenario.requests, record="allocations")
-        asked.progress((place + 1) / (forks + 2))
+        setup.progress((index + 1) / (forks + 2))
         return joined
 
+    # the bound of the lemma, and the corrected one, in which the queues count
     joined = fork_join(scenario.workload, run, forks)
     k_prime = joined.k + 2 * scenario.server.token_budget
     bound = 2 * k_prime * forks
@@ -184,11 +184,12 @@ def join_buffers(asked: Asked, item: Item) -> Reproduction:
             "corrected": corrected,
         }
     )
+    # only the time about the largest buffers is drawn
     middle = joined.time_s[int(joined.buffers.argmax())]
     shown = table.filter((pl.col("time_s") - middle).abs() <= settings.shown_s / 2)
     text = "Join buffers over time, with the bound of the lemma and the corrected one."
-    return Reproduction(
-        item.name, item.title, item.source, claims, shown, {text: _buffers(shown)},
+    return setup.answer(
+        claims, shown, {text: _buffers(shown)},
         f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join buffer, the lemma's bound, "
         "and the corrected one.",
         assumed=(
@@ -236,16 +237,14 @@ def _buffers(shown: pl.DataFrame) -> Any:
     shown = shown.group_by(bins, maintain_order=True).agg(pl.all().sort_by("join_buffer").last()).drop("bin")
     names = {"join_buffer": "join buffers", "lemma": "lemma's bound", "corrected": "corrected bound"}
     long = shown.rename(names).unpivot(index="time_s", variable_name="line", value_name="branches")
-    kinds = list(names.values())
-    dashes = [list(dash) for dash in charts.DASHES[:3]]
     return on_grid(
         alt.Chart(long)
         .mark_line(interpolate="step-after", strokeWidth=1.6)
         .encode(
             x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=8), scale=alt.Scale(zero=False, nice=False)),
             y=alt.Y("branches:Q", title="Branches that wait at the join"),
-            color=alt.Color("line:N", title=None, scale=alt.Scale(domain=kinds, range=list(charts.COLOURS[:3]))),
-            strokeDash=alt.StrokeDash("line:N", title=None, scale=alt.Scale(domain=kinds, range=dashes)),
+            color=alt.Color("line:N", title=None, scale=cycled([*names.values()], COLOURS)),
+            strokeDash=alt.StrokeDash("line:N", title=None, scale=cycled([*names.values()], DASHES)),
         )
         .properties(width=620, height=280)
     )

@@ -14,16 +14,14 @@ from penstock import checks
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Setup
 from penstock.show import charts
 from penstock.show.page import Table
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import MOST_TOKENS, BatchTime, Measured
-from penstock.system.server import Server
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -108,26 +106,28 @@ class _Family:
         return f"{self.name}, fitted" if self.name in _FITTED else self.name
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
+def run(setup: Setup) -> Reproduction:
+    """Measure each family of schedulers, and compare it with the published rows."""
+    settings = setup.settings(_Settings)
     checks.whole("reproduce.seeds", settings.seeds, 2, 1_000, "runs", "a spread takes two, and more take longer")
     if not settings.schedulers:
         raise InputError(
             "reproduce.schedulers is empty, but the table compares families of schedulers; give one, such as paper: "
             "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
         )
-    scenario = asked.scenario()
-    workload, assumed = scenario.workload, []
+    scenario = setup.scenario()
+    workload = scenario.workload
+    assumed = []
     if settings.trace is not None:
-        recorded, origin = asked.recorded(settings.trace)
+        recorded, origin = setup.recorded(settings.trace)
         workload = recorded.with_rate(workload.rate, "poisson")
         assumed.append(
             f"{origin}; its requests are drawn at random, {settings.requests:,} in each of {settings.seeds} runs"
         )
     families = []
     for index, (name, rows) in enumerate(settings.schedulers.items()):
-        families.append(_family(asked, name, rows, settings, workload))
-        asked.progress((index + 1) / len(settings.schedulers))
+        families.append(_family(setup, name, rows, settings, workload))
+        setup.progress((index + 1) / len(settings.schedulers))
     budget = scenario.server.token_budget
     assumed += [
         "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but a decode alone takes "
@@ -145,8 +145,8 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     claims += [claim for family in families for claim in _numbers(family, settings)]
     cells = _rows(families)
     text = "Seconds by percentile for E2E, TTFT and TBT: filled marks are measured, hollow ones are published."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), cells, {text: _chart(cells)},
+    return setup.answer(
+        claims, cells, {text: _chart(cells)},
         "Filled marks: measured here, mean of the runs. Hollow marks: published. A line joins the two. Log scale. "
         "`paper`: the policies as the paper defines them. `Vidur`: those of that simulator, whose limits were "
         "fitted to the published numbers.",
@@ -154,7 +154,7 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     )  # fmt: skip
 
 
-def _family(asked: Asked, name: str, rows: dict[str, Any], settings: _Settings, workload: Workload) -> _Family:
+def _family(setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, workload: Workload) -> _Family:
     unknown = [row for row in rows if row not in PUBLISHED]
     if unknown or len(rows) < 2:
         raise InputError(
@@ -165,13 +165,13 @@ def _family(asked: Asked, name: str, rows: dict[str, Any], settings: _Settings, 
     overloaded = set()
     for index, (scheduler, document) in enumerate(rows.items()):
         row = parsed(document, _Row, f"reproduce.schedulers.{name}.{scheduler}", "a server")
-        server = asked.scenario(server=row.server).server
+        server = setup.scenario(server=row.server).server
         if row.flat_beyond is not None:
             server = dataclasses.replace(server, batch_time=_flat(server.batch_time, row.flat_beyond))
         for seed in range(settings.seeds):
             drawn = _drawn(workload.with_seed(workload.seed + seed), settings.requests, row.longest_gap)
             seconds[seed, index] = _latency(simulate(drawn, server))
-        if _is_overloaded(workload, server):
+        if verdict(workload, server, resolution=0.05).verdict == "unstable":
             overloaded.add(scheduler)
     return _Family(name, tuple(rows), seconds, frozenset(overloaded))
 
@@ -190,11 +190,6 @@ def _drawn(workload: Workload, count: int, longest_gap: float | None) -> Workloa
         gaps = np.minimum(np.diff(arrival, prepend=0.0), longest_gap / workload.rate)
         arrival = np.cumsum(gaps)
     return Workload.from_arrays(arrival, rows.prompt_tokens, rows.output_tokens, name=workload.name)
-
-
-def _is_overloaded(workload: Workload, server: Server) -> bool:
-    """Return whether the library's test of stability calls a server unstable."""
-    return verdict(workload, server, resolution=0.05).verdict == "unstable"
 
 
 def _latency(run: Run) -> Floats:
@@ -263,7 +258,8 @@ def _why_not_best(family: _Family, metric: str, best: str) -> str:
 
 def _numbers(family: _Family, settings: _Settings) -> list[Claim]:
     """Compare each row of the table, a claim for each metric."""
-    off, claims = _off(family, settings.within), []
+    off = _off(family, settings.within)
+    claims = []
     for (i, scheduler), (j, metric) in itertools.product(enumerate(family.schedulers), enumerate(METRICS)):
         published, measured = (
             " / ".join(f"{value:,.2f}" for value in values[i, j]) for values in (family.published, family.mean)
@@ -365,6 +361,3 @@ def _chart(rows: pl.DataFrame) -> Any:
         panels.append(panel.properties(width=230, height=200, title=title))
     lines = [alt.hconcat(*panels[i : i + len(METRICS)]) for i in range(0, len(panels), len(METRICS))]
     return on_grid(alt.vconcat(*lines))
-
-
-RUN = {"table-latency": _run}

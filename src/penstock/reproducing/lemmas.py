@@ -14,12 +14,9 @@ from penstock.auditing.audit import audit
 from penstock.document import Section, Whole
 from penstock.reference import markov_chain
 from penstock.reference.markov_chain import Allocation, History, State, fill
-from penstock.reproducing.asked import Asked, Different, Seed
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.join_buffers import fork_join as fork_join
-from penstock.reproducing.join_buffers import join_buffers
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Different, Seed, Setup
 from penstock.show import charts
 from penstock.simulation.simulate import simulate
 
@@ -171,38 +168,40 @@ def _serve(
     return history, _of(fcfs_slack(history), prompt, output, budget, finish)
 
 
-def _overtaking(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Overtaking)
+def overtaking(setup: Setup) -> Reproduction:
+    """Count who overtakes whom in two bursts, under usual policies and in random orders."""
+    settings = setup.settings(_Overtaking)
     burst, slack = settings.prefill, settings.departures.slack
     lengths = [burst.prompt] * burst.requests, [burst.output] * burst.requests
     prefill, newest = _serve([0] * burst.requests, *lengths, burst.token_budget, newest_prompt_first)
-    asked.progress(0.3)
+    setup.progress(0.3)
     n = 2 * slack + 1
     ahead, far = _serve([0] * n, [1] * n, [1] * n, 2, far_ahead(slack))
-    asked.progress(0.4)
-    usual = {name: _usual(asked, name) for name in settings.policies}
-    drawn = [*_drawn(settings.departures, asked)]
+    setup.progress(0.4)
+    usual = {name: _usual(setup, name) for name in settings.policies}
+    drawn = [*_drawn(settings.departures, setup)]
+    closest = max(drawn, key=lambda run: run.overtakers / run.lemma)
     everyone = [newest, far, *usual.values(), *drawn]
     claims = (
         _of_prefill(places(prefilled(prefill)), newest, burst),
         *(_of_departures(f"departures, {name}: most ahead of an older one", run) for name, run in usual.items()),
-        _of_departures(f"departures, {len(drawn):,} random orders: the closest", _worst(drawn)),
+        _of_departures(f"departures, {len(drawn):,} random orders: the closest", closest),
         _places(far),
         _corrected(everyone),
     )
     table = pl.concat([_rows("Newest prompt first", prefill), _rows(f"Departures, K = {slack}", ahead)])
     text = "When each prompt was done and each request left, by order of arrival, in the two bursts."
-    return Reproduction(
-        item.name, item.title, item.source, claims, table, {text: _orders(table)},
+    return setup.answer(
+        claims, table, {text: _orders(table)},
         "All requests of a burst arrive together. Where a curve falls, younger requests are done before older ones. "
         f"The two large marks: request {2 * slack - 1} leaves before request 0.",
         assumed=("Every batch takes one tick: batch times do not change who overtakes whom here.",),
     )  # fmt: skip
 
 
-def _usual(asked: Asked, name: str) -> Overtaking:
+def _usual(setup: Setup, name: str) -> Overtaking:
     """Serve the scenario under a policy."""
-    scenario = asked.scenario(server={"policy": name})
+    scenario = setup.scenario(server={"policy": name})
     run = simulate(
         scenario.workload, scenario.server, requests=scenario.requests, until=scenario.until, record="allocations"
     )
@@ -212,19 +211,15 @@ def _usual(asked: Asked, name: str) -> Overtaking:
     return _of(audit(run).overtake_k, prompt, output, scenario.server.token_budget, finish)
 
 
-def _drawn(settings: _Departures, asked: Asked) -> Iterable[Overtaking]:
+def _drawn(settings: _Departures, setup: Setup) -> Iterable[Overtaking]:
     """Serve random systems in random orders."""
     draw = random.Random(settings.seed)
     for index in range(settings.systems):
-        asked.progress(0.5 + index / (2 * settings.systems))
+        setup.progress(0.5 + index / (2 * settings.systems))
         n, longest = draw.randint(2, 60), draw.randint(1, 4)
         arrival = sorted(draw.choices(range(draw.randint(1, 40)), k=n))
         prompt, output = ([draw.randint(1, longest) for _ in range(n)] for _ in range(2))
         yield _serve(arrival, prompt, output, draw.randint(1, 6), any_order(draw))[1]
-
-
-def _worst(runs: list[Overtaking]) -> Overtaking:
-    return max(runs, key=lambda run: run.overtakers / run.lemma)
 
 
 def _of_prefill(measured: int, overtaking: Overtaking, burst: _Burst) -> Claim:
@@ -325,6 +320,3 @@ def _orders(table: pl.DataFrame) -> Any:
                 layers.append(text.mark_text(dx=right, dy=-14, fontSize=12).encode(text="label:N", **where))
         panels.append(alt.layer(*layers).properties(width=290, height=250, title=name))
     return on_grid(alt.hconcat(*panels))
-
-
-RUN = {"lemma-overtaking": _overtaking, "lemma-join": join_buffers}

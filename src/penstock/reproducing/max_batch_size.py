@@ -11,11 +11,9 @@ import polars as pl
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.lines_over_time import lines_over_time
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.looks import lines_over_time, on_grid
+from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
@@ -66,13 +64,14 @@ class _Backlog(NamedTuple):
         return cls(run, growth, int(late.min()), int(late.max()), int(early.max()), offered / rate)
 
     @property
-    def said(self) -> str:
+    def verdict(self) -> str:
         return "bounded" if self.high < self.before + self.request else "grows"
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
-    scenario = asked.scenario()
+def run(setup: Setup) -> Reproduction:
+    """Compare how the backlog of each policy develops at vertex C, at two token budgets."""
+    settings = setup.settings(_Settings)
+    scenario = setup.scenario()
     until = _checked_until(settings, scenario)
     workload, server = scenario.workload, scenario.server
     small, large = server.token_budget, settings.larger_budget
@@ -82,14 +81,14 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     reasons: dict[tuple[int, str], str] = {}
     for index, budget in enumerate((small, large)):
         for name in settings.policies:
-            policy = resolve(name, folder=asked.folder)
+            policy = resolve(name, folder=setup.folder)
             limited = dataclasses.replace(server, token_budget=budget).with_policy(policy)
             scoped = [dataclasses.replace(limited, scope=scope).with_policy(policy) for scope in settings.scopes]
             backlogs[budget, name] = [
                 _Backlog.of(simulate(workload, one, until=until), offered, workload.rate) for one in scoped
             ]
             reasons[budget, name] = certify(workload, limited).reason
-        asked.progress((index + 1) / 3)
+        setup.progress((index + 1) / 3)
 
     claims = [_critical(workload, server)]
     claims += [
@@ -100,8 +99,8 @@ def _run(asked: Asked, item: Item) -> Reproduction:
     claims.append(_mixed(workload, server.with_policy(WATCHED), until))
     wide = large, WATCHED
     claims.append(_grows(f"{WATCHED} at {large:,} tokens", "grows", backlogs[wide], reasons[wide]))
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), _rows(backlogs, settings.scopes),
+    return setup.answer(
+        claims, _rows(backlogs, settings.scopes),
         _charts(backlogs, settings, (small, large)),
         "The load is exactly what can be carried. Any randomness would let every backlog wander without bound, so that "
         "no test of random drift can judge it. Nothing is random here. A bounded backlog lies near zero on the left; "
@@ -163,7 +162,7 @@ def _critical(workload: Workload, server: Server) -> Claim:
 
 def _grows(what: str, published: str, backlogs: list[_Backlog], reason: str) -> Claim:
     """Compare whether a backlog grows; bounded only if it is in every scope."""
-    measured = "bounded" if all(backlog.said == "bounded" for backlog in backlogs) else "grows"
+    measured = "bounded" if all(backlog.verdict == "bounded" for backlog in backlogs) else "grows"
     low, high = (round(100 * f(backlog.growth for backlog in backlogs), 1) for f in (min, max))
     if measured == "grows":
         shares = f"{low:.1f}%" if low == high else f"{low:.1f} to {high:.1f}%"
@@ -194,7 +193,7 @@ def _rows(backlogs: Mapping[tuple[int, str], list[_Backlog]], scopes: list[Any])
             "token_budget": budget,
             "policy": name,
             "scope": scope,
-            "backlog": backlog.said,
+            "backlog": backlog.verdict,
             "growth_percent_of_arrivals": 100 * backlog.growth,
             "least_uncompleted_tokens": backlog.low,
             "most_uncompleted_tokens": backlog.high,
@@ -225,6 +224,3 @@ def _charts(
         ]
         drawings[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = on_grid(alt.hconcat(*panels))
     return drawings
-
-
-RUN = {"fig-kmax": _run}

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 from scipy import stats
@@ -17,9 +16,8 @@ from penstock.document import Section
 from penstock.errors import InputError
 from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
 from penstock.reproducing import rybko_stolyar_figures as figures
-from penstock.reproducing.asked import Asked, Different
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.setup import Different, Setup
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.simulate import simulate
 from penstock.system.network import Network
@@ -31,7 +29,6 @@ from penstock.theory.network.virtual_stations import VirtualStation, priority_li
 from penstock.workload.lengths import Constant, Geometric, Length, Uniform
 from penstock.workload.sessions import Sessions
 
-Floats = npt.NDArray[np.float64]
 Kind = Literal["constant", "geometric", "uniform"]
 
 AS_PUBLISHED, REVERSED = "as published", "reversed"
@@ -40,11 +37,11 @@ _NEAR = 0.05
 _EXACT = 1e-3
 
 
-def _uniform(mean: int) -> Length:
-    return Uniform(1, 2 * mean - 1)
-
-
-_MAKE: Mapping[Kind, Callable[[int], Length]] = {"constant": Constant, "geometric": Geometric, "uniform": _uniform}
+_MAKE: Mapping[Kind, Callable[[int], Length]] = {
+    "constant": Constant,
+    "geometric": Geometric,
+    "uniform": lambda mean: Uniform(1, 2 * mean - 1),
+}
 
 
 class _Figure(Section):
@@ -59,9 +56,10 @@ _PAPER: Mapping[str, tuple[str, str]] = {
 """What the paper says of the priorities: the verdict, and its words; it gives no numbers."""
 
 
-def _figure(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Figure)
-    scenario = asked.network()
+def figure(setup: Setup) -> Reproduction:
+    """Simulate the published priorities and the reversed ones, with each kind of lengths."""
+    settings = setup.settings(_Figure)
+    scenario = setup.network()
     published = _at_load(scenario.network, settings.load)
     orders = {AS_PUBLISHED: published, REVERSED: reversed_priorities(published)}
     envelope = fluid_envelope(published)
@@ -79,13 +77,13 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
             requests.append(_requests(series, kind))
         else:
             growth += _growth(series, kind, envelope)
-        asked.progress((index + 1) / len(steps))
+        setup.progress((index + 1) / len(steps))
     table = pl.concat(parts).select("order", "lengths", "time_s", "requests", "tokens")
     text = (
         "Requests and tokens over time under the published priorities and under the reversed ones, by kind of lengths."
     )
-    return Reproduction(
-        item.name, item.title, item.source, (*claims, *growth, *requests), table,
+    return setup.answer(
+        (*claims, *growth, *requests), table,
         {text: figures.panels(table, settings.lengths)},
         f"{_slots(published)}Tokens: all that the tasks in the network still need, their later stages included.",
         assumed=(
@@ -185,7 +183,7 @@ def _first_stage(network: Network) -> str:
     return network.stages[int(network.first_stage[0])]
 
 
-def _verdict(network: Network, what: str, expected: str, said: str) -> Claim:
+def _verdict(network: Network, what: str, expected: str, published: str) -> Claim:
     """Compare both of the library's verdicts with the one that is expected, for what was said."""
     certificate, simulated = certify(network), verdict(network).verdict
     theory = certificate.verdict
@@ -194,7 +192,7 @@ def _verdict(network: Network, what: str, expected: str, said: str) -> Claim:
     reason = "" if same else "too close to critical for the test, or the verdict is wrong"
     if same and theory == "unknown":
         reason = f"no theorem decides, so the flood test does: {certificate.reason}"
-    return Claim(what, said, measured, same, reason)
+    return Claim(what, published, measured, same, reason)
 
 
 def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Claim]:
@@ -278,9 +276,10 @@ _E2E = {
 _WARMUP, _BATCHES = 0.2, 30
 
 
-def _thresholds(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Thresholds)
-    scenario = asked.network()
+def thresholds(setup: Setup) -> Reproduction:
+    """Compare load limits, amplification and E2E with formulas and an independent program."""
+    settings = setup.settings(_Thresholds)
+    scenario = setup.network()
     network = _at_load(scenario.network, 1.0)
     reversed_priorities(network)  # which refuses orders that are no priorities
     ranking = [stage for pool in network.pools.values() for stage in pool.order.stages]
@@ -291,11 +290,12 @@ def _thresholds(asked: Asked, item: Item) -> Reproduction:
             "the priorities of these pools have no virtual station, so nothing but a load of 1 makes them fail; serve "
             "the long second stage first at each pool"
         )
+    # 1. limits and amplification by formula  2. floods below and above  3. E2E by order, simulated
     claims = _by_formula(network, ranking, virtual, push)
     claims += [_amplified(network, virtual, load) for load in settings.loads]
-    asked.progress(0.2)
+    setup.progress(0.2)
     claims += _by_floods(network, settings)
-    asked.progress(0.6)
+    setup.progress(0.6)
     measured = {}
     for index, name in enumerate(settings.orders):
         busy = _at_load(network, settings.orders_at)
@@ -303,7 +303,7 @@ def _thresholds(asked: Asked, item: Item) -> Reproduction:
         run = simulate(chosen, jobs=scenario.jobs, until=scenario.until, seed=_seed(chosen), record="jobs")
         measured[name] = mean_e2e(run)
         claims += _e2e(name, settings.orders_at, measured[name])
-        asked.progress(0.6 + 0.4 * (index + 1) / len(settings.orders))
+        setup.progress(0.6 + 0.4 * (index + 1) / len(settings.orders))
     table = pl.DataFrame(
         [(name, e2e.mean, e2e.half, _E2E.get((name, settings.orders_at))) for name, e2e in measured.items()],
         {"order": pl.String, "mean_e2e_s": pl.Float64, "half_width_s": pl.Float64, "known_s": pl.Float64},
@@ -315,8 +315,8 @@ def _thresholds(asked: Asked, item: Item) -> Reproduction:
         f"Mean E2E by order at a load of {settings.orders_at:g}, with intervals, beside that of a slotted program.":
         figures.dots(table),
     }  # fmt: skip
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), table, charts,
+    return setup.answer(
+        claims, table, charts,
         "First figure: where half a cycle multiplies a backlog by more than 1, right of the vertical line, queues grow "
         "without end; the dots are the formula's figures. "
         f"Second figure: E2E of an independent slotted program beside those simulated here. {_slots(network)}".rstrip(),
@@ -416,6 +416,3 @@ def _e2e(name: str, load: float, measured: E2E) -> list[Claim]:
             "outside the 95% interval widened by 5%: the run is too short",
         )
     ]  # fmt: skip
-
-
-RUN = {"fig-rs": _figure, "rs-thresholds": _thresholds}

@@ -7,7 +7,7 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from penstock.reproducing.looks import on_grid
+from penstock.reproducing.looks import channels, on_grid
 from penstock.show import charts
 from penstock.theory.network.virtual_stations import VirtualStation
 
@@ -17,11 +17,7 @@ _SHOWN = (0.3, 10.0)
 def panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
     """Draw requests and tokens over time, a row per priority, a line per kind of lengths."""
     rows = []
-    legend = alt.Legend(title="Lengths", symbolStrokeWidth=2.5, symbolSize=300)
-    colour = alt.Color("lengths:N", scale=alt.Scale(domain=list(kinds), range=list(charts.COLOURS)), legend=legend)
-    dash = alt.StrokeDash(
-        "lengths:N", scale=alt.Scale(domain=list(kinds), range=[list(d) for d in charts.DASHES]), legend=legend
-    )
+    look = channels("lengths", kinds, "Lengths")
     for name in dict.fromkeys(table["order"]):
         here = table.filter(order=name)
         thin = -(-here.height // (400 * len(kinds)))
@@ -32,8 +28,7 @@ def panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
             .encode(
                 x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5, format="~s", offset=5)),
                 y=alt.Y(f"{of}:Q", title=unit, axis=alt.Axis(format="~s", tickCount=6, offset=5)),
-                color=colour,
-                strokeDash=dash,
+                **look,
             )
             .properties(width=330, height=200)
             for of, unit in (("requests", "Requests in the network"), ("tokens", "Tokens still needed"))
@@ -54,14 +49,7 @@ def curves(stations: Mapping[str, VirtualStation], amplified: Mapping[float, flo
     limits = pl.DataFrame(
         [(name, virtual.max_load) for name, virtual in stations.items()], ["order", "load"], orient="row"
     )
-    legend = alt.Legend(title="Order", symbolStrokeWidth=2.5, symbolSize=300)
-    names = list(stations)
-    look = {
-        "color": alt.Color("order:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS)), legend=legend),
-        "strokeDash": alt.StrokeDash(
-            "order:N", scale=alt.Scale(domain=names, range=[list(d) for d in charts.DASHES]), legend=legend
-        ),
-    }
+    look = channels("order", list(stations), "Order")
     x = alt.X(
         "load:Q",
         title="Load of each server",
@@ -77,15 +65,15 @@ def curves(stations: Mapping[str, VirtualStation], amplified: Mapping[float, flo
     lines = alt.Chart(table).mark_line(strokeWidth=2).encode(x=x, y=y, **look)
     one = alt.Chart(pl.DataFrame({"amplification": [1.0]})).mark_rule(color="black").encode(y=y)
     rules = alt.Chart(limits).mark_rule(strokeWidth=1.2).encode(x=x, **look)
-    known = [(at, value) for at, value in amplified.items() if _SHOWN[0] <= value <= _SHOWN[1]]
-    points = alt.Chart(pl.DataFrame(known, ["load", "amplification"], orient="row")).mark_point(
+    published = [(at, value) for at, value in amplified.items() if _SHOWN[0] <= value <= _SHOWN[1]]
+    points = alt.Chart(pl.DataFrame(published, ["load", "amplification"], orient="row")).mark_point(
         size=60, filled=True, fill="white", stroke="black", opacity=1
     )
     texts = [
         alt.Chart(limits.filter(order=name).with_columns(text=pl.format("{}", pl.col("load").round(4))))
         .mark_text(align="right" if index else "left", dx=-5 if index else 5, fontSize=11)
         .encode(x=x, y=alt.value(12), text="text:N")
-        for index, name in enumerate(names)
+        for index, name in enumerate(stations)
     ]
     return on_grid(alt.layer(one, rules, lines, points.encode(x=x, y=y), *texts).properties(width=430, height=280))
 
@@ -98,9 +86,9 @@ def dots(table: pl.DataFrame) -> Any:
         for name, mean, half, _ in table.iter_rows()
     ]
     rows += [
-        {"order": name, "low": None, "high": None, "mean": float(known), "of": names[1]}
-        for name, _, _, known in table.iter_rows()
-        if known is not None
+        {"order": name, "low": None, "high": None, "mean": float(expected), "of": names[1]}
+        for name, _, _, expected in table.iter_rows()
+        if expected is not None
     ]
     base = alt.Chart(pl.DataFrame(rows))
     y = alt.Y("order:N", sort=list(table["order"]), title=None, axis=alt.Axis(labelLimit=300, minExtent=150))

@@ -39,7 +39,7 @@ class System(NamedTuple):
         workload = Workload.from_arrays(self.arrival, self.prompt, self.output)
         return simulate(workload, server, record="allocations", tick_s=1.0)
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Return its requests in words: ``A 1+2 at 0`` has a prompt token, two output tokens, and comes at tick 0."""
         requests = zip(self.arrival, self.prompt, self.output, strict=True)
         words = (f"{chr(65 + i)} {prompt}+{output} at {at}" for i, (at, prompt, output) in enumerate(requests))
@@ -112,7 +112,7 @@ def random_systems(most: Random) -> Iterator[System]:
         yield System(arrival, tuple(prompt.tolist()), tuple(output.tolist()), budget)
 
 
-class Seen(NamedTuple):
+class Waiting(NamedTuple):
     """For each batch of a run: tokens served and tokens that waited and could have been, by phase.
 
     ``cut`` says whether some prompt was spread over several batches.
@@ -139,7 +139,7 @@ class Seen(NamedTuple):
         return (self.supply >= budget) & (self.load < budget)
 
 
-def seen(run: Run, arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int]) -> Seen:
+def waiting(run: Run, arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int]) -> Waiting:
     """Rebuild what waited before each batch of a run without a max batch size, from its allocations."""
     assert run.batch_rows is not None
     assert run.allocation_rows is not None
@@ -155,4 +155,4 @@ def seen(run: Run, arrival: Sequence[int], prompt: Sequence[int], output: Sequen
     ready = there & (prompts == before[0]) & (before[1] < decodes)
     served = served_tokens.sum(axis=2)
     cut = bool(((served_tokens[0] > 0).sum(axis=0) > 1).any())
-    return Seen(served[0], served[1], left.sum(axis=1), ready.sum(axis=1), cut)
+    return Waiting(served[0], served[1], left.sum(axis=1), ready.sum(axis=1), cut)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from penstock.reproducing.asked import Asked
+from penstock.reproducing.setup import Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
@@ -13,7 +13,7 @@ from penstock.workload.workload import Workload
 Name = TypeVar("Name")
 
 
-def traced(asked: Asked, trace: str) -> tuple[Workload, str, Scenario]:
+def traced(setup: Setup, trace: str) -> tuple[Workload, str, Scenario]:
     """Return the workload of a scenario file, else the recorded trace that the item names, or its look-alike.
 
     Returns
@@ -21,11 +21,11 @@ def traced(asked: Asked, trace: str) -> tuple[Workload, str, Scenario]:
     tuple of Workload, str and Scenario
         What arrives, what has to be said of it, and the file as a scenario, for its server and how much to simulate.
     """
-    if "workload" in asked.document:
-        scenario = asked.scenario()
+    if "workload" in setup.document:
+        scenario = setup.scenario()
         return scenario.workload, f"the requests are those of the scenario: {scenario.workload.name}", scenario
-    workload, origin = asked.recorded(trace)
-    scenario = asked.scenario(workload={"preset": "azure-code"})  # a scenario has one; its seed is the file's
+    workload, origin = setup.recorded(trace)
+    scenario = setup.scenario(workload={"preset": "azure-code"})  # a scenario has one; its seed is the file's
     return workload.with_seed(scenario.workload.seed), origin, scenario
 
 

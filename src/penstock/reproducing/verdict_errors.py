@@ -1,6 +1,6 @@
 """How often three ways to ask "is it stable?" are wrong near the critical load."""
 
-from collections.abc import Sequence
+import math
 from typing import Annotated, Any
 
 import altair as alt
@@ -13,10 +13,9 @@ from scipy import stats
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Different
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.setup import Different, Setup
 from penstock.scenario.scenario import Scenario
 from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
@@ -46,9 +45,10 @@ class _Settings(Section):
     batches: Different[Annotated[Whole, Field(ge=3, le=2000)]] = Field([20, 200], min_length=1)
 
 
-def _run(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_Settings)
-    scenario = asked.scenario()
+def run(setup: Setup) -> Reproduction:
+    """Count the wrong verdicts of slopes and of the sequential test, by load."""
+    settings = setup.settings(_Settings)
+    scenario = setup.scenario()
     server = scenario.server
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         raise InputError(
@@ -69,6 +69,7 @@ def _run(asked: Asked, item: Item) -> Reproduction:
         raise InputError(
             f"simulate.requests is {scenario.requests:,}, in which no trend can show; give at least {_FEWEST:,}"
         )
+    # loads are shares of the rate up to which Theorem 1 says stable, wherever its hypotheses hold
     limit = certify(scenario.workload, server).max_rate
     fails = [h for h in certify(scenario.workload.with_rate(limit / 2), server).hypotheses if not h.held]
     if fails := [h for h in fails if h.name != "bounded lengths"]:  # which geometric ones are but for a tail
@@ -76,26 +77,27 @@ def _run(asked: Asked, item: Item) -> Reproduction:
             f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, but {fails[0].why}; "
             "change workload or server until it holds"
         )
+    # each way is asked about the same workload
     rows = []
     for index, load in enumerate(settings.loads):
         wrong = []
         for seed in range(settings.seeds):
             workload = scenario.workload.with_rate(load * limit).with_seed(scenario.workload.seed + seed)
             wrong.append(_wrong(scenario, workload, settings, load < 1))
-            asked.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
+            setup.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
         rows += [(load, way, sum(run[way] for run in wrong), settings.seeds) for way in wrong[0]]
     columns = ["load", "way", "wrong", "verdicts"]
     table = pl.DataFrame(rows, columns, orient="row").with_columns(share=pl.col("wrong") / pl.col("verdicts"))
     text = "Share of verdicts that are wrong, by load: slopes from an empty system, and the sequential test."
-    return Reproduction(
-        item.name, item.title, item.source, _claims(table, settings), table, {text: _chart(table, settings)},
+    return setup.answer(
+        _claims(table, settings), table, {text: _chart(table, settings)},
         "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and batch means fit a slope "
         "to the tokens in a run that starts empty, batch means after averages over so many parts of it. They say "
         f"unstable if the slope is above 0 at a significance of {settings.significance:.2g}. The sequential test "
         "starts from large backlogs.",
         assumed=(
             f"{settings.seeds} seeds at each load, so that a share is known to within about "
-            f"{100 * _half(0.5, settings.seeds):.0f} percentage points; docs/verdicts.md has 200 seeds",
+            f"{100 * 1.96 * math.sqrt(0.25 / settings.seeds):.0f} percentage points; docs/verdicts.md has 200 seeds",
             f"Loads below 1 and at most {settings.near:g} from it are compared with what is known. Verdict `same` of a "
             "slope: its 95% interval, in brackets, and the known range have a share in common",
             "Verdict `same` of the sequential test: so many wrong verdicts have a probability above 1% if each is "
@@ -167,19 +169,13 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def _half(share: float, count: int) -> float:
-    """Return the half width of a 95% interval of a share."""
-    return float(1.96 * np.sqrt(share * (1 - share) / count))
-
-
 def _chart(table: pl.DataFrame, settings: _Settings) -> Any:
-    ways: Sequence[str] = list(dict.fromkeys(table["way"]))
+    ways = list(dict.fromkeys(table["way"]))
     colours = [*(_COLOURS[i % len(_COLOURS)] for i in range(len(ways) - 1)), "#000000"]
     shown = table.with_columns(load=pl.col("load").map_elements("{:g}".format, pl.String))
-    order = list(ways)
     bars = alt.Chart(shown).encode(
         x=alt.X("load:O", title="Load (stable below 1)", sort=None, axis=alt.Axis(labelAngle=0)),
-        xOffset=alt.XOffset("way:N", sort=order),
+        xOffset=alt.XOffset("way:N", sort=ways),
         y=alt.Y(
             "share:Q",
             title=f"Share of {settings.seeds} verdicts that is wrong",
@@ -192,14 +188,11 @@ def _chart(table: pl.DataFrame, settings: _Settings) -> Any:
             bars.mark_bar(stroke="#333333", strokeWidth=0.6).encode(
                 color=alt.Color(
                     "way:N",
-                    sort=order,
-                    scale=alt.Scale(domain=order, range=colours),
+                    sort=ways,
+                    scale=alt.Scale(domain=ways, range=colours),
                     legend=alt.Legend(title="Way to ask", symbolStrokeWidth=0.6),
                 )
             ),
             bars.mark_text(dy=-6, fontSize=9).encode(text=alt.Text("share:Q", format=".0%")),
         ).properties(width=640, height=280)
     )
-
-
-RUN = {"verdict-errors": _run}

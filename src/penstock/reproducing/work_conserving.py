@@ -13,11 +13,10 @@ from penstock.auditing.audit import audit
 from penstock.checking.charts import first_batches, gantt
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
-from penstock.reproducing.asked import Asked, Different
-from penstock.reproducing.catalogue import Item
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
-from penstock.reproducing.small_systems import Random, Seen, Small, System, random_systems, seen, small_systems
+from penstock.reproducing.setup import Different, Setup
+from penstock.reproducing.small_systems import Random, Small, System, Waiting, random_systems, small_systems, waiting
 from penstock.scenario.scenario import ServerSection
 from penstock.show import charts
 from penstock.show.page import Table
@@ -104,16 +103,16 @@ class Finding:
         audited = audit(run)
         if not audited.feasible:
             raise InputError(
-                f"{self.policy} served {system.told()} with batches that no server can run ({audited.violations[0]}), "
-                "so they cannot be audited; mend the policy"
+                f"{self.policy} served {system.in_words()} with batches that no server can run "
+                f"({audited.violations[0]}), so they cannot be audited; mend the policy"
             )
         if self.paper is None and audited.paper.first is not None:
             self.paper = system, audited.paper.first.batch
         if self.strong is None and audited.strong.first is not None:
             self.strong = system, audited.strong.first.batch
-        self._count(seen(run, system.arrival, system.prompt, system.output), system.budget)
+        self._count(waiting(run, system.arrival, system.prompt, system.output), system.budget)
 
-    def _count(self, s: Seen, budget: int) -> None:
+    def _count(self, s: Waiting, budget: int) -> None:
         both = (s.prompt_tokens > 0) & (s.decodes > 0)
         self.systems += 1
         self.batches += s.load.size
@@ -143,14 +142,15 @@ def search(name: str, policy: Scheduler, settings: _TableSettings) -> Finding:
     return finding
 
 
-def _table(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_TableSettings, sections=())
+def table(setup: Setup) -> Reproduction:
+    """Audit each policy in small and random systems, and compare it with Table 1."""
+    settings = setup.settings(_TableSettings, sections=())
     if not settings.policies:
         raise InputError("reproduce.policies is empty, so there is nothing to audit; name a policy such as sarathi")
     findings = []
     for index, name in enumerate(settings.policies):
-        asked.progress(index / len(settings.policies))
-        findings.append(search(name, resolve(name, folder=asked.folder), settings))
+        setup.progress(index / len(settings.policies))
+        findings.append(search(name, resolve(name, folder=setup.folder), settings))
     claims = tuple(claim for finding in findings if finding.policy in PUBLISHED for claim in _claims(finding))
     columns = (
         "policy",
@@ -169,15 +169,15 @@ def _table(asked: Asked, item: Item) -> Reproduction:
         for finding in findings
     ]
     refuted = [
-        (finding.policy, *_example(*finding.paper, settings, resolve(finding.policy, folder=asked.folder)))
+        (finding.policy, *_example(*finding.paper, settings, resolve(finding.policy, folder=setup.folder)))
         for finding in findings
         if finding.paper
     ]
     heads = ("Policy", "Requests: prompt + output, tick", "Batch", "Served", "Could have been")
     about = "The smallest system that refutes each: the first batch with fewer tokens than the budget and the supply."
     text = "Share of batches left short and of batches that mix phases, by policy."
-    return Reproduction(
-        item.name, item.title, item.source, claims, pl.DataFrame(rows), {text: _shares(findings)},
+    return setup.answer(
+        claims, pl.DataFrame(rows), {text: _shares(findings)},
         "Left short: of the batches for which enough waited, those below the token budget. Mixed: of the batches "
         "before which prompts and decodes waited, those that serve both. Over all systems audited.",
         (Table(heads, refuted, about),),
@@ -225,15 +225,16 @@ def _refuted(by: tuple[System, int] | None) -> str:
     if by is None:
         return ""
     system, batch = by
-    return f"batch {batch + 1} refutes it, of {system.told()} (A 1+2 at 0: one prompt and two output tokens, tick 0)"
+    example = "A 1+2 at 0: one prompt and two output tokens, tick 0"
+    return f"batch {batch + 1} refutes it, of {system.in_words()} ({example})"
 
 
 def _example(system: System, batch: int, settings: _TableSettings, policy: Scheduler) -> tuple[str, str, str, str]:
     """Return the system, the batch that falls short, what it serves, and what it could have had."""
     run = system.run(policy, settings.convention)
-    s = seen(run, system.arrival, system.prompt, system.output)
+    s = waiting(run, system.arrival, system.prompt, system.output)
     return (
-        system.told(), f"{batch + 1}", _tokens(s.prefill[batch], s.decode[batch]),
+        system.in_words(), f"{batch + 1}", _tokens(s.prefill[batch], s.decode[batch]),
         _tokens(s.prompt_tokens[batch], s.decodes[batch]),
     )  # fmt: skip
 
@@ -295,14 +296,15 @@ _DRAWN = ("vllm-vanilla", "fastertransformer")
 """Those that the paper's figure shows."""
 
 
-def _figure(asked: Asked, item: Item) -> Reproduction:
-    settings = asked.settings(_FigureSettings, sections=("server",))
+def figure(setup: Setup) -> Reproduction:
+    """Serve a few requests under each policy, and shade the batches that are left short."""
+    settings = setup.settings(_FigureSettings, sections=("server",))
     if not settings.policies or not settings.requests:
         raise InputError(
             "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give some of each"
         )
-    server = parsed(asked.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`").build(
-        asked.folder
+    server = parsed(setup.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`").build(
+        setup.folder
     )
     if server.max_batch_size is not None:
         raise InputError(
@@ -318,11 +320,12 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
         [getattr(r, name) for r in sorted(settings.requests, key=lambda r: r.at_s)]
         for name in ("at_s", "prompt", "output")
     )
+    # the same few requests under each policy, each batch beside what waited before it
     workload = Workload.from_arrays(arrival, prompt, output)
     claims, rows, panels = [], [], []
     for index, name in enumerate(settings.policies):
-        asked.progress(index / len(settings.policies))
-        chosen = dataclasses.replace(server, policy=resolve(name, folder=asked.folder))
+        setup.progress(index / len(settings.policies))
+        chosen = dataclasses.replace(server, policy=resolve(name, folder=setup.folder))
         run = simulate(workload, chosen, record="allocations")
         table = _batches(name, run, prompt, output)
         rows.append(table)
@@ -334,8 +337,8 @@ def _figure(asked: Asked, item: Item) -> Reproduction:
             published = _numbers(SHORT[name]) + ("" if name in _DRAWN else " (by Table 1; not in the figure)")
             claims.append(Claim(f"{name}: batches left short", published, _numbers(short), same, reason))
     text = f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; short batches shaded."
-    return Reproduction(
-        item.name, item.title, item.source, tuple(claims), pl.concat(rows),
+    return setup.answer(
+        claims, pl.concat(rows),
         {text: alt.vconcat(*panels).resolve_scale(x="shared").configure_axis(gridColor=charts.GRID)},
         "Above each batch its number. Shaded: a batch with fewer tokens than the budget although as many waited. "
         "There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
@@ -354,7 +357,7 @@ def _batches(name: str, run: Run, prompt: list[int], output: list[int]) -> pl.Da
     """Return a row per batch, counted from 1: what it has, what waited, and whether it is short."""
     assert run.rows is not None
     budget = run.server.token_budget
-    s = seen(run, run.rows.arrival.tolist(), prompt, output)
+    s = waiting(run, run.rows.arrival.tolist(), prompt, output)
     return run.batches.select(
         policy=pl.lit(name),
         batch=pl.int_range(1, s.load.size + 1),
@@ -392,6 +395,3 @@ def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
         width=480, height={"step": 30}, title=alt.TitleParams(name, anchor="start", offset=14)
     )
     return titled
-
-
-RUN = {"table1": _table, "fig-work-conserving": _figure}

@@ -12,14 +12,14 @@ from penstock.reproducing.view import summary_page
 from penstock.show import charts, html
 
 
-def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> list[Path]:
+def write(answer: Reproduction, folder: Path, scenario: Path | None = None) -> list[Path]:
     """Write ``NAME.html``, ``NAME.svg`` and ``.png`` (numbered if several), ``NAME.csv`` and ``NAME.yaml``.
 
     A scenario that lies there already, changed by its reader, is left as it is.
 
     Parameters
     ----------
-    found
+    answer
         What was measured.
     folder
         Made if it is not there.
@@ -31,16 +31,16 @@ def write(found: Reproduction, folder: Path, scenario: Path | None = None) -> li
     InputError
         If the folder cannot be written to.
     """
-    figures = [found.name]
-    if len(found.charts) != 1:
-        figures = [f"{found.name}-{index}" for index in range(1, len(found.charts) + 1)]
-    files = files_of(found.name, scenario)
+    figures = [answer.name]
+    if len(answer.charts) != 1:
+        figures = [f"{answer.name}-{index}" for index in range(1, len(answer.charts) + 1)]
+    files = files_of(answer.name, scenario)
     check_folder(folder, [*files, *(f"{name}.{kind}" for name in figures for kind in ("svg", "png"))])
-    contents = [html.render(found.page()), found.rows.write_csv(), item(found.name).text]
+    contents = [html.render(answer.page()), answer.rows.write_csv(), item(answer.name).text]
     texts = dict(zip(files, contents, strict=False))
-    if (folder / f"{found.name}.yaml").exists():
-        texts.pop(f"{found.name}.yaml", None)
-    drawings = charts.save(dict(zip(figures, found.charts.values(), strict=True)), folder)
+    if (folder / f"{answer.name}.yaml").exists():
+        texts.pop(f"{answer.name}.yaml", None)
+    drawings = charts.save(dict(zip(figures, answer.charts.values(), strict=True)), folder)
     _write(folder, texts)
     return [*(folder / name for name in files), *drawings]
 
@@ -90,13 +90,13 @@ def left(name: str, folder: Path) -> Path | None:
     return None if path.read_bytes() == item(name).text.encode() else path
 
 
-def index_is_old(found: Reproduction, folder: Path) -> bool:
+def index_is_old(answer: Reproduction, folder: Path) -> bool:
     """Return whether the folder has an ``index.html`` that says something else of the item."""
     path = folder / "index.html"
     if not path.is_file():
         return False
     shown = path.read_text(encoding="utf-8", errors="replace")
-    return _row(shown, found.name) != _row(html.render(summary_page([found])), found.name)
+    return _row(shown, answer.name) != _row(html.render(summary_page([answer])), answer.name)
 
 
 def _row(page: str, name: str) -> str:
@@ -105,7 +105,7 @@ def _row(page: str, name: str) -> str:
     return re.sub("<[^>]*>", " ", row)
 
 
-def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
+def write_index(answers: Sequence[Reproduction], folder: Path) -> Path:
     """Write ``index.html``: every item with its source, how many of its claims are the same, and a link to its page.
 
     Parameters
@@ -121,5 +121,5 @@ def write_index(found: Sequence[Reproduction], folder: Path) -> Path:
         If the file cannot be written.
     """
     check_folder(folder, ["index.html"])
-    _write(folder, {"index.html": html.render(summary_page(found))})
+    _write(folder, {"index.html": html.render(summary_page(answers))})
     return folder / "index.html"

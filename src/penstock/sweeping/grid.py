@@ -74,7 +74,8 @@ class Range:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        name, limit = f"the range {self.low:g}:{self.high:g}", _FARTHEST_WHOLE if self.whole else _FARTHEST
+        name = f"the range {self.low:g}:{self.high:g}"
+        limit = _FARTHEST_WHOLE if self.whole else _FARTHEST
         if not (abs(self.low) <= limit and abs(self.high) <= limit):
             raise InputError(f"{name} goes beyond {limit:g}, so not all of it could be drawn; narrow it")
         if not self.low < self.high:
@@ -102,14 +103,14 @@ Axis = Values | Range
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One scenario of a sweep: its place, what its fields are, and its seed."""
+    """One scenario of a sweep: its index, what its fields are, and its seed."""
 
-    place: int
+    index: int
     values: tuple[Any, ...]
     seed: int
 
 
-def axis(field: str, given: Any) -> Axis:
+def axis(field: str, values: Any) -> Axis:
     """Return what a field takes: text as on the command line, a list of values, or (low, high) to draw from.
 
     Raises
@@ -118,20 +119,20 @@ def axis(field: str, given: Any) -> Axis:
         If that says nothing, or what no table could hold.
     """
     whole = _takes_whole(field)
-    if isinstance(given, str):
-        return _parsed(field, given, whole)
-    if isinstance(given, tuple) and len(given) == 2:
-        low, high = (checks.number(f"an end of {field}", end, -1e300, 1e300, "", "it is drawn from") for end in given)
-        both = all(isinstance(end, int | np.integer) for end in given)
+    if isinstance(values, str):
+        return _parsed(field, values, whole)
+    if isinstance(values, tuple) and len(values) == 2:
+        low, high = (checks.number(f"an end of {field}", end, -1e300, 1e300, "", "it is drawn from") for end in values)
+        both = all(isinstance(end, int | np.integer) for end in values)
         return Range(low, high, whole=both if whole is None else whole)
-    if isinstance(given, np.ndarray) and given.ndim == 1:
-        given = given.tolist()
-    if isinstance(given, bool | int | float | np.generic) or given is None:
-        given = [given]
-    if isinstance(given, Sequence) and given:
-        return _values(field, given)
+    if isinstance(values, np.ndarray) and values.ndim == 1:
+        values = values.tolist()
+    if isinstance(values, bool | int | float | np.generic) or values is None:
+        values = [values]
+    if isinstance(values, Sequence) and values:
+        return _values(field, values)
     raise InputError(
-        f"{field} varies over {checks.shown(given)}, which gives no values; give a list such as [128, 512], or text "
+        f"{field} varies over {checks.shown(values)}, which gives no values; give a list such as [128, 512], or text "
         "such as '1:10:0.5'"
     )
 
@@ -167,6 +168,11 @@ def resolved(field: Any) -> tuple[str, ...]:
     InputError
         If a scenario has no such field, with the nearest that it has.
     """
+    return _annotated(field)[0]
+
+
+def _annotated(field: Any) -> tuple[tuple[str, ...], Any]:
+    """Return the keys that lead to a field, and its annotation: `Any` where that depends on more than its name."""
     parts = tuple(field.split(".")) if isinstance(field, str) else ()
     if len(parts) == 1 and parts[0] in SECTIONS:
         first = next(name for name in known_fields() if name.startswith(f"{field}."))
@@ -177,21 +183,21 @@ def resolved(field: Any) -> tuple[str, ...]:
         hint = f"; did you mean {fits!r}?" if fits else f"; fields begin with {', '.join(SECTIONS)} and a dot"
         raise InputError(f"{checks.shown(field)} is no field of a scenario{hint}")
     kind: Any = SECTIONS[parts[0]]
-    places = [parts[0]]
+    path = [parts[0]]
     for part in parts[1:]:
         section = _section(kind)
         if section is None:
             if not _holds_any(kind):
-                raise InputError(f"{field} is no field of a scenario: {'.'.join(places)} holds one value; vary that")
-            return (*places, *parts[len(places) :])
+                raise InputError(f"{field} is no field of a scenario: {'.'.join(path)} holds one value; vary that")
+            return (*path, *parts[len(path) :]), Any
         name = _own_name(section, part)
         if name is None:
             raise InputError(
-                f"{checks.shown(field)} is no field of a scenario" + _nearest_in(section, ".".join(places), part)
+                f"{checks.shown(field)} is no field of a scenario" + _nearest_in(section, ".".join(path), part)
             )
         kind = section.model_fields[name].annotation
-        places.append(name)
-    return tuple(places)
+        path.append(name)
+    return tuple(path), kind
 
 
 def known_fields() -> list[str]:
@@ -219,6 +225,7 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
         If a range to draw from stands in a grid, or there are too many points.
     """
     combinations: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]
+    # all combinations of listed values, or a draw of each field from a stream of its own
     if sample is None:
         for field, values in chosen.items():
             if isinstance(values, Range):
@@ -250,10 +257,10 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
     return [Point(index, *values_and_seed) for index, values_and_seed in enumerate(every)]
 
 
-def at(document: Mapping[str, Any], places: Sequence[tuple[str, ...]], values: Sequence[Any]) -> dict[str, Any]:
-    """Return the scenario document with values put in their places."""
+def at(document: Mapping[str, Any], paths: Sequence[tuple[str, ...]], values: Sequence[Any]) -> dict[str, Any]:
+    """Return the scenario document with values put in."""
     changed = copy.deepcopy(dict(document))
-    for keys, value in zip(places, values, strict=True):
+    for keys, value in zip(paths, values, strict=True):
         here = changed
         for key in keys[:-1]:
             if not isinstance(here.get(key), dict):
@@ -330,10 +337,10 @@ def _listed(field: str, text: str) -> list[Any]:
     return values
 
 
-def _values(field: str, given: Sequence[Any]) -> Values:
+def _values(field: str, values: Sequence[Any]) -> Values:
     """Return values as given, none of them twice, and where numbers belong none that only looks like one."""
-    kept = tuple(_kept(field, value) for value in given)
-    numeric = all(kind in (int, float, type(None)) for kind in _choices(_annotation(field)))
+    kept = tuple(_kept(field, value) for value in values)
+    numeric = all(kind in (int, float, type(None)) for kind in _choices(_annotated(field)[1]))
     before = set()
     for value in kept:
         if numeric and isinstance(value, str) and re.match(r"\s*[-+.]?[0-9]", value):
@@ -379,22 +386,10 @@ def _tidy(value: float) -> float:
 
 def _takes_whole(field: str) -> bool | None:
     """Return whether a field takes whole numbers only, or None where that depends on more than its name."""
-    kinds = {typing.get_origin(k) or k for k in _choices(_annotation(field))}
+    kinds = {typing.get_origin(k) or k for k in _choices(_annotated(field)[1])}
     if int in kinds:
         return True
     return False if float in kinds else None
-
-
-def _annotation(field: str) -> Any:
-    """Return the annotation of a field, or `Any` where it depends on more than its name."""
-    kind: Any = Any
-    section: Any = SECTIONS[resolved(field)[0]]
-    for part in resolved(field)[1:]:
-        if section is None or part not in section.model_fields:
-            return Any
-        kind = section.model_fields[part].annotation
-        section = _section(kind)
-    return kind
 
 
 def _choices(kind: Any) -> list[Any]:

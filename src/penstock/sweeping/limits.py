@@ -4,7 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from penstock.capacity.stable_rates import PRECISION, StableRate, stable_rate
+from penstock.capacity.stable_rates import StableRate, stable_rate
 from penstock.errors import InputError
 from penstock.scenario import scenario
 from penstock.simulation.progress import Progress, part_of
@@ -23,19 +23,15 @@ def is_rate(field: str) -> bool:
     return keys[0] == "workload" and keys[-1] == "rate"
 
 
-def with_stable_rates(
-    asked: Sweep, rows: pl.DataFrame, *, precision: float = PRECISION, progress: Progress | None = None
-) -> pl.DataFrame:
+def with_stable_rates(plan: Sweep, rows: pl.DataFrame, *, progress: Progress | None = None) -> pl.DataFrame:
     """Return the rows with the highest stable rate of their servers, whatever rate arrives.
 
     Parameters
     ----------
-    asked
+    plan
         The sweep.
     rows
         Its table.
-    precision
-        As in `penstock.capacity.stable_rates.stable_rate`.
     progress
         Called now and then with the share that is done.
 
@@ -45,9 +41,9 @@ def with_stable_rates(
         With the columns ``stable_rate`` (requests/s, null where there is none) and ``stable_rate_known`` (the theorem,
         ``simulation``, or why there is none). As it was where there are more than `MOST` servers.
     """
-    kept = [index for index, field in enumerate(asked.fields) if not is_rate(field)]
+    kept = [index for index, field in enumerate(plan.fields) if not is_rate(field)]
     servers: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    for point in asked.points:
+    for point in plan.points:
         servers.setdefault(_key(point.values, kept), point.values)
     if len(servers) > MOST:
         return rows
@@ -56,12 +52,12 @@ def with_stable_rates(
     for done, (key, values) in enumerate(servers.items()):
         part = part_of(progress, done / len(servers), (done + 1) / len(servers))
         try:
-            built = scenario.build(at(asked.job.document, asked.job.places, values), asked.job.folder)
-            rates[key] = stable_rate(built.workload, built.server, precision=precision, progress=part)
+            built = scenario.build(at(plan.job.document, plan.job.keys, values), plan.job.folder)
+            rates[key] = stable_rate(built.workload, built.server, progress=part)
         except InputError as error:
             rates[key] = StableRate(None, None, str(error))
     report(1.0)
-    of_point = {point.place: rates[_key(point.values, kept)] for point in asked.points}
+    of_point = {point.index: rates[_key(point.values, kept)] for point in plan.points}
     limits = [of_point[index] for index in rows["point"]]
     return rows.with_columns(
         pl.Series(RATE, [limit.rate for limit in limits], pl.Float64),

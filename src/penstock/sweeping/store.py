@@ -153,7 +153,8 @@ class Journal:
         """Append a finished point, unless it is there already; return whether it was new."""
         if row["point"] in self.rows:
             return False
-        self._file.write(self._head + _line(row, self._digest))
+        text = json.dumps(row, allow_nan=False, default=str)
+        self._file.write(self._head + _sealed(text.encode(), self._digest))
         self._file.flush()
         self._head = b""
         self.rows[row["point"]] = row
@@ -175,10 +176,6 @@ def journal_of(out: Path) -> Path:
 
 def _head(digest: str) -> bytes:
     return _HEAD + digest.encode() + b'"}\n'
-
-
-def _line(row: Row, digest: str) -> bytes:
-    return _sealed(json.dumps(row, allow_nan=False, default=str).encode(), digest)
 
 
 def _sealed(text: bytes, digest: str) -> bytes:

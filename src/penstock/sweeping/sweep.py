@@ -115,17 +115,17 @@ def sweep(
         If a field, a value or a file cannot be used.
     """
     target = None if out is None else store.checked_output(out)
-    asked = scenario
-    if not isinstance(asked, Sweep):
-        asked = set_up(asked, vary, sample=sample, seed=seed, seeds=seeds, independent=independent, test=test)
+    plan = scenario
+    if not isinstance(plan, Sweep):
+        plan = set_up(plan, vary, sample=sample, seed=seed, seeds=seeds, independent=independent, test=test)
     workers.checked(backend, jobs)
     if target is None:
         rows: dict[int, Row] = {}
-        _finish(asked, backend, jobs, rows, lambda row: rows.setdefault(row["point"], row), progress)
-        return table(asked, rows)
-    with store.named_if_full(target), store.Journal.opened(target, asked.digest, fresh=fresh) as journal:
-        _finish(asked, backend, jobs, journal.rows, journal.add, progress)
-        result = table(asked, journal.rows)
+        _finish(plan, backend, jobs, rows, lambda row: rows.setdefault(row["point"], row), progress)
+        return table(plan, rows)
+    with store.named_if_full(target), store.Journal.opened(target, plan.digest, fresh=fresh) as journal:
+        _finish(plan, backend, jobs, journal.rows, journal.add, progress)
+        result = table(plan, journal.rows)
         if result["error"].null_count():  # else there is nothing but mistakes, and no table to take for an answer
             store.write_table(result, target)
     return result
@@ -153,13 +153,15 @@ def set_up(
     if own is not None or vary is None:
         section = parsed(own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`")
         if vary is None:
-            vary, sample = section.vary, section.sample if sample is None else sample
+            vary = section.vary
+            sample = section.sample if sample is None else sample
         seeds = section.seeds if seeds is None else seeds
         independent = section.independent if independent is None else independent
+    # what varies, where it stands in the scenario, and the points with their seeds
     count = checks.whole("seeds", 1 if seeds is None else seeds, 1, 10_000, "", "each point is run so many times")
     chosen = grid.axes(vary)
-    places = tuple(grid.resolved(field) for field in chosen)
-    if ("simulate", "seed") in places:
+    keys = tuple(grid.resolved(field) for field in chosen)
+    if ("simulate", "seed") in keys:
         raise InputError("simulate.seed does not vary like a field; repeat every point with --seeds 5")
     simulate = document.get("simulate")
     own_seed = simulate.get("seed", 0) if isinstance(simulate, Mapping) else 0
@@ -167,8 +169,9 @@ def set_up(
     first = checks.whole("seed", first, 0, 2**62, "", "take any")
     points = grid.points(chosen, sample, range(first, first + count), first)
     if independent:
-        points = [dataclasses.replace(point, seed=_own_seed(first, point.place)) for point in points]
-    job = Job(document, folder, places, test)
+        points = [dataclasses.replace(point, seed=_own_seed(first, point.index)) for point in points]
+    # the digest covers all that rows depend on, files that the scenario names included
+    job = Job(document, folder, keys, test)
     varied = [axis.values for axis in chosen.values() if isinstance(axis, grid.Values)]
     files = files_named([document, *varied], folder)
     digest = store.fingerprint(
@@ -183,22 +186,22 @@ def set_up(
     return Sweep(name, job, tuple(chosen), tuple(points), digest)
 
 
-def table(asked: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
+def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
     """Return the finished points as a table, in the order of the grid.
 
     Its columns: ``point``, the fields, ``seed``, ``verdict`` (the theorem's, or where it says nothing the test's),
     ``theory``, ``rho``, ``max_rate``, what the finite run did, its latencies (``ttft_p99_s`` ...; of a steady state
     only where the verdict is stable), and ``error``: why a bad point has nothing else.
     """
-    done = [point for point in asked.points if point.place in rows]
-    columns: dict[str, pl.Series] = {"point": pl.Series([point.place for point in done], dtype=pl.Int64)}
-    for index, field in enumerate(asked.fields):
+    done = [point for point in plan.points if point.index in rows]
+    columns: dict[str, pl.Series] = {"point": pl.Series([point.index for point in done], dtype=pl.Int64)}
+    for index, field in enumerate(plan.fields):
         columns[field] = _column([point.values[index] for point in done])
     columns["seed"] = pl.Series([point.seed for point in done], dtype=pl.Int64)
     kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
     wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
     for name, kind in wanted.items():
-        columns[name] = pl.Series([rows[point.place].get(name) for point in done], dtype=kinds[kind], strict=False)
+        columns[name] = pl.Series([rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False)
     return pl.DataFrame(columns)
 
 
@@ -212,7 +215,7 @@ def _column(values: Sequence[Any]) -> pl.Series:
 
 
 def _finish(
-    asked: Sweep,
+    plan: Sweep,
     backend: str,
     jobs: int,
     rows: Mapping[int, Row],
@@ -220,19 +223,19 @@ def _finish(
     progress: Progress | None,
 ) -> None:
     """Run what is left with as many workers as have something to do; where they die, go on with what they left."""
-    count = len(asked.points)
+    count = len(plan.points)
     report = progress or (lambda done, count: None)
     if len(rows) == count:
         return
     with workers.gathered(backend, jobs, count - len(rows)) as ready:
-        size = _chunk_size(asked, count - len(rows), ready.count)
+        size = _chunk_size(plan, count - len(rows), ready.count)
         fruitless = 0
-        while left := [point for point in asked.points if point.place not in rows]:
+        while left := [point for point in plan.points if point.index not in rows]:
             before = len(rows)
             report(before, count)
             chunks = [left[begin : begin + size] for begin in range(0, len(left), size)]
             try:
-                for chunk in ready.each(functools.partial(run_points, asked.job), chunks):
+                for chunk in ready.results(functools.partial(run_points, plan.job), chunks):
                     for row in chunk:
                         add(row)
                     report(len(rows), count)
@@ -247,26 +250,30 @@ def _finish(
                     ) from None
 
 
-def _chunk_size(asked: Sweep, left: int, count: int) -> int:
+def _chunk_size(plan: Sweep, left: int, count: int) -> int:
     """Return how many of the points left one of so many workers gets at a time."""
-    simulate = asked.job.document.get("simulate")
+    simulate = plan.job.document.get("simulate")
     requests = simulate.get("requests") if isinstance(simulate, Mapping) else None
     requests = requests if isinstance(requests, int) and requests > 0 else DEFAULT_REQUESTS
     fair = left // (8 * count)
     return max(1, min(_REQUESTS_TO_A_CHUNK // requests, fair, _MOST_TO_A_CHUNK))
 
 
-def _own_seed(seed: int, place: int) -> int:
-    return int(np.random.SeedSequence([seed, 1, place]).generate_state(1, np.uint64)[0] >> 2)
+def _own_seed(seed: int, index: int) -> int:
+    return int(np.random.SeedSequence([seed, 1, index]).generate_state(1, np.uint64)[0] >> 2)
 
 
 def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
     """Return what a scenario holds, the folder of its paths, and its name."""
     if isinstance(scenario, Mapping):
-        document, folder, name = dict(scenario), Path.cwd(), "scenario"
+        document = dict(scenario)
+        folder = Path.cwd()
+        name = "scenario"
     else:
         path = checks.path("the name of a scenario", scenario)
-        document, folder, name = read_document(path), path.resolve().parent, path.name
+        document = read_document(path)
+        folder = path.resolve().parent
+        name = path.name
     if not isinstance(document, dict):
         raise InputError(
             f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` and `server`"

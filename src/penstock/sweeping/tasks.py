@@ -52,7 +52,7 @@ class Job:
         The scenario, as read.
     folder
         Where its own paths are looked for.
-    places
+    keys
         The fields that vary, as keys into the document.
     test
         Whether the sequential test is asked where no theorem says whether a point is stable.
@@ -60,7 +60,7 @@ class Job:
 
     document: dict[str, Any]
     folder: Path
-    places: tuple[tuple[str, ...], ...]
+    keys: tuple[tuple[str, ...], ...]
     test: bool = True
 
 
@@ -70,15 +70,15 @@ def run_points(job: Job, points: Sequence[Point]) -> list[Row]:
 
 
 def run_point(job: Job, point: Point) -> Row:
-    """Return the row of a point: its place, and what was found or why nothing could be."""
+    """Return the row of a point: its index, and what was found or why nothing could be."""
     try:
-        row = _found(at(job.document, job.places, point.values), job, point.seed)
+        row = _found(at(job.document, job.keys, point.values), job, point.seed)
     except InputError as error:
         row = {"error": str(error)}
     except Exception as error:  # one point that hits a bug must not cost the others
         row = {"error": f"{type(error).__name__}: {error} (a bug of Penstock: please report the scenario)"}
     numbers = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in row.items()}
-    return {"point": point.place, **numbers}
+    return {"point": point.index, **numbers}
 
 
 def _found(document: Mapping[str, Any], job: Job, seed: int) -> Row:
@@ -107,9 +107,9 @@ def _refuse_endless(workload: Workload, requests: int | None, until: float | Non
     """Refuse a run of which nobody would see the end; a recording has one."""
     count = requests if until is None else workload.rate * until
     if workload.rows is None and count is not None and count > MOST_REQUESTS:
-        asked = f"requests is {requests:,}" if until is None else f"until is {until:g} s, for {count:.4g} requests"
+        size = f"requests is {requests:,}" if until is None else f"until is {until:g} s, for {count:.4g} requests"
         raise InputError(
-            f"simulate.{asked}, but one run of a sweep has at most {MOST_REQUESTS:,}, which take some ten minutes or "
+            f"simulate.{size}, but one run of a sweep has at most {MOST_REQUESTS:,}, which take some ten minutes or "
             "more; lower it, or repeat the point with --seeds"
         )
 

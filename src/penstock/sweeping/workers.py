@@ -57,7 +57,7 @@ class Workers:
     options: dict[str, Any]
     died: tuple[type[BaseException], ...]
 
-    def each(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+    def results(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
         """Yield what a function makes of each task, as it comes, in any order.
 
         Raises

@@ -82,8 +82,9 @@ def _reaches(length: Length, tokens: Floats) -> Floats | None:
     chance: Floats
     match length:
         case Constant() | Uniform():
-            low, high = float(length.min), float(length.max)
-            chance = np.clip((high - tokens + 1) / (high - low + 1), 0.0, 1.0)
+            assert length.max is not None
+            values = float(length.max - length.min + 1)
+            chance = np.clip((length.max - tokens + 1) / values, 0.0, 1.0)
         case Geometric():
             chance = (1 - 1 / length.mean_tokens) ** (tokens - 1)
         case LogNormal():

@@ -54,9 +54,12 @@ class Arrivals(abc.ABC):
     def with_rate(self, rate: float) -> Self:
         """Return the same pattern, sped up or slowed down to a rate."""
 
-    @abc.abstractmethod
+    words: ClassVar[str] = "arrivals"
+    """What it is, in a few words."""
+
     def describe(self) -> str:
         """Say in a few words what it is."""
+        return self.words
 
 
 def _running_sums(gaps: Callable[[], Seconds]) -> Iterator[Seconds]:
@@ -75,19 +78,12 @@ class _AtRate(Arrivals):
 
     rate: float
 
-    words: ClassVar[str]
-    """What it is, in a few words."""
-
     def __post_init__(self) -> None:
         _check_rate(self.rate)
 
     def with_rate(self, rate: float) -> Self:
         """Return the same pattern at another rate."""
         return dataclasses.replace(self, rate=rate)
-
-    def describe(self) -> str:
-        """Say what it is."""
-        return self.words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,6 +304,7 @@ class Replay(Arrivals):
     times_s: Seconds
 
     iid = False
+    words = "recorded arrivals, replayed once"
 
     def __post_init__(self) -> None:
         times = checks.column("arrival_s", self.times_s).astype(np.float64)
@@ -344,7 +341,3 @@ class Replay(Arrivals):
             )
         first = self.times_s[0]
         return dataclasses.replace(self, times_s=first + (self.times_s - first) * (self.rate / rate))
-
-    def describe(self) -> str:
-        """Say what it is."""
-        return "recorded arrivals, replayed once"

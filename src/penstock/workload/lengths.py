@@ -40,10 +40,10 @@ def _check_cv(what: str, value: float) -> None:
     checks.number(what, value, 1e-3, 1e3, "", "it is the standard deviation over the mean; for one length use Constant")
 
 
-def _settle(length: "Length", **checked: object) -> None:
-    """Put what was checked in place of what was given: numbers as Python's own, sequences as tuples."""
-    for name, value in checked.items():
-        object.__setattr__(length, name, value)
+def settle(lengths: object, **values: object) -> None:
+    """Set attributes of a frozen record: parameters once they are checked, and what follows from them."""
+    for name, value in values.items():
+        object.__setattr__(lengths, name, value)
 
 
 class Length(abc.ABC):
@@ -55,14 +55,12 @@ class Length(abc.ABC):
     min: int = 1
     """Smallest value, or a lower limit of it."""
 
+    mean: float
+    """Exact mean, tokens."""
+
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
-
-    @property
-    @abc.abstractmethod
-    def mean(self) -> float:
-        """Exact mean, tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,26 +70,12 @@ class Constant(Length):
     tokens: int
 
     def __post_init__(self) -> None:
-        _settle(self, tokens=_check_tokens("a constant length", self.tokens))
-
-    @property
-    def max(self) -> int:  # type: ignore[override]
-        """The length."""
-        return self.tokens
-
-    @property
-    def min(self) -> int:  # type: ignore[override]
-        """The length."""
-        return self.tokens
+        tokens = _check_tokens("a constant length", self.tokens)
+        settle(self, tokens=tokens, min=tokens, max=tokens, mean=float(tokens))
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Return the length, so many times."""
         return np.full(size, self.tokens, np.int64)
-
-    @property
-    def mean(self) -> float:
-        """The length."""
-        return float(self.tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,26 +90,11 @@ class Uniform(Length):
         high = _check_tokens("the high end of a uniform length", self.high)
         if high < low:
             raise InputError(f"a uniform length from {low:,} to {high:,} tokens ends below where it begins; swap them")
-        _settle(self, low=low, high=high)
-
-    @property
-    def max(self) -> int:  # type: ignore[override]
-        """The high end."""
-        return self.high
-
-    @property
-    def min(self) -> int:  # type: ignore[override]
-        """The low end."""
-        return self.low
+        settle(self, low=low, high=high, min=low, max=high, mean=(low + high) / 2)
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
         return rng.integers(self.low, self.high, size, endpoint=True)
-
-    @property
-    def mean(self) -> float:
-        """Middle of the range."""
-        return (self.low + self.high) / 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,17 +115,14 @@ class Geometric(Length):
     def __post_init__(self) -> None:
         _check_mean("the mean of a geometric length", self.mean_tokens)
         _check_max(self)
+        mean = 1.0
+        if self.mean_tokens > 1:  # m (1 - (1 - 1/m)^max)
+            mean = -self.mean_tokens * math.expm1((self.max or LONGEST) * math.log1p(-1 / self.mean_tokens))
+        settle(self, mean=mean)
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw lengths."""
         return np.minimum(rng.geometric(1 / self.mean_tokens, size), self.max or LONGEST)
-
-    @property
-    def mean(self) -> float:
-        """Exact mean: m (1 - (1 - 1/m)^max)."""
-        if self.mean_tokens == 1:
-            return 1.0
-        return -self.mean_tokens * math.expm1((self.max or LONGEST) * math.log1p(-1 / self.mean_tokens))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +166,7 @@ class _Rounded(Length):
         return np.clip(np.rint(self._draw(rng, size)), 1, self.max or LONGEST).astype(np.int64)
 
     @functools.cached_property
-    def mean(self) -> float:
+    def mean(self) -> float:  # type: ignore[override]
         """Exact mean after rounding and cutting."""
         # E[N] = 1 + sum over n >= 2 of P(N >= n), and P(N >= n) = P(X > n - 1/2) up to the limit
         limit = self.max or LONGEST
@@ -257,7 +223,7 @@ class Gamma(_Rounded):
 
 def _check_max(length: Geometric | _Rounded) -> None:
     if length.max is not None:
-        _settle(length, max=_check_tokens("the max of a length", length.max))
+        settle(length, max=_check_tokens("the max of a length", length.max))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,18 +253,16 @@ class Mixture(Length):
                 )
         if len(parts) != weights.size:
             raise InputError(f"a mixture of {len(parts)} parts with {weights.size} weights: give one weight per part")
-        _settle(self, parts=parts, weights=tuple(_shares("mixture weights", weights).tolist()))
-
-    @property
-    def max(self) -> int | None:  # type: ignore[override]
-        """Largest of the parts' limits; None if one has none."""
-        limits = [part.max for part in self.parts]
-        return None if None in limits else max(limit for limit in limits if limit is not None)
-
-    @property
-    def min(self) -> int:  # type: ignore[override]
-        """Smallest of the parts' smallest values."""
-        return min(part.min for part in self.parts)
+        shares = tuple(_shares("mixture weights", weights).tolist())
+        limits = [part.max for part in parts]
+        settle(
+            self,
+            parts=parts,
+            weights=shares,
+            min=min(part.min for part in parts),
+            max=None if None in limits else max(filter(None, limits)),
+            mean=sum(share * part.mean for share, part in zip(shares, parts, strict=True)),
+        )
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw a part for each length, then the length."""
@@ -308,11 +272,6 @@ class Mixture(Length):
             chosen = choice == index
             drawn[chosen] = part.sample(rng, int(chosen.sum()))
         return drawn
-
-    @property
-    def mean(self) -> float:
-        """Weighted mean of the parts."""
-        return sum(w * part.mean for w, part in zip(self.weights, self.parts, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -333,18 +292,11 @@ class Tabulated(Length):
     def __post_init__(self) -> None:
         low = _check_tokens("the smallest tabulated length", self.low)
         probabilities = checks.column("probabilities", self.probabilities).astype(np.float64)
-        _check_tokens("the largest tabulated length", low + probabilities.size - 1)
-        _settle(self, low=low, probabilities=_shares("probabilities", probabilities))
-
-    @property
-    def max(self) -> int:  # type: ignore[override]
-        """Largest value."""
-        return self.low + self.probabilities.size - 1
-
-    @property
-    def min(self) -> int:  # type: ignore[override]
-        """Smallest value."""
-        return self.low
+        high = _check_tokens("the largest tabulated length", low + probabilities.size - 1)
+        shares = _shares("probabilities", probabilities)
+        # no `@`: what BLAS makes of long sums depends on its threads
+        mean = float(np.sum((low + np.arange(shares.size)) * shares))
+        settle(self, low=low, probabilities=shares, min=low, max=high, mean=mean)
 
     @functools.cached_property
     def _cumulative(self) -> Floats:
@@ -368,12 +320,6 @@ class Tabulated(Length):
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw by inversion."""
         return self.quantile(rng.random(size))
-
-    @property
-    def mean(self) -> float:
-        """Weighted mean."""
-        # no `@`: what BLAS makes of long sums depends on its threads
-        return float(np.sum((self.low + np.arange(self.probabilities.size)) * self.probabilities))
 
 
 def _shares(what: str, weights: Floats) -> Floats:

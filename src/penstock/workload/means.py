@@ -4,11 +4,9 @@ import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.workload.jobs import Ints, Jobs
-
-Floats = npt.NDArray[np.float64]
+from penstock.workload.lengths import Floats
 
 MOST_SAMPLED, FEWEST_SAMPLED = 65_536, 256
 """Jobs from which means are sampled where no formula gives them; fewer where they are long."""
@@ -79,9 +77,7 @@ class Sample:
     """Means of a sample of jobs; as in `Means`."""
 
     onward: Floats
-    visits: Floats
     prompt: Floats
-    output: Floats
     both: Floats
     covariance: Floats
 
@@ -89,12 +85,14 @@ class Sample:
     def of(cls, blocks: Iterable[Jobs], stages: int) -> "Sample":
         """Take the means of these jobs; a stage that none of them visits has zeros."""
         jobs = 0
-        per_stage = np.zeros((4, stages))  # requests, prompt, output, both
-        edges, total, squares = np.zeros((stages, stages)), np.zeros(stages), np.zeros((stages, stages))
+        per_stage = np.zeros((3, stages))  # requests, prompt, both
+        edges = np.zeros((stages, stages))
+        total = np.zeros(stages)
+        squares = np.zeros((stages, stages))
         for block in blocks:
             jobs += block.count
             both = (block.prompt > 0) & (block.output > 0)
-            for row, weights in enumerate((None, block.prompt, block.output, both)):
+            for row, weights in enumerate((None, block.prompt, both)):
                 per_stage[row] += np.bincount(block.stage, weights, stages)
             parent, child = released(block)
             which = block.stage[parent].astype(np.int64) * stages + block.stage[child]
@@ -104,11 +102,11 @@ class Sample:
             ).reshape(-1, stages)
             total += tokens.sum(axis=0)
             squares += tokens.T @ tokens
-        _, prompt, output, both_of = per_stage / np.maximum(per_stage[0], 1)
+        requests = np.maximum(per_stage[0], 1)
+        _, prompt, both = per_stage / requests
         mean = total / jobs
         covariance = (squares / jobs - np.outer(mean, mean)) / jobs
-        visits = per_stage[0] / jobs
-        return cls(edges / np.maximum(per_stage[0], 1)[:, None], visits, prompt, output, both_of, covariance)
+        return cls(edges / requests[:, None], prompt, both, covariance)
 
 
 def released(jobs: Jobs) -> tuple[Ints, Ints]:

@@ -9,7 +9,7 @@ from scipy import special
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.workload.lengths import LONGEST, Length, Tabulated, Tokens
+from penstock.workload.lengths import LONGEST, Length, Tabulated, Tokens, settle
 
 
 class Lengths(abc.ABC):
@@ -19,9 +19,13 @@ class Lengths(abc.ABC):
     """Whether requests are independent and identically distributed."""
 
     mean_prompt: float
+    """Exact mean prompt, tokens."""
     mean_output: float
+    """Exact mean output, tokens."""
     max_prompt: int | None
+    """Longest prompt, tokens; None: no limit but `LONGEST`."""
     max_output: int | None
+    """Longest output, tokens; None: no limit but `LONGEST`."""
     min_prompt: int = 1
     """Shortest prompt, or a lower limit of it, tokens."""
     min_output: int = 1
@@ -50,45 +54,18 @@ class Independent(Lengths):
 
     def __post_init__(self) -> None:
         for name in ("prompt", "output"):
-            if not isinstance(getattr(self, name), Length):
-                value = checks.shown(getattr(self, name))
-                raise InputError(f"{name} is {value}, but must be a distribution of lengths such as Constant(100)")
+            length = getattr(self, name)
+            if not isinstance(length, Length):
+                raise InputError(
+                    f"{name} is {checks.shown(length)}, but must be a distribution of lengths such as Constant(100)"
+                )
+            settle(self, **{f"mean_{name}": length.mean, f"max_{name}": length.max, f"min_{name}": length.min})
         checks.number("the correlation", self.correlation, -1, 1, "", "a Gaussian copula knows no other")
         if self.correlation and not (isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated)):
             raise InputError(
                 f"the correlation is {self.correlation}, but only tabulated prompts and outputs can be joined; "
                 "use Empirical rows instead"
             )
-
-    @property
-    def mean_prompt(self) -> float:  # type: ignore[override]
-        """Exact mean prompt, tokens."""
-        return self.prompt.mean
-
-    @property
-    def mean_output(self) -> float:  # type: ignore[override]
-        """Exact mean output, tokens."""
-        return self.output.mean
-
-    @property
-    def max_prompt(self) -> int | None:  # type: ignore[override]
-        """Longest prompt, or None."""
-        return self.prompt.max
-
-    @property
-    def max_output(self) -> int | None:  # type: ignore[override]
-        """Longest output, or None."""
-        return self.output.max
-
-    @property
-    def min_prompt(self) -> int:  # type: ignore[override]
-        """Shortest prompt."""
-        return self.prompt.min
-
-    @property
-    def min_output(self) -> int:  # type: ignore[override]
-        """Shortest output."""
-        return self.output.min
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
         """Draw requests."""
@@ -113,43 +90,18 @@ class Empirical(Lengths):
     output_tokens: Tokens
 
     def __post_init__(self) -> None:
-        for name in ("prompt_tokens", "output_tokens"):
-            object.__setattr__(self, name, checked_lengths(name, getattr(self, name)))
+        for name in ("prompt", "output"):
+            tokens = checked_lengths(f"{name}_tokens", getattr(self, f"{name}_tokens"))
+            mean, most, least = float(tokens.mean()), int(tokens.max()), int(tokens.min())
+            settle(
+                self,
+                **{f"{name}_tokens": tokens, f"mean_{name}": mean, f"max_{name}": most, f"min_{name}": least},
+            )
         if self.prompt_tokens.size != self.output_tokens.size:
             raise InputError(
                 f"{self.prompt_tokens.size:,} prompts and {self.output_tokens.size:,} outputs: "
                 "a request has one of each, so give as many of both"
             )
-
-    @property
-    def mean_prompt(self) -> float:  # type: ignore[override]
-        """Mean of the rows, tokens."""
-        return float(self.prompt_tokens.mean())
-
-    @property
-    def mean_output(self) -> float:  # type: ignore[override]
-        """Mean of the rows, tokens."""
-        return float(self.output_tokens.mean())
-
-    @property
-    def max_prompt(self) -> int:  # type: ignore[override]
-        """Longest prompt recorded."""
-        return int(self.prompt_tokens.max())
-
-    @property
-    def max_output(self) -> int:  # type: ignore[override]
-        """Longest output recorded."""
-        return int(self.output_tokens.max())
-
-    @property
-    def min_prompt(self) -> int:  # type: ignore[override]
-        """Shortest prompt recorded."""
-        return int(self.prompt_tokens.min())
-
-    @property
-    def min_output(self) -> int:  # type: ignore[override]
-        """Shortest output recorded."""
-        return int(self.output_tokens.min())
 
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
         """Draw rows."""

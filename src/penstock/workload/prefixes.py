@@ -4,12 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
-
-Ints = npt.NDArray[np.int64]
+from penstock.workload.jobs import Ints
 
 LARGEST_BLOCK = 2**20
 
@@ -76,21 +74,21 @@ def checked_prefixes(
             f"hash_ids is {checks.shown(hash_ids)}, but each of the {prompt_tokens.size:,} requests has a list of its "
             "own; give as many, empty ones too"
         )
-    rows = [_whole_numbers(request, given) for request, given in enumerate(hash_ids)]
+    rows = [_whole_numbers(request, ids) for request, ids in enumerate(hash_ids)]
     counts = np.array([row.size for row in rows], np.int64)
     return Prefixes.of(np.concatenate(rows), counts, prompt_tokens, block)
 
 
-def _whole_numbers(request: int, given: Sequence[int]) -> Ints:
+def _whole_numbers(request: int, ids: Sequence[int]) -> Ints:
     try:
-        row = np.asarray(given)
+        row = np.asarray(ids)
     except (ValueError, OverflowError):
         row = np.array(None)
     if row.size == 0 and row.ndim == 1:
         return np.empty(0, np.int64)
     if row.ndim != 1 or row.dtype.kind != "i":
         raise InputError(
-            f"hash_ids[{request}] is {checks.shown(given)}, but the blocks of a prompt are named by whole numbers "
+            f"hash_ids[{request}] is {checks.shown(ids)}, but the blocks of a prompt are named by whole numbers "
             "below 2^63; give a list of them"
         )
     return row.astype(np.int64)

@@ -267,7 +267,8 @@ class Routes:
         for stage, targets in enumerate(self.targets):
             for target in targets:
                 if self.joins[target] and None in self._inside[stage]:
-                    comes, remedy = "reaches", "make it no join, or fork before it"
+                    comes = "reaches"
+                    remedy = "make it no join, or fork before it"
                     if target in closing and paths[target, stage]:
                         comes = "comes back to"
                         remedy = "let the loop come back to the fork, or to a stage of its own that is no join"

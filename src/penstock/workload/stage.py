@@ -70,7 +70,7 @@ def check_name(what: str, name: object) -> None:
         )
 
 
-def check_stage(workflow: str, name: str, stage: Stage, known: Mapping[str, Stage]) -> None:
+def check_stage(workflow: str, name: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
     """Raise an `InputError` that names the stage and what is wrong with it."""
     check_name(f"a stage of {workflow}", name)
     what = f"stage {name!r} of {workflow}"
@@ -96,7 +96,7 @@ def check_stage(workflow: str, name: str, stage: Stage, known: Mapping[str, Stag
         )
     if stage.most_visits is not None:
         checks.whole(f"most_visits of {what}", stage.most_visits, 1, 2**30, "visits", "leave it out for no limit")
-    _check_then(what, stage, known)
+    _check_then(what, stage, stages)
 
 
 def _check_tokens(what: str, tokens: object, words: tuple[str, ...]) -> None:
@@ -106,7 +106,7 @@ def _check_tokens(what: str, tokens: object, words: tuple[str, ...]) -> None:
     checks.whole(what, tokens, 0, LONGEST, "tokens", remedy)
 
 
-def _check_then(what: str, stage: Stage, known: Mapping[str, Stage]) -> None:
+def _check_then(what: str, stage: Stage, stages: Mapping[str, Stage]) -> None:
     then = stage.then
     if then is None:
         return
@@ -117,9 +117,9 @@ def _check_then(what: str, stage: Stage, known: Mapping[str, Stage]) -> None:
         )
     names = [then] if isinstance(then, str) else list(then)
     for target in names:
-        if not isinstance(target, str) or (target not in known and target != END):
+        if not isinstance(target, str) or (target not in stages and target != END):
             raise InputError(
-                f"{what} goes on to the unknown stage {checks.shown(target)}{nearest(str(target), [*known, END])}"
+                f"{what} goes on to the unknown stage {checks.shown(target)}{nearest(str(target), [*stages, END])}"
             )
     if is_fork(stage) and END in names:
         raise InputError(f"{what} forks to 'end', which is no branch; leave it out")

@@ -28,7 +28,6 @@ class Format:
     """How one family of trace files says what it says."""
 
     name: str
-    sentence: str
     prompt: str
     """Column of prompt tokens."""
     output: str
@@ -50,29 +49,36 @@ class Format:
         """The columns that are read."""
         return (*((self.arrival,) if self.arrival else ()), self.prompt, self.output)
 
-    def fits(self, seen: Collection[str]) -> bool:
+    def fits(self, header: Collection[str]) -> bool:
         """Whether a file with these columns has this format."""
-        return all(column in seen for column in (*self.columns, *self.marks))
+        return all(column in header for column in (*self.columns, *self.marks))
 
 
 FORMATS = (
-    Format("azure", "Azure, 2023 and 2024 (CSV).", "ContextTokens", "GeneratedTokens", "TIMESTAMP", "date"),
+    # Azure, 2023 and 2024 (CSV)
+    Format("azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", "date"),
+    # BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure
     Format(
-        "burstgpt", "BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure.",
+        "burstgpt",
         "Request tokens", "Response tokens", "Timestamp", zero_output_failed=True,
     ),
-    Format("vidur", "Vidur, processed traces (CSV, s).", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
-    Format("lengths", "Lengths without times (CSV; Vidur, Etalon).", "num_prefill_tokens", "num_decode_tokens"),
+    # Vidur, processed traces (CSV, s)
+    Format("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    # Lengths without times (CSV; Vidur, Etalon)
+    Format("lengths", "num_prefill_tokens", "num_decode_tokens"),
+    # RAGPulse (JSON Lines, seconds as text)
     Format(
-        "ragpulse", "RAGPulse (JSON Lines, seconds as text).",
+        "ragpulse",
         "input_length", "output_length", "timestamp", marks=("hash_ids.sys_prompt",),
     ),
+    # Qwen-Bailian (JSON Lines, seconds)
     Format(
-        "qwen", "Qwen-Bailian (JSON Lines, seconds).",
+        "qwen",
         "input_length", "output_length", "timestamp", marks=("chat_id",), hash_block=16,
     ),
+    # Mooncake (JSON Lines, milliseconds)
     Format(
-        "mooncake", "Mooncake (JSON Lines, milliseconds).",
+        "mooncake",
         "input_length", "output_length", "timestamp", "ms", hash_block=512,
     ),
 )  # fmt: skip
@@ -243,10 +249,10 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
     if odd is None or zoned[odd] == zoned[0]:
         return
     where, _ = table.explain(odd)
-    says, before = ("an", "none") if zoned[odd] else ("no", "one")
+    offset, before = ("an", "none") if zoned[odd] else ("no", "one")
     raise source.fault(
-        f"{where}, column {shown(text.name)}: {shown(text[odd])} has {says} offset from UTC, but the rows before have "
-        f"{before}, so their order is unclear. Write all of them alike"
+        f"{where}, column {shown(text.name)}: {shown(text[odd])} has {offset} offset from UTC, but the rows before "
+        f"have {before}, so their order is unclear. Write all of them alike"
     )
 
 
@@ -332,7 +338,7 @@ def _listed(names: Collection[str]) -> str:
 # Which format.
 
 
-def _choose(source: Source, seen: Collection[str], name: str | None, columns: Mapping[str, str] | None) -> Format:
+def _choose(source: Source, header: Collection[str], name: str | None, columns: Mapping[str, str] | None) -> Format:
     names = [format.name for format in FORMATS]
     if name is not None and name not in (*names, _PLAIN):
         raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*names, _PLAIN))}")
@@ -340,31 +346,34 @@ def _choose(source: Source, seen: Collection[str], name: str | None, columns: Ma
         raise InputError(f"`columns` are for plain tables, but the format {name!r} has its own; leave one of them out")
     if columns is None and name in names:
         chosen = FORMATS[names.index(name)]
-        absent = [column for column in chosen.columns if column not in seen]
+        absent = [column for column in chosen.columns if column not in header]
         if absent:
             raise source.fault(
-                f"format {name!r} needs the column {absent[0]!r}, but the file has {_listed(seen)}. "
+                f"format {name!r} needs the column {absent[0]!r}, but the file has {_listed(header)}. "
                 f"Leave `format` out to have it recognised, or name the columns with {_REMEDY}"
             )
         return chosen
     if columns is None and name is None:
         for format in FORMATS:
-            if format.fits(seen):
+            if format.fits(header):
                 return format
-    return _plain(source, seen, columns or {})
+    return _plain(source, header, columns or {})
 
 
-def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) -> Format:
+def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) -> Format:
     """Describe a table whose columns the user names, or that bears Penstock's own names."""
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
     keys = roles | {"priority": "priority"}  # only where it is asked for: many tables have such a column, of words too
+    # 1. columns that the user names
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
         if key not in keys:
             raise InputError(f"`columns` have the key {shown(key)}, which is not known{nearest(key, keys)}")
-        if column not in seen:
-            raise source.fault(f"`columns` name the column {shown(column)}, which is not there{nearest(column, seen)}")
+        if column not in header:
+            raise source.fault(
+                f"`columns` name the column {shown(column)}, which is not there{nearest(column, header)}"
+            )
         role = keys[key]
         if role in named:
             raise InputError(f"`columns` name {role} twice, as {named[role][0]!r} and {key!r}; keep one")
@@ -374,9 +383,10 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
                 f"`columns` give the column {shown(column)} to {twice} and {key}, but it is one of them; name another"
             )
         named[role] = key, column
+    # 2. columns with names of Penstock's own, for roles that are left
     by_user = set(named)
     for own, role in roles.items():
-        if own not in seen or role in by_user:
+        if own not in header or role in by_user:
             continue
         if role in named:
             raise source.fault(
@@ -387,9 +397,10 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
     if "prompt_tokens" not in named or "output_tokens" not in named:
         formats = ", ".join(format.name for format in FORMATS)
         raise source.fault(
-            f"the columns {_listed(seen)} are those of no known format ({formats}). Name them with {_REMEDY}"
+            f"the columns {_listed(header)} are those of no known format ({formats}). Name them with {_REMEDY}"
         )
-    times = [column for column in seen if column.strip().lower() in _LIKE_TIMES]
+    # 3. without a word of the user, one column that looks like times is the arrival
+    times = [column for column in header if column.strip().lower() in _LIKE_TIMES]
     unit: Unit | None = None
     if times and not columns and "arrival" not in named:
         if len(times) > 1:
@@ -403,4 +414,4 @@ def _plain(source: Source, seen: Collection[str], columns: Mapping[str, str]) ->
     prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
     priority = named.get("priority", ("priority", None))[1]
     unit = unit or _ARRIVAL_UNITS[key]
-    return Format(_PLAIN, "Columns named by the user.", prompt, output, arrival, unit, priority=priority)
+    return Format(_PLAIN, prompt, output, arrival, unit, priority=priority)

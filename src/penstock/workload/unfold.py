@@ -173,7 +173,8 @@ class _Unfolding:
     def __init__(self, plan: Plan, streams: Streams, prompt: Ints, output: Ints) -> None:
         self.plan, self.streams, self.routes = plan, streams, plan.routes
         self.job_prompt, self.job_output = prompt, output
-        self.transfers, self.delays = any(plan.transfer_s), any(plan.transfer_s) or any(plan.delay_s)
+        self.transfers = any(plan.transfer_s)
+        self.delays = self.transfers or any(plan.delay_s)
         self.forks = any(plan.routes.forks)
         self.widest = max((len(targets) for targets in plan.routes.targets if targets), default=1) if self.forks else 1
         self.is_fork, self.is_join = np.array(plan.routes.forks), np.array(plan.routes.joins)
@@ -191,7 +192,8 @@ class _Unfolding:
         zero, none = np.zeros(jobs, np.int64), np.full(jobs, -1)
         if self.routes.limited:
             self.visits[:, begin] = 1
-        frame, released_by = (none if self.forks else None), (zero if self.transfers else None)
+        frame = none if self.forks else None
+        released_by = zero if self.transfers else None
         context = _Context(zero, none, zero) if self.plan.context != "new" else None
         return _Wave(np.arange(jobs), np.full(jobs, begin), zero, frame, context, released_by)
 

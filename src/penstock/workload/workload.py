@@ -316,18 +316,19 @@ def _lengths(prompt: int | Length | Lengths, output: int | Length | None) -> Len
     return Independent(as_length("prompt", prompt), as_length("output", output))
 
 
-def _priority(given: npt.ArrayLike | None, rows: int) -> Tokens | None:
+def _priority(priority: npt.ArrayLike | None, rows: int) -> Tokens | None:
     """Return priorities as integers, one per request."""
-    if given is None:
+    if priority is None:
         return None
     try:
-        values = np.asarray(given)
+        values = np.asarray(priority)
     except ValueError:  # lists of unequal lengths
         values = np.array(None)
     whole = values.shape == (rows,) and values.dtype.kind in "iu"
     if not whole or values.max(initial=0) >= 2**31 or values.min(initial=0) <= -(2**31):
         raise InputError(
-            f"priority is {checks.shown(given)}, but each of the {rows:,} requests has one, a whole number below 2^31"
+            f"priority is {checks.shown(priority)}, but each of the {rows:,} requests has one, a whole "
+            "number below 2^31"
         )
     return values.astype(np.int32)
 

@@ -1,17 +1,20 @@
 """What a reproduction is made from: its scenario file, and the recorded traces that are here."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import polars as pl
 from pydantic import AfterValidator, Field
 
 from penstock import checks
 from penstock.document import Section, Whole, parsed, short
 from penstock.errors import InputError
+from penstock.reproducing.claims import Claim, Item, Reproduction
 from penstock.scenario.network import NetworkScenario, build_network
 from penstock.scenario.scenario import Scenario, build
+from penstock.show.page import Table
 from penstock.traces import catalogue
 from penstock.workload.pairs import Recorded
 from penstock.workload.workload import Workload, read_trace
@@ -20,7 +23,7 @@ Settings = TypeVar("Settings", bound=Section)
 Value = TypeVar("Value", bound=Hashable)
 
 SECTIONS = ("workload", "server", "simulate", "network")
-"""Those that an item can read besides ``reproduce``; `Asked.scenario` and `Asked.network` refuse the wrong ones."""
+"""Those that an item can read besides ``reproduce``; `Setup.scenario` and `Setup.network` refuse the wrong ones."""
 
 LOOK_ALIKES = {"azure-llm-2023-code": "azure-code", "azure-llm-2023-conv": "azure-conv"}
 """Recorded traces, and the preset that stands for each where it is not on this machine."""
@@ -38,14 +41,19 @@ Different = Annotated[list[Value], AfterValidator(_once)]
 
 Seed = Annotated[Whole, Field(ge=0, le=10**9)]
 Seeds = Annotated[Different[Seed], Field(max_length=1_000)]
+Some = Annotated[Whole, Field(ge=1, le=1_000_000)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """A scenario file to be reproduced.
+class Setup:
+    """An item, and what it is measured from.
 
     Attributes
     ----------
+    item
+        What is measured.
     document
         The file: ``reproduce`` with ``item`` and its settings, and what a scenario has where the item needs it.
     folder
@@ -56,10 +64,11 @@ class Asked:
         Called with the share that is done.
     """
 
+    item: Item
     document: Mapping[str, Any]
     folder: Path
-    data: Path | None
-    progress: Callable[[float], None]
+    data: Path | None = None
+    progress: Callable[[float], object] = lambda share: None
 
     def settings(self, model: type[Settings], sections: Collection[str] = SECTIONS) -> Settings:
         """Return the section ``reproduce`` as an item declares it.
@@ -79,7 +88,7 @@ class Asked:
         for name in self.document:
             if name != "reproduce" and name not in sections:
                 raise InputError(
-                    f"{short(name)} is no section that {self.document['reproduce']['item']} reads, so it would "
+                    f"{short(name)} is no section that {self.item.name} reads, so it would "
                     f"change nothing; leave it out ({', '.join(('reproduce', *sections))} may stand there)"
                 )
         keys = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
@@ -91,7 +100,7 @@ class Asked:
 
     def scenario(self, **sections: Any) -> Scenario:
         """Return the file as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
-        document = {key: value for key, value in self.document.items() if key != "reproduce"}
+        document = self._sections
         for name, changed in sections.items():
             section = document.get(name, {})
             if not isinstance(section, Mapping):
@@ -99,12 +108,15 @@ class Asked:
                     f"{name} must be a mapping of keys, not {checks.shown(section)}; give its keys below it"
                 )
             document[name] = {**section, **changed}
-        return build(document, self.folder, str(self.document["reproduce"]["item"]))
+        return build(document, self.folder, self.item.name)
+
+    @property
+    def _sections(self) -> dict[str, Any]:
+        return {key: value for key, value in self.document.items() if key != "reproduce"}
 
     def network(self) -> NetworkScenario:
         """Return the file as a scenario of a network."""
-        document = {key: value for key, value in self.document.items() if key != "reproduce"}
-        return build_network(document, self.folder, str(self.document["reproduce"]["item"]))
+        return build_network(self._sections, self.folder, self.item.name)
 
     def recorded(self, name: str) -> tuple[Workload, str]:
         """Return a recorded trace, or its look-alike, and what has to be said of it.
@@ -113,8 +125,8 @@ class Asked:
         then among those that ``penstock traces get`` has fetched.
         """
         file = f"{name.replace('-', '_')}.csv"
-        places = [] if self.data is None else [self.data / name, self.data / file, self.data / "traces" / file]
-        for path in (*places, catalogue.path_of(name)):
+        candidates = [] if self.data is None else [self.data / name, self.data / file, self.data / "traces" / file]
+        for path in (*candidates, catalogue.path_of(name)):
             if path is not None and path.is_file():
                 trace = read_trace(path)
                 assert isinstance(trace.lengths, Recorded)
@@ -132,3 +144,37 @@ class Asked:
         """Return the folder with measured layer times of a source, such as ``vidur``, if it is in the data."""
         folder = None if self.data is None else self.data / "profiling" / name
         return folder if folder is not None and folder.is_dir() else None
+
+    def answer(
+        self,
+        claims: Iterable[Claim],
+        rows: pl.DataFrame,
+        charts: Mapping[str, Any],
+        caption: str,
+        tables: Iterable[Table] = (),
+        assumed: Iterable[str] = (),
+    ) -> Reproduction:
+        """Return the item measured again; parameters as in `Reproduction`."""
+        name, title, source = self.item.name, self.item.title, self.item.source
+        return Reproduction(name, title, source, tuple(claims), rows, charts, caption, tuple(tables), tuple(assumed))
+
+
+def profile_in(folder: Path | None, file: str, key: str, *, of_files: bool = False) -> Path | None:
+    """Return the file of a folder, or folder ``of_files``, that a key of the scenario names; None if it is not here.
+
+    Raises
+    ------
+    InputError
+        If the name is none of a file.
+    """
+    if folder is None:
+        return None
+    path = folder / file
+    try:
+        if path.is_dir() and not of_files:
+            raise InputError(f"{key} is {checks.shown(file)}, which is a folder; give the path of a file in {folder}")
+        return path if path.exists() else None
+    except OSError as error:  # a name that is too long
+        raise InputError(
+            f"{key} is {checks.shown(file)}, which names no file ({error.strerror}); give the path of one in {folder}"
+        ) from None

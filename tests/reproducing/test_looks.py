@@ -1,7 +1,7 @@
 """Lines over time: those that lie on each other are told apart."""
 
 import penstock as ps
-from penstock.reproducing.lines_over_time import lines_over_time
+from penstock.reproducing.looks import lines_over_time
 
 
 def marks(runs, **kwargs):
