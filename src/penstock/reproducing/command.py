@@ -3,14 +3,17 @@
 import functools
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.show import progress
 from penstock.show.options import Json, say_written, show_page
+
+if TYPE_CHECKING:
+    from penstock.reproducing.claims import Reproduction
 
 
 def reproduce(
@@ -34,7 +37,7 @@ def reproduce(
     from penstock.reproducing.catalogue import ITEMS, is_file, item, item_of
     from penstock.reproducing.catalogue import reproduce as measure
     from penstock.reproducing.view import items_page, summary_page
-    from penstock.reproducing.write import check_folder, files_of, index_is_old, left, write, write_index
+    from penstock.reproducing.write import check_folder, files_of, write, write_index
 
     if what is None:
         items = [{"name": entry.name, "title": entry.title, "source": entry.source} for entry in ITEMS]
@@ -59,27 +62,33 @@ def reproduce(
             part(0.0)
             results.append(measure(name, data=data, progress=part))
             write(results[-1], out, file)
-    hints = []
     page = results[0].page()
     if what == "all":
         write_index(results, out)
         page = summary_page(results)
-    elif index_is_old(results[0], out):
-        hints.append(
-            f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock reproduce all --out "
-            f"{shlex.quote(str(out))}` writes it anew"
-        )
-    if file is None:
-        hints += [
-            f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
-            f"{shlex.quote(str(path))}` measures it"
-            for path in filter(None, (left(result.name, out) for result in results))
-        ]
     show_page(page, {"items": [result.as_dict() for result in results]}, None, as_json)
     say_written("Written", [out], as_json)
     if not as_json:
-        for hint in hints:
+        for hint in _hints(results, out, from_file=file is not None):
             print(hint, file=sys.stderr)
+
+
+def _hints(results: "Sequence[Reproduction]", out: Path, *, from_file: bool) -> Iterator[str]:
+    """Yield what in the folder is not what was measured now, and what would make it so."""
+    from penstock.reproducing.write import index_is_old, left
+
+    if len(results) == 1 and index_is_old(results[0], out):
+        yield (
+            f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock reproduce all --out "
+            f"{shlex.quote(str(out))}` writes it anew"
+        )
+    for result in () if from_file else results:
+        path = left(result.name, out)
+        if path is not None:
+            yield (
+                f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
+                f"{shlex.quote(str(path))}` measures it"
+            )
 
 
 def _part(show: Callable[[float, str], None], index: int, names: Sequence[str], share: float) -> None:

@@ -24,41 +24,51 @@ if TYPE_CHECKING:
     import polars as pl
 
 
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vary",
+        metavar="FIELD=VALUES",
+        help="A field and what it takes: server.token_budget=128,512, workload.rate=1:10:0.5, or with --sample "
+        "1:10 or 1:10:log; may be repeated. Default: the section `sweep` of the scenario.",
+    ),
+]
+Sample = Annotated[int | None, typer.Option("--sample", help="Random points, instead of the whole grid.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="The table, .parquet or .csv; the same call resumes it."),
+]
+Jobs = Annotated[int, typer.Option("--jobs", help="Workers; -1: one to each core, all of a cluster.")]
+Backend = Annotated[
+    str, typer.Option("--backend", help="loky (this machine), ray, dask, ray://host:port or dask://host:port.")
+]
+Seeds = Annotated[int | None, typer.Option("--seeds", help="Runs of each point, with seeds one after another.")]
+Independent = Annotated[
+    bool, typer.Option("--independent", help="A seed of its own for each point, not common random numbers.")
+]
+Test = Annotated[
+    bool, typer.Option("--test/--no-test", help="Test whether a point is stable where no theorem says so.")
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever --out holds.")]
+Sort = Annotated[
+    str | None,
+    typer.Option("--sort", metavar="COLUMN", help="Order of the rows shown; of many by e2e_p50_s."),
+]
+
+
 def sweep(
     scenario: ScenarioPath,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--vary",
-            metavar="FIELD=VALUES",
-            help="A field and what it takes: server.token_budget=128,512, workload.rate=1:10:0.5, or with --sample "
-            "1:10 or 1:10:log; may be repeated. Default: the section `sweep` of the scenario.",
-        ),
-    ] = None,
-    sample: Annotated[int | None, typer.Option("--sample", help="Random points, instead of the whole grid.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="The table, .parquet or .csv; the same call resumes it."),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", help="Workers; -1: one to each core, all of a cluster.")] = -1,
-    backend: Annotated[
-        str, typer.Option("--backend", help="loky (this machine), ray, dask, ray://host:port or dask://host:port.")
-    ] = "loky",
+    vary: Vary = None,
+    sample: Sample = None,
+    out: Out = None,
+    jobs: Jobs = -1,
+    backend: Backend = "loky",
     seed: Seed = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", help="Runs of each point, with seeds one after another.")
-    ] = None,
-    independent: Annotated[
-        bool, typer.Option("--independent", help="A seed of its own for each point, not common random numbers.")
-    ] = False,
-    test: Annotated[
-        bool, typer.Option("--test/--no-test", help="Test whether a point is stable where no theorem says so.")
-    ] = True,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever --out holds.")] = False,
-    sort: Annotated[
-        str | None,
-        typer.Option("--sort", metavar="COLUMN", help="Order of the rows shown; of many by e2e_p50_s."),
-    ] = None,
+    seeds: Seeds = None,
+    independent: Independent = False,
+    test: Test = True,
+    fresh: Fresh = False,
+    sort: Sort = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
