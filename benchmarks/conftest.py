@@ -1,6 +1,8 @@
-"""Benchmarks print requests per second or ratios, and write them to ``benchmarks/results/<name>.json``.
+"""Benchmarks print requests per second or ratios, and write them to
+``benchmarks/results/<name>.json``.
 
-Small by default, so that they never rot; ``PENSTOCK_BENCHMARK=full pytest benchmarks`` runs them at full size.
+Small by default, so that they never rot; ``PENSTOCK_BENCHMARK=full pytest benchmarks`` runs them at
+full size.
 """
 
 import json
@@ -36,7 +38,9 @@ def record(request: pytest.FixtureRequest) -> Iterator[Callable[[str, float, str
     if figures:
         RESULTS.mkdir(exist_ok=True)
         name = "".join(c if c.isalnum() else "-" for c in request.node.name).strip("-")
-        (RESULTS / f"{name}.json").write_text(json.dumps({"full": FULL, "figures": figures}, indent=2))
+        (RESULTS / f"{name}.json").write_text(
+            json.dumps({"full": FULL, "figures": figures}, indent=2)
+        )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,8 @@
 """Whether twelve commands say in JSON what they said at another revision.
 
-Usage: ``python benchmarks/same_answers.py REVISION``. Both versions answer for the examples of this checkout; what
-differs is printed by its place in the document. Exits with 1 where something differs.
+Usage: ``python benchmarks/same_answers.py REVISION``. Both versions answer for the examples of this
+checkout; what differs is printed by its place in the document. Exits with 1 where something
+differs.
 """
 
 import json
@@ -37,7 +38,9 @@ def answers(source: Path) -> list[Any]:
     documents = []
     for command in COMMANDS:
         line = [sys.executable, "-m", "penstock", *command.split(), "--json"]
-        done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            line, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
         documents.append(json.loads(done.stdout))
     return documents
 
@@ -46,7 +49,9 @@ def differences(before: Any, after: Any, where: str = "") -> Iterator[str]:
     """Yield the places of two documents that differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in [*before, *(key for key in after if key not in before)]:
-            yield from differences(before.get(key, "absent"), after.get(key, "absent"), f"{where}.{key}")
+            yield from differences(
+                before.get(key, "absent"), after.get(key, "absent"), f"{where}.{key}"
+            )
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         for index, (old, new) in enumerate(zip(before, after, strict=True)):
             yield from differences(old, new, f"{where}[{index}]")
@@ -58,11 +63,15 @@ def main(revision: str) -> int:
     """Compare this checkout with a revision, and return the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "other"
-        subprocess.run(["git", "worktree", "add", "-q", "--detach", str(other), revision], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "-q", "--detach", str(other), revision], cwd=ROOT, check=True
+        )
         try:
             before = answers(other)
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(other)], cwd=ROOT, check=True)
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(other)], cwd=ROOT, check=True
+            )
     status = 0
     for command, old, new in zip(COMMANDS, before, answers(ROOT), strict=True):
         places = list(differences(old, new))

@@ -1,4 +1,6 @@
-"""What an instant estimate costs, and the bounds that no policy undercuts; both against a simulation."""
+"""What an instant estimate costs, and the bounds that no policy undercuts; both against a
+simulation.
+"""
 
 import itertools
 import os
@@ -27,7 +29,9 @@ Record = Callable[[str, float, str], None]
 def points() -> list[tuple[ps.Workload, ps.Server]]:
     """Return every combination of lengths, hardware and token budget at loads .3, .6 and .9."""
     found = []
-    for (prompt, output), hardware, budget in itertools.product(LENGTHS.values(), HARDWARE, (256, 512, 2_048)):
+    for (prompt, output), hardware, budget in itertools.product(
+        LENGTHS.values(), HARDWARE, (256, 512, 2_048)
+    ):
         server = ps.Server(ps.hardware(hardware).batch_time, budget)
         workload = ps.Workload.poisson(1e-3, prompt, output)
         full = 1e-3 / estimate_latency(workload, server).full_load
@@ -37,7 +41,9 @@ def points() -> list[tuple[ps.Workload, ps.Server]]:
 
 @pytest.mark.parametrize("asked", [estimate_latency, lower_bounds])
 def test_milliseconds_of_a_point(benchmark, record: Record, asked: Callable[..., object]) -> None:  # type: ignore[no-untyped-def]
-    """Each point asked for once, after compilation; lengths and batch times have been seen before."""
+    """Each point asked for once, after compilation; lengths and batch times have been seen
+    before.
+    """
     grid = points()
     for workload, server in grid:
         asked(workload, server)

@@ -1,4 +1,6 @@
-"""How fast the kernel is: requests per second on one core, with a row per request, and what that depends on."""
+"""How fast the kernel is: requests per second on one core, with a row per request, and what that
+depends on.
+"""
 
 import os
 import time
@@ -20,7 +22,9 @@ Record = Callable[[str, float, str], None]
 
 
 def conversation(rate: float, requests: int) -> ps.Workload:
-    """Poisson arrivals with the lengths of Azure's conversation trace (or its look-alike), drawn beforehand."""
+    """Poisson arrivals with the lengths of Azure's conversation trace (or its look-alike), drawn
+    beforehand.
+    """
     rows = ps.read_trace(TRACE) if TRACE.exists() else ps.Workload.preset("azure-conv")
     return ps.Workload.from_arrays(*rows.with_rate(rate, arrivals="poisson").requests(requests))
 
@@ -59,15 +63,21 @@ def test_requests_per_second_at_load_090(benchmark, record: Record, policy: str)
 
 @pytest.mark.parametrize("policy", ["sarathi", "vllm-vanilla"])
 def test_batch_times_by_composition_cost_little(benchmark, record: Record, policy: str) -> None:  # type: ignore[no-untyped-def]
-    """The same server by its token load, and with terms for attention: requests/s of one over those of the other."""
+    """The same server by its token load, and with terms for attention: requests/s of one over those
+    of the other.
+    """
     attention = ps.Composition(TP1, 1e-9, 2e-9, decode_attention=3e-8, per_request=1e-5)
     servers = [ps.Server(model, 512, 128, policy=policy) for model in (TP1, attention)]
-    workload = conversation(0.6 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS)
+    workload = conversation(
+        0.6 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS
+    )
     for each in servers:
         ps.simulate(workload, each, requests=1000)
 
     def ratio() -> float:
-        by_load, composed = (seconds(lambda each=each: ps.simulate(workload, each)) for each in servers)  # type: ignore[misc]
+        by_load, composed = (
+            seconds(lambda each=each: ps.simulate(workload, each)) for each in servers
+        )  # type: ignore[misc]
         return by_load / composed
 
     ratios = benchmark.pedantic(lambda: sorted(ratio() for _ in range(2 * ROUNDS + 1)), rounds=1)
@@ -76,9 +86,15 @@ def test_batch_times_by_composition_cost_little(benchmark, record: Record, polic
 
 @pytest.mark.parametrize("blocks", [20_000, 4_000])
 @pytest.mark.parametrize("load", [0.7, 0.9])
-def test_requests_per_second_of_vllm_with_kv_memory(benchmark, record: Record, load: float, blocks: int) -> None:  # type: ignore[no-untyped-def]
-    """Blocks of 16 tokens: so many that none is ever lacking, and so few that requests preempt each other."""
-    workload = conversation(load * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS)
+def test_requests_per_second_of_vllm_with_kv_memory(
+    benchmark, record: Record, load: float, blocks: int
+) -> None:  # type: ignore[no-untyped-def]
+    """Blocks of 16 tokens: so many that none is ever lacking, and so few that requests preempt each
+    other.
+    """
+    workload = conversation(
+        load * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS
+    )
     engine = ps.Server(TP1, 512, 128, policy="vllm", kv_blocks=blocks)
     ps.simulate(workload, engine, requests=1000)
     run = benchmark.pedantic(lambda: ps.simulate(workload, engine), rounds=ROUNDS)
@@ -88,8 +104,12 @@ def test_requests_per_second_of_vllm_with_kv_memory(benchmark, record: Record, l
 
 
 @pytest.mark.parametrize("policy", ["maxweight", "maxweight-tokens", "pool-controlled"])
-def test_an_adaptive_policy_takes_at_most_three_times_as_long(benchmark, record: Record, policy: str) -> None:  # type: ignore[no-untyped-def]
-    workload = conversation(0.9 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS)
+def test_an_adaptive_policy_takes_at_most_three_times_as_long(
+    benchmark, record: Record, policy: str
+) -> None:  # type: ignore[no-untyped-def]
+    workload = conversation(
+        0.9 * ps.certify(conversation(1.0, 20_000), server("sarathi")).max_rate, REQUESTS
+    )
     for name in (policy, "sarathi"):
         ps.simulate(workload, server(name), requests=1000)
 
@@ -109,10 +129,16 @@ def test_overload_costs_at_most_twice_as_much(benchmark, record: Record, policy:
     count = 6 * REQUESTS
     light, heavy = conversation(0.9 * limit, REQUESTS), conversation(1.2 * limit, count)
     ps.simulate(light, server(policy), requests=1000)
-    per_request = min(seconds(lambda: ps.simulate(light, server(policy))) for _ in range(ROUNDS)) / REQUESTS
+    per_request = (
+        min(seconds(lambda: ps.simulate(light, server(policy))) for _ in range(ROUNDS)) / REQUESTS
+    )
     run = benchmark.pedantic(lambda: ps.simulate(heavy, server(policy), drain=False), rounds=ROUNDS)
     record("queued in the end", run.unfinished, "requests")
-    record("time per finished request", benchmark.stats["min"] / run.finished / per_request, "x that at load .9")
+    record(
+        "time per finished request",
+        benchmark.stats["min"] / run.finished / per_request,
+        "x that at load .9",
+    )
 
 
 def test_time_is_linear_in_requests(benchmark, record: Record) -> None:  # type: ignore[no-untyped-def]
@@ -120,7 +146,12 @@ def test_time_is_linear_in_requests(benchmark, record: Record) -> None:  # type:
     sizes = [10**4, 10**5, 10**6, 10**7] if FULL else [10**4, 10**5]
 
     def per_request(size: int) -> float:
-        return seconds(lambda: ps.simulate(workload, server("sarathi"), requests=size, record="summary")) / size
+        return (
+            seconds(
+                lambda: ps.simulate(workload, server("sarathi"), requests=size, record="summary")
+            )
+            / size
+        )
 
     per_request(1000)
     times = benchmark.pedantic(lambda: [per_request(size) for size in sizes], rounds=1)
@@ -145,7 +176,9 @@ def test_a_familiar_yardstick(benchmark, record: Record) -> None:  # type: ignor
     ciw_speed = customers / benchmark.stats["median"]
     workload = conversation(2.2, REQUESTS)
     ps.simulate(workload, server("sarathi"), requests=1000)
-    speed = REQUESTS / min(seconds(lambda: ps.simulate(workload, server("sarathi"))) for _ in range(ROUNDS))
+    speed = REQUESTS / min(
+        seconds(lambda: ps.simulate(workload, server("sarathi"))) for _ in range(ROUNDS)
+    )
     record("Ciw, M/M/1", ciw_speed, "customers/s")
     record("Penstock, Sarathi", speed, "requests/s")
     record("ratio", speed / ciw_speed, "requests per customer")

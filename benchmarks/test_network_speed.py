@@ -1,4 +1,6 @@
-"""How fast networks are: stage-requests per second on one core, unfolding of jobs included, and beside Ciw."""
+"""How fast networks are: stage-requests per second on one core, unfolding of jobs included, and
+beside Ciw.
+"""
 
 import os
 import time
@@ -19,7 +21,9 @@ Record = Callable[[str, float, str], None]
 
 
 def crossing(order: str, rho: float = 0.9) -> ps.Network:
-    """Two servers that two workflows cross in opposite directions, each a short call and then a long one."""
+    """Two servers that two workflows cross in opposite directions, each a short call and then a
+    long one.
+    """
     unit = ps.Server(ps.Affine(c=1.0, a=0.0), 768, convention="paper")
     rate = rho * 768 / 608
     workflows = [
@@ -32,14 +36,23 @@ def crossing(order: str, rho: float = 0.9) -> ps.Network:
     ]
     orders = [order, order]
     if order == "priority":
-        orders = [ps.Order.priority(["a.short", "b.long"]), ps.Order.priority(["b.short", "a.long"])]  # type: ignore[list-item]
+        orders = [
+            ps.Order.priority(["a.short", "b.long"]),
+            ps.Order.priority(["b.short", "a.long"]),
+        ]  # type: ignore[list-item]
     return ps.Network(
-        {name: ps.Pool(unit, order=each) for name, each in zip(("one", "two"), orders, strict=True)}, workflows
+        {
+            name: ps.Pool(unit, order=each)
+            for name, each in zip(("one", "two"), orders, strict=True)
+        },
+        workflows,
     )
 
 
 @pytest.mark.parametrize("order", ["priority", "fcfs", "back-pressure", "hlpps", "global-age"])
-def test_stage_requests_per_second_of_two_servers_and_two_classes(benchmark, record: Record, order: str) -> None:  # type: ignore[no-untyped-def]
+def test_stage_requests_per_second_of_two_servers_and_two_classes(
+    benchmark, record: Record, order: str
+) -> None:  # type: ignore[no-untyped-def]
     network = crossing(order)
     jobs = JOBS // 2 if order != "global-age" else JOBS // 8
     ps.simulate(network, jobs=100, tick_s=1.0)
@@ -53,22 +66,30 @@ def test_requests_per_second_of_64_replicas(benchmark, record: Record, router: s
     server = ps.Server(TP1, 512)
     conversation = ps.Workload.preset("azure-conv")
     capacity = ps.certify(conversation.with_rate(1.0, "poisson"), server).max_rate
-    network = ps.Network.single(conversation.with_rate(0.9 * 64 * capacity, "poisson"), server, 64, router)
+    network = ps.Network.single(
+        conversation.with_rate(0.9 * 64 * capacity, "poisson"), server, 64, router
+    )
     ps.simulate(network, jobs=100)
     run = benchmark.pedantic(lambda: ps.simulate(network, jobs=JOBS), rounds=ROUNDS)
     assert run.finished == JOBS
     record("speed", JOBS / benchmark.stats["median"], "requests/s")
 
 
-def test_a_network_of_unit_batches_is_many_times_faster_than_in_ciw_and_equal(benchmark, record: Record) -> None:  # type: ignore[no-untyped-def]
-    """Two servers in a row, serving one request at a time for 0.4 s, and back to the first with probability 0.3."""
+def test_a_network_of_unit_batches_is_many_times_faster_than_in_ciw_and_equal(
+    benchmark, record: Record
+) -> None:  # type: ignore[no-untyped-def]
+    """Two servers in a row, serving one request at a time for 0.4 s, and back to the first with
+    probability 0.3.
+    """
     unit = ps.Server(ps.Affine(c=0.4, a=0.0), token_budget=1)
     arrivals = ps.Workload.poisson(1.2, 1, 1, seed=1)
     stages = {
         "first": ps.Stage("one", 1, 1, then="second"),
         "second": ps.Stage("two", 1, 1, then={"first": 0.3, "end": 0.7}),
     }
-    network = ps.Network({"one": ps.Pool(unit), "two": ps.Pool(unit)}, [ps.Workflow("loop", arrivals, stages)])
+    network = ps.Network(
+        {"one": ps.Pool(unit), "two": ps.Pool(unit)}, [ps.Workflow("loop", arrivals, stages)]
+    )
     ps.simulate(network, jobs=100)
     run = benchmark.pedantic(lambda: ps.simulate(network, jobs=JOBS), rounds=ROUNDS)
     described = ciw.create_network(

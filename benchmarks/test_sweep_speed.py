@@ -15,7 +15,9 @@ Record = Callable[[str, float, str], None]
 
 
 def seconds(jobs: int, points: int, **server: object) -> float:
-    """Run Sarathi-Serve with ten token budgets at many rates on the look-alike of Azure's conversations."""
+    """Run Sarathi-Serve with ten token budgets at many rates on the look-alike of Azure's
+    conversations.
+    """
     scenario = {
         "workload": {"preset": "azure-conv", "arrivals": "poisson"},
         "server": {"hardware": "codellama-34b-a100-tp1", **server},
@@ -36,13 +38,17 @@ def test_a_thousand_points_where_a_theorem_speaks(benchmark, record: Record) -> 
 
 
 def test_a_thousand_points_where_stability_is_tested(benchmark, record: Record) -> None:  # type: ignore[no-untyped-def]
-    """A max batch size below the token budget: no theorem speaks, and the sequential test is asked."""
+    """A max batch size below the token budget: no theorem speaks, and the sequential test is
+    asked.
+    """
     taken = benchmark.pedantic(lambda: seconds(2, POINTS, max_batch_size=100), rounds=1)
     record(f"{POINTS:,} x {REQUESTS:,} requests", taken, "s on two workers")
 
 
 def test_two_workers_are_nearly_twice_as_fast_as_one(benchmark, record: Record) -> None:  # type: ignore[no-untyped-def]
-    """In pairs of runs, one after the other, so that whatever else runs on the machine slows both."""
+    """In pairs of runs, one after the other, so that whatever else runs on the machine slows
+    both.
+    """
     points = max(POINTS // 5, 20)
     seconds(2, points)  # start the workers
 

@@ -1,4 +1,6 @@
-"""What certain answers cost: verdicts near the critical load, and searches for the highest stable rate."""
+"""What certain answers cost: verdicts near the critical load, and searches for the highest stable
+rate.
+"""
 
 import os
 import time
@@ -19,9 +21,13 @@ Record = Callable[[str, float, str], None]
 
 @pytest.mark.parametrize("rho", [0.95, 0.98, 1.02, 1.05])
 def test_verdicts_near_the_boundary(benchmark, record: Record, rho: float) -> None:  # type: ignore[no-untyped-def]
-    workload = ps.Workload.poisson(rho * TP1.capacity(1024) / 241, ps.Geometric(129), ps.Geometric(112))
+    workload = ps.Workload.poisson(
+        rho * TP1.capacity(1024) / 241, ps.Geometric(129), ps.Geometric(112)
+    )
     ps.verdict(workload, SERVER)
-    found = benchmark.pedantic(lambda: [ps.verdict(workload, SERVER, seed=seed) for seed in range(SEEDS)], rounds=1)
+    found = benchmark.pedantic(
+        lambda: [ps.verdict(workload, SERVER, seed=seed) for seed in range(SEEDS)], rounds=1
+    )
     right = "stable" if rho < 1 else "unstable"
     wrong = sum(f.verdict != right for f in found)
     assert wrong <= 0.02 * SEEDS
@@ -43,7 +49,9 @@ def test_highest_stable_rate(benchmark, record: Record, policy: str) -> None:  #
 
 def test_what_a_verdict_costs_beside_the_run(benchmark, record: Record) -> None:  # type: ignore[no-untyped-def]
     """Beside the 20,000 requests that `check` simulates by default, at load .9."""
-    workload = ps.Workload.poisson(0.9 * TP1.capacity(1024) / 241, ps.Geometric(129), ps.Geometric(112))
+    workload = ps.Workload.poisson(
+        0.9 * TP1.capacity(1024) / 241, ps.Geometric(129), ps.Geometric(112)
+    )
     ratios = []
     for _ in range(15 if FULL else 3):
         begun = time.process_time()

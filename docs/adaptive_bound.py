@@ -1,17 +1,21 @@
-"""Bound what any policy carries where prompts are cut into chunks, at points of the sweep where MaxWeight fails.
+"""Bound what any policy carries where prompts are cut into chunks, at points of the sweep where
+MaxWeight fails.
 
-`penstock.region` lets a slot hold as many prefill tokens as fit. A prompt ends, though, and its last chunk leaves the
-slot half empty or takes one of a decode. Let a chunk of s tokens be worth p_s seconds and a decode token q, such that
-no batch is worth more than the time it takes. A request is then worth at least
+`penstock.region` lets a slot hold as many prefill tokens as fit. A prompt ends, though, and its
+last chunk leaves the slot half empty or takes one of a decode. Let a chunk of s tokens be worth p_s
+seconds and a decode token q, such that no batch is worth more than the time it takes. A request is
+then worth at least
 
     E[min over all ways to cut its prompt of the sum of p_s] + q m_d,
 
-and no policy carries more requests per second than 1 over that. Any prices give a bound. Good ones are the optimum of
-a linear program, found by cutting planes: the batch that is worth most beyond its time, and the cheapest way to cut
-each prompt, are dynamic programs. Prices are linear between knots.
+and no policy carries more requests per second than 1 over that. Any prices give a bound. Good ones
+are the optimum of a linear program, found by cutting planes: the batch that is worth most beyond
+its time, and the cheapest way to cut each prompt, are dynamic programs. Prices are linear between
+knots.
 
-Run ``python docs/adaptive_bound.py NUMBER ...`` with numbers of points of ``docs/adaptive_sweep.py``; it prints the
-bound and what MaxWeight carries, as shares of the region's boundary, with lengths 10 and 3 times as long and as drawn.
+Run ``python docs/adaptive_bound.py NUMBER ...`` with numbers of points of
+``docs/adaptive_sweep.py``; it prints the bound and what MaxWeight carries, as shares of the
+region's boundary, with lengths 10 and 3 times as long and as drawn.
 """
 
 import sys
@@ -39,7 +43,9 @@ def densities(length: ps.Geometric | ps.Constant) -> Floats:
 
 
 def cheapest_cuts(price: Floats, share: Floats) -> tuple[float, Floats]:
-    """Return the mean worth of a prompt cut at the least price, and how many chunks of each size it gives."""
+    """Return the mean worth of a prompt cut at the least price, and how many chunks of each size it
+    gives.
+    """
     most = price.size - 1
     worth, size = np.zeros(share.size), np.zeros(share.size, int)
     for tokens in range(1, share.size):
@@ -53,8 +59,12 @@ def cheapest_cuts(price: Floats, share: Floats) -> tuple[float, Floats]:
     return float(share @ worth), chunks
 
 
-def dearest_batches(price: Floats, decode: float, seconds: Floats, slots: int) -> list[tuple[float, Floats, int, int]]:
-    """Return batches worth most per second: that worth, the chunks of each size, decode tokens, load."""
+def dearest_batches(
+    price: Floats, decode: float, seconds: Floats, slots: int
+) -> list[tuple[float, Floats, int, int]]:
+    """Return batches worth most per second: that worth, the chunks of each size, decode tokens,
+    load.
+    """
     budget = price.size - 1
     loads = np.arange(budget + 1)
     rest = loads[:, None] - loads
@@ -84,16 +94,22 @@ def dearest_batches(price: Floats, decode: float, seconds: Floats, slots: int) -
 
 
 def hats(server: ps.Server, slots: int) -> Floats:
-    """Return the price of a chunk of each size for a price of 1 at one knot and 0 at the others; (sizes, knots)."""
+    """Return the price of a chunk of each size for a price of 1 at one knot and 0 at the others;
+    (sizes, knots).
+    """
     budget = server.token_budget
-    corners = np.flatnonzero(np.diff(server.batch_time.table(budget)[1:])) + 2 - slots  # beside k - 1 decodes
+    corners = (
+        np.flatnonzero(np.diff(server.batch_time.table(budget)[1:])) + 2 - slots
+    )  # beside k - 1 decodes
     knots = np.unique(np.r_[1:9, np.geomspace(1, budget, KNOTS).round(), corners])
     knots = knots[(knots >= 1) & (knots <= budget)]
     columns = [np.interp(np.arange(1, budget + 1), knots, unit) for unit in np.eye(knots.size)]
     return np.vstack([np.zeros(knots.size), np.column_stack(columns)])
 
 
-def most_requests(server: ps.Server, prompt: ps.Geometric | ps.Constant, output: ps.Geometric) -> float:
+def most_requests(
+    server: ps.Server, prompt: ps.Geometric | ps.Constant, output: ps.Geometric
+) -> float:
     """Return requests/s that no policy exceeds."""
     budget = server.token_budget
     slots = min(server.max_batch_size or budget, budget)
@@ -101,12 +117,17 @@ def most_requests(server: ps.Server, prompt: ps.Geometric | ps.Constant, output:
     seconds = server.batch_time.table(budget) / full
     share, price_of = densities(prompt), hats(server, slots)
     knots = price_of.shape[1]
-    # Unknown: the price at each knot, that of a decode token, and the worth of a request, as large as it can be.
-    rows = list(np.eye(knots, knots + 2)[:-1] - np.eye(knots, knots + 2, 1)[:-1])  # no larger chunk is cheaper
+    # Unknown: the price at each knot, that of a decode token, and the worth of a request, as large
+    # as it can be.
+    rows = list(
+        np.eye(knots, knots + 2)[:-1] - np.eye(knots, knots + 2, 1)[:-1]
+    )  # no larger chunk is cheaper
     limits, best = [0.0] * len(rows), 0.0
     bounds = [(0, 1)] * (knots + 1) + [(0, budget * share.size)]
     for _ in range(ROUNDS):
-        solved = linprog(np.r_[np.zeros(knots + 1), -1.0], np.array(rows), limits, bounds=bounds, method="highs")
+        solved = linprog(
+            np.r_[np.zeros(knots + 1), -1.0], np.array(rows), limits, bounds=bounds, method="highs"
+        )
         price, decode, hoped = price_of @ solved.x[:-2], solved.x[-2], solved.x[-1]
         worth, chunks = cheapest_cuts(price, share)
         batches = dearest_batches(price, decode, seconds, slots)
@@ -120,8 +141,12 @@ def most_requests(server: ps.Server, prompt: ps.Geometric | ps.Constant, output:
     return 1 / (best * full)
 
 
-def carried(server: ps.Server, prompt: ps.Geometric | ps.Constant, output: ps.Geometric) -> tuple[str, float]:
-    """Return what MaxWeight carries, as shares of the region's boundary, and the boundary in requests/s."""
+def carried(
+    server: ps.Server, prompt: ps.Geometric | ps.Constant, output: ps.Geometric
+) -> tuple[str, float]:
+    """Return what MaxWeight carries, as shares of the region's boundary, and the boundary in
+    requests/s.
+    """
     boundary = ps.region(server, prompt=prompt, output=output).max_rate
     workload = ps.Workload.poisson(boundary, prompt, output)
     found = ps.max_rate(workload, server.with_policy("maxweight"), precision=0.005)
@@ -129,13 +154,17 @@ def carried(server: ps.Server, prompt: ps.Geometric | ps.Constant, output: ps.Ge
 
 
 def main() -> None:
-    """Print a row for each point, then some for prompts of one length at the server and outputs of the first."""
+    """Print a row for each point, then some for prompts of one length at the server and outputs of
+    the first.
+    """
     points = [Point.draw(int(number)) for number in sys.argv[1:]]
     for point in points:
         shares = []
         for times in (10, 3, 1):
             prompt, output = (
-                ps.Geometric(times * length.mean_tokens, max=round(times * LONGEST * length.mean_tokens))
+                ps.Geometric(
+                    times * length.mean_tokens, max=round(times * LONGEST * length.mean_tokens)
+                )
                 for length in (point.prompt, point.output)
             )
             share, boundary = carried(point.server, prompt, output)

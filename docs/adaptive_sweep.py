@@ -1,9 +1,11 @@
-"""Draw how many of 200 random servers and workloads each policy keeps stable at .98 of the region's boundary.
+"""Draw how many of 200 random servers and workloads each policy keeps stable at .98 of the region's
+boundary.
 
-Batch times, budgets, max batch sizes (scope ``batch``) and mean lengths are drawn from wide ranges; a point is a
-direction, so its rate is put at .98 of what the stability region allows. `penstock.verdict` judges, at a resolution of
-a quarter of a percent. Sarathi-Serve is tried with its whole token budget and with every multiple of b0 below it, one
-after the other until one is stable.
+Batch times, budgets, max batch sizes (scope ``batch``) and mean lengths are drawn from wide ranges;
+a point is a direction, so its rate is put at .98 of what the stability region allows.
+`penstock.verdict` judges, at a resolution of a quarter of a percent. Sarathi-Serve is tried with
+its whole token budget and with every multiple of b0 below it, one after the other until one is
+stable.
 
 Run ``python docs/adaptive_sweep.py`` (7.5 minutes of processor time, on two cores); it writes
 ``docs/figures/adaptive_sweep.svg`` and prints the points that fail.
@@ -41,7 +43,9 @@ class Point:
         """Draw one, each from a seed of its own."""
         rng = np.random.default_rng([2026, number])
         b0 = int(2 ** rng.integers(4, 9))
-        batch_time = ps.PiecewiseConstant(c=_between(rng, 1e-3, 5e-2), a=_between(rng, 1e-3, 5e-2), b0=b0)
+        batch_time = ps.PiecewiseConstant(
+            c=_between(rng, 1e-3, 5e-2), a=_between(rng, 1e-3, 5e-2), b0=b0
+        )
         budget = b0 * int(rng.integers(1, 17))
         slots = max(round(b0 * _between(rng, 1 / 8, 4)), 4)
         prompt, output = (float(round(_between(rng, 10, 4000))) for _ in range(2))
@@ -53,8 +57,12 @@ class Point:
         """Judge a policy, at another token budget if given."""
         bound = ps.region(self.server, prompt=self.prompt, output=self.output).max_rate
         workload = ps.Workload.poisson(share * bound, self.prompt, self.output)
-        server = self.server if budget is None else dataclasses.replace(self.server, token_budget=budget)
-        return ps.verdict(workload, server.with_policy(policy), resolution=RESOLUTION, seed=self.number).verdict
+        server = (
+            self.server if budget is None else dataclasses.replace(self.server, token_budget=budget)
+        )
+        return ps.verdict(
+            workload, server.with_policy(policy), resolution=RESOLUTION, seed=self.number
+        ).verdict
 
     def verdicts(self) -> dict[str, str]:
         """Judge every policy."""
@@ -95,9 +103,18 @@ def main() -> None:
     rows = []
     for policy in order:
         outcomes = [verdicts[policy] for _, verdicts in found]
-        shares = {outcome: outcomes.count(outcome) / POINTS for outcome in ("stable", "undecided", "unstable")}
-        print(f"{policy:22}", "  ".join(f"{outcome} {share:6.1%}" for outcome, share in shares.items()))
-        rows += [{"policy": policy, "verdict": outcome, "share": share} for outcome, share in shares.items()]
+        shares = {
+            outcome: outcomes.count(outcome) / POINTS
+            for outcome in ("stable", "undecided", "unstable")
+        }
+        print(
+            f"{policy:22}",
+            "  ".join(f"{outcome} {share:6.1%}" for outcome, share in shares.items()),
+        )
+        rows += [
+            {"policy": policy, "verdict": outcome, "share": share}
+            for outcome, share in shares.items()
+        ]
     for policy in order[order.index(BEST_BUDGET) + 1 :]:
         for point, verdicts in found:
             if verdicts[policy] != "stable":
@@ -111,7 +128,11 @@ def draw(rows: list[dict[str, str | float]], order: list[str]) -> None:
     colours = alt.Scale(domain=outcomes, range=["#0072B2", "#BBBBBB", "#E69F00"])
     bars = alt.Chart(pl.DataFrame(rows)).encode(
         y=alt.Y("policy:N", title=None, sort=order),
-        x=alt.X("share:Q", title=f"Share of {POINTS} points at {SHARE} of the boundary", axis=alt.Axis(format="%")),
+        x=alt.X(
+            "share:Q",
+            title=f"Share of {POINTS} points at {SHARE} of the boundary",
+            axis=alt.Axis(format="%"),
+        ),
         order=alt.Order("rank:Q"),
     )
     chart = (
@@ -124,7 +145,9 @@ def draw(rows: list[dict[str, str | float]], order: list[str]) -> None:
             .encode(text=alt.Text("share:Q", format=".1%")),
         )
         .transform_calculate(rank="indexof(['stable', 'undecided', 'unstable'], datum.verdict)")
-        .properties(width=560, height=260, title="Policies near the boundary of the stability region")
+        .properties(
+            width=560, height=260, title="Policies near the boundary of the stability region"
+        )
         .configure_axis(gridColor=charts.GRID, labelLimit=300)
         .configure_legend(orient="top")
     )

@@ -1,4 +1,6 @@
-"""Examples in docstrings, as sections that a page can show: ``>>>`` alone would be a quotation in Markdown."""
+"""Examples in docstrings, as sections that a page can show: ``>>>`` alone would be a quotation in
+Markdown.
+"""
 
 import inspect
 import re
@@ -19,4 +21,6 @@ class DoctestBlocks(griffe.Extension):
             examples = [inspect.cleandoc(found[0]) for found in EXAMPLE.finditer(text)]
             if examples:
                 shown = "\n\n".join(examples)
-                obj.docstring.value = f"{EXAMPLE.sub('', text).rstrip()}\n\nExamples\n--------\n{shown}\n"
+                obj.docstring.value = (
+                    f"{EXAMPLE.sub('', text).rstrip()}\n\nExamples\n--------\n{shown}\n"
+                )

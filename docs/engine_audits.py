@@ -1,10 +1,12 @@
-"""Find by audit which schedulers of engines are work-conserving, and the smallest batch that refutes the others.
+"""Find by audit which schedulers of engines are work-conserving, and the smallest batch that
+refutes the others.
 
-Without limits on memory or running requests, each scheduler serves every system of up to three requests and six tokens,
-the smallest first, a tick a batch, until an audit finds a batch below the token budget that what waited could have
-filled. Those that survive serve random systems of up to 12 requests as well. With more slots than the budget has tokens
-they show whether their batches stay within it. What it all comes to is the highest rate at which each is stable. Two
-engines are drawn at the same six requests.
+Without limits on memory or running requests, each scheduler serves every system of up to three
+requests and six tokens, the smallest first, a tick a batch, until an audit finds a batch below the
+token budget that what waited could have filled. Those that survive serve random systems of up to 12
+requests as well. With more slots than the budget has tokens they show whether their batches stay
+within it. What it all comes to is the highest rate at which each is stable. Two engines are drawn
+at the same six requests.
 
 Run ``python docs/engine_audits.py``; it prints the tables of docs/engines.md and writes its figure.
 """
@@ -61,13 +63,17 @@ class System(NamedTuple):
 
     def run(self, name: str, settings: dict[str, Any], slots: int | None = None) -> ps.Run:
         """Serve it, a tick a batch."""
-        server = ps.Server(ps.Affine(c=1.0, a=0.0), self.budget, slots, policy=name, policy_params=settings)
+        server = ps.Server(
+            ps.Affine(c=1.0, a=0.0), self.budget, slots, policy=name, policy_params=settings
+        )
         workload = ps.Workload.from_arrays(self.arrival, self.prompt, self.output)
         return ps.simulate(workload, server, record="allocations", tick_s=1.0)
 
 
 class Finding(NamedTuple):
-    """What audits found: systems tried, whether a batch was above the budget, and the first that fell short of it."""
+    """What audits found: systems tried, whether a batch was above the budget, and the first that
+    fell short of it.
+    """
 
     name: str
     settings: dict[str, Any]
@@ -84,18 +90,24 @@ def cuts_prompts(name: str, settings: dict[str, Any]) -> bool:
 
 
 def small_systems(cuts: bool) -> Iterator[System]:
-    """Yield all small systems: fewest requests first, then fewest tokens, smallest budget, closest arrivals."""
+    """Yield all small systems: fewest requests first, then fewest tokens, smallest budget, closest
+    arrivals.
+    """
     for n in range(1, REQUESTS + 1):
         gaps = sorted(itertools.product(range(GAP + 1), repeat=n - 1), key=sum)
         for tokens in range(n, TOKENS + 1):
             lengths = list(lengths_of(n, tokens))
-            for budget, gap, (prompt, output) in itertools.product(range(1, tokens + 1), gaps, lengths):
+            for budget, gap, (prompt, output) in itertools.product(
+                range(1, tokens + 1), gaps, lengths
+            ):
                 if cuts or max(prompt) <= budget:
                     yield System((0, *itertools.accumulate(gap)), prompt, output, budget)
 
 
 def lengths_of(n: int, tokens: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the prompts and outputs of n requests that cost so many tokens: prompt + output - 1 each."""
+    """Yield the prompts and outputs of n requests that cost so many tokens: prompt + output - 1
+    each.
+    """
     for fences in itertools.combinations_with_replacement(range(tokens - n + 1), 2 * n - 1):
         ones_more = [b - a + 1 for a, b in itertools.pairwise((0, *fences, tokens - n))]
         yield tuple(ones_more[:n]), tuple(ones_more[n:])
@@ -110,7 +122,9 @@ def random_systems(cuts: bool, seed: int = 0) -> Iterator[System]:
         prompt, output = (rng.integers(1, longest + 1, n) for longest in rng.choice([3, 10, 30], 2))
         budget = int(rng.integers(1, 40))
         budget = budget if cuts else max(budget, int(prompt.max()))
-        yield System(tuple(arrival.tolist()), tuple(prompt.tolist()), tuple(output.tolist()), budget)
+        yield System(
+            tuple(arrival.tolist()), tuple(prompt.tolist()), tuple(output.tolist()), budget
+        )
 
 
 def search(name: str, settings: dict[str, Any]) -> Finding:
@@ -124,20 +138,31 @@ def search(name: str, settings: dict[str, Any]) -> Finding:
             return Finding(name, settings, tried, above, system, found.paper.first.batch)
         assert found.strong.held, system
         if name not in ("vllm-v0", "tensorrt-llm"):  # these refuse more slots than tokens
-            crowded = system.run(name, settings, slots=system.budget + len(system.arrival)).batch_rows
+            crowded = system.run(
+                name, settings, slots=system.budget + len(system.arrival)
+            ).batch_rows
             above = above or bool((crowded[:, 2:4].sum(axis=1) > system.budget).any())
     return Finding(name, settings, tried, above, None, -1)
 
 
 def told(name: str, settings: dict[str, Any]) -> str:
     """Return name and settings as the tables have them."""
-    said = [f"{key} {value if value is not False else 'off'}" for key, value in settings.items() if key != "max_tokens"]
-    return f"`{name}`" + "".join(f", {words.removesuffix(' True').replace('_', ' ')}" for words in said)
+    said = [
+        f"{key} {value if value is not False else 'off'}"
+        for key, value in settings.items()
+        if key != "max_tokens"
+    ]
+    return f"`{name}`" + "".join(
+        f", {words.removesuffix(' True').replace('_', ' ')}" for words in said
+    )
 
 
 def kept(found: Finding) -> str:
     """Return the row of a scheduler that no batch refuted."""
-    return f"| {told(found.name, found.settings)} | {found.systems:,} | {'yes' if found.above else 'no'} |"
+    return (
+        f"| {told(found.name, found.settings)} | {found.systems:,} | "
+        f"{'yes' if found.above else 'no'} |"
+    )
 
 
 def refuted(found: Finding) -> str:
@@ -148,7 +173,9 @@ def refuted(found: Finding) -> str:
     assert run.allocation_rows is not None
     assert run.batch_rows is not None
     came, served, left_out = [], [], []
-    for i, (who, arrival, prompt, output) in enumerate(zip("ABC", s.arrival, s.prompt, s.output, strict=False)):
+    for i, (who, arrival, prompt, output) in enumerate(
+        zip("ABC", s.arrival, s.prompt, s.output, strict=False)
+    ):
         came.append(f"{who} {prompt}+{output} at {arrival}")
         of = run.allocation_rows[run.allocation_rows[:, 1] == i]
         given = int(of[of[:, 0] < found.batch, 2:].sum())
@@ -166,7 +193,9 @@ def refuted(found: Finding) -> str:
 
 
 def tables(findings: list[Finding]) -> str:
-    """Return both tables in Markdown: the schedulers that no batch refuted, and the others with theirs."""
+    """Return both tables in Markdown: the schedulers that no batch refuted, and the others with
+    theirs.
+    """
     lines = ["| scheduler | systems | ever above the budget |", "|---|---|---|"]
     lines += [kept(found) for found in findings if found.system is None]
     lines += [
@@ -194,7 +223,9 @@ def max_rates() -> str:
 
 def draw() -> None:
     """Draw a long prompt that arrives while others decode: vLLM above SGLang."""
-    workload = ps.Workload.from_arrays([0, 0, 0, 0.05, 0.2, 0.3], [60, 80, 50, 90, 1400, 300], [14, 22, 9, 20, 6, 8])
+    workload = ps.Workload.from_arrays(
+        [0, 0, 0, 0.05, 0.2, 0.3], [60, 80, 50, 90, 1400, 300], [14, 22, 9, 20, 6, 8]
+    )
     panels = []
     for name in ("vllm", "sglang"):
         run = ps.simulate(workload, ps.Server(BATCH_TIME, 512, policy=name), record="allocations")

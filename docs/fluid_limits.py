@@ -1,7 +1,9 @@
-"""Draw simulated backlogs over the fluid path that they approach: ``docs/figures/fluid_limits_*.svg``.
+"""Draw simulated backlogs over the fluid path that they approach:
+``docs/figures/fluid_limits_*.svg``.
 
-Requests that wait for prefill at the start, scaled by their number, at load .8, under the two orders that f1-f7 do not
-tell apart: decode first (Sarathi-Serve) and prefill first (Orca). Run ``python docs/fluid_limits.py``.
+Requests that wait for prefill at the start, scaled by their number, at load .8, under the two
+orders that f1-f7 do not tell apart: decode first (Sarathi-Serve) and prefill first (Orca). Run
+``python docs/fluid_limits.py``.
 """
 
 from pathlib import Path
@@ -30,7 +32,10 @@ def main() -> None:
             arrivals = np.concatenate([np.zeros(size), after])
             lengths = [rng.geometric(1 / mean, arrivals.size) for mean in (PROMPT, OUTPUT)]
             runs[size] = ps.simulate(ps.Workload.from_arrays(arrivals, *lengths), server)
-        about = f"{policy}, load {LOAD}, geometric lengths of {PROMPT} and {OUTPUT} tokens, token budget 1,024"
+        about = (
+            f"{policy}, load {LOAD}, geometric lengths of {PROMPT} and {OUTPUT} tokens, token "
+            "budget 1,024"
+        )
         chart = fluid_trajectories(path, runs, about)
         charts.save({f"fluid_limits_{policy}": chart}, Path(__file__).parent / "figures")
 

@@ -1,6 +1,8 @@
-"""Fit the entries of ``penstock hardware`` that come from published measurements, and write their files.
+"""Fit the entries of ``penstock hardware`` that come from published measurements, and write their
+files.
 
-Run ``python docs/hardware_fits.py ../shared/data``. No row is copied: each file holds the parameters of a fit.
+Run ``python docs/hardware_fits.py ../shared/data``. No row is copied: each file holds the
+parameters of a fit.
 """
 
 import dataclasses
@@ -26,10 +28,17 @@ CHAT = ps.Workload.preset("azure-conv").with_rate(1.0, arrivals="poisson")
 """Contexts as long as these are what the fits of composition are for."""
 
 VIDUR = (
-    "Vidur's layer profiles (Agrawal et al., MLSys 2024), linear layers only: no attention, no exchange between GPUs"
+    "Vidur's layer profiles (Agrawal et al., MLSys 2024), linear layers only: no attention, no "
+    "exchange between GPUs"
 )
-SPLITWISE = "runs of whole models profiled for Splitwise (Patel et al., ISCA 2024), batches of up to 16,384 tokens"
-LLMSERVINGSIM = "LLMServingSim's layer profiles (Cho et al.), batches drawn with the lengths of Azure conversations"
+SPLITWISE = (
+    "runs of whole models profiled for Splitwise (Patel et al., ISCA 2024), batches of up to "
+    "16,384 tokens"
+)
+LLMSERVINGSIM = (
+    "LLMServingSim's layer profiles (Cho et al.), batches drawn with the lengths of Azure "
+    "conversations"
+)
 YEARS = {VIDUR: 2024, SPLITWISE: 2024, LLMSERVINGSIM: 2026}
 """Of publication; the profiles of LLMServingSim say when they were made."""
 MOST_TOKENS = 16_384
@@ -45,7 +54,14 @@ MODELS = {
 CARDS = {"a100": "A100 80 GB", "h100": "H100 80 GB"}
 PRO = "RTX PRO 6000"
 PROFILES = (
-    ("llama-3.1-8b-rtx4090-tp1", "Llama-3.1-8B", "RTX 4090", "RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1", 32, 0),
+    (
+        "llama-3.1-8b-rtx4090-tp1",
+        "Llama-3.1-8B",
+        "RTX 4090",
+        "RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1",
+        32,
+        0,
+    ),
     (
         "llama-3.1-8b-rtxpro6000-tp1",
         "Llama-3.1-8B",
@@ -59,7 +75,9 @@ PROFILES = (
 )
 
 Found = tuple[str, str, str, int, str, str, str, MeasuredBatches]
-"""File name, language model, accelerator, tensor parallel, what was measured, licence, model to fit, the batches."""
+"""File name, language model, accelerator, tensor parallel, what was measured, licence, model to
+fit, the batches.
+"""
 
 
 def linear_layers(data: Path) -> Iterator[Found]:
@@ -67,17 +85,33 @@ def linear_layers(data: Path) -> Iterator[Found]:
     for card, accelerator in CARDS.items():
         for name, (model, folder, layers) in MODELS.items():
             file = data / "profiling" / "vidur" / card / folder / "mlp.csv.gz"
-            degrees = pl.read_csv(file)["num_tensor_parallel_workers"].unique().sort() if file.exists() else ()
+            degrees = (
+                pl.read_csv(file)["num_tensor_parallel_workers"].unique().sort()
+                if file.exists()
+                else ()
+            )
             for degree in degrees:
                 profile = read_vidur(file, layers=layers, tensor_parallel=degree)
                 batches = profile.without_attention()
-                yield f"{name}-{card}-linear-tp{degree}", model, accelerator, degree, VIDUR, "MIT", "auto", batches
+                yield (
+                    f"{name}-{card}-linear-tp{degree}",
+                    model,
+                    accelerator,
+                    degree,
+                    VIDUR,
+                    "MIT",
+                    "auto",
+                    batches,
+                )
 
 
 def whole_models(data: Path) -> Iterator[Found]:
     """Yield Splitwise's runs of whole models."""
     file = data / "profiling" / "splitwise_sim" / "perf_model.csv"
-    for name, label, degrees in (("llama2-70b", "Llama-2-70B", (2, 4, 8)), ("bloom-176b", "BLOOM-176B", (8,))):
+    for name, label, degrees in (
+        ("llama2-70b", "Llama-2-70B", (2, 4, 8)),
+        ("bloom-176b", "BLOOM-176B", (8,)),
+    ):
         for card, degree in itertools.product(CARDS, degrees):
             where = {"model": name, "hardware": f"{card}-80gb", "tensor_parallel": str(degree)}
             batches = read_batches(file, where=where).up_to(MOST_TOKENS)
@@ -98,14 +132,36 @@ def layers_with_attention(data: Path) -> Iterator[Found]:
     rows = CHAT.requests(4_000)
     for name, model, accelerator, folder, layers, hidden in PROFILES:
         degree = int(folder[-1])
-        link = Link(16e9, 20e-6, token_bytes=2 * hidden) if degree > 1 else None  # as of the published deployment
-        profile = read_llmservingsim(data / "profiling" / "llmservingsim" / folder, layers, link=link)
+        link = (
+            Link(16e9, 20e-6, token_bytes=2 * hidden) if degree > 1 else None
+        )  # as of the published deployment
+        profile = read_llmservingsim(
+            data / "profiling" / "llmservingsim" / folder, layers, link=link
+        )
         drawn = draw_batches(
-            rows.prompt_tokens, rows.output_tokens, token_budget=2_048, max_batch_size=256, count=4_000, seed=0
+            rows.prompt_tokens,
+            rows.output_tokens,
+            token_budget=2_048,
+            max_batch_size=256,
+            count=4_000,
+            seed=0,
         )
         batches = profile.measured(drawn)
-        exchange = "; exchange between them at 16 GB/s and 20 us, as in the published deployment" if link else ""
-        yield name, model, accelerator, degree, LLMSERVINGSIM + exchange, "MIT", "composition", batches
+        exchange = (
+            "; exchange between them at 16 GB/s and 20 us, as in the published deployment"
+            if link
+            else ""
+        )
+        yield (
+            name,
+            model,
+            accelerator,
+            degree,
+            LLMSERVINGSIM + exchange,
+            "MIT",
+            "composition",
+            batches,
+        )
 
 
 def main(data: Path) -> None:
@@ -116,16 +172,32 @@ def main(data: Path) -> None:
             model_of = found.model
             warnings = [warning for warning in found.warnings if "extrapolated" in warning]
             if kind is linear_layers:
-                warnings = ["linear layers only: attention and exchange between GPUs are not in these times"]
+                warnings = [
+                    "linear layers only: attention and exchange between GPUs are not in these times"
+                ]
             if isinstance(model_of, ps.Composition) and not np.any(batches.pairs):
-                warnings.append("no prompt was cut in these measurements: to cut one is taken to cost nothing")
-                # No prompt was cut, so the cost of a token before it was not seen: cuts are taken to cost nothing.
-                model_of = dataclasses.replace(model_of, cross_attention=2 * model_of.self_attention)
-            if abs(found.bias) > MOST_BIAS or (isinstance(model_of, ps.Composition) and not any(model_of.of_decodes)):
-                print(f"{name:36} left out: bias {found.bias:+.1%}, or decodes cost nothing for their context")
+                warnings.append(
+                    "no prompt was cut in these measurements: to cut one is taken to cost nothing"
+                )
+                # No prompt was cut, so the cost of a token before it was not seen: cuts are taken
+                # to cost nothing.
+                model_of = dataclasses.replace(
+                    model_of, cross_attention=2 * model_of.self_attention
+                )
+            if abs(found.bias) > MOST_BIAS or (
+                isinstance(model_of, ps.Composition) and not any(model_of.of_decodes)
+            ):
+                print(
+                    f"{name:36} left out: bias {found.bias:+.1%}, or decodes cost nothing for "
+                    "their context"
+                )
                 (TARGET / f"{name}.yaml").unlink(missing_ok=True)
                 continue
-            many = f"{degree} {accelerator}, tensor parallel {degree}" if degree > 1 else f"one {accelerator}"
+            many = (
+                f"{degree} {accelerator}, tensor parallel {degree}"
+                if degree > 1
+                else f"one {accelerator}"
+            )
             what = " (linear layers only)" if kind is linear_layers else ""
             file = found.as_file(f"{model} on {many}{what}", licence)
             said = {
@@ -136,15 +208,28 @@ def main(data: Path) -> None:
                 "r2": round(found.r2, 4),
                 "r2_without_outliers": round(found.r2_without_outliers, 4),
                 "mean_absolute_error": round(found.mean_absolute_error, 4),
-                "error_of_95_in_100_within": round(float(np.quantile(np.abs(found.errors), 0.95)), 4),
+                "error_of_95_in_100_within": round(
+                    float(np.quantile(np.abs(found.errors), 0.95)), 4
+                ),
                 "bias": round(found.bias, 4),
                 "warnings": warnings,
             }
-            facts = {**vars(file), "batch_time": model_of, "source": source, "model": model, "fit": said}
+            facts = {
+                **vars(file),
+                "batch_time": model_of,
+                "source": source,
+                "model": model,
+                "fit": said,
+            }
             facts["accelerator"] = accelerator
             facts["year"] = next(year for known, year in YEARS.items() if source.startswith(known))
-            write_batch_time(TARGET / f"{name}.yaml", type(file)(**facts | {"tensor_parallel": degree}))
-            print(f"{name:36} {found.name:22} R2 {found.r2:.4f}  mean error {found.mean_absolute_error:.1%}")
+            write_batch_time(
+                TARGET / f"{name}.yaml", type(file)(**facts | {"tensor_parallel": degree})
+            )
+            print(
+                f"{name:36} {found.name:22} R2 {found.r2:.4f}  mean error "
+                f"{found.mean_absolute_error:.1%}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """What the site shows that is made when it is built: the gallery, and the help of every command.
 
-MkDocs calls `on_page_markdown`, which puts it in place of ``<!-- gallery -->``, ``<!-- figures -->`` and
-``<!-- commands -->``. The figures and claims of `penstock reproduce` take minutes, so they are kept:
-``python docs/made_when_built.py [--data DIR] [NAME ...]`` measures all items again, or those named, into
-``docs/figures/reproduced``.
+MkDocs calls `on_page_markdown`, which puts it in place of ``<!-- gallery -->``, ``<!-- figures
+-->`` and ``<!-- commands -->``. The figures and claims of `penstock reproduce` take minutes, so
+they are kept: ``python docs/made_when_built.py [--data DIR] [NAME ...]`` measures all items again,
+or those named, into ``docs/figures/reproduced``.
 """
 
 import argparse
@@ -42,14 +42,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def gallery() -> str:
-    """Return a section for each item that can be reproduced: its figures, and published against measured."""
+    """Return a section for each item that can be reproduced: its figures, and published against
+    measured.
+    """
     kept = json.loads(CLAIMS.read_text()) if CLAIMS.exists() else {}
     return "\n\n".join(section(item, kept.get(item.name)) for item in ITEMS)
 
 
 def section(item: Item, found: dict[str, Any] | None) -> str:
     """Return one item of the gallery; without figure or claims where it was not measured yet."""
-    lines = [f"### {item.title} {{ #{item.name} }}", "", f"{item.source}. `penstock reproduce {item.name}`", ""]
+    lines = [
+        f"### {item.title} {{ #{item.name} }}",
+        "",
+        f"{item.source}. `penstock reproduce {item.name}`",
+        "",
+    ]
     if found is None:
         return "\n".join([*lines, "Not measured yet."])
     described = found["figures"]
@@ -66,20 +73,31 @@ def section(item: Item, found: dict[str, Any] | None) -> str:
             "|---|---|---|---|---|",
         ]
         for claim in found["claims"]:
-            cells = (claim["what"], claim["published"], claim["measured"], claim["verdict"], claim["why"])
+            cells = (
+                claim["what"],
+                claim["published"],
+                claim["measured"],
+                claim["verdict"],
+                claim["why"],
+            )
             lines.append("| " + " | ".join(bare(cell) for cell in cells) + " |")
         lines += ["", "</div>"]
-    return "\n".join([*lines, "", *(f"Note: {bare(each).rstrip('.')}.\n" for each in found["assumed"])])
+    return "\n".join(
+        [*lines, "", *(f"Note: {bare(each).rstrip('.')}.\n" for each in found["assumed"])]
+    )
 
 
 def picture(file: str, text: str) -> str:
-    """Return a kept figure, and the one for a phone if it has one; links begin at the page, not at its source."""
+    """Return a kept figure, and the one for a phone if it has one; links begin at the page, not at
+    its source.
+    """
     narrow = file.replace(".svg", "-narrow.svg")
     if not (KEPT / narrow).exists():
         return f"![{bare(text)}](figures/reproduced/{file})"
     return (
         f'<picture><source media="(max-width: 45em)" srcset="../figures/reproduced/{narrow}">'
-        f'<img alt="{html.escape(text)}" src="../figures/reproduced/{file}" loading="lazy"></picture>'
+        f'<img alt="{html.escape(text)}" src="../figures/reproduced/{file}" '
+        'loading="lazy"></picture>'
     )
 
 
@@ -99,7 +117,12 @@ def figures() -> str:
                 continue
             shown.add(file)
             text = " ".join(described.split())
-            lines += [f"![{text}]({file})", "", f"{text} From [{title[1] if title else path.stem}]({where(path)}).", ""]
+            lines += [
+                f"![{text}]({file})",
+                "",
+                f"{text} From [{title[1] if title else path.stem}]({where(path)}).",
+                "",
+            ]
     return "\n".join(lines)
 
 
@@ -115,7 +138,9 @@ def where(path: Path) -> str:
 
 def commands() -> str:
     """Return the help of every command."""
-    return "\n\n".join(f"## penstock {name}\n\n```text\n{text}\n```" for name, text in helps(get_command(app), ""))
+    return "\n\n".join(
+        f"## penstock {name}\n\n```text\n{text}\n```" for name, text in helps(get_command(app), "")
+    )
 
 
 def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
@@ -129,14 +154,21 @@ def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def with_margin(svg: str) -> str:
-    """Return a figure with room at its sides, for labels that are wider where a reader has other fonts."""
+    """Return a figure with room at its sides, for labels that are wider where a reader has other
+    fonts.
+    """
     width, height = (float(number) for number in SIZE.search(svg).groups())  # type: ignore[union-attr]
-    wide = f'width="{width + 2 * MARGIN:g}" height="{height:g}" viewBox="{-MARGIN} 0 {width + 2 * MARGIN:g} {height:g}"'
+    wide = (
+        f'width="{width + 2 * MARGIN:g}" height="{height:g}" viewBox="{-MARGIN} 0 '
+        f'{width + 2 * MARGIN:g} {height:g}"'
+    )
     return SIZE.sub(wide, svg, count=1)
 
 
 def measure(names: list[str], data: Path | None) -> None:
-    """Measure items again, with recorded traces and profiles from a folder, and keep their figures and claims."""
+    """Measure items again, with recorded traces and profiles from a folder, and keep their figures
+    and claims.
+    """
     kept = json.loads(CLAIMS.read_text()) if CLAIMS.exists() else {}
     for item in ITEMS:
         if names and item.name not in names:

@@ -1,19 +1,22 @@
 """Draw what preemption costs once the KV memory is full.
 
-Two servers, of CodeLlama-34B on one and on two A100 (80 GB): what the weights leave holds about 2,500 and 24,000 blocks
-of 16 tokens. Conversations (the look-alike of the Azure trace, resampled) on the one, long outputs (geometric, means of
-500 prompt and 2,000 output tokens) on the other; token budget 2,048. Four ways to let requests in:
+Two servers, of CodeLlama-34B on one and on two A100 (80 GB): what the weights leave holds about
+2,500 and 24,000 blocks of 16 tokens. Conversations (the look-alike of the Azure trace, resampled)
+on the one, long outputs (geometric, means of 500 prompt and 2,000 output tokens) on the other;
+token budget 2,048. Four ways to let requests in:
 
 * optimistic: when the next block is free (vLLM before its pull request 37307),
 * input: when the whole prompt fits (vLLM since),
 * input, and 5% of the blocks stay free,
 * completion: when prompt and output fit.
 
-Drawn are the requests that finish per second and the share of the tokens that is processed anew, against the requests
-that arrive; then, of the second server with admission by input and more arriving than it can carry, against the max
-batch size. Counted over the second half of the arrivals.
+Drawn are the requests that finish per second and the share of the tokens that is processed anew,
+against the requests that arrive; then, of the second server with admission by input and more
+arriving than it can carry, against the max batch size. Counted over the second half of the
+arrivals.
 
-Run ``python docs/memory_cliff.py``; it writes ``docs/figures/memory_cliff.svg`` and ``memory_batch_size.svg``.
+Run ``python docs/memory_cliff.py``; it writes ``docs/figures/memory_cliff.svg`` and
+``memory_batch_size.svg``.
 """
 
 from pathlib import Path
@@ -62,7 +65,9 @@ class Case(NamedTuple):
 
     def server(self, way: ps.Memory, max_batch_size: int | None = None) -> ps.Server:
         """Return the server with one way to let requests in."""
-        memory = ps.Memory(self.blocks, admission=way.admission, watermark=way.watermark, too_long="drop")
+        memory = ps.Memory(
+            self.blocks, admission=way.admission, watermark=way.watermark, too_long="drop"
+        )
         return ps.Server(self.batch_time, BUDGET, max_batch_size or BUDGET, memory=memory)
 
 
@@ -86,7 +91,9 @@ CASES = (
 
 def served(case: Case, server: ps.Server, rate: float) -> dict[str, float]:
     """Return what a server does while so many requests arrive per second."""
-    run = ps.simulate(case.workload.with_rate(rate, "poisson"), server, requests=case.requests, drain=False)
+    run = ps.simulate(
+        case.workload.with_rate(rate, "poisson"), server, requests=case.requests, drain=False
+    )
     assert run.rows is not None
     finish, half = run.rows.finish, run.last_arrival / 2
     counted = (finish > half) & (finish <= run.last_arrival)
@@ -111,10 +118,16 @@ def main() -> None:
             for load in LOADS:
                 found = served(case, case.server(memory), load * carried)
                 rows.append({"case": case.title, "admission": way, **found})
-                print(f"{way:20} " + "  ".join(f"{name} {value:.3f}" for name, value in found.items()), flush=True)
+                print(
+                    f"{way:20} "
+                    + "  ".join(f"{name} {value:.3f}" for name, value in found.items()),
+                    flush=True,
+                )
     case = CASES[1]
     rate = 1.5 * ps.memory_estimate(case.workload, case.server(WAYS["input"])).rate
-    slots = [{"slots": most, **served(case, case.server(WAYS["input"], most), rate)} for most in SLOTS]
+    slots = [
+        {"slots": most, **served(case, case.server(WAYS["input"], most), rate)} for most in SLOTS
+    ]
     for row in slots:
         print("  ".join(f"{name} {value:.3f}" for name, value in row.items()))
 
@@ -132,7 +145,11 @@ def main() -> None:
                 .encode(y=alt.Y("finishing:Q", title="Requests/s that finish"))
                 .properties(width=300, height=190, title=case.title),
                 base.mark_line(point=True)
-                .encode(y=alt.Y("recomputed:Q", title="Tokens processed anew", axis=alt.Axis(format="%")))
+                .encode(
+                    y=alt.Y(
+                        "recomputed:Q", title="Tokens processed anew", axis=alt.Axis(format="%")
+                    )
+                )
                 .properties(width=300, height=130),
             )
         )

@@ -1,12 +1,14 @@
 """Draw how a backlog moves between two servers that are crossed both ways (Rybko and Stolyar).
 
-Drawn is the fluid model of ``examples/rybko_stolyar.yaml``: what a large backlog does when randomness averages out. The
-priorities of the file serve first, at each server, the calls after which a job leaves. At a load of .65 of each server
-the path from a backlog of one stage spirals out, at .50 it spirals in: the limit is .5588. With the priorities turned
-around a load of .90 drains in one go.
+Drawn is the fluid model of ``examples/rybko_stolyar.yaml``: what a large backlog does when
+randomness averages out. The priorities of the file serve first, at each server, the calls after
+which a job leaves. At a load of .65 of each server the path from a backlog of one stage spirals
+out, at .50 it spirals in: the limit is .5588. With the priorities turned around a load of .90
+drains in one go.
 
-Run ``python docs/networks_spirals.py``; it writes ``docs/figures/networks_spirals.svg``, ``networks_graph.svg`` and
-``networks_queues.svg``: the graph, and the queues of the simulation under both orders.
+Run ``python docs/networks_spirals.py``; it writes ``docs/figures/networks_spirals.svg``,
+``networks_graph.svg`` and ``networks_queues.svg``: the graph, and the queues of the simulation
+under both orders.
 """
 
 import dataclasses
@@ -37,7 +39,8 @@ def ranking(network: ps.Network) -> list[str]:
 def turned_around(network: ps.Network) -> ps.Network:
     """Return the network with the other priorities."""
     pools = {
-        name: dataclasses.replace(pool, order=ps.Order.priority(REVERSED[name])) for name, pool in network.pools.items()
+        name: dataclasses.replace(pool, order=ps.Order.priority(REVERSED[name]))
+        for name, pool in network.pools.items()
     }
     return dataclasses.replace(network, pools=pools)
 
@@ -70,7 +73,11 @@ def main() -> None:
     for name, run in runs.items():
         print(f"{name}: {run.growth_tokens_per_s:+.0f} tokens/s; {run.workflows()}")
         panels = plotting_network.queue_panels(run)
-        rows.append(alt.hconcat(*(p.properties(title=f"{pool}, {name}", height=170) for pool, p in panels.items())))
+        rows.append(
+            alt.hconcat(
+                *(p.properties(title=f"{pool}, {name}", height=170) for pool, p in panels.items())
+            )
+        )
     queues = alt.vconcat(*rows).resolve_scale(color="shared").configure_axis(gridColor=charts.GRID)
     graph = plotting_network.network_graph(network, ps.certify(network))
     drawings = {"networks_spirals": spirals, "networks_queues": queues, "networks_graph": graph}

@@ -1,7 +1,8 @@
-"""The tables of docs/networks.md on routers, disaggregation and sessions, printed as Markdown; some seconds each.
+"""The tables of docs/networks.md on routers, disaggregation and sessions, printed as Markdown; some
+seconds each.
 
-``python docs/networks_tables.py routers``; ``disaggregated FOLDER`` and ``sessions FOLDER`` read the public traces
-azure_llm_2023_conv.csv and weka_claude_code_requests.parquet from that folder.
+``python docs/networks_tables.py routers``; ``disaggregated FOLDER`` and ``sessions FOLDER`` read
+the public traces azure_llm_2023_conv.csv and weka_claude_code_requests.parquet from that folder.
 """
 
 import sys
@@ -24,7 +25,9 @@ def routers() -> None:
     for router in ("random", "round-robin", "power-of-two", "jsq", "work", "tokens"):
         cells = []
         for replicas in (2, 8, 64):
-            network = ps.Network.single(conversation.with_rate(0.95 * replicas * capacity), server, replicas, router)
+            network = ps.Network.single(
+                conversation.with_rate(0.95 * replicas * capacity), server, replicas, router
+            )
             rows = ps.simulate(network, jobs=100_000 * min(replicas, 8)).rows
             assert rows is not None
             ttft = (rows.first_token - rows.ready)[rows.ready.size // 5 :] * 1e-9
@@ -33,15 +36,26 @@ def routers() -> None:
 
 
 def disaggregated(folder: Path) -> None:
-    """Two co-located servers against one for prompts and one for decodes, on the trace at several rates."""
+    """Two co-located servers against one for prompts and one for decodes, on the trace at several
+    rates.
+    """
     trace = ps.read_trace(folder / "azure_llm_2023_conv.csv")
-    print(_row(["requests/s", "pair", "loads", "TTFT mean / p99", "TPOT mean / p99", "E2E mean / p99"]))
+    print(
+        _row(
+            ["requests/s", "pair", "loads", "TTFT mean / p99", "TPOT mean / p99", "E2E mean / p99"]
+        )
+    )
     for rate in (1.0, 1.5, 2.0, 2.5):
         workload = trace.with_rate(rate)
         together = ps.Network.single(workload, ps.Server(A100, 512), 2)
-        # 48 layers of 8 KV heads of 128 numbers, keys and values, in 16 bits: 197 kB a token, at 25 GB/s
+        # 48 layers of 8 KV heads of 128 numbers, keys and values, in 16 bits: 197 kB a token, at 25
+        # GB/s
         workflow = ps.Workflow.disaggregated(
-            workload, prefill="prefill", decode="decode", transfer_ms=5, transfer_ms_per_token=0.0079
+            workload,
+            prefill="prefill",
+            decode="decode",
+            transfer_ms=5,
+            transfer_ms_per_token=0.0079,
         )
         pools = {"prefill": ps.Pool(ps.Server(A100, 2048)), "decode": ps.Pool(ps.Server(A100, 512))}
         apart = ps.Network(pools, [workflow])
@@ -61,20 +75,42 @@ def disaggregated(folder: Path) -> None:
 
 
 def sessions(folder: Path) -> None:
-    """Recorded coding sessions on eight replicas: with and without affinity, kept for five minutes and for ever."""
+    """Recorded coding sessions on eight replicas: with and without affinity, kept for five minutes
+    and for ever.
+    """
     server = ps.Server(ps.hardware("codellama-34b-a100-tp4").batch_time, 8192, 256)
     print(_row(["kept for", "router", "affinity", "tokens found", "TTFT mean / p99", "E2E mean"]))
     for keep, said in ((300.0, "5 min"), (None, "ever")):
-        for router, affinity in (("jsq", True), ("jsq", False), ("tokens", False), ("random", False)):
-            recorded = ps.read_sessions(folder / "weka_claude_code_requests.parquet", "agents", rate=0.04, seed=1)
+        for router, affinity in (
+            ("jsq", True),
+            ("jsq", False),
+            ("tokens", False),
+            ("random", False),
+        ):
+            recorded = ps.read_sessions(
+                folder / "weka_claude_code_requests.parquet", "agents", rate=0.04, seed=1
+            )
             pool = ps.Pool(server, 8, router, affinity=affinity)
-            run = ps.simulate(ps.Network({"agents": pool}, [recorded], retention_s=keep), jobs=2_000)
+            run = ps.simulate(
+                ps.Network({"agents": pool}, [recorded], retention_s=keep), jobs=2_000
+            )
             requests = run.requests
             found = requests["cached_tokens"].sum() / requests["prompt_tokens"].sum()
             latency = {metric: row for _, _, metric, _, *row in run.stages().iter_rows()}
             ttft, e2e = latency["ttft_s"], latency["e2e_s"]
             named = "yes" if affinity else "no"
-            print(_row([said, router, named, f"{found:.1%}", f"{ttft[0]:.2f} / {ttft[4]:.1f}", f"{e2e[0]:.1f}"]))
+            print(
+                _row(
+                    [
+                        said,
+                        router,
+                        named,
+                        f"{found:.1%}",
+                        f"{ttft[0]:.2f} / {ttft[4]:.1f}",
+                        f"{e2e[0]:.1f}",
+                    ]
+                )
+            )
 
 
 def _row(cells: Sequence[str]) -> str:

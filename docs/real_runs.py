@@ -1,8 +1,9 @@
 """Predict four real runs of vLLM from layer profiles, and compare.
 
-The runs and the profiles are LLMServingSim's (MIT): 300 ShareGPT requests at about 10 per second into vLLM 0.19.0 on an
-RTX 4090 and on one or two RTX PRO 6000, and times of each model's layers on these cards. Nothing is fitted to a run:
-the batch-time model comes from the profile, the limits from the engine's configuration, what arrives is what arrived.
+The runs and the profiles are LLMServingSim's (MIT): 300 ShareGPT requests at about 10 per second
+into vLLM 0.19.0 on an RTX 4090 and on one or two RTX PRO 6000, and times of each model's layers on
+these cards. Nothing is fitted to a run: the batch-time model comes from the profile, the limits
+from the engine's configuration, what arrives is what arrived.
 
 Run ``python docs/real_runs.py ../shared/data``; it prints the tables of docs/real-runs.md.
 """
@@ -21,14 +22,18 @@ from penstock.measuring.fitting.layers.profiles import read_llmservingsim
 from penstock.measuring.fitting.layers.times import LayerFit, Link
 
 METRICS = ("ttft_s", "tpot_s", "e2e_s")
-STATISTICS = {"mean": np.mean, **{f"p{q}": (lambda x, q=q: np.percentile(x, q)) for q in (50, 90, 99)}}
+STATISTICS = {
+    "mean": np.mean,
+    **{f"p{q}": (lambda x, q=q: np.percentile(x, q)) for q in (50, 90, 99)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class RealRun:
     """A run, the profile of its model on its card, and its engine's configuration.
 
-    ``link`` and ``data_parallel`` are of the deployment (``config.json`` beside each run: 16 GB/s, 20 us).
+    ``link`` and ``data_parallel`` are of the deployment (``config.json`` beside each run: 16 GB/s,
+    20 us).
     """
 
     name: str
@@ -81,8 +86,8 @@ TOKEN_BUDGET = 2_048
 def recorded(run: RealRun, data: Path) -> pl.DataFrame:
     """Return what happened to each request: seconds since the first arrival, and tokens.
 
-    Arrivals were stamped by another clock than the engine's; its offset is that of the request which the engine saw
-    soonest after it was sent.
+    Arrivals were stamped by another clock than the engine's; its offset is that of the request
+    which the engine saw soonest after it was sent.
     """
     file = data / "real_runs" / "llmservingsim_bench" / run.folder / "vllm" / "requests.jsonl.gz"
     with gzip.open(file, "rt") as lines:
@@ -119,15 +124,21 @@ def fitted(run: RealRun, data: Path) -> LayerFit:
 def predicted(run: RealRun, data: Path, batch_time: ps.BatchTime) -> pl.DataFrame:
     """Return what Penstock says of each request: columns as of `recorded`."""
     rows = recorded(run, data)
-    server = ps.Server(batch_time, TOKEN_BUDGET, run.max_batch_size, policy="vllm", memory=run.memory)
+    server = ps.Server(
+        batch_time, TOKEN_BUDGET, run.max_batch_size, policy="vllm", memory=run.memory
+    )
     workload = ps.Workload.from_arrays(rows["arrival_s"].to_numpy(), rows["prompt"], rows["output"])
     found = ps.simulate(workload, server).requests.sort("request")
-    seconds = {f"{name}_s": pl.col(f"{name}_ns") / 1e9 for name in ("arrival", "first_token", "finish")}
+    seconds = {
+        f"{name}_s": pl.col(f"{name}_ns") / 1e9 for name in ("arrival", "first_token", "finish")
+    }
     return found.select(**seconds, prompt=pl.col("prompt_tokens"), output=pl.col("output_tokens"))
 
 
 def metrics(rows: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Return statistics of the latencies, seconds: from arrival to the first token, per further token, to the last."""
+    """Return statistics of the latencies, seconds: from arrival to the first token, per further
+    token, to the last.
+    """
     columns = rows.with_columns(
         ttft_s=pl.col("first_token_s") - pl.col("arrival_s"),
         tpot_s=pl.when(pl.col("output") > 1).then(
@@ -136,7 +147,8 @@ def metrics(rows: pl.DataFrame) -> dict[str, dict[str, float]]:
         e2e_s=pl.col("finish_s") - pl.col("arrival_s"),
     )
     return {
-        m: {name: float(of(columns[m].drop_nulls().to_numpy())) for name, of in STATISTICS.items()} for m in METRICS
+        m: {name: float(of(columns[m].drop_nulls().to_numpy())) for name, of in STATISTICS.items()}
+        for m in METRICS
     }
 
 
@@ -156,7 +168,9 @@ def main(data: Path) -> None:
         for metric in METRICS:
             pairs = [(real[metric][name], said[metric][name]) for name in STATISTICS]
             cells = [f"{_ms(a)} / {_ms(b)} ({100 * (b / a - 1):+.1f}%)" for a, b in pairs]
-            print(f"| {run.name} | {metric.removesuffix('_s').upper()} | " + " | ".join(cells) + " |")
+            print(
+                f"| {run.name} | {metric.removesuffix('_s').upper()} | " + " | ".join(cells) + " |"
+            )
     print()
     for run, fit in models:
         low, high = (100 * fit.quantiles[share] for share in (0.05, 0.95))

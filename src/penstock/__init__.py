@@ -1,7 +1,8 @@
 """Is this LLM deployment stable, how much can it carry, and with which scheduler?
 
-By theorem where one applies, by simulation where none does. Start with `read_trace` or `Workload`, describe a
-`Server`, then ask: `check`, or one witness at a time: `certify`, `verdict`, `max_rate`, `region`, `simulate`, `audit`.
+By theorem where one applies, by simulation where none does. Start with `read_trace` or `Workload`,
+describe a `Server`, then ask: `check`, or one witness at a time: `certify`, `verdict`, `max_rate`,
+`region`, `simulate`, `audit`.
 """
 
 import lazy_loader

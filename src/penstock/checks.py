@@ -35,26 +35,44 @@ def number(what: str, value: Any, low: float, high: float, unit: str, why: str) 
         If it is no number from ``low`` to ``high``.
     """
     if not _is_number(value) or not low <= value <= high:
-        raise InputError(f"{what} is {shown(value)}, but must be a number {_limits(low, high, unit)}: {why}")
+        raise InputError(
+            f"{what} is {shown(value)}, but must be a number {_limits(low, high, unit)}: {why}"
+        )
     return float(value)
 
 
 def seconds(what: str, ms: Any) -> float:
     """Return milliseconds as seconds; refuse negative ones, and days."""
-    return number(what, ms, 0, _LONGEST_MS, "ms", "nothing takes negative time, or days; give milliseconds") / 1e3
+    return (
+        number(
+            what,
+            ms,
+            0,
+            _LONGEST_MS,
+            "ms",
+            "nothing takes negative time, or days; give milliseconds",
+        )
+        / 1e3
+    )
 
 
 def whole(what: str, value: Any, low: int, high: int, unit: str, why: str) -> int:
     """Return the value as an int, if it is a whole number; else as `number`."""
     if not _is_number(value) or not low <= value <= high or value != int(value):
-        raise InputError(f"{what} is {shown(value)}, but must be a whole number {_limits(low, high, unit)}: {why}")
+        raise InputError(
+            f"{what} is {shown(value)}, but must be a whole number {_limits(low, high, unit)}: "
+            f"{why}"
+        )
     return int(value)
 
 
 def word(what: str, value: Any, words: Sequence[str | bool | None]) -> None:
     """Refuse a value that is none of these words; None among them means that it was left out."""
     if not isinstance(value, str | bool | None) or value not in words:
-        raise InputError(f"{what} is {shown(value)}{nearest(str(value), [str(w) for w in words if w is not None])}")
+        raise InputError(
+            f"{what} is "
+            f"{shown(value)}{nearest(str(value), [str(w) for w in words if w is not None])}"
+        )
 
 
 def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -70,12 +88,16 @@ def array(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     except ValueError:  # rows of different lengths
         given = np.array(None)
     if given.dtype.kind not in "iuf":
-        raise InputError(f"{what} is {shown(values)}, but must be a number, or an array of numbers; mend what is none")
+        raise InputError(
+            f"{what} is {shown(values)}, but must be a number, or an array of numbers; mend what "
+            "is none"
+        )
     return given
 
 
 def column(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return a copy of the values as a one-dimensional array, not empty; one number is a column of one.
+    """Return a copy of the values as a one-dimensional array, not empty; one number is a column of
+    one.
 
     Raises
     ------
@@ -85,10 +107,13 @@ def column(what: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     given = np.atleast_1d(array(what, values))
     if given.ndim > 1:
         raise InputError(
-            f"{what} has the shape {given.shape}, but must have one dimension; give one row or column of it"
+            f"{what} has the shape {given.shape}, but must have one dimension; give one row or "
+            "column of it"
         )
     if not given.size:
-        raise InputError(f"{what} is empty, so there is nothing to work with; give at least one number")
+        raise InputError(
+            f"{what} is empty, so there is nothing to work with; give at least one number"
+        )
     return given
 
 
@@ -104,7 +129,9 @@ def shown(value: object) -> str:
 
 
 class _Bounded(reprlib.Repr):
-    """Looks only so far into a value: aliases in YAML can make one of billions of parts, or without end."""
+    """Looks only so far into a value: aliases in YAML can make one of billions of parts, or without
+    end.
+    """
 
     def repr_int(self, value: int, level: int) -> str:
         try:
@@ -120,21 +147,30 @@ _BOUNDED.maxlevel = 3
 def path(what: str, value: Any) -> Path:
     """Return the value as a path, if it is one and names something."""
     if not isinstance(value, str | os.PathLike) or not str(value):
-        raise InputError(f"{what} is {shown(value)}, so there is nothing to read; give the path of a file, as text")
+        raise InputError(
+            f"{what} is {shown(value)}, so there is nothing to read; give the path of a file, as "
+            "text"
+        )
     try:
         return Path(value).expanduser()
     except (RuntimeError, TypeError) as error:  # no such user; a path of bytes
-        raise InputError(f"{what} is {shown(str(value))}, which is no path here ({error}); write it out") from None
+        raise InputError(
+            f"{what} is {shown(str(value))}, which is no path here ({error}); write it out"
+        ) from None
 
 
 def writable(what: str, value: Any, *, folder: bool = False) -> Path:
-    """Return the value as the path of a file, or a folder, that can be written as far as can be told before."""
+    """Return the value as the path of a file, or a folder, that can be written as far as can be
+    told before.
+    """
     found = path(what, value)
     remedy = f"give another {'folder' if folder else 'file'} to {what}"
     place = found if folder else found.parent
     try:
         if not folder and found.is_dir():
-            raise InputError(f"cannot write {found}: it is a folder; {remedy}, such as {found / 'report.html'}")
+            raise InputError(
+                f"cannot write {found}: it is a folder; {remedy}, such as {found / 'report.html'}"
+            )
         if not folder and found.exists() and not found.is_file():
             raise InputError(f"cannot write {found}: it is a device and no file; {remedy}")
         while not place.exists() and place != place.parent:
@@ -154,5 +190,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _limits(low: float, high: float, unit: str) -> str:
-    shortest = [f"{limit:,.0f}" if limit == int(limit) and abs(limit) < 1e15 else f"{limit:g}" for limit in (low, high)]
+    shortest = [
+        f"{limit:,.0f}" if limit == int(limit) and abs(limit) < 1e15 else f"{limit:g}"
+        for limit in (low, high)
+    ]
     return f"from {shortest[0]} to {shortest[1]} {unit}".rstrip()

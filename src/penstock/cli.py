@@ -1,4 +1,6 @@
-"""The command line: ``penstock check``, ``compare``, ``network``, ``fit``, ``twin``, ``hardware`` and others."""
+"""The command line: ``penstock check``, ``compare``, ``network``, ``fit``, ``twin``, ``hardware``
+and others.
+"""
 
 from penstock.show import interrupts
 
@@ -32,7 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_UsageError: Any = typer.BadParameter.__base__  # typer does not export it, and has it from click or from within
+_UsageError: Any = (
+    typer.BadParameter.__base__
+)  # typer does not export it, and has it from click or from within
 
 
 @app.callback(invoke_without_command=True)
@@ -74,7 +78,10 @@ def main() -> None:
     if sys.stderr is None:  # closed; what is printed to None goes to standard output
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
-        _complain("standard output is closed, so there is no place for an answer; to have none, send it to /dev/null")
+        _complain(
+            "standard output is closed, so there is no place for an answer; to have none, send it "
+            "to /dev/null"
+        )
         sys.exit(EXIT_BAD_INPUT)
     try:
         status = app(prog_name="penstock", standalone_mode=False)
@@ -91,8 +98,11 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = interrupts.EXIT_INTERRUPTED
     except (BrokenPipeError, SystemExit) as error:
-        # whoever reads the answer has enough of it, as `head` has; typer and rich make status 1 of it
-        if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
+        # whoever reads the answer has enough of it, as `head` has; typer and rich make status 1 of
+        # it
+        if not isinstance(error, BrokenPipeError) and not isinstance(
+            error.__context__, BrokenPipeError
+        ):
             raise
         _drop_output()
         status = 0

@@ -60,7 +60,11 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
     """
     try:
         if not path.exists():
-            hint = "`penstock check --help` shows what one looks like" if kind == "scenario" else "check its name"
+            hint = (
+                "`penstock check --help` shows what one looks like"
+                if kind == "scenario"
+                else "check its name"
+            )
             raise InputError(f"there is no {kind.removesuffix(' file')} file {path}; {hint}")
         if path.is_file() and not path.stat().st_size:
             return None
@@ -68,25 +72,38 @@ def read_document(path: Path, kind: str = "scenario") -> Any:
             text = file.read(_MOST_CHARACTERS + 1)
         if len(text) > _MOST_CHARACTERS:
             raise InputError(
-                f"{path} holds more than {_MOST_CHARACTERS:,} characters, so it is no {kind} and would take minutes to "
+                f"{path} holds more than {_MOST_CHARACTERS:,} characters, so it is no {kind} and "
+                "would take minutes to "
                 "read; name a YAML file, and keep tables in files of their own"
             )
     except InputError:
         raise
     except (OSError, ValueError) as error:  # a name that is too long or holds a zero; no UTF-8
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"cannot read {checks.shown(str(path))} as text: {reason}; a {kind} is a YAML file") from None
+        raise InputError(
+            f"cannot read {checks.shown(str(path))} as text: {reason}; a {kind} is a YAML file"
+        ) from None
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
-        raise InputError(f"{path} is no YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}") from None
+        raise InputError(
+            f"{path} is no YAML{where}: {getattr(error, 'problem', None) or 'unreadable'}"
+        ) from None
     except RecursionError:
         raise InputError(f"{path} {_TOO_DEEP}") from None
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # 2020-99-99, !!int ''
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # 2020-99-99, !!int ''
         reason = str(error).split("; ")[0]
-        raise InputError(f"{path} holds a value that cannot be read ({reason}); mend it, or quote text") from None
+        raise InputError(
+            f"{path} holds a value that cannot be read ({reason}); mend it, or quote text"
+        ) from None
 
 
 def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Sections:
@@ -109,7 +126,8 @@ def parsed(document: Any, model: type[Sections], name: str, needs: str) -> Secti
     _every_value(document, name)
     if not isinstance(document, Mapping):
         raise InputError(
-            f"{name} holds {'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
+            f"{name} holds "
+            f"{'nothing' if document is None else f'no keys but {checks.shown(document)}'}, "
             f"but a scenario is a mapping with {needs}"
         )
     try:
@@ -129,11 +147,13 @@ class _Loader(yaml.SafeLoader):
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if key.tag == "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    problem="merge keys (<<) are not read; write the keys out", problem_mark=key.start_mark
+                    problem="merge keys (<<) are not read; write the keys out",
+                    problem_mark=key.start_mark,
                 )
             if name is not None and name in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"the key {checks.shown(name)} stands twice, so which value counts is unclear; drop one",
+                    problem=f"the key {checks.shown(name)} stands twice, so which value counts is "
+                    "unclear; drop one",
                     problem_mark=key.start_mark,
                 )
             seen.add(name)
@@ -175,14 +195,17 @@ def files_named(document: Any, folder: Path) -> dict[str, Path]:
 
 
 def _every_value(document: Any, name: str) -> list[Any]:
-    """Return all values; refuse a document that contains itself, or one so often that this would not end."""
+    """Return all values; refuse a document that contains itself, or one so often that this would
+    not end.
+    """
     left, values = [document], []
     while left:
         value = left.pop()
         values.append(value)
         if len(values) + len(left) > _MOST_VALUES:
             raise InputError(
-                f"{name} holds more than {_MOST_VALUES:,} values with its aliases (*) written out, or one within "
+                f"{name} holds more than {_MOST_VALUES:,} values with its aliases (*) written "
+                "out, or one within "
                 "itself, so reading would not end; write the values themselves"
             )
         if isinstance(value, Mapping):
@@ -201,10 +224,15 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
     where = _path(places) or "the scenario"
     value = problem.get("input")
     shown = f", not {_in_yaml(value)}"
-    quoted = isinstance(value, str) and re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", value[:100])
+    quoted = isinstance(value, str) and re.fullmatch(
+        r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", value[:100]
+    )
     bare = "; write it without quotes" if quoted else "; give one"
     if places[-1:] == ["[key]"]:
-        return f"{_path(problem['loc'][:-2])} has the name {checks.shown(value)}, but a name is text; put it in quotes"
+        return (
+            f"{_path(problem['loc'][:-2])} has the name {checks.shown(value)}, but a name is "
+            "text; put it in quotes"
+        )
     match problem["type"]:
         case "extra_forbidden":
             *section, key = places
@@ -217,7 +245,11 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
         case "missing":
             return f"{where} is missing; add it"
         case "value_error" | "assertion_error":
-            return f"{where}: {problem['ctx']['error']}" if "ctx" in problem else f"{where}: {problem['msg']}"
+            return (
+                f"{where}: {problem['ctx']['error']}"
+                if "ctx" in problem
+                else f"{where}: {problem['msg']}"
+            )
         case "model_type" | "dict_type" | "model_attributes_type":
             found = _section_at(model, places)
             keys = f" ({', '.join(found.known_keys())})" if found else ""
@@ -234,7 +266,9 @@ def one_line(error: ValidationError, model: type[Section]) -> str:
             return f"{where} must be a list such as [1, 2]{shown}"
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-            word = next(f"{words[key]} {limit:g}" for key, limit in problem["ctx"].items() if key in words)
+            word = next(
+                f"{words[key]} {limit:g}" for key, limit in problem["ctx"].items() if key in words
+            )
             return f"{where} must be {word}{shown}"
         case "finite_number":
             return f"{where} must be a finite number{shown}"
@@ -254,7 +288,9 @@ def _in_yaml(value: object) -> str:
 
 
 def _places(problem: Any) -> list[int | str]:
-    """Return where a problem is, without the class that pydantic names where a section is one of several choices."""
+    """Return where a problem is, without the class that pydantic names where a section is one of
+    several choices.
+    """
     if not problem["loc"]:
         return []
     *places, last = problem["loc"]

@@ -30,6 +30,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     cutoff = 0.6 if len(name) < _SHORT else 0.8
-    begun = [known_name for known_name in names if len(name) >= _SHORT and known_name.startswith(name)]
+    begun = [
+        known_name for known_name in names if len(name) >= _SHORT and known_name.startswith(name)
+    ]
     close = begun if len(begun) == 1 else difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names)}"

@@ -1,12 +1,14 @@
-"""A Penstock policy inside vLLM: ``vllm serve MODEL --scheduler-cls penstock.vllm_plugin.PenstockScheduler``.
+"""A Penstock policy inside vLLM: ``vllm serve MODEL --scheduler-cls
+penstock.vllm_plugin.PenstockScheduler``.
 
-The environment variable ``PENSTOCK_POLICY`` names the policy (default ``sarathi``; a name, ``module:function`` or
-``file.py:function``), ``PENSTOCK_POLICY_PARAMS`` gives its parameters, separated by commas. The policy decides how many
-prefill and how many decode tokens each step carries. vLLM's own scheduler does everything else: it keeps the KV blocks,
-admits, preempts and processes outputs; before each step it is told the tokens of the step and which requests sit out.
+The environment variable ``PENSTOCK_POLICY`` names the policy (default ``sarathi``; a name,
+``module:function`` or ``file.py:function``), ``PENSTOCK_POLICY_PARAMS`` gives its parameters,
+separated by commas. The policy decides how many prefill and how many decode tokens each step
+carries. vLLM's own scheduler does everything else: it keeps the KV blocks, admits, preempts and
+processes outputs; before each step it is told the tokens of the step and which requests sit out.
 
-This module needs vLLM 0.32 or 0.33 (``pip install 'penstock-llm[vllm]'``), whose scheduler interface is not public and
-moves.
+This module needs vLLM 0.32 or 0.33 (``pip install 'penstock-llm[vllm]'``), whose scheduler
+interface is not public and moves.
 """
 
 import logging
@@ -24,10 +26,14 @@ try:
     from penstock.system.adaptive import STARVES_DECODES
     from penstock.system.policies import resolve
     from penstock.system.scheduler import Scheduler
-except ImportError as error:  # PyPI's `penstock` has a folder of the same name: installed later, its files are there
+except (
+    ImportError
+) as error:  # PyPI's `penstock` has a folder of the same name: installed later, its files are there
     raise ImportError(
-        f"penstock.vllm_plugin misses the rest of penstock-llm ({error}). The package `penstock` on PyPI is another "
-        "project and may have replaced it; run: pip uninstall -y penstock penstock-llm && pip install penstock-llm"
+        f"penstock.vllm_plugin misses the rest of penstock-llm ({error}). The package `penstock` "
+        "on PyPI is another "
+        "project and may have replaced it; run: pip uninstall -y penstock penstock-llm && pip "
+        "install penstock-llm"
     ) from error
 
 try:
@@ -35,7 +41,8 @@ try:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 except ImportError as error:
     raise ImportError(
-        f"penstock.vllm_plugin runs inside vLLM 0.32 or 0.33, which cannot be imported here ({error}); "
+        "penstock.vllm_plugin runs inside vLLM 0.32 or 0.33, which cannot be imported here "
+        f"({error}); "
         "install it with: pip install 'penstock-llm[vllm]'"
     ) from error
 
@@ -45,8 +52,10 @@ VERSIONS = ("0.32", "0.33")
 """Versions of vLLM on which the tests have run."""
 
 _NEEDED = (
-    "scheduler_config", "num_spec_tokens", "requests", "running", "waiting", "kv_holding_waiting", "kv_cache_manager",
-    "max_num_scheduled_tokens", "max_num_active_reqs", "max_model_len", "num_waiting_for_streaming_input",
+    "scheduler_config", "num_spec_tokens", "requests", "running", "waiting", "kv_holding_waiting",
+    "kv_cache_manager",
+    "max_num_scheduled_tokens", "max_num_active_reqs", "max_model_len",
+    "num_waiting_for_streaming_input",
     "current_step", "pause_state", "_free_request", "_handle_blocked_waiting_request",
 )  # fmt: skip
 
@@ -54,9 +63,10 @@ _NEEDED = (
 class PenstockScheduler(AsyncScheduler):
     """vLLM's scheduler, with each step composed by a Penstock policy.
 
-    The policy sees as prompts those that vLLM would admit now, by `max_num_seqs` and by KV blocks, and the prompts
-    begun. Among the running requests the order is vLLM's, that of admission. Running requests whose decode the policy
-    does not want pause for the step: they keep their blocks, unless vLLM preempts them.
+    The policy sees as prompts those that vLLM would admit now, by `max_num_seqs` and by KV blocks,
+    and the prompts begun. Among the running requests the order is vLLM's, that of admission.
+    Running requests whose decode the policy does not want pause for the step: they keep their
+    blocks, unless vLLM preempts them.
 
     Attributes
     ----------
@@ -68,10 +78,11 @@ class PenstockScheduler(AsyncScheduler):
     Raises
     ------
     InputError
-        If vLLM has another version, or lacks what this class calls; if the policy or its parameters cannot be used; if
-        vLLM is configured with something that a policy has no say in: speculative decoding, whole prompts only, a
-        long-prefill threshold, a prefill interval. In a step: if the policy fails, asks for a negative number of
-        tokens, or wants none although some could be served.
+        If vLLM has another version, or lacks what this class calls; if the policy or its parameters
+        cannot be used; if vLLM is configured with something that a policy has no say in:
+        speculative decoding, whole prompts only, a long-prefill threshold, a prefill interval. In a
+        step: if the policy fails, asks for a negative number of tokens, or wants none although some
+        could be served.
     """
 
     running: list[Any]
@@ -83,18 +94,37 @@ class PenstockScheduler(AsyncScheduler):
         _check_vllm(vllm.__version__, [name for name in _NEEDED if not hasattr(self, name)])
         config = self.scheduler_config
         for setting, refused, why in (
-            ("speculative_config", self.num_spec_tokens > 0, "a policy counts one token per decode; drop it"),
-            ("enable_chunked_prefill", not config.enable_chunked_prefill, "a policy cuts prompts anywhere; enable it"),
-            ("long_prefill_token_threshold", config.long_prefill_token_threshold > 0, "the policy decides; set 0"),
-            ("prefill_schedule_interval", config.prefill_schedule_interval > 1, "the policy decides; set 1"),
+            (
+                "speculative_config",
+                self.num_spec_tokens > 0,
+                "a policy counts one token per decode; drop it",
+            ),
+            (
+                "enable_chunked_prefill",
+                not config.enable_chunked_prefill,
+                "a policy cuts prompts anywhere; enable it",
+            ),
+            (
+                "long_prefill_token_threshold",
+                config.long_prefill_token_threshold > 0,
+                "the policy decides; set 0",
+            ),
+            (
+                "prefill_schedule_interval",
+                config.prefill_schedule_interval > 1,
+                "the policy decides; set 1",
+            ),
         ):
             if refused:
-                raise InputError(f"vLLM's {setting} cannot be used together with a Penstock policy: {why}")
+                raise InputError(
+                    f"vLLM's {setting} cannot be used together with a Penstock policy: {why}"
+                )
         self.penstock_policy = _policy(os.environ.get(POLICY, "sarathi"))
         self.penstock_params = _params(os.environ.get(PARAMS, ""))
         if self.penstock_policy.parameters is not None and not self.penstock_params.size:
             raise InputError(
-                f"policy {self.penstock_policy.name!r} follows the batch times, which vLLM does not know; set {PARAMS} "
+                f"policy {self.penstock_policy.name!r} follows the batch times, which vLLM does "
+                f"not know; set {PARAMS} "
                 "to the numbers of penstock.Server(batch_time, ...).params, separated by commas"
             )
         if self.penstock_policy.back_pressure:
@@ -118,31 +148,45 @@ class PenstockScheduler(AsyncScheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Compose the next step by the policy, and let vLLM schedule it."""
         if throttle_prefills or self.pause_state.name != "UNPAUSED":
-            return super().schedule(throttle_prefills)  # vLLM allows less than everything: its word is the last
+            return super().schedule(
+                throttle_prefills
+            )  # vLLM allows less than everything: its word is the last
         begun = [r for r in self.running if r.is_prefill_chunk]
         decoding = [r for r in self.running if self._decodes(r)]
         prefill = [_left(r) for r in begun]
         if not self._refused:
-            prefill += self._admissible(self.max_num_scheduled_tokens - len(decoding) - sum(prefill))
+            prefill += self._admissible(
+                self.max_num_scheduled_tokens - len(decoding) - sum(prefill)
+            )
         self._refused = False
         if not prefill and not decoding:
-            return super().schedule()  # what loads, waits for a grammar, or has its last token on the way
+            return (
+                super().schedule()
+            )  # what loads, waits for a grammar, or has its last token on the way
         x, y = self._composition(prefill, decoding)
 
-        for request in decoding[y:]:  # vLLM checks this for its pipelines: they sit out the step that follows
+        for request in decoding[
+            y:
+        ]:  # vLLM checks this for its pipelines: they sit out the step that follows
             request.next_decode_eligible_step = self.current_step + 2
         budget = self.max_num_scheduled_tokens
-        self.max_num_scheduled_tokens = x + y  # the decodes stand before the prompt begun: they take their y first
+        self.max_num_scheduled_tokens = (
+            x + y
+        )  # the decodes stand before the prompt begun: they take their y first
         try:
             output = super().schedule()
-            self._refused = output.total_num_scheduled_tokens == 0  # for reasons not seen here: decode first
+            self._refused = (
+                output.total_num_scheduled_tokens == 0
+            )  # for reasons not seen here: decode first
             return output
         finally:
             self.max_num_scheduled_tokens = budget
 
     def _decodes(self, request: Any) -> bool:
         """Tell whether the next step can yield a token of a running request's output."""
-        last = request.num_prompt_tokens + request.max_tokens  # is its last token on the way already?
+        last = (
+            request.num_prompt_tokens + request.max_tokens
+        )  # is its last token on the way already?
         ends = request.num_computed_tokens + 2 - request.num_output_placeholders >= last
         return not (
             request.is_prefill_chunk
@@ -151,12 +195,15 @@ class PenstockScheduler(AsyncScheduler):
         )
 
     def _admissible(self, budget: int) -> Iterator[int]:
-        """Yield the tokens of each prompt for which there are blocks and slots now, in vLLM's order.
+        """Yield the tokens of each prompt for which there are blocks and slots now, in vLLM's
+        order.
 
         Blocks that prompts find in the prefix cache are looked up until the budget is full.
         """
         manager = self.kv_cache_manager
-        free = manager.block_pool.get_num_free_blocks() - (manager.watermark_blocks if self.running else 0)
+        free = manager.block_pool.get_num_free_blocks() - (
+            manager.watermark_blocks if self.running else 0
+        )
         slots = self.max_num_active_reqs - len(self.running) - self.num_waiting_for_streaming_input
         for request in chain(self.kv_holding_waiting, self.waiting):
             if slots <= 0:
@@ -189,16 +236,22 @@ class PenstockScheduler(AsyncScheduler):
         return blocks
 
     def _composition(self, prefill: list[int], decoding: list[Any]) -> tuple[int, int]:
-        """Return the prefill and decode tokens of the next step, cut to what there is and to what fits."""
+        """Return the prefill and decode tokens of the next step, cut to what there is and to what
+        fits.
+        """
         queue = self._queue(prefill, decoding)
         limits = Limits(self.max_num_scheduled_tokens, self.max_num_active_reqs)
         name = self.penstock_policy.name
         try:
             x, y, first = self._compose(queue, limits, self.penstock_params)
         except Exception as error:
-            raise InputError(f"policy {name!r} failed ({error!r}) at {queue}, {limits}; mend it") from error
+            raise InputError(
+                f"policy {name!r} failed ({error!r}) at {queue}, {limits}; mend it"
+            ) from error
         if x < 0 or y < 0:
-            raise InputError(f"policy {name!r} asks for {x} prefill and {y} decode tokens at {queue}, {limits}")
+            raise InputError(
+                f"policy {name!r} asks for {x} prefill and {y} decode tokens at {queue}, {limits}"
+            )
         budget = limits.token_budget
         if first == PREFILL_FIRST:
             x = min(x, queue.prompt_tokens, budget)
@@ -207,11 +260,16 @@ class PenstockScheduler(AsyncScheduler):
             y = min(y, queue.decoding, budget)
             x = min(x, queue.prompt_tokens, budget - y)
         if x + y == 0:
-            raise InputError(f"policy {name!r} wants an empty step although there is work: {queue}, {limits}; mend it")
+            raise InputError(
+                f"policy {name!r} wants an empty step although there is work: {queue}, {limits}; "
+                "mend it"
+            )
         return x, y
 
     def _queue(self, prefill: list[int], decoding: list[Any]) -> Queue:
-        """Return what the policy sees; what takes a walk through the whole queue only if it looks there."""
+        """Return what the policy sees; what takes a walk through the whole queue only if it looks
+        there.
+        """
         reads = self.penstock_policy.reads
         begun = [r for r in self.running if r.is_prefill_chunk]
         waiting = chain(begun, self.kv_holding_waiting, self.waiting)
@@ -220,8 +278,14 @@ class PenstockScheduler(AsyncScheduler):
         if oldest is not None:
             head = prefill[0] if prefill else _left(oldest)
         decode_tokens = 0
-        if "decode_tokens" in reads:  # an estimate: of those that finished the mean, but no more than was asked for
-            mean = self._finished_decodes // self._finished + 1 if self._finished else self.max_model_len
+        if (
+            "decode_tokens" in reads
+        ):  # an estimate: of those that finished the mean, but no more than was asked for
+            mean = (
+                self._finished_decodes // self._finished + 1
+                if self._finished
+                else self.max_model_len
+            )
             decode_tokens = sum(min(r.max_tokens - r.num_output_tokens, mean) for r in decoding)
         return Queue(
             prompts=len(prefill),
@@ -245,11 +309,14 @@ def _left(request: Any) -> int:
 
 
 def _check_vllm(version: str, missing: list[str]) -> None:
-    """Refuse a vLLM that the tests have not run on: it may fail at a request, or schedule something else in silence."""
+    """Refuse a vLLM that the tests have not run on: it may fail at a request, or schedule something
+    else in silence.
+    """
     if missing or ".".join(version.split(".")[:2]) not in VERSIONS:
         lacks = f" and lacks {', '.join(missing)} of its scheduler" if missing else ""
         raise InputError(
-            f"vLLM is {version}{lacks}, but Penstock's scheduler was tested with {' and '.join(VERSIONS)} only; "
+            f"vLLM is {version}{lacks}, but Penstock's scheduler was tested with "
+            f"{' and '.join(VERSIONS)} only; "
             "install one of them, with: pip install 'penstock-llm[vllm]'"
         )
 
@@ -258,7 +325,10 @@ def _policy(choice: str) -> Scheduler:
     """Return the policy of that name."""
     found = resolve(choice)
     if not found.by_phase:
-        raise InputError(f"{POLICY} is {choice!r}, the scheduler of an engine and no policy{nearest('', POLICIES)}")
+        raise InputError(
+            f"{POLICY} is {choice!r}, the scheduler of an engine and no "
+            f"policy{nearest('', POLICIES)}"
+        )
     return found
 
 
@@ -267,6 +337,8 @@ def _params(text: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
         params = np.array([float(part) for part in text.split(",") if part.strip()], np.float64)
     except ValueError:
-        raise InputError(f"{PARAMS} is {checks.shown(text)}; give numbers separated by commas") from None
+        raise InputError(
+            f"{PARAMS} is {checks.shown(text)}; give numbers separated by commas"
+        ) from None
     params.flags.writeable = False
     return params

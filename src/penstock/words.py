@@ -26,7 +26,9 @@ def amount(value: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Return a number with three digits, and all of those before the point: ``0.0467``, ``2,160``."""
+    """Return a number with three digits, and all of those before the point: ``0.0467``,
+    ``2,160``.
+    """
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -39,12 +41,17 @@ def seconds(value: float | None) -> str:
 
 
 def gathered(said: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return each sentence once, after the names of those that it is about, unless it is about all."""
+    """Return each sentence once, after the names of those that it is about, unless it is about
+    all.
+    """
     names_of: dict[str, list[str]] = {}
     for name, sentences in said.items():
         for sentence in sentences:
             names_of.setdefault(sentence, []).append(name)
-    return [text if len(names) == len(said) else f"{', '.join(names)}: {text}" for text, names in names_of.items()]
+    return [
+        text if len(names) == len(said) else f"{', '.join(names)}: {text}"
+        for text, names in names_of.items()
+    ]
 
 
 def sentence(text: str) -> str:

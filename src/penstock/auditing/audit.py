@@ -1,7 +1,8 @@
 """Audit: what a recorded run did, worked out again from its allocations.
 
-Nothing here comes from the simulator: batches, token times, queues, preemptions and memory are rebuilt from who got how
-many tokens in which batch, and held against the rules of the paper's Section 3 and against what the run recorded.
+Nothing here comes from the simulator: batches, token times, queues, preemptions and memory are
+rebuilt from who got how many tokens in which batch, and held against the rules of the paper's
+Section 3 and against what the run recorded.
 """
 
 import dataclasses
@@ -21,7 +22,9 @@ MOST_KEPT = 20  # violations that are put into words; the others are counted
 
 
 class Shortfall(NamedTuple):
-    """A batch that carried less than it should: its index, its start (tick), its tokens, what they could have been."""
+    """A batch that carried less than it should: its index, its start (tick), its tokens, what they
+    could have been.
+    """
 
     batch: int
     start: int
@@ -30,7 +33,9 @@ class Shortfall(NamedTuple):
 
 
 class Conservation(NamedTuple):
-    """Whether every batch carried what it should, and which did not; None where its supply is not defined."""
+    """Whether every batch carried what it should, and which did not; None where its supply is not
+    defined.
+    """
 
     held: bool | None
     breaches: int
@@ -41,40 +46,48 @@ class Conservation(NamedTuple):
 class Audit:
     """What the allocations of a run prove about it.
 
-    The supply of a batch is what the requests in the system at its start, after the finishes and arrivals at that tick,
-    could put into it. Without a max batch size that is the paper's: p_i for a request with p_i > 0 prompt tokens left,
-    1 for any other. A max batch size of k matters where more than k requests are there. In scope ``running`` it leaves
-    what those that run have left, and the next prompts in order of arrival, up to k requests. In scope ``batch`` the
-    first k prompts, then decodes, up to k requests. It is not defined there if requests were admitted (in scope
-    ``batch``: served) out of order of arrival, or if some were preempted, which order the queue as they please.
+    The supply of a batch is what the requests in the system at its start, after the finishes and
+    arrivals at that tick, could put into it. Without a max batch size that is the paper's: p_i for
+    a request with p_i > 0 prompt tokens left, 1 for any other. A max batch size of k matters where
+    more than k requests are there. In scope ``running`` it leaves what those that run have left,
+    and the next prompts in order of arrival, up to k requests. In scope ``batch`` the first k
+    prompts, then decodes, up to k requests. It is not defined there if requests were admitted (in
+    scope ``batch``: served) out of order of arrival, or if some were preempted, which order the
+    queue as they please.
 
-    Memory takes no part in it, although it makes any policy leave room: audit work conservation where memory is ample.
-    A request that is preempted counts as the prompt that it will do again from the batch that leaves it out.
+    Memory takes no part in it, although it makes any policy leave room: audit work conservation
+    where memory is ample. A request that is preempted counts as the prompt that it will do again
+    from the batch that leaves it out.
 
     Attributes
     ----------
     feasible
         Whether no violation was found. If some were, the other findings say little.
     violations, n_violations
-        The first violations in words, each with the name of its rule, and how many there are. ``arrival``: requests
-        come in order of arrival, and are served from then on. ``allocation``: each names a batch and a request, once,
-        and gives it something. ``finish``: nothing after it. ``eq:prefill-pre-decode``: the whole prompt first.
-        ``eq:prefill-unprocess``, ``eq:decode-unprocess``: no more tokens than are left, decode one at a time.
-        ``eq:batch-constraint``: the token budget, which some engines apply to batches with prefill only, or not at all.
-        ``eq:batch-size-constraint``: the max batch size in its scope. ``preemption``: what requests do again agrees
-        with how often they were preempted. ``memory``: the blocks that requests surely hold, for the tokens they have
-        processed or what their admission reserves, are there. ``batch``: they follow one another, take what the
-        batch-time model says (and whole blocks swapped), and equal their rows. ``times``: first tokens and finishes
-        are where the allocations put them. ``totals``: the run's counts are theirs.
+        The first violations in words, each with the name of its rule, and how many there are.
+        ``arrival``: requests come in order of arrival, and are served from then on. ``allocation``:
+        each names a batch and a request, once, and gives it something. ``finish``: nothing after
+        it. ``eq:prefill-pre-decode``: the whole prompt first. ``eq:prefill-unprocess``,
+        ``eq:decode-unprocess``: no more tokens than are left, decode one at a time.
+        ``eq:batch-constraint``: the token budget, which some engines apply to batches with prefill
+        only, or not at all. ``eq:batch-size-constraint``: the max batch size in its scope.
+        ``preemption``: what requests do again agrees with how often they were preempted.
+        ``memory``: the blocks that requests surely hold, for the tokens they have processed or what
+        their admission reserves, are there. ``batch``: they follow one another, take what the
+        batch-time model says (and whole blocks swapped), and equal their rows. ``times``: first
+        tokens and finishes are where the allocations put them. ``totals``: the run's counts are
+        theirs.
     paper, strong
-        Work conservation as the paper has it (a batch carries b_max tokens whenever the supply is at least that), and
-        strong (it always carries min(supply, b_max)). Engines without a token budget may carry more.
+        Work conservation as the paper has it (a batch carries b_max tokens whenever the supply is
+        at least that), and strong (it always carries min(supply, b_max)). Engines without a token
+        budget may carry more.
     idle_periods, idle_from
-        Times without a batch beside a request in the system, and the tick at which the first began. Some request can
-        always be served, so a sound policy has none.
+        Times without a batch beside a request in the system, and the tick at which the first began.
+        Some request can always be served, so a sound policy has none.
     overtake_k
-        Smallest K for which the paper's K-FCFS condition held: beside a request j that decodes, every request
-        i <= j - K in the system gets a token. 0: no request that decoded passed an older one by.
+        Smallest K for which the paper's K-FCFS condition held: beside a request j that decodes,
+        every request i <= j - K in the system gets a token. 0: no request that decoded passed an
+        older one by.
     """
 
     feasible: bool
@@ -88,7 +101,8 @@ class Audit:
 
 
 def audit(run: Run) -> Audit:
-    """Check a run against the rules, and find out whether its policy was work-conserving and K-FCFS in it.
+    """Check a run against the rules, and find out whether its policy was work-conserving and K-FCFS
+    in it.
 
     Parameters
     ----------
@@ -101,18 +115,32 @@ def audit(run: Run) -> Audit:
         If the run did not keep its allocations, left requests out, or reused blocks of others.
     """
     if not isinstance(run, Run):
-        raise InputError(f"audit takes a Run, not {type(run).__name__}; give it what simulate returned")
+        raise InputError(
+            f"audit takes a Run, not {type(run).__name__}; give it what simulate returned"
+        )
     if run.rows is None or run.batch_rows is None or run.allocation_rows is None:
-        raise InputError("an audit needs to know who was served in every batch; simulate with record='allocations'")
+        raise InputError(
+            "an audit needs to know who was served in every batch; simulate with "
+            "record='allocations'"
+        )
     if run.dropped:
         raise InputError(
-            f"{run.dropped:,} requests were left out of this run as too long, so its queues cannot be rebuilt; "
+            f"{run.dropped:,} requests were left out of this run as too long, so its queues "
+            "cannot be rebuilt; "
             "simulate and audit a workload without them"
         )
     if run.server.memory is not None and run.server.memory.prefix_caching:
-        raise InputError("an audit counts every token of a prompt, but prefix_caching skips some; audit without it")
+        raise InputError(
+            "an audit counts every token of a prompt, but prefix_caching skips some; audit "
+            "without it"
+        )
     findings = _Findings()
-    r = replay(run, run.rows, run.batch_rows, _real(run.rows, run.batch_rows, run.allocation_rows, findings))
+    r = replay(
+        run,
+        run.rows,
+        run.batch_rows,
+        _real(run.rows, run.batch_rows, run.allocation_rows, findings),
+    )
     _check_service(r, findings)
     _check_batches(run, run.batch_rows, r, findings)
     _check_memory(run.server, r, findings)
@@ -140,19 +168,25 @@ class _Findings:
         self.kept: list[str] = []
 
     def note(self, columns: dict[str, Ints], rules: dict[str, Bools]) -> None:
-        """Add a sentence, filled in from the columns, for each place at which its rule is broken."""
+        """Add a sentence, filled in from the columns, for each place at which its rule is
+        broken.
+        """
         for sentence, broken in rules.items():
             indices = np.flatnonzero(broken)
             self.count += indices.size
             for i in indices[: MOST_KEPT - len(self.kept)]:
-                self.kept.append(sentence.format(**{name: column[i] for name, column in columns.items()}))
+                self.kept.append(
+                    sentence.format(**{name: column[i] for name, column in columns.items()})
+                )
 
 
 def _real(rows: Rows, batch_rows: Ints, allocation_rows: Ints, findings: _Findings) -> Ints:
     """Return the allocations that name a batch and a request that there are."""
     n, m = rows.arrival.size, batch_rows.shape[0]
     early = np.diff(rows.arrival, prepend=0) < 0
-    findings.note({"i": np.arange(n)}, {"request {i} arrived before the one ahead of it (arrival)": early})
+    findings.note(
+        {"i": np.arange(n)}, {"request {i} arrived before the one ahead of it (arrival)": early}
+    )
     batch, request = allocation_rows[:, 0], allocation_rows[:, 1]
     real = (batch >= 0) & (batch < m) & (request >= 0) & (request < n)
     strange = f"an allocation names batch {{b}} of {m} and request {{i}} of {n} (allocation)"
@@ -170,12 +204,14 @@ def _check_service(r: Replay, findings: _Findings) -> None:
     who = "batch {b} (tick {start}): request {i} "
     rules = {
         who + "has two allocations (allocation)": twice,
-        who + "gets {x} prefill and {y} decode tokens (allocation)": (np.minimum(x, y) < 0) | (x + y == 0),
+        who + "gets {x} prefill and {y} decode tokens (allocation)": (np.minimum(x, y) < 0)
+        | (x + y == 0),
         who + "is served before its arrival at tick {arrival} (arrival)": arrival > start,
         who + "is served after it has finished (finish)": (p == 0) & (d == 0),
         who + "decodes with {p} prompt tokens to go (eq:prefill-pre-decode)": (y > 0) & (p > 0),
         who + "prefills {x} tokens, but has {p} left (eq:prefill-unprocess)": x > p,
-        who + "decodes {y} tokens, but has {d} left, one at a time (eq:decode-unprocess)": y > np.minimum(d, 1),
+        who + "decodes {y} tokens, but has {d} left, one at a time (eq:decode-unprocess)": y
+        > np.minimum(d, 1),
     }
     findings.note(columns, rules)
 
@@ -187,17 +223,30 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
     counted = requests
     if server.scope == "running":
         counted = r.over(np.ones(r.request.size, np.int64), r.batch, r.until)
-    sums = {"prefill tokens": np.bincount(r.batch, r.prefill, m), "decode tokens": np.bincount(r.batch, r.decode, m)}
+    sums = {
+        "prefill tokens": np.bincount(r.batch, r.prefill, m),
+        "decode tokens": np.bincount(r.batch, r.decode, m),
+    }
     budget = _token_limits(server, sums["prefill tokens"] > 0)
     limit = server.most_requests
     free = np.append(0, r.end)[:m]
     expected, error = _ticks(run, r, requests)
-    columns = {"b": np.arange(m), "start": r.start, "ticks": r.end - r.start, "free": free, "expected": expected}
+    columns = {
+        "b": np.arange(m),
+        "start": r.start,
+        "ticks": r.end - r.start,
+        "free": free,
+        "expected": expected,
+    }
     columns |= {"load": r.load, "counted": counted, "budget": budget}
     which = "batch {b} (tick {start}) "
-    over = f"has {{counted}} requests in scope {server.scope}, over the limit of {limit} (eq:batch-size-constraint)"
+    over = (
+        f"has {{counted}} requests in scope {server.scope}, over the limit of {limit} "
+        "(eq:batch-size-constraint)"
+    )
     rules = {
-        which + "has {load} tokens, over the budget of {budget} (eq:batch-constraint)": r.load > budget,
+        which + "has {load} tokens, over the budget of {budget} (eq:batch-constraint)": r.load
+        > budget,
         which + over: counted > (m + r.request.size if limit is None else limit),
         which + "starts before the one ahead ends at tick {free} (batch)": r.start < free,
         which + "takes {ticks} ticks for {load} tokens instead of {expected} (batch)": ~_takes(
@@ -206,23 +255,31 @@ def _check_batches(run: Run, rows: Ints, r: Replay, findings: _Findings) -> None
     }
     for column, (name, total) in enumerate((sums | {"requests": requests}).items(), start=2):
         columns |= {f"row{column}": rows[:, column], f"sum{column}": total.astype(np.int64)}
-        differs = f"has {{row{column}}} {name} in its row, but {{sum{column}}} by its allocations (batch)"
+        differs = (
+            f"has {{row{column}}} {name} in its row, but {{sum{column}}} by its allocations (batch)"
+        )
         rules[which + differs] = rows[:, column] != total
     findings.note(columns, rules)
 
 
 def _token_limits(server: Server, prefills: Bools) -> Ints:
-    """Return the most tokens of each batch: the budget, beyond which some engines decode, and some do anything."""
+    """Return the most tokens of each batch: the budget, beyond which some engines decode, and some
+    do anything.
+    """
     policy = server.policy
     bounded = prefills if policy.decodes_beyond else np.ones_like(prefills)
-    return np.asarray(np.where(bounded & policy.has_token_budget, server.token_budget, server.most_tokens), np.int64)
+    return np.asarray(
+        np.where(bounded & policy.has_token_budget, server.token_budget, server.most_tokens),
+        np.int64,
+    )
 
 
 def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
     """Return the ticks that each batch takes without swaps, and by how much they may differ.
 
-    The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and added up. Of a request
-    that was preempted it is not certain where it began anew, so its batches may take any time.
+    The terms of a `Composition` are rounded to 2^-20 ticks, once, before they are multiplied and
+    added up. Of a request that was preempted it is not certain where it began anew, so its batches
+    may take any time.
     """
     model, most, m = run.server.batch_time, run.server.most_tokens, r.start.size
     if not isinstance(model, Composition):
@@ -241,7 +298,9 @@ def _ticks(run: Run, r: Replay, requests: Ints) -> tuple[Ints, Ints]:
 
 
 def _takes(extra: Ints, error: Ints, server: Server, tick_s: float) -> Bools:
-    """Whether batches took this much longer than their tokens: not at all, or the time of whole blocks swapped."""
+    """Whether batches took this much longer than their tokens: not at all, or the time of whole
+    blocks swapped.
+    """
     per_block = round(server.memory.swap_s / tick_s) if server.memory is not None else 0
     blocks = np.maximum(np.rint(extra / per_block), 0) if per_block else 0
     return np.asarray(np.abs(extra - blocks * per_block) <= error, np.bool_)
@@ -256,22 +315,36 @@ def _check_memory(server: Server, r: Replay, findings: _Findings) -> None:
         tokens = np.full(tokens.size, server.policy.reserved_tokens)
     blocks = r.over(-(-tokens // server.memory.block_size), r.batch, r.until)
     reserved = ", reserved to completion" if server.holds == "completion" else ""
-    sentence = f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of {server.usable_blocks} (memory)"
+    sentence = (
+        f"batch {{b}} (tick {{start}}) holds {{blocks}} KV blocks{reserved}, of "
+        f"{server.usable_blocks} (memory)"
+    )
     columns = {"b": np.arange(r.start.size), "start": r.start, "blocks": blocks}
     findings.note(columns, {sentence: blocks > server.usable_blocks})
 
 
 def _check_times(run: Run, rows: Rows, r: Replay, findings: _Findings) -> None:
-    """Check recorded times, preemptions and totals; a batch in flight when the run stopped completed nothing."""
+    """Check recorded times, preemptions and totals; a batch in flight when the run stopped
+    completed nothing.
+    """
     n = r.arrival.size
     completed = r.end <= run.end
     ends = np.append(np.where(completed, r.end, -1), -1)
     last = ends[r.finished_in]
-    for name, was, due in (("first token", rows.first_token, ends[r.first_in]), ("finish", rows.finish, last)):
-        sentence = f"request {{i}}: {name} at tick {{was}}, by its allocations {{due}}; -1 is never (times)"
+    for name, was, due in (
+        ("first token", rows.first_token, ends[r.first_in]),
+        ("finish", rows.finish, last),
+    ):
+        sentence = (
+            f"request {{i}}: {name} at tick {{was}}, by its allocations {{due}}; -1 is never "
+            "(times)"
+        )
         findings.note({"i": np.arange(n), "was": was, "due": due}, {sentence: was != due})
     times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
-    sentence = "request {i}: its allocations cannot come from the {times} preemptions that it records (preemption)"
+    sentence = (
+        "request {i}: its allocations cannot come from the {times} preemptions that it records "
+        "(preemption)"
+    )
     findings.note({"i": np.arange(n), "times": times}, {sentence: r.unexplained})
     counts = {
         "requests arrived": (run.arrived, n),
@@ -305,11 +378,15 @@ def _supply(run: Run, r: Replay) -> Ints | None:
         return np.asarray(everything - (prompt_ends[arrived] - prompt_ends[last]), np.int64)
     if not _prompts_in_order(r, prompt_ends):
         return None
-    served = np.append(0, np.cumsum(np.bincount(r.batch, r.prefill, r.start.size).astype(np.int64)))[:-1]
+    served = np.append(
+        0, np.cumsum(np.bincount(r.batch, r.prefill, r.start.size).astype(np.int64))
+    )[:-1]
     head = np.searchsorted(prompt_ends, served, side="right") - 1  # the oldest prompt, perhaps cut
     last = np.minimum(head + limit, arrived)
     decoding = everything - (prompt_ends[arrived] - served)
-    return np.asarray(prompt_ends[last] - served + np.minimum(decoding, limit - (last - head)), np.int64)
+    return np.asarray(
+        prompt_ends[last] - served + np.minimum(decoding, limit - (last - head)), np.int64
+    )
 
 
 def _tokens_there(r: Replay) -> Ints:
@@ -319,7 +396,9 @@ def _tokens_there(r: Replay) -> Ints:
     first = np.diff(r.request, prepend=-1) != 0
     since = np.where(first, came[r.request], np.roll(r.batch, 1) + 1)
     there = r.over(np.where(r.left > 0, r.left, 1), since, r.batch + 1)
-    last = np.searchsorted(r.request, np.arange(n), side="right") - 1  # of each request that was served
+    last = (
+        np.searchsorted(r.request, np.arange(n), side="right") - 1
+    )  # of each request that was served
     served = r.admitted_in < m
     left, since = r.prompt.copy(), came
     left[served] = np.maximum((r.left - r.prefill)[last[served]], 1)
@@ -328,12 +407,16 @@ def _tokens_there(r: Replay) -> Ints:
 
 
 def _prompts_in_order(r: Replay, prompt_ends: Ints) -> bool:
-    """Whether prompt tokens were served in order of arrival, each prompt to its end before the next."""
+    """Whether prompt tokens were served in order of arrival, each prompt to its end before the
+    next.
+    """
     served = np.flatnonzero(r.prefill > 0)
     served = served[np.lexsort((r.request[served], r.batch[served]))]
     request, tokens = r.request[served], r.prefill[served]
     until = np.cumsum(tokens)
-    return bool(((until - tokens >= prompt_ends[request]) & (until <= prompt_ends[request + 1])).all())
+    return bool(
+        ((until - tokens >= prompt_ends[request]) & (until <= prompt_ends[request + 1])).all()
+    )
 
 
 def _conservation(r: Replay, supply: Ints | None, short: Callable[[Ints], Bools]) -> Conservation:
@@ -341,11 +424,15 @@ def _conservation(r: Replay, supply: Ints | None, short: Callable[[Ints], Bools]
     if supply is None or not breaches.size:
         return Conservation(None if supply is None else True, 0, None)
     b = int(breaches[0])
-    return Conservation(False, breaches.size, Shortfall(b, int(r.start[b]), int(r.load[b]), int(supply[b])))
+    return Conservation(
+        False, breaches.size, Shortfall(b, int(r.start[b]), int(r.load[b]), int(supply[b]))
+    )
 
 
 def _idle_since(run: Run, r: Replay) -> Ints:
-    """Return the ticks since which a request waited beside a server without a batch, one per idle period."""
+    """Return the ticks since which a request waited beside a server without a batch, one per idle
+    period.
+    """
     free, taken = np.append(0, r.end), np.append(r.start, run.end)
     gone = np.searchsorted(np.sort(r.finished_in), np.arange(free.size))
     waiting = gone < np.searchsorted(r.arrival, taken)  # someone arrived before the period ended
@@ -356,14 +443,17 @@ def _idle_since(run: Run, r: Replay) -> Ints:
 def _overtake_k(r: Replay) -> int:
     """Return the smallest K of the K-FCFS condition.
 
-    Each request passes through its batches in stretches without service; the youngest request that decoded during a
-    stretch overtook it the furthest. (Before a request arrived, nobody younger was there.)
+    Each request passes through its batches in stretches without service; the youngest request that
+    decoded during a stretch overtook it the furthest. (Before a request arrived, nobody younger was
+    there.)
     """
     n, m = r.arrival.size, r.start.size
     last_served = np.full(n, -1, np.int64)
     np.maximum.at(last_served, r.request, r.batch)
     is_first = np.diff(r.request, prepend=-1) != 0
-    request = np.append(r.request, np.arange(n))  # the second part: after the last service, if it did not finish
+    request = np.append(
+        r.request, np.arange(n)
+    )  # the second part: after the last service, if it did not finish
     since = np.append(np.where(is_first, 0, np.roll(r.batch, 1) + 1), last_served + 1)
     until = np.append(r.batch, r.finished_in)
     stretch = since < until
@@ -372,11 +462,15 @@ def _overtake_k(r: Replay) -> int:
     youngest = np.full(m, -1, np.int64)
     decoding = r.decode > 0
     np.maximum.at(youngest, r.batch[decoding], r.request[decoding])
-    return max(int((_largest(youngest, since[stretch], until[stretch]) - request[stretch]).max()) + 1, 0)
+    return max(
+        int((_largest(youngest, since[stretch], until[stretch]) - request[stretch]).max()) + 1, 0
+    )
 
 
 def _largest(values: Ints, since: Ints, until: Ints) -> Ints:
-    """Return the largest of ``values[since:until]`` for each pair, from maxima over powers of two."""
+    """Return the largest of ``values[since:until]`` for each pair, from maxima over powers of
+    two.
+    """
     levels = [values]
     while 2 ** len(levels) <= values.size:
         half = 2 ** (len(levels) - 1)

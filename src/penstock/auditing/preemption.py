@@ -1,10 +1,11 @@
 """Which allocations of a request begin its prefill anew, told from the allocations alone.
 
-A request that is preempted by recompute does its prompt and the outputs it had again. After a decode iteration a
-prefill token says so by itself. In the middle of a prefill it does not: 4 tokens, then 6 of a prompt of 10 are one
-prefill, or one that was broken off and the beginning of another. What came after decides: where the prefill ended, when
-the request finished, how often it was preempted. All histories that explain that are followed, and what they have in
-common is certain.
+A request that is preempted by recompute does its prompt and the outputs it had again. After a
+decode iteration a prefill token says so by itself. In the middle of a prefill it does not: 4
+tokens, then 6 of a prompt of 10 are one prefill, or one that was broken off and the beginning of
+another. What came after decides: where the prefill ended, when the request finished, how often it
+was preempted. All histories that explain that are followed, and what they have in common is
+certain.
 """
 
 from typing import NamedTuple
@@ -27,7 +28,9 @@ class Story(NamedTuple):
 
 
 class Account(NamedTuple):
-    """A history that explains the allocations of a request, and what all such histories agree on."""
+    """A history that explains the allocations of a request, and what all such histories agree
+    on.
+    """
 
     again: list[bool]  # which allocations begin anew
     held: list[int]  # tokens, at least, that it has memory for during each
@@ -35,7 +38,9 @@ class Account(NamedTuple):
 
 
 class _State(NamedTuple):
-    """After an allocation: tokens of this prefill (0: it decodes), tokens processed, times begun anew, first output."""
+    """After an allocation: tokens of this prefill (0: it decodes), tokens processed, times begun
+    anew, first output.
+    """
 
     target: int
     done: int
@@ -61,11 +66,18 @@ def story(server: Server, rows: Rows, request: int) -> Story:
 
 def recomputes(server: Server) -> bool:
     """Whether requests may be preempted and computed again."""
-    return server.memory is not None and server.memory.preemption == "recompute" and server.holds != "completion"
+    return (
+        server.memory is not None
+        and server.memory.preemption == "recompute"
+        and server.holds != "completion"
+    )
 
 
-def explain(record: Story, prefill: list[int], decode: list[int], ends: list[int]) -> Account | None:
-    """Find the histories that explain the allocations of a request, in order; None if there is none.
+def explain(
+    record: Story, prefill: list[int], decode: list[int], ends: list[int]
+) -> Account | None:
+    """Find the histories that explain the allocations of a request, in order; None if there is
+    none.
 
     Parameters
     ----------
@@ -82,7 +94,9 @@ def explain(record: Story, prefill: list[int], decode: list[int], ends: list[int
         layer: dict[_State, list[tuple[_State, bool]]] = {}
         for state in layers[-1]:
             for following, again in _steps(record, state, x, y, j):
-                if following.times > record.preemptions or (following.first == j and ends[j] != record.first_token):
+                if following.times > record.preemptions or (
+                    following.first == j and ends[j] != record.first_token
+                ):
                     continue
                 layer.setdefault(following, []).append((state, again))
         layers.append(layer)
@@ -100,11 +114,15 @@ def explain(record: Story, prefill: list[int], decode: list[int], ends: list[int
         chosen, again = layer[chosen][0]
         anew.append(again)
         possible = {step[0] for _, step in came}
-    return Account(anew[::-1], held[::-1], stays[:-1][::-1])  # before the first there is nothing to keep
+    return Account(
+        anew[::-1], held[::-1], stays[:-1][::-1]
+    )  # before the first there is nothing to keep
 
 
 def at_once(record: Story, prefill: list[int], decode: list[int]) -> Account:
-    """Return the history for a record that makes no sense: a request begins anew where nothing else can be."""
+    """Return the history for a record that makes no sense: a request begins anew where nothing else
+    can be.
+    """
     target, prefilled, done = record.prompt, 0, 0
     again: list[bool] = []
     held: list[int] = []
@@ -119,15 +137,23 @@ def at_once(record: Story, prefill: list[int], decode: list[int]) -> Account:
 
 
 def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_State, bool]]:
-    """Return what an allocation of x prefill and y decode tokens can have led to, and whether it began anew."""
+    """Return what an allocation of x prefill and y decode tokens can have led to, and whether it
+    began anew.
+    """
     decodes = state.target == 0
     if x == 0:
         if y != 1 or not decodes or state.done >= record.total:
             return []
-        return [(_State(0, state.done + 1, state.times, state.first if state.first >= 0 else j), False)]
+        return [
+            (_State(0, state.done + 1, state.times, state.first if state.first >= 0 else j), False)
+        ]
     if y or x < 0 or (decodes and state.done >= record.total):
         return []
-    steps = [] if decodes else [(_prefilled(record, state, state.target, state.done + x, state.times, j), False)]
+    steps = (
+        []
+        if decodes
+        else [(_prefilled(record, state, state.target, state.done + x, state.times, j), False)]
+    )
     if state.done > 0:
         target = state.done if record.forgets else state.target
         if decodes:
@@ -137,18 +163,24 @@ def _steps(record: Story, state: _State, x: int, y: int, j: int) -> list[tuple[_
 
 
 def _prefilled(record: Story, before: _State, target: int, done: int, times: int, j: int) -> _State:
-    """Return the state after prefill tokens: it decodes from here on if these were the last of them."""
+    """Return the state after prefill tokens: it decodes from here on if these were the last of
+    them.
+    """
     if done != target:
         return _State(target, done, times, before.first)
     return _State(0, done, times, j if record.extra and before.first < 0 else before.first)
 
 
 def _explains(record: Story, state: _State, ends: list[int]) -> bool:
-    """Whether a history that ended like this is what the record says of first token, finish and preemptions."""
+    """Whether a history that ended like this is what the record says of first token, finish and
+    preemptions.
+    """
     first = ends[state.first] if state.first >= 0 else -1
     finished = state.target == 0 and state.done == record.total
     finish = ends[-1] if finished else -1
-    times = {record.preemptions} if finished else {record.preemptions, record.preemptions - 1}  # it may wait once more
+    times = (
+        {record.preemptions} if finished else {record.preemptions, record.preemptions - 1}
+    )  # it may wait once more
     return (first, finish) == (record.first_token, record.finish) and state.times in times
 
 

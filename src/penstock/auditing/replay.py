@@ -1,4 +1,6 @@
-"""A run again, from its allocations: what each request had been given before each batch, and whom memory held."""
+"""A run again, from its allocations: what each request had been given before each batch, and whom
+memory held.
+"""
 
 import dataclasses
 
@@ -11,10 +13,11 @@ from penstock.simulation.run import Rows, Run
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What follows from the allocations of a run; batches are numbered, and the number of batches stands for none.
+    """What follows from the allocations of a run; batches are numbered, and the number of batches
+    stands for none.
 
-    A request that was preempted and is computed again makes several attempts; the last tokens of each are known, when
-    between them it had to leave is not.
+    A request that was preempted and is computed again makes several attempts; the last tokens of
+    each are known, when between them it had to leave is not.
 
     Attributes
     ----------
@@ -23,8 +26,8 @@ class Replay:
     admitted_in, first_in, finished_in
         Shape (requests,): batch that served it first, yielded its first output, and finished it.
     preempted, unexplained
-        Shape (requests,): whether it was preempted and computed again, and whether no sequence of preemptions explains
-        its allocations.
+        Shape (requests,): whether it was preempted and computed again, and whether no sequence of
+        preemptions explains its allocations.
     start, end, load
         Shape (batches,): ticks, tokens.
     request, batch, prefill, decode
@@ -32,10 +35,11 @@ class Replay:
     again
         Shape (allocations,): whether an attempt begins here that is not the first.
     target, prefilled, decoded
-        Shape (allocations,): tokens of the prefill of this attempt, and tokens that it had been given before.
+        Shape (allocations,): tokens of the prefill of this attempt, and tokens that it had been
+        given before.
     held, until
-        Shape (allocations,): tokens, at least, that it has memory for from this batch on, and the batch at which that
-        may end.
+        Shape (allocations,): tokens, at least, that it has memory for from this batch on, and the
+        batch at which that may end.
     """
 
     arrival: Ints
@@ -65,7 +69,9 @@ class Replay:
         return np.searchsorted(np.sort(happened_in), np.arange(self.start.size))
 
     def over(self, amount: Ints, since: Ints, until: Ints) -> Ints:
-        """Return, for each batch, the sum of the amounts that last from one batch up to before another."""
+        """Return, for each batch, the sum of the amounts that last from one batch up to before
+        another.
+        """
         change = np.zeros(self.start.size + 1, np.int64)
         np.add.at(change, since, amount)
         np.add.at(change, until, -amount)
@@ -91,7 +97,9 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
     start, end = batch_rows[:, 0], batch_rows[:, 0] + batch_rows[:, 1]
     prompt = rows.prompt_tokens.astype(np.int64)
     total = prompt + rows.output_tokens - extra
-    accounts, unexplained = _accounts(run, rows, request, prefill, decode, np.where(end <= run.end, end, -1)[batch])
+    accounts, unexplained = _accounts(
+        run, rows, request, prefill, decode, np.where(end <= run.end, end, -1)[batch]
+    )
 
     again, preempted = np.zeros(request.size, bool), np.zeros(n, bool)
     preempted[request[list(accounts)]] = True
@@ -132,7 +140,8 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
         until = np.where(~stays & (finished_in[request] > batch), m, until)
     return Replay(
         arrival=rows.arrival, prompt=prompt, total=total,
-        admitted_in=batch_of(prefill + decode > 0), first_in=batch_of(whole if extra else decode > 0),
+        admitted_in=batch_of(prefill + decode > 0),
+        first_in=batch_of(whole if extra else decode > 0),
         finished_in=finished_in, preempted=preempted, unexplained=unexplained,
         start=start, end=end, load=np.bincount(batch, prefill + decode, m).astype(np.int64),
         request=request, batch=batch, prefill=prefill, decode=decode, again=again,
@@ -143,7 +152,9 @@ def replay(run: Run, rows: Rows, batch_rows: Ints, allocation_rows: Ints) -> Rep
 def _accounts(
     run: Run, rows: Rows, request: Ints, prefill: Ints, decode: Ints, ends: Ints
 ) -> tuple[dict[int, Account], Bools]:
-    """Explain the allocations of the requests that were preempted, by the place of their first; say which cannot be."""
+    """Explain the allocations of the requests that were preempted, by the place of their first; say
+    which cannot be.
+    """
     n = rows.arrival.size
     times = np.zeros(n, np.int64) if rows.preemptions is None else rows.preemptions
     unexplained = np.zeros(n, bool)
@@ -163,10 +174,16 @@ def _accounts(
     return accounts, unexplained
 
 
-def _targets(run: Run, prompt: Ints, attempt: Ints, prefill: Ints, decode: Ints, again: Bools) -> Ints:
-    """Return the tokens of the prefill of each attempt: the prompt, then also the outputs that were out."""
+def _targets(
+    run: Run, prompt: Ints, attempt: Ints, prefill: Ints, decode: Ints, again: Bools
+) -> Ints:
+    """Return the tokens of the prefill of each attempt: the prompt, then also the outputs that were
+    out.
+    """
     extra, shortens = int(run.server.convention == "engine"), run.server.policy.loses_rest_of_prompt
-    prefilled, decoded = (np.bincount(attempt, tokens, again.size).astype(np.int64) for tokens in (prefill, decode))
+    prefilled, decoded = (
+        np.bincount(attempt, tokens, again.size).astype(np.int64) for tokens in (prefill, decode)
+    )
     target = prompt.copy()
     for a in np.flatnonzero(again):
         before = target[a - 1]

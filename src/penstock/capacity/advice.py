@@ -1,4 +1,6 @@
-"""What a recommendation says beside its choice: too much arrives, a trade that it leaves, what to do next."""
+"""What a recommendation says beside its choice: too much arrives, a trade that it leaves, what to
+do next.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +19,18 @@ _LONGER = 16  # times the requests, where a target is undecided
 
 
 def overload(candidates: Sequence["Candidate"], rate: float) -> str | None:
-    """Say that none of the candidates carries the load, and how many replicas that takes at least; else None."""
+    """Say that none of the candidates carries the load, and how many replicas that takes at least;
+    else None.
+    """
     best = max(candidates, key=lambda c: c.stable_rate)
     if rate < best.stable_rate or any(c.answer.verdict == "stable" for c in candidates):
         return None
     replicas = max(math.ceil(rate / best.stable_rate), 2)
     return (
-        f"no setting that was tried is known to carry {rate:,.4g} requests/s: the best, {best.name}, carries "
-        f"{best.stable_rate:,.4g}, so it takes at least {counted(replicas, 'replica')}; see `penstock plan`"
+        f"no setting that was tried is known to carry {rate:,.4g} requests/s: the best, "
+        f"{best.name}, carries "
+        f"{best.stable_rate:,.4g}, so it takes at least {counted(replicas, 'replica')}; see "
+        "`penstock plan`"
     )
 
 
@@ -47,7 +53,10 @@ def trade(chosen: "Candidate", others: Sequence["Candidate"], metric: str) -> st
     most = max(c.stable_rate for c in more)
     best = next(c for c in more if c.stable_rate >= (1 - _WORTH_A_WORD) * most)
     gain = best.stable_rate / chosen.stable_rate - 1
-    said = f"{best.name} carries {gain:.0%} more ({best.stable_rate:,.4g} requests/s) at no higher mean "
+    said = (
+        f"{best.name} carries {gain:.0%} more ({best.stable_rate:,.4g} requests/s) at no higher "
+        "mean "
+    )
     said += metric[:-2].upper()
     prices = _prices(chosen, best)
     return f"{said}; its price is {' and '.join(prices)}" if prices else said
@@ -64,19 +73,26 @@ def _prices(chosen: "Candidate", other: "Candidate") -> list[str]:
             then = other.answer.latency.estimates[metric][statistic].value
             if now and then and then > (1 + _WORTH_A_WORD) * now:
                 name = metric[:-2].upper()
-                prices.append(f"a {statistic} {name} of {digits(then)} s instead of {digits(now)} s")
+                prices.append(
+                    f"a {statistic} {name} of {digits(then)} s instead of {digits(now)} s"
+                )
     return prices
 
 
 def next_step(targets: Sequence["TargetAnswer"], requests: int, file: str) -> str | None:
-    """Return what to do about targets that the recommended server is not known to meet; None where it meets all."""
+    """Return what to do about targets that the recommended server is not known to meet; None where
+    it meets all.
+    """
     if all(judgement == "met" for _, _, judgement in targets):
         return None
     asked = " ".join(f"--target '{target}'" for target, _, _ in targets)
     if all(judgement != "missed" for _, _, judgement in targets):
         longer = _LONGER * requests
         return f"longer runs may decide it: `penstock recommend {file} --requests {longer} {asked}`"
-    return f"no limit that was tried meets it with one server; {plan_step([str(t) for t, _, _ in targets], file)}"
+    return (
+        "no limit that was tried meets it with one server; "
+        f"{plan_step([str(t) for t, _, _ in targets], file)}"
+    )
 
 
 def plan_step(targets: Sequence[str], file: str) -> str:

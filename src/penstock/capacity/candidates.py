@@ -1,4 +1,6 @@
-"""Which policies and token budgets are worth simulating on a server, and which theory rules out before."""
+"""Which policies and token budgets are worth simulating on a server, and which theory rules out
+before.
+"""
 
 import dataclasses
 import itertools
@@ -25,7 +27,9 @@ SAFE = 0.9
 """Share of its stable rate at which a server is still said to carry a load safely."""
 
 _TIMES = (0.25, 0.5, 1, 2, 4)  # the current token budget
-_SMALLEST = 64  # tokens: down to it budgets are halved where short gaps between tokens are asked for
+_SMALLEST = (
+    64  # tokens: down to it budgets are halved where short gaps between tokens are asked for
+)
 _FLUID_ERROR = 0.03  # of the fluid argument for Sarathi-Serve, and then some
 _SAME = 0.01  # bounds that are so close are equal
 
@@ -43,7 +47,8 @@ class Pruned(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What is worth simulating (the current server first, then from simple to subtle), and what is not.
+    """What is worth simulating (the current server first, then from simple to subtle), and what is
+    not.
 
     ``bound``: requests/s that no policy exceeds at any of the token budgets looked at.
     """
@@ -56,8 +61,9 @@ class Candidates(NamedTuple):
 class _Budget(NamedTuple):
     """What theory says about a token budget, in requests/s.
 
-    ``carried``: what Sarathi-Serve carries by Theorem 1(b) or, for long prompts under a max batch size, by a fluid
-    argument; None: not known. ``proved``: the theorem says that it is as much as any policy could.
+    ``carried``: what Sarathi-Serve carries by Theorem 1(b) or, for long prompts under a max batch
+    size, by a fluid argument; None: not known. ``proved``: the theorem says that it is as much as
+    any policy could.
     """
 
     certificate: Certificate
@@ -79,10 +85,11 @@ def candidates(
 ) -> Candidates:
     """Return the servers worth simulating: other policies and token budgets, all else as it is.
 
-    Token budgets from a quarter of the current one to four times it, near those that waste nothing, and the one at
-    which Sarathi-Serve carries most. What cannot carry the load safely, or as much as is known to be carried, is ruled
-    out by the necessary conditions (`penstock.theory.bounds`) and, for Sarathi-Serve under a max batch size, by its own
-    region (`penstock.theory.region.sarathi_region`).
+    Token budgets from a quarter of the current one to four times it, near those that waste nothing,
+    and the one at which Sarathi-Serve carries most. What cannot carry the load safely, or as much
+    as is known to be carried, is ruled out by the necessary conditions (`penstock.theory.bounds`)
+    and, for Sarathi-Serve under a max batch size, by its own region
+    (`penstock.theory.region.sarathi_region`).
 
     Parameters
     ----------
@@ -93,20 +100,27 @@ def candidates(
     most_stable
         Whether only the most that can be carried matters, however little arrives.
     short_gaps
-        Whether the time between tokens matters, which the batch sets: then smaller token budgets are tried too.
+        Whether the time between tokens matters, which the batch sets: then smaller token budgets
+        are tried too.
     """
     budgets = _budgets(workload, server, short_gaps)
     carried = max((b.carried for b in budgets.values() if b.carried), default=0.0)
     wanted = carried if most_stable else min(workload.rate / SAFE, carried)
     kept, pruned = [server], []
-    for policy, budget in itertools.product(_policies(server, policies), _nearest_first(budgets, server.token_budget)):
+    for policy, budget in itertools.product(
+        _policies(server, policies), _nearest_first(budgets, server.token_budget)
+    ):
         if policy is server.policy and budget == server.token_budget:
             continue
         only_policy = budget == server.token_budget  # what that alone would bring is worth knowing
-        why = _ruled_out(policy, budget, budgets, server, min(wanted, workload.rate) if only_policy else wanted)
+        why = _ruled_out(
+            policy, budget, budgets, server, min(wanted, workload.rate) if only_policy else wanted
+        )
         try:
             params = server.policy_params if policy is server.policy else ()
-            tried = dataclasses.replace(server, policy=policy, policy_params=params, token_budget=budget)
+            tried = dataclasses.replace(
+                server, policy=policy, policy_params=params, token_budget=budget
+            )
             if tried.scope_warning:
                 why = _STARVES
         except InputError as error:  # an engine may not go with such limits
@@ -160,7 +174,9 @@ def _halved(budget: int) -> list[int]:
 
 
 def _most_tokens(batch_time: BatchTime, most: int) -> int:
-    """Return the largest batch whose time is known, up to so many tokens: measured tables end somewhere."""
+    """Return the largest batch whose time is known, up to so many tokens: measured tables end
+    somewhere.
+    """
     known, unknown = 1, most + 1
     while unknown - known > 1:
         middle = most if unknown > most else (known + unknown) // 2
@@ -174,7 +190,9 @@ def _most_tokens(batch_time: BatchTime, most: int) -> int:
 
 
 def _efficient_loads(batch_time: BatchTime, most: int) -> Ints:
-    """Return the token loads at which one token more or less lowers b / t_b: multiples of b0 for piecewise constant."""
+    """Return the token loads at which one token more or less lowers b / t_b: multiples of b0 for
+    piecewise constant.
+    """
     loads = np.arange(1, _most_tokens(batch_time, most + 1) + 1)
     rates = np.r_[0.0, loads / batch_time(loads), 0.0]
     peaks = (rates[1:-1] > rates[:-2]) & (rates[1:-1] > rates[2:]) & (loads <= most)
@@ -193,7 +211,9 @@ def _near(load: int, efficient: Ints) -> int:
 
 
 def _sarathi(workload: Workload, server: Server, budget: int) -> float | None:
-    """Return what Sarathi-Serve carries at a token budget under a max batch size, by a fluid argument; long prompts."""
+    """Return what Sarathi-Serve carries at a token budget under a max batch size, by a fluid
+    argument; long prompts.
+    """
     slots = server.max_batch_size
     prompt = workload.mean_prompt
     if slots is None or slots >= budget or server.memory is not None or prompt < budget - slots + 1:
@@ -222,9 +242,14 @@ def _ruled_out(
     here = budgets[budget]
     if here.bound < wanted * (1 - _SAME):
         return (
-            f"no policy carries more than {here.bound:,.4g} requests/s at this token budget; {wanted:,.4g} are wanted"
+            f"no policy carries more than {here.bound:,.4g} requests/s at this token budget; "
+            f"{wanted:,.4g} are wanted"
         )
-    if policy.phases == "decode-first" and here.carried is not None and here.carried < wanted * (1 - _FLUID_ERROR):
+    if (
+        policy.phases == "decode-first"
+        and here.carried is not None
+        and here.carried < wanted * (1 - _FLUID_ERROR)
+    ):
         carried = f"{here.carried:,.4g} requests/s by a fluid argument"
         return f"its region at this token budget ends at {carried}; {wanted:,.4g} are wanted"
     if policy is server.policy:
@@ -234,7 +259,10 @@ def _ruled_out(
     current, largest = budgets[server.token_budget], max(budgets)
     if policy.own_budget and budget != server.token_budget:
         if budget < largest:
-            return "it chooses the budget of each batch itself, so only the current and the largest are tried"
+            return (
+                "it chooses the budget of each batch itself, so only the current and the largest "
+                "are tried"
+            )
         if here.bound < current.bound * (1 + _SAME):
             return f"a larger token budget lets no policy carry {_SAME:.0%} more"
     best = max(budgets, key=lambda b: budgets[b].carried or budgets[b].bound)

@@ -18,7 +18,9 @@ ROOM = 0.05
 _CONFIDENCE = 0.99  # that one latency is lower than another; many are compared
 
 
-def choose(found: Sequence[Candidate], rate: float, objective: Objective | None) -> tuple[Objective, Candidate]:
+def choose(
+    found: Sequence[Candidate], rate: float, objective: Objective | None
+) -> tuple[Objective, Candidate]:
     """Return what decides, and the best candidate: the first of those that are as good."""
     stable = [c for c in found if c.answer.verdict == "stable"] or list(found)
     safe = [c for c in stable if rate <= SAFE * c.stable_rate and c.answer.latency]
@@ -46,13 +48,17 @@ def choose(found: Sequence[Candidate], rate: float, objective: Objective | None)
 
 
 def _meeting(safe: Sequence[Candidate], stable: Sequence[Candidate]) -> list[Candidate]:
-    """Return those that meet the targets, of the safe ones if there are any, else the one that comes nearest."""
+    """Return those that meet the targets, of the safe ones if there are any, else the one that
+    comes nearest.
+    """
     met = [c for c in safe if not c.missed] or [c for c in stable if not c.missed]
     return met or [min(stable, key=lambda c: c.overshoot)]
 
 
 def slower(one: Candidate, other: Candidate, metric: str) -> bool:
-    """Return whether a mean latency of one is above that of the other, beyond the noise and worth a change."""
+    """Return whether a mean latency of one is above that of the other, beyond the noise and worth a
+    change.
+    """
     if one is other:
         return False
     mean = other.mean(metric)
@@ -65,7 +71,9 @@ def slower(one: Candidate, other: Candidate, metric: str) -> bool:
 
 
 def _differences(one: Candidate, other: Candidate, metric: str) -> tuple[Floats, Floats]:
-    """Return by how many ticks one took longer than the other for the same samples, and the samples, in batches."""
+    """Return by how many ticks one took longer than the other for the same samples, and the
+    samples, in batches.
+    """
     a, b = one.answer.run.rows, other.answer.run.rows
     assert a is not None
     assert b is not None
@@ -77,8 +85,11 @@ def _differences(one: Candidate, other: Candidate, metric: str) -> tuple[Floats,
         longer = a.first_token[both] - b.first_token[both]
     elif metric == "e2e_s":
         longer = a.finish[both] - b.finish[both]
-    else:  # gaps between the tokens of a request add up to the time from its first token to its finish
+    else:
+        # Gaps of a request add up to the time from its first token to its finish.
         longer = (a.finish - a.first_token)[both] - (b.finish - b.first_token)[both]
     counts = a.output_tokens[both] - 1 if metric == "tbt_s" else np.ones(both.size)
     shape = (BATCHES, -1)
-    return longer.reshape(shape).sum(axis=1).astype(float), counts.reshape(shape).sum(axis=1).astype(float)
+    return longer.reshape(shape).sum(axis=1).astype(float), counts.reshape(shape).sum(
+        axis=1
+    ).astype(float)

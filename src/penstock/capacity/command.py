@@ -42,7 +42,9 @@ def region(
     figures: Figures = None,
     report: Report = None,
 ) -> None:
-    """Draw the token rates that a server can carry, where the load lies among them, and what holds it back."""
+    """Draw the token rates that a server can carry, where the load lies among them, and what holds
+    it back.
+    """
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, None, None)
     from penstock.capacity.view import region_page
@@ -61,9 +63,12 @@ def region(
 def max_rate(
     scenario: ScenarioPath,
     policies: Annotated[
-        str | None, typer.Option("--policies", help="Policies, separated by commas; default: the scenario's.")
+        str | None,
+        typer.Option("--policies", help="Policies, separated by commas; default: the scenario's."),
     ] = None,
-    precision: Annotated[float, typer.Option("--precision", help="Relative distance that may be left.")] = 0.01,
+    precision: Annotated[
+        float, typer.Option("--precision", help="Relative distance that may be left.")
+    ] = 0.01,
     alpha: Alpha = 0.01,
     seed: Seed = None,
     as_json: Json = False,
@@ -78,7 +83,8 @@ def max_rate(
     with progress.bar("Searching") as show:
         for index, (name, server) in enumerate(servers.items()):
             found[name] = search.max_rate(
-                chosen.workload, server, precision=precision, alpha=alpha, seed=chosen.workload.seed,
+                chosen.workload, server, precision=precision, alpha=alpha,
+                seed=chosen.workload.seed,
                 progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
             )  # fmt: skip
     notes = gathered({name: server.kv_notes for name, server in servers.items()})
@@ -93,31 +99,43 @@ def recommend(
         str | None,
         typer.Option(
             "--objective",
-            help="stable-rate, ttft, tbt or e2e; default: e2e where the load is carried safely, else stable-rate.",
+            help="stable-rate, ttft, tbt or e2e; default: e2e where the load is carried safely, "
+            "else stable-rate.",
         ),
     ] = None,
     policies: Annotated[
-        str | None, typer.Option("--policies", help="Policies to try, separated by commas, from simple to subtle.")
+        str | None,
+        typer.Option(
+            "--policies", help="Policies to try, separated by commas, from simple to subtle."
+        ),
     ] = None,
     requests: Requests = None,
     targets: Targets = None,
-    precision: Annotated[float, typer.Option("--precision", help="Of the highest stable rates.")] = 0.02,
+    precision: Annotated[
+        float, typer.Option("--precision", help="Of the highest stable rates.")
+    ] = 0.02,
     alpha: Alpha = 0.01,
     seed: Seed = None,
     as_json: Json = False,
     strict: Strict = False,
 ) -> None:
-    """Say which token budget to use, which policy unless the scenario names an engine, why, and what that gains."""
+    """Say which token budget to use, which policy unless the scenario names an engine, why, and
+    what that gains.
+    """
     chosen = chosen_scenario(scenario, None, requests, seed)
     from penstock.capacity import recommend as study
     from penstock.capacity.view import recommend_page
 
-    whole_trace = requests is None and chosen.workload.rows is not None  # more than a comparison needs
+    whole_trace = (
+        requests is None and chosen.workload.rows is not None
+    )  # more than a comparison needs
     with progress.bar("Comparing") as show:
         found = study.recommend(
             chosen.workload, chosen.server, objective=objective,  # type: ignore[arg-type]
-            policies=None if policies is None else chosen_policies(chosen, policies, ()), targets=targets or (),
-            requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha, progress=show,
+            policies=None if policies is None else chosen_policies(chosen, policies, ()),
+            targets=targets or (),
+            requests=None if whole_trace else chosen.requests, precision=precision, alpha=alpha,
+            progress=show,
         )  # fmt: skip
     show_page(recommend_page(found, chosen), found.as_dict(), None, as_json)
     if strict and (found.recommended.answer.verdict != "stable" or found.recommended.missed):

@@ -1,4 +1,6 @@
-"""The highest rate at which a policy is stable: a search over verdicts, on the same requests at every rate."""
+"""The highest rate at which a policy is stable: a search over verdicts, on the same requests at
+every rate.
+"""
 
 import dataclasses
 import math
@@ -59,9 +61,14 @@ class MaxRate:
         if certified is None or not unstable or min(unstable) >= certified:
             return None
         unchecked = [h.name for h in self.certificate.hypotheses if not h.checked]
-        doubt = f"what was taken on trust: {', '.join(unchecked)}" if unchecked else "the seed, or Penstock itself"
+        doubt = (
+            f"what was taken on trust: {', '.join(unchecked)}"
+            if unchecked
+            else "the seed, or Penstock itself"
+        )
         return (
-            f"{self.certificate.theorem} says stable up to {certified:,.4g} requests/s, but the test found "
+            f"{self.certificate.theorem} says stable up to {certified:,.4g} requests/s, but the "
+            "test found "
             f"{min(unstable):,.4g} unstable; in doubt is {doubt}"
         )
 
@@ -81,7 +88,11 @@ class MaxRate:
             "disagreement": self.disagreement,
             "arrivals": sum(trial.stability.arrivals for trial in self.trials),
             "trials": [
-                {"rate": trial.rate, "verdict": trial.stability.verdict, "drift": trial.stability.drift}
+                {
+                    "rate": trial.rate,
+                    "verdict": trial.stability.verdict,
+                    "drift": trial.stability.drift,
+                }
                 for trial in self.trials
             ],
         }
@@ -98,10 +109,11 @@ def max_rate(
 ) -> MaxRate:
     """Find the highest stable rate, for any policy.
 
-    The search begins just below the rate above which no policy is stable. The drift of a backlog says how much was
-    served, and so where the limit may be: the next rates are half the precision below and above that. Every rate is
-    judged on the same requests, closer or further apart (common random numbers), at half the precision as resolution.
-    A rate too close to the limit to be told counts as not stable.
+    The search begins just below the rate above which no policy is stable. The drift of a backlog
+    says how much was served, and so where the limit may be: the next rates are half the precision
+    below and above that. Every rate is judged on the same requests, closer or further apart (common
+    random numbers), at half the precision as resolution. A rate too close to the limit to be told
+    counts as not stable.
 
     Parameters
     ----------
@@ -119,7 +131,9 @@ def max_rate(
     InputError
         If a value cannot be used, the workload has no arrival times, or no rate is stable.
     """
-    precision = checks.number("the precision", precision, 1e-3, 0.5, "", "it is the relative distance that is left")
+    precision = checks.number(
+        "the precision", precision, 1e-3, 0.5, "", "it is the relative distance that is left"
+    )
     report = progress or (lambda share: None)
     trials: list[Trial] = []
     bound = certify(workload, server).max_rate
@@ -128,7 +142,8 @@ def max_rate(
     while low == 0 or high > low * (1 + precision) * (1 + 1e-9):
         if len(trials) > _HALVINGS:
             raise InputError(
-                f"{server.policy.name} is not stable at {high:g} requests/s, far below what the server could carry; "
+                f"{server.policy.name} is not stable at {high:g} requests/s, far below what the "
+                "server could carry; "
                 "mend the policy"
             )
         found = verdict(
@@ -142,7 +157,9 @@ def max_rate(
 
 
 def _next(low: float, high: float, trials: list[Trial], precision: float) -> float:
-    """Return the rate to try: near where the drift would be 0, on the side that is not yet known; else the middle."""
+    """Return the rate to try: near where the drift would be 0, on the side that is not yet known;
+    else the middle.
+    """
     rate, found = trials[-1]
     guess = rate * (1 - found.drift)  # so much was served
     step = math.sqrt(1 + precision)

@@ -1,4 +1,6 @@
-"""Which policy and which token budget to use on a server, why, and what that gains over the current ones."""
+"""Which policy and which token budget to use on a server, why, and what that gains over the current
+ones.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +11,16 @@ from penstock.capacity import advice
 from penstock.capacity.candidates import FROM_SIMPLE_TO_SUBTLE, SAFE, Pruned, candidates
 from penstock.capacity.choosing import ROOM, choose, slower
 from penstock.capacity.max_rate import max_rate
-from penstock.capacity.recommendation import WORDS, WORSE, WORTH, Candidate, Objective, Recommendation, Step, gains_of
+from penstock.capacity.recommendation import (
+    WORDS,
+    WORSE,
+    WORTH,
+    Candidate,
+    Objective,
+    Recommendation,
+    Step,
+    gains_of,
+)
 from penstock.checking.answer import ROWS_UP_TO, check, judged
 from penstock.checking.targets import Target
 from penstock.checking.verdict import Outcome, verdict
@@ -50,25 +61,27 @@ def recommend(
 ) -> Recommendation:
     """Say which policy and which token budget to use on a server, all else as it is.
 
-    What theory cannot rule out is simulated: its highest stable rate, and at the workload's own rate its verdict and
-    latency, on the same requests. A candidate carries the load safely at up to `SAFE` of its stable rate. Of those that
-    do, and meet the targets or come nearest, the one with the lowest mean E2E is best; where none does, the one with
-    the highest stable rate, then the lowest mean E2E. Differences within the noise (of latencies: of the differences
-    between the same requests, batch means, 99%) or below `WORTH` are ties, which the current server wins, then what
+    What theory cannot rule out is simulated: its highest stable rate, and at the workload's own
+    rate its verdict and latency, on the same requests. A candidate carries the load safely at up to
+    `SAFE` of its stable rate. Of those that do, and meet the targets or come nearest, the one with
+    the lowest mean E2E is best; where none does, the one with the highest stable rate, then the
+    lowest mean E2E. Differences within the noise (of latencies: of the differences between the same
+    requests, batch means, 99%) or below `WORTH` are ties, which the current server wins, then what
     carries clearly more, then the current policy, then the simpler one.
 
-    For the scheduler of an engine only what an engine can do is recommended: its own scheduler at other token budgets.
-    Policies that vLLM runs through `penstock.vllm_plugin` are named beside it.
+    For the scheduler of an engine only what an engine can do is recommended: its own scheduler at
+    other token budgets. Policies that vLLM runs through `penstock.vllm_plugin` are named beside it.
 
     Parameters
     ----------
     workload, server
         What arrives and what serves now.
     objective
-        ``stable-rate``, or the mean latency to be lowest: ``ttft``, ``tbt`` or ``e2e``. Default: as said.
+        ``stable-rate``, or the mean latency to be lowest: ``ttft``, ``tbt`` or ``e2e``. Default: as
+        said.
     policies
-        To be tried beside the current one, from simple to subtle. Default: `FROM_SIMPLE_TO_SUBTLE`; beside ``vllm``
-        those of them that it does not do itself, beside other engines none.
+        To be tried beside the current one, from simple to subtle. Default: `FROM_SIMPLE_TO_SUBTLE`;
+        beside ``vllm`` those of them that it does not do itself, beside other engines none.
     targets
         Upper limits of latencies, such as ``ttft_p99<2s``.
     requests
@@ -85,11 +98,15 @@ def recommend(
     """
     refuse_all_but_a_server("recommend", workload, server)
     if objective is not None and objective not in get_args(Objective):
-        raise InputError(f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}")
+        raise InputError(
+            f"objective is {checks.shown(objective)}{nearest(str(objective), get_args(Objective))}"
+        )
     if requests is None:
         requests = min(REQUESTS, workload.rows or REQUESTS)
     requests = checks.whole("requests", requests, 1, ROWS_UP_TO, "", "each keeps a row in memory")
-    limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
+    limits = tuple(
+        target if isinstance(target, Target) else Target.parse(target) for target in targets
+    )
     if policies is None:
         policies = _usual_policies(server)
     most_stable = objective == "stable-rate"
@@ -100,7 +117,8 @@ def recommend(
     study = _Study(workload, requests, precision, alpha, most_stable, limits)
     measured, pruned = study.measure_all(tried.servers, server, progress)
 
-    # 2. The best of those that the server can be set to; an engine has no policy of a few numbers by itself.
+    # 2. The best of those that the server can be set to; an engine has no policy of a few numbers
+    # by itself.
     own = measured
     if not server.policy.by_phase:
         own = [candidate for candidate in measured if not candidate.server.policy.by_phase]
@@ -137,25 +155,41 @@ def _trade(own: Sequence[Candidate], chosen: Candidate, decided: Objective) -> s
 
 
 def _usual_policies(server: Server) -> Sequence[str]:
-    """Return the policies to try beside a server's own: vLLM runs others through the plugin, other engines none."""
+    """Return the policies to try beside a server's own: vLLM runs others through the plugin, other
+    engines none.
+    """
     policy = server.policy
     if policy.by_phase:
         return FROM_SIMPLE_TO_SUBTLE
     if not policy.hosts_policies:
         return ()
-    return [name for name in FROM_SIMPLE_TO_SUBTLE if not (policy.decode_first and POLICIES[name].decode_first)]
+    return [
+        name
+        for name in FROM_SIMPLE_TO_SUBTLE
+        if not (policy.decode_first and POLICIES[name].decode_first)
+    ]
 
 
-def _with_plugin(found: Sequence[Candidate], chosen: Candidate, decided: Objective, rate: float) -> str | None:
-    """Say what the best policy that vLLM has only through the plugin would bring, where it is better."""
+def _with_plugin(
+    found: Sequence[Candidate], chosen: Candidate, decided: Objective, rate: float
+) -> str | None:
+    """Say what the best policy that vLLM has only through the plugin would bring, where it is
+    better.
+    """
     if not found[0].server.policy.hosts_policies:
         return None
     others = [c for c in found if c is chosen or c.server.policy.by_phase]
     _, best = choose([chosen, *(c for c in others if c is not chosen)], rate, decided)
     if best is chosen:
         return None
-    gains = {name: gain for name, gain in gains_of(chosen, best).items() if gain is not None and abs(gain) > WORTH}
-    better = [f"{WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0]
+    gains = {
+        name: gain
+        for name, gain in gains_of(chosen, best).items()
+        if gain is not None and abs(gain) > WORTH
+    }
+    better = [
+        f"{WORDS[name]} {gain:.0%} {_BETTER[name]}" for name, gain in gains.items() if gain > 0
+    ]
     worse = [f"{WORDS[name]} {-gain:.0%} {WORSE[name]}" for name, gain in gains.items() if gain < 0]
     price = f", at the price of {' and '.join(worse)}" if worse else ""
     return f"{best.name} has {' and '.join(better) or 'no gain'} than {chosen.name}{price}"
@@ -174,13 +208,16 @@ class _Study(NamedTuple):
     def measure_all(
         self, servers: Sequence[Server], current: Server, progress: Progress | None
     ) -> tuple[list[Candidate], list[Pruned]]:
-        """Return what was found of each server, from simple to subtle, and what was ruled out on the way.
+        """Return what was found of each server, from simple to subtle, and what was ruled out on
+        the way.
 
         Those with the current token budget come first: what they carry is what others must beat.
         """
         measured: list[Candidate] = []
         pruned = []
-        for done, server in enumerate(sorted(servers, key=lambda s: s.token_budget != current.token_budget)):
+        for done, server in enumerate(
+            sorted(servers, key=lambda s: s.token_budget != current.token_budget)
+        ):
             part = part_of(progress, done / len(servers), (done + 1) / len(servers))
             try:
                 candidate = self.measure(server, measured, part)
@@ -195,7 +232,9 @@ class _Study(NamedTuple):
         measured.sort(key=lambda candidate: servers.index(candidate.server))
         return measured, pruned
 
-    def measure(self, server: Server, found: Sequence[Candidate], progress: Progress) -> Candidate | str:
+    def measure(
+        self, server: Server, found: Sequence[Candidate], progress: Progress
+    ) -> Candidate | str:
         """Return what was found of a server, or why it is behind the others, as one test shows."""
         tested = self._wanted(server, found)
         if tested and self._verdict(tested, server) == "unstable":
@@ -208,7 +247,8 @@ class _Study(NamedTuple):
             progress=part_of(progress, 0.0, 0.5),
         )  # fmt: skip
         rates = max_rate(
-            self.workload, server, precision=self.precision, alpha=self.alpha, seed=self.workload.seed,
+            self.workload, server, precision=self.precision, alpha=self.alpha,
+            seed=self.workload.seed,
             progress=part_of(progress, 0.5, 1.0),
         )  # fmt: skip
         shown = self.workload.rate if answer.stability.verdict == "stable" else 0.0
@@ -216,12 +256,16 @@ class _Study(NamedTuple):
         return Candidate(server, rates, answer, shown, targets)
 
     def _wanted(self, server: Server, found: Sequence[Candidate]) -> float:
-        """Return the rate that a candidate must carry to have a chance; 0 for the first, to which others compare."""
+        """Return the rate that a candidate must carry to have a chance; 0 for the first, to which
+        others compare.
+        """
         if not found:
             return 0.0
         rate, most = self.workload.rate, max(c.stable_rate for c in found)
         wanted = most if self.most_stable else min(rate / SAFE, most)
-        if server.token_budget == found[0].server.token_budget:  # what another policy alone brings is worth knowing
+        if (
+            server.token_budget == found[0].server.token_budget
+        ):  # what another policy alone brings is worth knowing
             wanted = min(wanted, rate)
         return wanted * (1 - WORTH)
 
@@ -230,7 +274,9 @@ class _Study(NamedTuple):
         return verdict(workload, server, self.alpha, self.precision / 2, self.workload.seed).verdict
 
     def binding(self, chosen: Candidate) -> tuple[str, ...]:
-        """Return the limits that hold a server back: KV memory, where without that limit it carries more."""
+        """Return the limits that hold a server back: KV memory, where without that limit it carries
+        more.
+        """
         server = chosen.server
         if server.memory is not None:
             more = dataclasses.replace(server.memory, blocks=_AMPLE * server.memory.blocks)
@@ -246,26 +292,40 @@ def _step(workload: Workload, server: Server) -> Step | None:
     if slots is None or slots >= server.token_budget:
         return None
     more = slots + max(slots // _SLOTS_STEP, 1)
-    now, then = (certify(workload, dataclasses.replace(server, max_batch_size=k)).max_rate for k in (slots, more))
+    now, then = (
+        certify(workload, dataclasses.replace(server, max_batch_size=k)).max_rate
+        for k in (slots, more)
+    )
     return Step(more, then, then / now - 1)
 
 
 def _fewer_at_once(workload: Workload, chosen: Candidate) -> list[str]:
-    """Say what a smaller max batch size would carry, by the estimate, where preemption wastes work."""
+    """Say what a smaller max batch size would carry, by the estimate, where preemption wastes
+    work.
+    """
     server = chosen.server
     slots = min(server.max_batch_size or server.token_budget, 4096)
     best = 0.0, 0
     for share in _SLOTS_FEWER:
         fewer = max(int(slots * share), 1)
         try:
-            best = max(best, (memory_estimate(workload, dataclasses.replace(server, max_batch_size=fewer)).rate, fewer))
+            best = max(
+                best,
+                (
+                    memory_estimate(
+                        workload, dataclasses.replace(server, max_batch_size=fewer)
+                    ).rate,
+                    fewer,
+                ),
+            )
         except InputError:
             return []
     rate, fewer = best
     if rate < (1 + ROOM) * chosen.stable_rate:
         return []
     return [
-        f"with a max batch size of {fewer:,} in place of {slots:,} it would carry about {rate:,.4g} requests/s (an "
+        f"with a max batch size of {fewer:,} in place of {slots:,} it would carry about "
+        f"{rate:,.4g} requests/s (an "
         "estimate): fewer requests at once preempt each other less; try it with max-rate"
     ]
 
@@ -276,22 +336,31 @@ def _warnings(workload: Workload, found: Sequence[Candidate], chosen: Candidate)
     known = any(c.answer.verdict == "stable" for c in found)
     if known and rate > SAFE * chosen.stable_rate:
         warnings.append(
-            f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} carries: delays are "
-            f"long, and a little more is too much; up to {SAFE * chosen.stable_rate:,.4g} would be safe"
+            f"{rate:,.4g} requests/s are {rate / chosen.stable_rate:.1%} of what {chosen.name} "
+            "carries: delays are "
+            f"long, and a little more is too much; up to {SAFE * chosen.stable_rate:,.4g} would "
+            "be safe"
         )
     if chosen is not current and chosen.server.policy.own_budget:
         warnings.append(
-            f"no engine has {chosen.server.policy.name} by itself; vLLM runs it through penstock.vllm_plugin"
+            f"no engine has {chosen.server.policy.name} by itself; vLLM runs it through "
+            "penstock.vllm_plugin"
         )
     if chosen.server.scope_warning:
         warnings.append(chosen.server.scope_warning)
-    if chosen.server.token_budget > current.server.token_budget and chosen.server.kv_estimate is None:
+    if (
+        chosen.server.token_budget > current.server.token_budget
+        and chosen.server.kv_estimate is None
+    ):
         warnings.append(
-            "a larger token budget takes more memory for activations, which is not modelled; see that the engine starts"
+            "a larger token budget takes more memory for activations, which is not modelled; see "
+            "that the engine starts"
         )
     for candidate in dict.fromkeys((current, chosen)):
         if candidate.answer.latency and not candidate.answer.latency_refused:
-            warnings += [f"{candidate.name}: {notice}" for notice in candidate.answer.latency.notices]
+            warnings += [
+                f"{candidate.name}: {notice}" for notice in candidate.answer.latency.notices
+            ]
     for candidate in found:
         for said in (candidate.found.disagreement, candidate.answer.disagreement):
             if said:

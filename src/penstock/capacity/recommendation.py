@@ -17,12 +17,16 @@ Objective = Literal["stable-rate", "ttft", "tbt", "e2e"]
 WORTH = 0.02
 """Share of a mean latency below which a difference is no reason to change anything."""
 
-WORDS = {"stable_rate": "a stable rate"} | {metric: f"a mean {metric[:-2].upper()}" for metric in METRICS}
+WORDS = {"stable_rate": "a stable rate"} | {
+    metric: f"a mean {metric[:-2].upper()}" for metric in METRICS
+}
 WORSE = {"stable_rate": "lower"} | dict.fromkeys(METRICS, "higher")
 
 
 class Step(NamedTuple):
-    """A larger max batch size, the rate above which no policy is stable with it, and what share more that is."""
+    """A larger max batch size, the rate above which no policy is stable with it, and what share
+    more that is.
+    """
 
     max_batch_size: int
     bound: float
@@ -40,10 +44,11 @@ class Candidate:
     found
         Its highest stable rate.
     answer
-        Verdict and latency at the workload's own rate; the requests are the same for every candidate.
+        Verdict and latency at the workload's own rate; the requests are the same for every
+        candidate.
     shown
-        The workload's rate if the test said stable there, else 0. A policy that keeps long queues on purpose may leave
-        the test undecided at a lower one.
+        The workload's rate if the test said stable there, else 0. A policy that keeps long queues
+        on purpose may leave the test undecided at a lower one.
     targets
         The targets given, judged.
     """
@@ -61,7 +66,9 @@ class Candidate:
 
     @property
     def stable_rate(self) -> float:
-        """Highest rate found stable, or certified by a theorem that the test does not contradict, requests/s."""
+        """Highest rate found stable, or certified by a theorem that the test does not contradict,
+        requests/s.
+        """
         certified = 0.0 if self.found.disagreement else self.found.certificate.certified_rate
         return max(self.found.rate, self.shown, certified or 0.0)
 
@@ -81,18 +88,28 @@ class Candidate:
         return max(map(_overshoot, self.targets), default=0.0)
 
     def mean(self, metric: str) -> float | None:
-        """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is none."""
+        """Return a mean latency (``ttft_s``, ``tbt_s`` or ``e2e_s``), or None where there is
+        none.
+        """
         return self.answer.latency.estimates[metric]["mean"].value if self.answer.latency else None
 
     def choice(self) -> dict[str, Any]:
         """Return what to set: policy, token budget, and the parameters given to the policy."""
         server = self.server
         params = server.policy.settings(server.policy_params)
-        return {"policy": server.policy.name, "token_budget": server.token_budget, "policy_params": params}
+        return {
+            "policy": server.policy.name,
+            "token_budget": server.token_budget,
+            "policy_params": params,
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        steady = self.answer.latency.as_dict() if self.answer.latency else {"latency": None, "intervals": None}
+        steady = (
+            self.answer.latency.as_dict()
+            if self.answer.latency
+            else {"latency": None, "intervals": None}
+        )
         return self.choice() | {
             "stable_rate": self.stable_rate,
             "above": self.above,
@@ -131,19 +148,20 @@ class Recommendation:
     bound
         Requests/s that no policy exceeds at any of the token budgets looked at.
     binding
-        The limits that hold the recommended server back: ``token budget``, ``max batch size``, ``batch time`` (only
-        faster batches help), ``KV memory``.
+        The limits that hold the recommended server back: ``token budget``, ``max batch size``,
+        ``batch time`` (only faster batches help), ``KV memory``.
     step
         What a larger max batch size would bring, where it binds.
     warnings
         What the user should know besides.
     with_plugin
-        What a policy that is not vLLM's own would bring inside it, through `penstock.vllm_plugin`; a sentence, or None
-        where none is better.
+        What a policy that is not vLLM's own would bring inside it, through `penstock.vllm_plugin`;
+        a sentence, or None where none is better.
     overload
         That no setting that was tried carries the load; a sentence, or None where one does.
     trade
-        What carries clearly more at no higher latency, where nothing is to change, and its price; a sentence, or None.
+        What carries clearly more at no higher latency, where nothing is to change, and its price; a
+        sentence, or None.
     """
 
     rate: float
@@ -174,27 +192,38 @@ class Recommendation:
         """Policies that were tried or ruled out and that vLLM runs with the plugin only."""
         if not self.current.server.policy.hosts_policies:
             return ()
-        names = dict.fromkeys([c.server.policy.name for c in self.candidates] + [p.policy for p in self.pruned])
+        names = dict.fromkeys(
+            [c.server.policy.name for c in self.candidates] + [p.policy for p in self.pruned]
+        )
         del names[self.current.server.policy.name]
         return tuple(names)
 
     @property
     def gains(self) -> dict[str, float | None]:
-        """Share by which the stable rate rises, and by which each mean latency falls; None where one is refused."""
+        """Share by which the stable rate rises, and by which each mean latency falls; None where
+        one is refused.
+        """
         return gains_of(self.current, self.recommended)
 
     @property
     def reason(self) -> str:
         """One sentence: what decided, the price, and what holds the recommended server back."""
         new, old = self.recommended, self.current
-        carries = f"{new.stable_rate:,.4g} requests/s, {new.stable_rate / self.bound:.0%} of the bound on any policy"
+        carries = (
+            f"{new.stable_rate:,.4g} requests/s, {new.stable_rate / self.bound:.0%} of the bound "
+            "on any policy"
+        )
         targets = " and ".join(str(target) for target, _, _ in new.targets)
         if new.missed:
             why = f"{self._nearest(targets)}, and carries {carries}"
         elif targets and self.change:
             why = f"{new.name} meets {targets} and carries {carries}"
         elif not self.change:
-            done = "carries more" if self.objective == "stable-rate" else f"has a lower mean {self.objective.upper()}"
+            done = (
+                "carries more"
+                if self.objective == "stable-rate"
+                else f"has a lower mean {self.objective.upper()}"
+            )
             why = f"nothing that was tried {done} beyond the noise: {old.name} carries {carries}"
         elif old.answer.verdict != "stable" or self.rate > SAFE * old.stable_rate:
             share = self.rate / old.stable_rate
@@ -207,29 +236,44 @@ class Recommendation:
             before, after = old.mean(metric) or 0.0, new.mean(metric) or 0.0
             change = f"{digits(after)} s instead of {digits(before)} s"
             why = f"the mean {self.objective.upper()} is {change}; {new.name} carries {carries}"
-        losses = {name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH}
+        losses = {
+            name: -gain for name, gain in self.gains.items() if gain is not None and gain < -WORTH
+        }
         price = [f"{WORDS[name]} {loss:.0%} {WORSE[name]}" for name, loss in losses.items()]
         if price:
             why += f"; the price is {' and '.join(price)}"
         if self.binding == ("batch time",):
-            return f"{why}; what holds it back is the speed of its batches: no limit that you set, only faster hardware"
+            return (
+                f"{why}; what holds it back is the speed of its batches: no limit that you set, "
+                "only faster hardware"
+            )
         return f"{why}; what holds it back is the {' and the '.join(self.binding)}"
 
     def next_step(self, file: str) -> str | None:
-        """Return what to do about targets that are not met, for the scenario of that file; None where all are."""
+        """Return what to do about targets that are not met, for the scenario of that file; None
+        where all are.
+        """
         return advice.next_step(self.recommended.targets, self.recommended.answer.run.arrived, file)
 
     def _nearest(self, targets: str) -> str:
         """Say how near the recommended server comes to targets that nothing is known to meet."""
         new = self.recommended
-        if all(target.estimate is None for candidate in self.candidates for target in candidate.targets):
-            return f"no candidate has a steady state, so no target can be met; {new.name} is the best of them"
+        if all(
+            target.estimate is None for candidate in self.candidates for target in candidate.targets
+        ):
+            return (
+                f"no candidate has a steady state, so no target can be met; {new.name} is the "
+                "best of them"
+            )
         nearest = ""
         if 1 < new.overshoot < np.inf:
             limit, found, _ = max(new.targets, key=lambda answer: _overshoot(answer))
             assert found is not None
             name = f"{limit.metric[:-2]}_{limit.statistic}"
-            nearest = f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit {limit.limit_s:g} s)"
+            nearest = (
+                f"comes nearest, at a {name} of {digits(found.value or 0.0)} s (limit "
+                f"{limit.limit_s:g} s)"
+            )
         elif new.overshoot <= 1:
             nearest = "lies within the limit, but the run is too short to be sure"
         else:

@@ -1,4 +1,6 @@
-"""The highest stable rate of a server: by theorem where theorems leave no gap, by simulation where they do."""
+"""The highest stable rate of a server: by theorem where theorems leave no gap, by simulation where
+they do.
+"""
 
 import dataclasses
 import itertools
@@ -14,7 +16,9 @@ from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
 
 PRECISION = 0.02
-"""Relative distance that is left between the highest rate known to be stable and the lowest known not to be."""
+"""Relative distance that is left between the highest rate known to be stable and the lowest known
+not to be.
+"""
 
 SIMULATION = "simulation"
 
@@ -65,8 +69,12 @@ class RateMap:
 
     @property
     def best(self) -> tuple[int, int | None] | None:
-        """Token budget and max batch size of the highest rate; of equal ones the smallest; None where none is known."""
-        known = {limits: found.rate for limits, found in self.cells.items() if found.rate is not None}
+        """Token budget and max batch size of the highest rate; of equal ones the smallest; None
+        where none is known.
+        """
+        known = {
+            limits: found.rate for limits, found in self.cells.items() if found.rate is not None
+        }
         return min(known, key=lambda limits: -known[limits]) if known else None
 
     @property
@@ -86,11 +94,16 @@ class RateMap:
 
 
 def stable_rate(
-    workload: Workload, server: Server, *, precision: float = PRECISION, progress: Progress | None = None
+    workload: Workload,
+    server: Server,
+    *,
+    precision: float = PRECISION,
+    progress: Progress | None = None,
 ) -> StableRate:
     """Return the highest stable rate of a server.
 
-    By theorem where what `certify` certifies comes within the precision of what no policy exceeds; else by `max_rate`.
+    By theorem where what `certify` certifies comes within the precision of what no policy exceeds;
+    else by `max_rate`.
 
     Parameters
     ----------
@@ -112,7 +125,9 @@ def stable_rate(
         theorem = certify(workload.with_rate(certified / 2), server).theorem
         return StableRate(certified, bound, theorem or SIMULATION)
     found = max_rate(workload, server, precision=precision, seed=workload.seed, progress=progress)
-    return StableRate(max(found.rate, certified or 0.0), max(found.above, certified or 0.0), SIMULATION)
+    return StableRate(
+        max(found.rate, certified or 0.0), max(found.above, certified or 0.0), SIMULATION
+    )
 
 
 def rate_map(
@@ -124,7 +139,8 @@ def rate_map(
     precision: float = PRECISION,
     progress: Progress | None = None,
 ) -> RateMap:
-    """Return the stable rate at each token budget and max batch size, all else of the server as it is.
+    """Return the stable rate at each token budget and max batch size, all else of the server as it
+    is.
 
     Parameters
     ----------
@@ -142,14 +158,20 @@ def rate_map(
     Raises
     ------
     InputError
-        If a list is empty or a limit is no whole number above 0. A cell that cannot serve the workload says why.
+        If a list is empty or a limit is no whole number above 0. A cell that cannot serve the
+        workload says why.
     """
     budgets = sorted({_limit("a token budget", budget) for budget in token_budgets})
     sizes = {None if size is None else _limit("a max batch size", size) for size in max_batch_sizes}
     if not budgets or not sizes:
-        raise InputError("the map of stable rates has no token budget or no max batch size; give at least one of each")
+        raise InputError(
+            "the map of stable rates has no token budget or no max batch size; give at least one "
+            "of each"
+        )
     report = progress or (lambda share: None)
-    limits = list(itertools.product(budgets, sorted(sizes, key=lambda size: (size is None, size or 0))))
+    limits = list(
+        itertools.product(budgets, sorted(sizes, key=lambda size: (size is None, size or 0)))
+    )
     cells = {}
     for done, (budget, size) in enumerate(limits):
         part = part_of(progress, done / len(limits), (done + 1) / len(limits))
@@ -163,4 +185,6 @@ def rate_map(
 
 
 def _limit(name: str, value: int) -> int:
-    return checks.whole(name, value, 1, 2**31 - 1, "", "a batch has at least one token of one request")
+    return checks.whole(
+        name, value, 1, 2**31 - 1, "", "a batch has at least one token of one request"
+    )

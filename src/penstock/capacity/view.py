@@ -17,16 +17,29 @@ if TYPE_CHECKING:
 def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
     """Show the region's corners, where the load lies, and what holds it back."""
     policy = scenario.server.policy.name
-    reason = f"{point.arrival_rate:,.4g} requests/s arrive, and no policy is stable above {point.max_rate:,.4g}."
+    reason = (
+        f"{point.arrival_rate:,.4g} requests/s arrive, and no policy is stable above "
+        f"{point.max_rate:,.4g}."
+    )
     if point.inside:
-        reason += f" Inside, some policy may be stable; whether {policy} is, say check and max-rate."
+        reason += (
+            f" Inside, some policy may be stable; whether {policy} is, say check and max-rate."
+        )
     word = "inside" if point.inside else "outside"
     corners = [(f"{x:,.1f}", f"{y:,.1f}") for x, y in point.region.vertices[1:]]
     mix = [
-        (f"{use.prefill_tokens:,}", f"{use.decode_tokens:,}", f"{use.prefill_requests:,}", f"{use.share:.1%}")
+        (
+            f"{use.prefill_tokens:,}",
+            f"{use.decode_tokens:,}",
+            f"{use.prefill_requests:,}",
+            f"{use.share:.1%}",
+        )
         for use in point.optimum.mix
     ]
-    mixed = "Most prompts: requests in prefill that a batch needs room for. Other batches may do as well."
+    mixed = (
+        "Most prompts: requests in prefill that a batch needs room for. Other batches may do as "
+        "well."
+    )
 
     def region() -> list[Figure]:
         from penstock.checking.figures import region_figure
@@ -38,13 +51,26 @@ def region_page(point: "OperatingPoint", scenario: "Scenario") -> Page:
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policy),
         notes=scenario.server.kv_notes,
-        verdicts=[Verdict(word, reason, "by a condition that every policy needs (Section 6)", "the region")],
+        verdicts=[
+            Verdict(
+                word, reason, "by a condition that every policy needs (Section 6)", "the region"
+            )
+        ],
         sections=[
             Section("Load", facts=_load_facts(point, policy), notes=point.notes),
-            Section("Corners of the region", tables=[Table(("Prefill tokens/s", "Decode tokens/s"), corners)]),
+            Section(
+                "Corners of the region",
+                tables=[Table(("Prefill tokens/s", "Decode tokens/s"), corners)],
+            ),
             Section(
                 "Batches that carry the most along the load's ray",
-                tables=[Table(("Prefill tokens", "Decode tokens", "Most prompts", "Share of time"), mix, mixed)],
+                tables=[
+                    Table(
+                        ("Prefill tokens", "Decode tokens", "Most prompts", "Share of time"),
+                        mix,
+                        mixed,
+                    )
+                ],
             ),
             Section("Stability region", figures=region),
         ],
@@ -55,8 +81,16 @@ def _load_facts(point: "OperatingPoint", policy: str) -> list[Fact]:
     prefill, decode = point.point
     best = point.optimum
     facts = [
-        Fact("Offered", f"{prefill + decode:,.0f}", f"tokens/s: {prefill:,.0f} of prefill, {decode:,.0f} of decode"),
-        Fact("Margin", f"{point.margin:.3f}", f"no policy is stable above {point.max_rate:,.4g} requests/s"),
+        Fact(
+            "Offered",
+            f"{prefill + decode:,.0f}",
+            f"tokens/s: {prefill:,.0f} of prefill, {decode:,.0f} of decode",
+        ),
+        Fact(
+            "Margin",
+            f"{point.margin:.3f}",
+            f"no policy is stable above {point.max_rate:,.4g} requests/s",
+        ),
     ]
     if point.own_max_rate is not None:
         by = f"requests/s: {policy} at this budget, by a fluid argument"
@@ -64,27 +98,45 @@ def _load_facts(point: "OperatingPoint", policy: str) -> list[Fact]:
     return [
         *facts,
         Fact("Held by", " and ".join(point.binding), _held_by(point)),
-        Fact("Prefill token", f"{best.seconds_per_prefill_token * 1e3:.4g} ms", "of server time is what it costs"),
-        Fact("Decode token", f"{best.seconds_per_decode_token * 1e3:.4g} ms", "of server time is what it costs"),
+        Fact(
+            "Prefill token",
+            f"{best.seconds_per_prefill_token * 1e3:.4g} ms",
+            "of server time is what it costs",
+        ),
+        Fact(
+            "Decode token",
+            f"{best.seconds_per_decode_token * 1e3:.4g} ms",
+            "of server time is what it costs",
+        ),
     ]
 
 
 def _held_by(point: "OperatingPoint") -> str:
     """Say what more of the binding limit would bring."""
     if point.full is not None:
-        return f"the server carries about {point.full.rate:,.4g} requests/s once it is full (an estimate)"
+        return (
+            f"the server carries about {point.full.rate:,.4g} requests/s once it is full (an "
+            "estimate)"
+        )
     if point.bound.name == "KV memory":
         return point.bound.why
     if point.binding == ("batch time",):
         return "the speed of its batches: no limit that you set, only faster hardware helps"
     price = point.optimum.slot_price
     if price:
-        return f"one more slot lets the best policy carry {price:,.1f} tokens/s more; others may carry less"
+        return (
+            f"one more slot lets the best policy carry {price:,.1f} tokens/s more; others may "
+            "carry less"
+        )
     return ""
 
 
-def max_rate_page(rates: "Mapping[str, MaxRate]", scenario: "Scenario", notes: Sequence[str]) -> Page:
-    """Show the highest stable rate of each policy beside its bound, after notes on their KV memory."""
+def max_rate_page(
+    rates: "Mapping[str, MaxRate]", scenario: "Scenario", notes: Sequence[str]
+) -> Page:
+    """Show the highest stable rate of each policy beside its bound, after notes on their KV
+    memory.
+    """
     rows = []
     for name, rate in rates.items():
         certified = rate.certificate.certified_rate
@@ -100,7 +152,8 @@ def max_rate_page(rates: "Mapping[str, MaxRate]", scenario: "Scenario", notes: S
         )
     columns = ("Policy", "Stable up to", "Not at", "Any policy", "Share", "Certified to")
     caption = (
-        "Requests/s. 'Stable up to' and 'not at' were found by simulation of the same requests at each rate; above "
+        "Requests/s. 'Stable up to' and 'not at' were found by simulation of the same requests at "
+        "each rate; above "
         "'any policy' none is stable; up to 'certified to' a theorem says stable."
     )
     policies = f"{len(rates)} policies" if len(rates) > 1 else next(iter(rates))
@@ -109,7 +162,9 @@ def max_rate_page(rates: "Mapping[str, MaxRate]", scenario: "Scenario", notes: S
         for name, rate in rates.items()
         if rate.disagreement
     ]
-    rates_section = Section("", tables=[Table(columns, rows, caption)], notes=scenario.workload.notices)
+    rates_section = Section(
+        "", tables=[Table(columns, rows, caption)], notes=scenario.workload.notices
+    )
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, scenario.server, policies),
@@ -134,8 +189,13 @@ def recommend_page(recommendation: "Recommendation", scenario: "Scenario") -> Pa
         sections.append(Section("What was ruled out", facts=_pruned(recommendation)))
     if recommendation.step:
         step = recommendation.step
-        brings = f"no policy would exceed {step.bound:,.4g} requests/s then ({step.gain:+.1%}), by theory"
-        sections.append(Section("Max batch size", [f"It binds; with {step.max_batch_size:,}, {brings}."]))
+        brings = (
+            f"no policy would exceed {step.bound:,.4g} requests/s then ({step.gain:+.1%}), by "
+            "theory"
+        )
+        sections.append(
+            Section("Max batch size", [f"It binds; with {step.max_batch_size:,}, {brings}."])
+        )
     return Page(
         title=scenario.name,
         heading=heading(scenario.workload, server, server.policy.name),
@@ -168,7 +228,11 @@ def _gains(recommendation: "Recommendation") -> Table:
             row = [f"{metric[:-2].upper()} {statistic}"]
             for one in candidates:
                 latency = one.answer.latency
-                row.append(f"{with_interval(latency.estimates[metric][statistic])} s" if latency else "refused")
+                row.append(
+                    f"{with_interval(latency.estimates[metric][statistic])} s"
+                    if latency
+                    else "refused"
+                )
             rows.append(row)
             if recommendation.change:
                 gains.append(recommendation.gains[metric] if statistic == "mean" else None)
@@ -178,17 +242,32 @@ def _gains(recommendation: "Recommendation") -> Table:
         row.append("" if gain is None else f"{gain:+.1%}")
     caption = ""
     if now.answer.latency and then.answer.latency:
-        caption = "Gains are of means: a p99 is known less well, see its interval (?: no upper end)."
+        caption = (
+            "Gains are of means: a p99 is known less well, see its interval (?: no upper end)."
+        )
     return Table(("", "Now", "Recommended", "Gain"), rows, caption)
 
 
 def _candidates(recommendation: "Recommendation") -> Section:
-    columns = ("  Policy", "Budget", "Stable", "TTFT", "TTFT p99", "TBT", "TBT p99", "E2E", "E2E p99")
+    columns = (
+        "  Policy",
+        "Budget",
+        "Stable",
+        "TTFT",
+        "TTFT p99",
+        "TBT",
+        "TBT p99",
+        "E2E",
+        "E2E p99",
+    )
     candidates = recommendation.candidates
     best = candidates.index(recommendation.recommended)
-    rows = [_candidate(one, "> " if index == best else "  ") for index, one in enumerate(candidates)]
+    rows = [
+        _candidate(one, "> " if index == best else "  ") for index, one in enumerate(candidates)
+    ]
     caption = (
-        "The same requests for all; the first is the current one, > is the recommended one. No policy exceeds "
+        "The same requests for all; the first is the current one, > is the recommended one. No "
+        "policy exceeds "
         f"{recommendation.bound:,.4g} requests/s at any of these token budgets."
     )
     if any(one.answer.latency is None for one in candidates):
@@ -205,8 +284,17 @@ def _candidate(candidate: "Candidate", mark: str) -> tuple[str, ...]:
     server, latency = candidate.server, candidate.answer.latency
     values = ["refused", *[""] * (2 * len(METRICS) - 1)]
     if latency:
-        values = [seconds(latency.estimates[metric][of].value) for metric in METRICS for of in ("mean", "p99")]
-    return (f"{mark}{server.policy.name}", f"{server.token_budget:,}", f"{candidate.stable_rate:,.4g}", *values)
+        values = [
+            seconds(latency.estimates[metric][of].value)
+            for metric in METRICS
+            for of in ("mean", "p99")
+        ]
+    return (
+        f"{mark}{server.policy.name}",
+        f"{server.token_budget:,}",
+        f"{candidate.stable_rate:,.4g}",
+        *values,
+    )
 
 
 def _pruned(recommendation: "Recommendation") -> list[Fact]:

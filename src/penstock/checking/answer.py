@@ -1,4 +1,6 @@
-"""The answer to "is it stable, what can it carry, at what latency": theorem, sequential test and run side by side."""
+"""The answer to "is it stable, what can it carry, at what latency": theorem, sequential test and
+run side by side.
+"""
 
 import dataclasses
 import functools
@@ -43,7 +45,9 @@ _TEST_SHARE = 0.2  # of the work, for the progress bar
 
 
 class TargetAnswer(NamedTuple):
-    """A latency target, the estimate it was judged by (None: there is no steady state), and the judgement."""
+    """A latency target, the estimate it was judged by (None: there is no steady state), and the
+    judgement.
+    """
 
     target: Target
     estimate: Estimate | None
@@ -59,7 +63,8 @@ class Answer(AnyAnswer):
     workload, server
         What was asked about.
     certificate, stability, latency, warnings
-        As in `AnyAnswer`; the sequential test is never skipped, and no latency is known where the run kept no rows.
+        As in `AnyAnswer`; the sequential test is never skipped, and no latency is known where the
+        run kept no rows.
     run
         What was simulated from empty.
     targets
@@ -67,7 +72,8 @@ class Answer(AnyAnswer):
     front
         What to know of the KV memory before the verdict is read.
     full
-        What the server carries once KV memory is full, by an estimate; None where something else is, or none is known.
+        What the server carries once KV memory is full, by an estimate; None where something else
+        is, or none is known.
     """
 
     workload: Workload
@@ -115,7 +121,9 @@ class Answer(AnyAnswer):
             "certificate": self.certificate.as_dict(),
             "stability": self.stability.as_dict(),
             "simulation": run_as_dict(self.run) | {"verdict": self.stability.verdict},
-            "latency": None if self.latency_refused else steady["latency"] or latency_as_dict(self.run),
+            "latency": None
+            if self.latency_refused
+            else steady["latency"] or latency_as_dict(self.run),
             "latency_interval": steady["intervals"],
             "latency_refused": self.latency_refused,
             "targets": [
@@ -132,7 +140,9 @@ class Answer(AnyAnswer):
         }
 
     def next_step(self, file: str) -> str | None:
-        """Return what to do about targets that are not met, or too much load, for the scenario of that file."""
+        """Return what to do about targets that are not met, or too much load, for the scenario of
+        that file.
+        """
         if self.verdict == "unstable" and not self.targets:
             return self._less_load(file)
         if not self.missed:
@@ -141,10 +151,16 @@ class Answer(AnyAnswer):
         if all(answer.judgement != "missed" for answer in self.targets):
             longer = min(16 * self.run.arrived, ROWS_UP_TO)
             if longer <= self.run.arrived:
-                return f"no longer run is kept: with {longer:,} requests the target is too near the latency to tell"
-            return f"a longer run may decide it: `penstock check {file} --requests {longer} {targets}`"
+                return (
+                    f"no longer run is kept: with {longer:,} requests the target is too near the "
+                    "latency to tell"
+                )
+            return (
+                f"a longer run may decide it: `penstock check {file} --requests {longer} {targets}`"
+            )
         return (
-            f"`penstock recommend {file} {targets}` looks for limits with which this server meets it; where none do, "
+            f"`penstock recommend {file} {targets}` looks for limits with which this server meets "
+            "it; where none do, "
             "`penstock plan` finds how many replicas, and of which hardware, do"
         )
 
@@ -152,15 +168,24 @@ class Answer(AnyAnswer):
         """Say what holds an overloaded server back, and what to do."""
         rate = self.certificate.load.arrival_rate
         bound = self.certificate.binding
-        plan = f"with a `plan` in the scenario, `penstock plan {file}` finds how many replicas carry it"
+        plan = (
+            f"with a `plan` in the scenario, `penstock plan {file}` finds how many replicas carry "
+            "it"
+        )
         if rate >= bound.max_rate:
-            cause = f"the {bound.name} lets no policy carry more than {bound.max_rate:,.4g} requests/s"
+            cause = (
+                f"the {bound.name} lets no policy carry more than {bound.max_rate:,.4g} requests/s"
+            )
             return f"{cause}: `penstock recommend {file}` looks for other limits, and {plan}"
         cause = f"the policy, {self.server.policy.name}, does not carry it, though another may"
         if self.full is not None and self.full.rate < rate:
-            cause = f"KV memory holds it back, which carries about {self.full.rate:,.4g} requests/s once it is full"
+            cause = (
+                f"KV memory holds it back, which carries about {self.full.rate:,.4g} requests/s "
+                "once it is full"
+            )
         return (
-            f"{cause}: `penstock max-rate {file}` says how much it carries, `penstock recommend {file}` with which "
+            f"{cause}: `penstock max-rate {file}` says how much it carries, `penstock recommend "
+            f"{file}` with which "
             f"limits it carries more, and {plan}"
         )
 
@@ -205,23 +230,26 @@ def check(
     estimate_memory: bool = True,
     progress: Progress | None = None,
 ) -> "Answer | NetworkAnswer":
-    """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has not.
+    """Certify a system, test it, simulate it, and refuse the latency of a steady state that it has
+    not.
 
     Parameters
     ----------
     workload, server, requests, jobs, until, seed
-        As in `penstock.simulate`. Runs of networks keep their requests, so they have up to ten million jobs.
+        As in `penstock.simulate`. Runs of networks keep their requests, so they have up to ten
+        million jobs.
     targets
-        Of a server: upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see `Target.parse`.
-        While one is undecided the run becomes longer, up to 16 times.
+        Of a server: upper limits of latencies, to be judged; as text such as ``ttft_p99<2s``, see
+        `Target.parse`. While one is undecided the run becomes longer, up to 16 times.
     precision
-        Of a server: largest half-width of the interval of any mean latency, over its value: 0.05 is 5%. Until then the
-        run becomes longer, up to 16 times. Default: as it comes.
+        Of a server: largest half-width of the interval of any mean latency, over its value: 0.05 is
+        5%. Until then the run becomes longer, up to 16 times. Default: as it comes.
     alpha, resolution
         As in `penstock.verdict`.
     estimate_memory
-        Of a server: whether to note what is carried once KV memory is full, where there is an estimate, and at which KV
-        memory the verdict on an engine would turn, where none was given (it may take seconds).
+        Of a server: whether to note what is carried once KV memory is full, where there is an
+        estimate, and at which KV memory the verdict on an engine would turn, where none was given
+        (it may take seconds).
     progress
         Called now and then with the share that is done.
 
@@ -233,11 +261,19 @@ def check(
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed)
         limits = _parsed(targets)
-        question = _Question(workload, server, requests, until, limits, precision, estimate_memory, progress)
+        question = _Question(
+            workload, server, requests, until, limits, precision, estimate_memory, progress
+        )
         return question.answer(alpha, resolution)
     network = as_network("check", workload, server)
     memory = None if estimate_memory else False
-    refuse(requests=requests, targets=targets or None, precision=precision, alpha=alpha, estimate_memory=memory)
+    refuse(
+        requests=requests,
+        targets=targets or None,
+        precision=precision,
+        alpha=alpha,
+        estimate_memory=memory,
+    )
     from penstock.checking.network_answer import of_network
 
     return of_network(network, jobs, until, seed, resolution, progress)
@@ -245,7 +281,9 @@ def check(
 
 def _parsed(targets: Sequence[Target | str]) -> list[Target]:
     if isinstance(targets, str) or not all(isinstance(target, Target | str) for target in targets):
-        raise InputError(f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']")
+        raise InputError(
+            f"targets are {checks.shown(targets)}, but must be a list such as ['ttft_p99<2s']"
+        )
     return [Target.parse(target) if isinstance(target, str) else target for target in targets]
 
 
@@ -270,11 +308,14 @@ class _Question:
     def answer(self, alpha: float | None, resolution: float | None) -> Answer:
         """Put theorem, test and run together."""
         workload, server = self.workload, self.server
-        length = length_of_run(workload, self.requests, self.until)  # refuse it before the test, not after
+        length = length_of_run(
+            workload, self.requests, self.until
+        )  # refuse it before the test, not after
         stop = stop_tick(self.until, TICK_S)
         if (self.targets or self.precision is not None) and not self.has_rows:
             raise InputError(
-                f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; give `requests` up to "
+                f"targets and precision need a run with a row per request, up to {ROWS_UP_TO:,}; "
+                "give `requests` up to "
                 "that, and no `until`"
             )
         certificate = certify(workload, server)
@@ -283,14 +324,19 @@ class _Question:
         simulated = part_of(self.progress, _TEST_SHARE, 1.0)
         latency = None
         if self.has_rows and not no_steady_state(certificate, stability):
-            rho = 1 / (1 - min(stability.drift, 0.0))  # under a backlog it carries so many times what arrives
+            rho = 1 / (
+                1 - min(stability.drift, 0.0)
+            )  # under a backlog it carries so many times what arrives
             run, latency = estimate(
-                workload, server, requests=self.requests, precision=self.precision, targets=self.targets, rho=rho,
+                workload, server, requests=self.requests, precision=self.precision,
+                targets=self.targets, rho=rho,
                 progress=simulated,
             )  # fmt: skip
         else:
             options = RunOptions(stop, progress=simulated)
-            run = run_server(workload, server, length, options, record_for(self.requests, self.until))
+            run = run_server(
+                workload, server, length, options, record_for(self.requests, self.until)
+            )
         full = memory_is_full(workload, server) if self.estimate_memory else None
         return Answer(
             workload,
@@ -300,17 +346,23 @@ class _Question:
             run,
             latency,
             targets=tuple(judged(target, latency) for target in self.targets),
-            warnings=tuple(self._warnings(certificate, full) + latency_warnings(certificate, stability, latency)),
+            warnings=tuple(
+                self._warnings(certificate, full)
+                + latency_warnings(certificate, stability, latency)
+            ),
             front=kv_notes(workload, server, stability.verdict, search=self.estimate_memory),
             full=full,
         )
 
     def _warnings(self, certificate: Certificate, full: MemoryEstimate | None) -> list[str]:
-        """Return what the user should know of the workload and the limits; ``full`` as in `Answer`."""
+        """Return what the user should know of the workload and the limits; ``full`` as in
+        `Answer`.
+        """
         warnings = list(self.workload.notices)
         if self.workload.rows is not None:
             warnings.append(
-                "the test repeats the recording without end; for requests that are independent, draw them from it with "
+                "the test repeats the recording without end; for requests that are independent, "
+                "draw them from it with "
                 "arrivals 'poisson'"
             )
         warnings += load_warnings(certificate.load, self.server)
@@ -327,7 +379,9 @@ def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:
     """Judge a target by the latency of a steady state; without one it is missed."""
     if latency is None:
         return TargetAnswer(target, None, "missed")
-    return TargetAnswer(target, latency.estimates[target.metric][target.statistic], latency.judge(target))
+    return TargetAnswer(
+        target, latency.estimates[target.metric][target.statistic], latency.judge(target)
+    )
 
 
 def record_for(requests: int | None, until: float | None) -> Record:
@@ -335,31 +389,42 @@ def record_for(requests: int | None, until: float | None) -> Record:
     return "requests" if until is None and (requests or 0) <= ROWS_UP_TO else "summary"
 
 
-def memory_warnings(load: Load, workload: Workload, server: Server, full: MemoryEstimate | None) -> list[str]:
-    """Return what KV memory does to a workload that neither load nor bounds say; ``full`` by the estimate."""
+def memory_warnings(
+    load: Load, workload: Workload, server: Server, full: MemoryEstimate | None
+) -> list[str]:
+    """Return what KV memory does to a workload that neither load nor bounds say; ``full`` by the
+    estimate.
+    """
     if server.memory is None:
         return []
     warnings = []
     kept = load.work.share
     if kept < 1:
-        warnings.append(f"{1 - kept:.2%} of the requests never fit and are dropped; nothing here counts them")
+        warnings.append(
+            f"{1 - kept:.2%} of the requests never fit and are dropped; nothing here counts them"
+        )
     if reuses(workload, server):
         warnings.append(
-            "prompts may be found in the prefix cache: the load counts all of their tokens, bounds only one of each; "
-            "the test repeats the recording, and finds in the cache what it holds of the repetition before"
+            "prompts may be found in the prefix cache: the load counts all of their tokens, "
+            "bounds only one of each; "
+            "the test repeats the recording, and finds in the cache what it holds of the "
+            "repetition before"
         )
     if full is not None:
         again = f", each preempted {full.preemptions:.2g} times" if full.preemptions > _SOME else ""
         remedy = "; fewer running requests or a watermark may carry more" if again else ""
         warnings.append(
-            f"once its KV memory is full the server carries about {full.rate:,.4g} requests/s (an estimate), with "
+            f"once its KV memory is full the server carries about {full.rate:,.4g} requests/s (an "
+            "estimate), with "
             f"{full.running:,.0f} running{again}{remedy}"
         )
     return warnings
 
 
 def load_warnings(load: Load, server: Server) -> list[str]:
-    """Say whether the policy is out of place under the limits, and what these waste where token load alone decides."""
+    """Say whether the policy is out of place under the limits, and what these waste where token
+    load alone decides.
+    """
     warnings = [server.scope_warning] if server.scope_warning else []
     if any(load.attention_s):
         return warnings
@@ -368,7 +433,8 @@ def load_warnings(load: Load, server: Server) -> list[str]:
         return warnings
     return [
         *warnings,
-        f"batches filled to the token budget of {server.token_budget:,} carry {full:,.0f} tokens/s, but batches of "
+        f"batches filled to the token budget of {server.token_budget:,} carry {full:,.0f} "
+        "tokens/s, but batches of "
         f"{load.best_token_load:,} carry {best:,.0f}: set the budget to {load.best_token_load:,}",
     ]
 
@@ -407,4 +473,7 @@ def run_as_dict(run: Run) -> dict[str, Any]:
 
 def latency_as_dict(run: Run) -> dict[str, dict[str, float | None]]:
     """Return the JSON form of the latency of a run."""
-    return {row["metric"]: {name: row[name] for name in STATISTICS} for row in run.latency().iter_rows(named=True)}
+    return {
+        row["metric"]: {name: row[name] for name in STATISTICS}
+        for row in run.latency().iter_rows(named=True)
+    }

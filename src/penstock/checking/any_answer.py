@@ -1,4 +1,6 @@
-"""What the answer for a server and that for a network have in common: theorem and test side by side."""
+"""What the answer for a server and that for a network have in common: theorem and test side by
+side.
+"""
 
 import abc
 from typing import TYPE_CHECKING, Any
@@ -37,12 +39,16 @@ class AnyAnswer(Shown):
 
     @property
     def verdict(self) -> str:
-        """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing the test."""
+        """Both in one word: ``contradiction``, or what the theorem says, or where it says nothing
+        the test.
+        """
         return "contradiction" if self.disagreement else self._deciding.verdict
 
     @property
     def reason(self) -> str:
-        """The sentence of the one that gave the verdict, or of both where they contradict each other."""
+        """The sentence of the one that gave the verdict, or of both where they contradict each
+        other.
+        """
         return self.disagreement or self._deciding.reason
 
     @property
@@ -58,15 +64,22 @@ class AnyAnswer(Shown):
 
     @property
     def disagreement(self) -> str | None:
-        """What to doubt where theorem and test contradict each other, or None: what nobody checked, or Penstock."""
+        """What to doubt where theorem and test contradict each other, or None: what nobody checked,
+        or Penstock.
+        """
         certificate = self.certificate
         test = self.stability
         if test is None or {certificate.verdict, test.verdict} != {"stable", "unstable"}:
             return None
         if certificate.trusted:
-            cause = f"in doubt is what was taken on trust: {', '.join(certificate.trusted)}{self.audited}"
+            cause = (
+                "in doubt is what was taken on trust: "
+                f"{', '.join(certificate.trusted)}{self.audited}"
+            )
         else:
-            cause = f"every hypothesis was checked, so {test.error}, and if it stays, please report it"
+            cause = (
+                f"every hypothesis was checked, so {test.error}, and if it stays, please report it"
+            )
         both = f"{certificate.theorem} says {certificate.verdict}, but the test says {test.verdict}"
         return f"{both} ({test.reason}); {cause}"
 
@@ -76,7 +89,8 @@ class AnyAnswer(Shown):
 
 
 def no_steady_state(
-    certificate: "Certificate | NetworkCertificate", stability: "Stability | NetworkStability | None"
+    certificate: "Certificate | NetworkCertificate",
+    stability: "Stability | NetworkStability | None",
 ) -> str | None:
     """Return why the latency of a steady state is refused, or None."""
     if certificate.verdict in ("unstable", "critical"):
@@ -94,8 +108,15 @@ def latency_warnings(
 ) -> list[str]:
     """Say what is in doubt of a latency."""
     warnings = []
-    if stability is not None and stability.verdict == "undecided" and not no_steady_state(certificate, stability):
-        warnings.append("whether it is stable is undecided, so there may be no steady state whose latency this is")
+    if (
+        stability is not None
+        and stability.verdict == "undecided"
+        and not no_steady_state(certificate, stability)
+    ):
+        warnings.append(
+            "whether it is stable is undecided, so there may be no steady state whose latency "
+            "this is"
+        )
     if latency is not None:
         warnings += latency.notices
     return warnings

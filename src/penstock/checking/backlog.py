@@ -26,7 +26,8 @@ Tokens = TypeVar("Tokens", float, Floats)
 FEWEST_LOOKS = 40
 """Looks at a path before it tells anything."""
 
-_NEVER_S = 1e9  # a later arrival comes when every backlog has left, and is a time that can still be counted
+# a later arrival comes when every backlog has left, and is a time that can still be counted
+_NEVER_S = 1e9
 _LOOKS = 64  # at the path, about, before it is thinned
 _WARMUP_LOOK, _FIRST_LOOK = 64, 2  # batches, or runs of equal ones, from one look to the next
 _LONGEST_LOOK = 2**20
@@ -41,8 +42,8 @@ class Path(NamedTuple):
     time_s
         Seconds.
     prefill, decode
-        Tokens of each phase that came, at their mean rate, less those that were done. The decodes of a request come
-        with it, although they wait for its prompt.
+        Tokens of each phase that came, at their mean rate, less those that were done. The decodes
+        of a request come with it, although they wait for its prompt.
     work
         Both, each token at its worth: see `Backlog`.
     arrived
@@ -68,11 +69,18 @@ class Backlog:
     offered
         Tokens/s that arrive for prefill and for decode, without those of requests that are dropped.
     worth
-        What a token of a prompt and one of a decode count: their seconds over those of a mean token.
+        What a token of a prompt and one of a decode count: their seconds over those of a mean
+        token.
     """
 
     def __init__(
-        self, workload: Workload, server: Server, start: Start, initial: int, offered: PerPhase, worth: PerPhase
+        self,
+        workload: Workload,
+        server: Server,
+        start: Start,
+        initial: int,
+        offered: PerPhase,
+        worth: PerPhase,
     ) -> None:
         self.server = server
         self.initial = initial
@@ -88,7 +96,9 @@ class Backlog:
         elif start == "mixed":
             self.session.prefilled(self.window, self._stagger(workload.seed))
         here = slice(0, self.initial)
-        decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * int(self.session.options[kernel.ENGINE])
+        decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * int(
+            self.session.options[kernel.ENGINE]
+        )
         self.begun = self._done()
         prompts = int(self.window.prompt[here].sum(dtype=np.int64))
         self.work = self._work(prompts - self.begun[0], decodes - self.begun[1])
@@ -100,7 +110,8 @@ class Backlog:
     def _stagger(self, seed: int) -> int:
         """Shorten the first requests to what a random one of their tokens leaves; return how many.
 
-        They fill the slots of a batch. Requests that all began at once could go on in step for ever.
+        They fill the slots of a batch. Requests that all began at once could go on in step for
+        ever.
         """
         count = min(self.slots, self.initial)
         rng = np.random.default_rng(np.random.SeedSequence([seed, count]))
@@ -119,9 +130,11 @@ class Backlog:
         return self.session.finished
 
     def replace(self, patience: int) -> bool:
-        """Run until every request that is here now has left, so many have arrived, or nothing is left.
+        """Run until every request that is here now has left, so many have arrived, or nothing is
+        left.
 
-        Return False if some are left that were on their way out: in the last half of the patience others left.
+        Return False if some are left that were on their way out: in the last half of the patience
+        others left.
         """
         here = max(self.arrived, self.initial)
         left = 0
@@ -130,7 +143,9 @@ class Backlog:
             self.look()
             dropped = int(self.session.state[kernel.DROPPED])
             left = max(left, dropped)
-            staying = np.flatnonzero(self.window.finish[left - dropped : max(here - dropped, 0)] < 0)
+            staying = np.flatnonzero(
+                self.window.finish[left - dropped : max(here - dropped, 0)] < 0
+            )
             if not earlier or self.arrived - here < patience // 2:
                 earlier = staying.size
             left = left + int(staying[0]) if staying.size else here
@@ -149,17 +164,23 @@ class Backlog:
             self.emptied = True
         waiting, tokens = session.waiting
         if waiting + state[kernel.DECODING] <= self.slots:
-            cached = server.memory is not None and server.memory.prefix_caching  # what is left to compute is not known
+            cached = (
+                server.memory is not None and server.memory.prefix_caching
+            )  # what is left to compute is not known
             self.emptied |= cached or tokens + int(state[kernel.DECODING]) <= server.token_budget
 
     @property
     def served(self) -> bool:
-        """Whether the server did away with half of the initial work by doing more than arrives on average."""
+        """Whether the server did away with half of the initial work by doing more than arrives on
+        average.
+        """
         _, prefill, decode, _ = self._point()
         return self._work(prefill, decode) < -self.work / 2
 
     def left(self, decodes: float) -> float:
-        """Return the work that is there, where a request that waits has so many decodes on average."""
+        """Return the work that is there, where a request that waits has so many decodes on
+        average.
+        """
         waiting, tokens = self.session.waiting
         return self._work(tokens, int(self.session.state[kernel.DECODE_TOKENS]) + waiting * decodes)
 
@@ -175,7 +196,8 @@ class Backlog:
 
     @property
     def seen_enough(self) -> bool:
-        """Whether the requests that were being decoded are replaced: a policy may run through cycles of that length.
+        """Whether the requests that were being decoded are replaced: a policy may run through
+        cycles of that length.
 
         Where none ever finish, because the policy lets them starve, enough arrivals do.
         """
@@ -183,7 +205,9 @@ class Backlog:
         return turned_over and len(self.looks) >= FEWEST_LOOKS
 
     def look(self) -> None:
-        """Run some batches and note where the work is; ever more batches, so that the looks stay few."""
+        """Run some batches and note where the work is; ever more batches, so that the looks stay
+        few.
+        """
         self.step(self.steps)
         self.looks.append(self._point())
         if len(self.looks) > 2 * _LOOKS:
@@ -193,7 +217,10 @@ class Backlog:
     @property
     def moved(self) -> float:
         """How far the work has moved, tokens."""
-        (_, prefill, decode, _), (_, earlier_prefill, earlier_decode, _) = self.looks[-1], self.looks[0]
+        (_, prefill, decode, _), (_, earlier_prefill, earlier_decode, _) = (
+            self.looks[-1],
+            self.looks[0],
+        )
         return self._work(prefill - earlier_prefill, decode - earlier_decode)
 
     @property
@@ -202,7 +229,9 @@ class Backlog:
         return self.emptied and len(self.looks) < FEWEST_LOOKS and bool(self.before)
 
     def remember(self) -> None:
-        """Take the path from before the watch too: the rate at which all of it left is better than that of its end."""
+        """Take the path from before the watch too: the rate at which all of it left is better than
+        that of its end.
+        """
         self.before, self.looks = [], [*self.before, *self.looks[1:]]
 
     def path(self) -> Path:
@@ -234,7 +263,9 @@ def slots(server: Server) -> int:
 
 
 def waits_as_prompts(server: Server) -> bool:
-    """Return whether decodes of a backlog that find no slot begin as prompts: see `EngineSession.prefilled`."""
+    """Return whether decodes of a backlog that find no slot begin as prompts: see
+    `EngineSession.prefilled`.
+    """
     return not server.by_phase
 
 
@@ -251,7 +282,9 @@ def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:
 
 
 def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:
-    """Yield requests of which the first are all there at the start; the others come after, as they would."""
+    """Yield requests of which the first are all there at the start; the others come after, as they
+    would.
+    """
     held: list[Requests] = []
     while sum(block.arrival_s.size for block in held) <= initial:
         held.append(next(blocks))
@@ -263,7 +296,9 @@ def _flooded(blocks: Iterator[Requests], initial: int) -> Iterator[Requests]:
 
 
 def endless(workload: Workload) -> Iterator[Requests]:
-    """Yield blocks of requests for ever; a recording follows itself after a gap of the mean length."""
+    """Yield blocks of requests for ever; a recording follows itself after a gap of the mean
+    length.
+    """
     if workload.rows is None:
         yield from workload.blocks()
         return

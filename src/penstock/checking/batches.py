@@ -1,4 +1,6 @@
-"""Samples of a run in batches, and whether the run is long enough: for servers and networks alike."""
+"""Samples of a run in batches, and whether the run is long enough: for servers and networks
+alike.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,21 +20,28 @@ Statistics = Mapping[str, Estimate]
 """By ``mean``, ``p50``, ``p90``, ``p95``, ``p99``; seconds."""
 
 BATCHES = 20
-"""Batches of requests; more would be shorter and more alike their neighbours, fewer would widen the interval."""
+"""Batches of requests; more would be shorter and more alike their neighbours, fewer would widen the
+interval.
+"""
 
 LEAST_REQUESTS = 10 * BATCHES
 """Requests after the warm-up below which no interval is given."""
 
 RELAXATIONS = 20
-"""Relaxation times that a run must see; with 6, intervals held the mean of M/M/1 82 times of 100 instead of 95."""
+"""Relaxation times that a run must see; with 6, intervals held the mean of M/M/1 82 times of 100
+instead of 95.
+"""
 
-_MOST_CORRELATION = 0.5  # of neighbouring batch means, beyond which they are too short; 20 independent ones hardly do
+# of neighbouring batch means, beyond which they are too short; 20 independent ones hardly do
+_MOST_CORRELATION = 0.5
 _MOST_NAMED = 4  # percentiles in one notice
 _GROUPS = 100  # of arrivals, over which the variability of what they bring is measured
 
 
 class Batches(NamedTuple):
-    """Samples in batches: their sums (ticks) and counts, the samples if they are known one by one, and all of them."""
+    """Samples in batches: their sums (ticks) and counts, the samples if they are known one by one,
+    and all of them.
+    """
 
     sums: Floats
     counts: Floats
@@ -53,7 +62,9 @@ class Batches(NamedTuple):
 
     @property
     def correlation(self) -> float:
-        """Of neighbouring batches, in what each brings above or below the mean; 0 where there is but one."""
+        """Of neighbouring batches, in what each brings above or below the mean; 0 where there is
+        but one.
+        """
         if self.sums.size == 1:
             return 0.0
         return intervals.correlation(self.sums - self.sums.sum() / self.counts.sum() * self.counts)
@@ -65,11 +76,17 @@ class Batches(NamedTuple):
         return intervals.quantile_interval(self.parts, self.whole, share(statistic), confidence)
 
     def estimate(
-        self, statistic: str, confidence: float, tick_s: float, too_short: bool, most_bursts: float = math.inf
+        self,
+        statistic: str,
+        confidence: float,
+        tick_s: float,
+        too_short: bool,
+        most_bursts: float = math.inf,
     ) -> Estimate:
         """Estimate a statistic, in seconds; not bounded from above where the run is too short.
 
-        No more than ``most_bursts`` are taken to lie beyond a percentile (`intervals.quantile_interval`).
+        No more than ``most_bursts`` are taken to lie beyond a percentile
+        (`intervals.quantile_interval`).
         """
         if not self.whole.size or not self.counts.sum():
             return Estimate(None)
@@ -96,11 +113,14 @@ class Batches(NamedTuple):
 
 def checked_confidence(value: float) -> float:
     """Return the confidence of an interval, if it can be one."""
-    return checks.number("confidence", value, 0.5, 0.99999, "", "it is how often an interval holds its value")
+    return checks.number(
+        "confidence", value, 0.5, 0.99999, "", "it is how often an interval holds its value"
+    )
 
 
 def before_unfinished(finish: Ints, unit: str, ended: str) -> tuple[int, list[str]]:
-    """Return how many come before the first unfinished one, and a notice where that leaves out the most.
+    """Return how many come before the first unfinished one, and a notice where that leaves out the
+    most.
 
     Behind it only the quick ones have ended.
     """
@@ -111,27 +131,36 @@ def before_unfinished(finish: Ints, unit: str, ended: str) -> tuple[int, list[st
     if count >= finish.size / 2:
         return count, []
     return count, [
-        f"{unit} {count:,} of {finish.size:,} is unfinished, and those behind it are left out; simulate until all have "
+        f"{unit} {count:,} of {finish.size:,} is unfinished, and those behind it are left out; "
+        "simulate until all have "
         f"{ended}"
     ]
 
 
-def unsteady(what: str, still_warming: bool, batched: Sequence[Batches], count: int, unit: str) -> list[str]:
+def unsteady(
+    what: str, still_warming: bool, batched: Sequence[Batches], count: int, unit: str
+) -> list[str]:
     """Say what latency itself, of so many requests or jobs, tells of a run that is too short."""
     reasons = []
     if still_warming:
-        reasons.append(f"{what} still rises half-way through this run of {count:,} {unit}; simulate more")
+        reasons.append(
+            f"{what} still rises half-way through this run of {count:,} {unit}; simulate more"
+        )
     alike = max(batches.correlation for batches in batched)
     if alike > _MOST_CORRELATION:
         reasons.append(
-            f"successive {BATCHES}ths of the run depend on each other (correlation {alike:.2f}), so intervals are too "
+            f"successive {BATCHES}ths of the run depend on each other (correlation {alike:.2f}), "
+            "so intervals are too "
             f"narrow; simulate more than {count:,} {unit}"
         )
     return reasons
 
 
-def few_bursts(estimates: Mapping[str, Statistics], confidence: float, samples: int, unit: str) -> list[str]:
-    """Say which percentiles have no upper end because few bursts lie beyond them, and what run they need at least.
+def few_bursts(
+    estimates: Mapping[str, Statistics], confidence: float, samples: int, unit: str
+) -> list[str]:
+    """Say which percentiles have no upper end because few bursts lie beyond them, and what run they
+    need at least.
 
     Parameters
     ----------
@@ -156,7 +185,8 @@ def few_bursts(estimates: Mapping[str, Statistics], confidence: float, samples: 
     others = f" and {counted(len(few) - _MOST_NAMED, 'other')}" if len(few) > _MOST_NAMED else ""
     least = rounded_up(samples * max(needed / few[0][0], 2.0))
     return [
-        f"too few separate bursts of long latencies for an upper end of {', '.join(named)}{others}, which needs about "
+        "too few separate bursts of long latencies for an upper end of "
+        f"{', '.join(named)}{others}, which needs about "
         f"{needed}; simulate {least:,} {unit} or more"
     ]
 
@@ -168,20 +198,21 @@ def rounded_up(count: float) -> int:
 
 
 def relaxation_requests(rho: float, variability: float) -> float:
-    """Return the relaxation time of a queue, in requests: over so many, a deviation from the steady state falls to 1/e.
+    """Return the relaxation time of a queue, in requests: over so many, a deviation from the steady
+    state falls to 1/e.
 
-    Near saturation the work in the queue is a reflected Brownian motion with drift -(1 - rho) and variance
-    sigma^2 = rho E[S] V per second of service, whose relaxation time is 2 sigma^2 / (1 - rho)^2 (Abate and Whitt,
-    Advances in Applied Probability 19, 1987; Whitt, Planning queueing simulations, Management Science 35, 1989).
-    Times the rate, that is 2 rho^2 V / (1 - rho)^2.
+    Near saturation the work in the queue is a reflected Brownian motion with drift -(1 - rho) and
+    variance sigma^2 = rho E[S] V per second of service, whose relaxation time is 2 sigma^2 / (1 -
+    rho)^2 (Abate and Whitt, Advances in Applied Probability 19, 1987; Whitt, Planning queueing
+    simulations, Management Science 35, 1989). Times the rate, that is 2 rho^2 V / (1 - rho)^2.
 
     Parameters
     ----------
     rho
         Rate over the rate that can be carried.
     variability
-        V: the squared coefficients of variation of the gaps between arrivals and of the forward tokens of a request,
-        added. 2 for M/M/1, 1 for M/D/1.
+        V: the squared coefficients of variation of the gaps between arrivals and of the forward
+        tokens of a request, added. 2 for M/M/1, 1 for M/D/1.
 
     >>> round(relaxation_requests(0.9, 2.0))
     324
@@ -190,7 +221,9 @@ def relaxation_requests(rho: float, variability: float) -> float:
 
 
 def variability(arrival: Ints, tokens: npt.NDArray[Any]) -> float:
-    """Measure V of `relaxation_requests` over hundredths of the run, so that bursts of arrivals count."""
+    """Measure V of `relaxation_requests` over hundredths of the run, so that bursts of arrivals
+    count.
+    """
     gaps = np.diff(arrival).astype(float)
     if not gaps.any() or not tokens.any():
         return 0.0

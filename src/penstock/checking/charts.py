@@ -64,7 +64,9 @@ def _policy_channels(names: list[str], legend_title: str | None = "Policy") -> d
 
 
 def tokens_over_time(runs: Mapping[str, Run], about: str = "") -> alt.HConcatChart:
-    """Uncompleted tokens in the system while requests arrive, a line per policy; to scale, and on a log scale."""
+    """Uncompleted tokens in the system while requests arrive, a line per policy; to scale, and on a
+    log scale.
+    """
     return side_by_side(token_panels(runs), about)
 
 
@@ -73,7 +75,9 @@ def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
     parts = []
     for name, series in series_while_arriving(runs).items():
         series = series.gather_every(-(-series.height // _SERIES_POINTS))
-        parts.append(series.select("time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name)))
+        parts.append(
+            series.select("time_s", pl.col("uncompleted_tokens").clip(1), policy=pl.lit(name))
+        )
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.5)
     panels = []
     for title, scale in (("Tokens in the system", "linear"), ("The same on a log scale", "log")):
@@ -93,13 +97,18 @@ def token_panels(runs: Mapping[str, Run]) -> list[alt.Chart]:
 
 
 def series_while_arriving(runs: Mapping[str, Run]) -> dict[str, pl.DataFrame]:
-    """Return the series of each run up to the first of their last arrivals, so that they can be compared."""
+    """Return the series of each run up to the first of their last arrivals, so that they can be
+    compared.
+    """
     until = min(run.last_arrival * run.tick_s for run in runs.values())
     return {name: run.series.filter(pl.col("time_s") <= until) for name, run in runs.items()}
 
 
 def latency_cdfs(
-    runs: Mapping[str, Run], about: str = "", policies: Iterable[str] | None = None, legend: str | None = "Policy"
+    runs: Mapping[str, Run],
+    about: str = "",
+    policies: Iterable[str] | None = None,
+    legend: str | None = "Policy",
 ) -> alt.HConcatChart:
     """Cumulative distributions of TTFT, TBT and E2E, a line per policy.
 
@@ -110,7 +119,8 @@ def latency_cdfs(
     about
         One line under the figure.
     policies
-        All policies of the comparison, where some have no latency to draw: a policy keeps its colour and its dash.
+        All policies of the comparison, where some have no latency to draw: a policy keeps its
+        colour and its dash.
     legend
         What the lines stand for.
     """
@@ -123,8 +133,15 @@ def latency_panels(
     """Return the panels of `latency_cdfs`."""
     names = list(policies or runs)
     panels = []
-    for title, metric in (("Time to first token", "ttft"), ("Time between tokens", "gaps"), ("End to end", "e2e")):
-        parts = [_cdf(getattr(run, metric), run.tick_s).with_columns(policy=pl.lit(name)) for name, run in runs.items()]
+    for title, metric in (
+        ("Time to first token", "ttft"),
+        ("Time between tokens", "gaps"),
+        ("End to end", "e2e"),
+    ):
+        parts = [
+            _cdf(getattr(run, metric), run.tick_s).with_columns(policy=pl.lit(name))
+            for name, run in runs.items()
+        ]
         panels.append(
             alt.Chart(pl.concat(parts), title=title)
             .mark_line(strokeWidth=2, interpolate="step-after")
@@ -135,7 +152,12 @@ def latency_panels(
                     scale=alt.Scale(type="log", padding=8, nice=False),
                     axis=alt.Axis(format="~g", tickCount=5),
                 ),
-                y=alt.Y("share:Q", title="Share at most", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%")),
+                y=alt.Y(
+                    "share:Q",
+                    title="Share at most",
+                    scale=alt.Scale(domain=[0, 1]),
+                    axis=alt.Axis(format="%"),
+                ),
                 **_policy_channels(names, legend),
             )
             .properties(width=250, height=260)
@@ -150,19 +172,22 @@ def region_chart(
     mix: pl.DataFrame | None = None,
     about: str = "",
 ) -> alt.LayerChart:
-    """Stability region, what is asked of it, what the policy itself reaches, and the batches of a run.
+    """Stability region, what is asked of it, what the policy itself reaches, and the batches of a
+    run.
 
     Parameters
     ----------
     region
         Rates that some policy may carry.
     point
-        Offered prefill and decode tokens/s, with its ray from the origin to where it leaves the region.
+        Offered prefill and decode tokens/s, with its ray from the origin to where it leaves the
+        region.
     own
         Region of the policy at hand.
     mix
-        `Run.compositions`. A batch of x prefill and y decode tokens that takes t is drawn at (x / t, y / t), its area
-        the share of the busy time; batches close together are drawn as one, at their mean.
+        `Run.compositions`. A batch of x prefill and y decode tokens that takes t is drawn at (x /
+        t, y / t), its area the share of the busy time; batches close together are drawn as one, at
+        their mean.
     about
         One line under the figure.
     """
@@ -174,12 +199,16 @@ def region_chart(
         layers.append(_batches(mix, region))
     if point is not None:
         edge = region.scale(point) * np.array(point)
-        lines["ray of the load"] = np.array([(0.0, 0.0), max(edge, np.array(point), key=np.linalg.norm)])
+        lines["ray of the load"] = np.array(
+            [(0.0, 0.0), max(edge, np.array(point), key=np.linalg.norm)]
+        )
     layers.append(_outlines(lines))
     if point is not None:
         layers.append(_points({"offered load": point, "most along its ray": (edge[0], edge[1])}))
     chart: alt.LayerChart = (
-        alt.LayerChart(layer=layers).properties(width=430, height=360).configure_axis(gridColor=GRID)
+        alt.LayerChart(layer=layers)
+        .properties(width=430, height=360)
+        .configure_axis(gridColor=GRID)
     )
     return with_line_under(chart, about)
 
@@ -195,15 +224,17 @@ def _rate_axes() -> dict[str, Any]:
 def _outlines(lines: Mapping[str, Any], filled: bool = False) -> alt.Chart:
     """Draw lines through points of the plane, or fill what is inside."""
     parts = [
-        pl.DataFrame({"prefill": path[:, 0], "decode": path[:, 1], "order": np.arange(len(path))}).with_columns(
-            line=pl.lit(name)
-        )
+        pl.DataFrame(
+            {"prefill": path[:, 0], "decode": path[:, 1], "order": np.arange(len(path))}
+        ).with_columns(line=pl.lit(name))
         for name, path in lines.items()
     ]
     chart = alt.Chart(pl.concat(parts))
     drawn: alt.Chart
     if filled:
-        drawn = chart.mark_line(fill=FILL, fillOpacity=0.12, strokeWidth=0).encode(**_rate_axes(), order="order:Q")
+        drawn = chart.mark_line(fill=FILL, fillOpacity=0.12, strokeWidth=0).encode(
+            **_rate_axes(), order="order:Q"
+        )
         return drawn
     looks = {
         "stability region": (FILL, [1, 0]),
@@ -215,8 +246,12 @@ def _outlines(lines: Mapping[str, Any], filled: bool = False) -> alt.Chart:
     drawn = chart.mark_line(strokeWidth=2).encode(
         **_rate_axes(),
         order="order:Q",
-        color=alt.Color("line:N", scale=alt.Scale(domain=list(lines), range=colours), legend=legend),
-        strokeDash=alt.StrokeDash("line:N", scale=alt.Scale(domain=list(lines), range=dashes), legend=legend),
+        color=alt.Color(
+            "line:N", scale=alt.Scale(domain=list(lines), range=colours), legend=legend
+        ),
+        strokeDash=alt.StrokeDash(
+            "line:N", scale=alt.Scale(domain=list(lines), range=dashes), legend=legend
+        ),
     )
     return drawn
 
@@ -232,10 +267,14 @@ def _batches(mix: pl.DataFrame, region: Region) -> alt.Chart:
     )
     gathered = (
         rates.group_by(
-            (pl.col("prefill") / cell[0]).floor().alias("i"), (pl.col("decode") / cell[1]).floor().alias("j")
+            (pl.col("prefill") / cell[0]).floor().alias("i"),
+            (pl.col("decode") / cell[1]).floor().alias("j"),
         )
         .agg(
-            *((pl.col(name) * pl.col("share")).sum() / pl.col("share").sum() for name in ("prefill", "decode")),
+            *(
+                (pl.col(name) * pl.col("share")).sum() / pl.col("share").sum()
+                for name in ("prefill", "decode")
+            ),
             pl.col("share").sum().alias("time"),
         )
         .sort("time", "i", "j", descending=[True, False, False])
@@ -245,19 +284,27 @@ def _batches(mix: pl.DataFrame, region: Region) -> alt.Chart:
         scale=alt.Scale(range=[6, 500], domain=[0, 1]),
         legend=alt.Legend(title="Batches: share of busy time", format="%", values=[0.01, 0.1, 0.5]),
     )
-    circles = alt.Chart(gathered).mark_circle(color=COLOURS[2], opacity=0.65, stroke="#00513c", strokeWidth=0.5)
+    circles = alt.Chart(gathered).mark_circle(
+        color=COLOURS[2], opacity=0.65, stroke="#00513c", strokeWidth=0.5
+    )
     drawn: alt.Chart = circles.encode(**_rate_axes(), size=size)
     return drawn
 
 
 def _points(points: Mapping[str, tuple[float, float]]) -> alt.Chart:
-    data = pl.DataFrame([{"prefill": float(x), "decode": float(y), "at": name} for name, (x, y) in points.items()])
+    data = pl.DataFrame(
+        [{"prefill": float(x), "decode": float(y), "at": name} for name, (x, y) in points.items()]
+    )
     names, legend = list(points), alt.Legend(title=None, symbolSize=110)
     marks = alt.Chart(data).mark_point(size=110, stroke="black", strokeWidth=1.5, opacity=1)
     drawn: alt.Chart = marks.encode(
         **_rate_axes(),
-        shape=alt.Shape("at:N", scale=alt.Scale(domain=names, range=["diamond", "circle"]), legend=legend),
-        fill=alt.Fill("at:N", scale=alt.Scale(domain=names, range=["black", "white"]), legend=legend),
+        shape=alt.Shape(
+            "at:N", scale=alt.Scale(domain=names, range=["diamond", "circle"]), legend=legend
+        ),
+        fill=alt.Fill(
+            "at:N", scale=alt.Scale(domain=names, range=["black", "white"]), legend=legend
+        ),
     )
     return drawn
 
@@ -296,12 +343,16 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
     colour = alt.Color(
         "phase:N",
         scale=alt.Scale(domain=list(PHASES), range=list(PHASES.values())),
-        legend=alt.Legend(title="Tokens in a batch", symbolType="square", symbolStrokeColor="#333333"),
+        legend=alt.Legend(
+            title="Tokens in a batch", symbolType="square", symbolStrokeColor="#333333"
+        ),
     )
     tooltip = ["request:O", "batch:Q", "phase:N", alt.Tooltip("tokens:Q"), "start_s:Q", "end_s:Q"]
     layers: list[alt.Chart] = [
         alt.Chart(window).mark_rule(color="#d0d0d0", strokeWidth=0.7).encode(x=time),
-        alt.Chart(rows).mark_rule(color="#777777", strokeWidth=0.8).encode(x=time, x2="end_s:Q", y=row),
+        alt.Chart(rows)
+        .mark_rule(color="#777777", strokeWidth=0.8)
+        .encode(x=time, x2="end_s:Q", y=row),
     ]
     for phase, height in (("decode", 0.55), ("prefill", 0.95)):
         bar = alt.Chart(bars.filter(pl.col("phase") == phase)).encode(x=time, x2="end_s:Q", y=row)
@@ -315,12 +366,16 @@ def gantt(run: Run, batches: int = 40, about: str = "") -> alt.LayerChart:
         text = alt.Chart(roomy.filter(pl.col("phase") == phase)).mark_text(color=ink, fontSize=9)
         layers.append(text.encode(x=alt.X("middle_s:Q"), y=row, text="label:N"))
     step = min(22.0, max(7.5, 460 / shown.len()))
-    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(width=GANTT_WIDTH, height={"step": step})
+    chart: alt.LayerChart = alt.LayerChart(layer=layers).properties(
+        width=GANTT_WIDTH, height={"step": step}
+    )
     return with_line_under(chart, about)
 
 
 def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:
-    """Return the batches of a Gantt chart: batch, start_s, end_s, prefill_tokens, decode_tokens, requests."""
+    """Return the batches of a Gantt chart: batch, start_s, end_s, prefill_tokens, decode_tokens,
+    requests.
+    """
     table = run.batches.with_row_index("batch").with_columns(pl.col("batch").cast(pl.Int64))
     crowded = table.filter(pl.col("requests") > 1)["batch"]
     first = int(crowded[0]) if crowded.len() else 0
@@ -335,7 +390,9 @@ def first_batches(run: Run, batches: int = 40) -> pl.DataFrame:
 
 
 def _bars(run: Run, window: pl.DataFrame) -> pl.DataFrame:
-    """Return a row per request and batch of the window: where its bar is, its phase, and its tokens if they fit."""
+    """Return a row per request and batch of the window: where its bar is, its phase, and its tokens
+    if they fit.
+    """
     bars = run.allocations.join(window.select("batch", "start_s", "end_s"), on="batch", how="inner")
     shown = bars["request"].unique().sort().head(MOST_REQUESTS)
     px_per_s = GANTT_WIDTH / (window["end_s"][-1] - window["start_s"][0])
@@ -358,7 +415,9 @@ def _bars(run: Run, window: pl.DataFrame) -> pl.DataFrame:
 def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
     """Thin a distribution to the points that a figure can show, its tail included."""
     share = np.cumsum(samples.counts) / max(samples.size, 1)
-    keep = np.unique(np.searchsorted(share, np.linspace(0, 1, _CDF_POINTS)).clip(0, max(share.size - 1, 0)))
+    keep = np.unique(
+        np.searchsorted(share, np.linspace(0, 1, _CDF_POINTS)).clip(0, max(share.size - 1, 0))
+    )
     keep = keep[keep < share.size]
     seconds = np.maximum(samples.values[keep], 1) * tick_s
     points = {
@@ -368,7 +427,9 @@ def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
     return pl.DataFrame(points, schema={"seconds": pl.Float64, "share": pl.Float64})
 
 
-def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = "") -> alt.HConcatChart:
+def fluid_trajectories(
+    path: FluidPath, runs: Mapping[int, Run], about: str = ""
+) -> alt.HConcatChart:
     """Requests in prefill and in decode, and tokens: a fluid path, and runs scaled to lie on it.
 
     Parameters
@@ -376,7 +437,8 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
     path
         From the state that the runs started with, over their size; classes are added up.
     runs
-        By size: a run that started with ``size`` times the state of the path, in the token convention of engines.
+        By size: a run that started with ``size`` times the state of the path, in the token
+        convention of engines.
     about
         One line under the figure.
 
@@ -387,14 +449,23 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
     """
     fluid = "fluid"
     ends = [run.seconds / size for size, run in runs.items()]
-    end = 1.15 * path.drain_s if 0 < path.drain_s < float("inf") else max(ends, default=1.15 * path.time_s[-1] or 1.0)
+    end = (
+        1.15 * path.drain_s
+        if 0 < path.drain_s < float("inf")
+        else max(ends, default=1.15 * path.time_s[-1] or 1.0)
+    )
     names = [f"{size:,}" for size in runs] + [fluid]
     time = np.union1d(np.linspace(0, end, _SERIES_POINTS), path.time_s[path.time_s <= end])
     prefill, decode = (phase.reshape(time.size, -1).sum(axis=1) for phase in path.at(time))
     columns = {"time": time, "prefill": prefill, "decode": decode, "tokens": path.work_at(time)}
     parts = [pl.DataFrame(columns).with_columns(size=pl.lit(fluid))]
-    parts += [_scaled(run, size, time).with_columns(size=pl.lit(f"{size:,}")) for size, run in runs.items()]
-    legend = alt.Legend(title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300)
+    parts += [
+        _scaled(run, size, time).with_columns(size=pl.lit(f"{size:,}"))
+        for size, run in runs.items()
+    ]
+    legend = alt.Legend(
+        title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300
+    )
     colours = [*(COLOURS[i % 6] for i in range(len(runs))), "#000000"]
     dashes = [*(list(DASHES[1 + i % 6]) for i in range(len(runs))), [1, 0]]
     shared = {
@@ -405,12 +476,16 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
             axis=alt.Axis(tickCount=5, labelFlush=False),
         ),
         "color": alt.Color("size:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash("size:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
+        "strokeDash": alt.StrokeDash(
+            "size:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
+        ),
         "strokeWidth": alt.condition(alt.datum.size == fluid, alt.value(2.5), alt.value(1.4)),
     }
     lines = alt.Chart(pl.concat(parts)).mark_line()
     panels = [
-        lines.encode(y=alt.Y(f"{column}:Q", title=title), **shared).properties(width=250, height=260)
+        lines.encode(y=alt.Y(f"{column}:Q", title=title), **shared).properties(
+            width=250, height=260
+        )
         for column, title in (
             ("prefill", "Requests in prefill over size"),
             ("decode", "Requests in decode over size"),
@@ -421,10 +496,13 @@ def fluid_trajectories(path: FluidPath, runs: Mapping[int, Run], about: str = ""
 
 
 def _scaled(run: Run, size: int, time: Floats) -> pl.DataFrame:
-    """Return a run's requests by phase and its tokens over its size, at times over its size, while it lasted."""
+    """Return a run's requests by phase and its tokens over its size, at times over its size, while
+    it lasted.
+    """
     if run.server.convention != "engine" or run.rows is None:
         raise InputError(
-            f"the run of size {size:,} does not tell when requests leave prefill; simulate it in the token convention "
+            f"the run of size {size:,} does not tell when requests leave prefill; simulate it in "
+            "the token convention "
             "'engine', with record='requests'"
         )
     time = time[time * size <= run.seconds]

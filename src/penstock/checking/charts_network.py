@@ -1,4 +1,6 @@
-"""Figures of networks: fluid paths, floods, queues over time, and the graph (`penstock.checking.graph`)."""
+"""Figures of networks: fluid paths, floods, queues over time, and the graph
+(`penstock.checking.graph`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +29,12 @@ def _line_channels(column: str, names: Sequence[str], title: str) -> dict[str, A
     legend = alt.Legend(title=title, symbolStrokeWidth=2.5, symbolSize=300, labelLimit=260)
     names = list(names)
     return {
-        "color": alt.Color(f"{column}:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(f"{column}:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
+        "color": alt.Color(
+            f"{column}:N", scale=alt.Scale(domain=names, range=colours), legend=legend
+        ),
+        "strokeDash": alt.StrokeDash(
+            f"{column}:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
+        ),
     }
 
 
@@ -42,8 +48,9 @@ def fluid_path(
     path
         From `penstock.theory.network.fluid.network_path`.
     against
-        Classes across and classes upwards. Of each, the first counts as it is and the others are taken off: two pairs
-        that take turns make the path go round the origin, outwards where it grows. None: where it goes round most.
+        Classes across and classes upwards. Of each, the first counts as it is and the others are
+        taken off: two pairs that take turns make the path go round the origin, outwards where it
+        grows. None: where it goes round most.
     about
         One line under the figure.
 
@@ -57,20 +64,31 @@ def fluid_path(
     return with_line_under(row, about)
 
 
-def fluid_panels(path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None) -> list[Any]:
+def fluid_panels(
+    path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None
+) -> list[Any]:
     """Return the panels of `fluid_path`."""
-    most = _MOST_ROWS // len(path.classes)  # what is small beside the rest is left out: late levels, or early ones
+    most = _MOST_ROWS // len(
+        path.classes
+    )  # what is small beside the rest is left out: late levels, or early ones
     part = slice(-most, None) if path.grows else slice(most)
     sides = against or _widest(path)
     across, upwards = (_level(path, classes)[part] for classes in sides)
-    rows = pl.DataFrame({"time": path.time_s[part]} | dict(zip(path.classes, path.requests[part].T, strict=True)))
+    rows = pl.DataFrame(
+        {"time": path.time_s[part]} | dict(zip(path.classes, path.requests[part].T, strict=True))
+    )
     levels = rows.unpivot(index="time", variable_name="class", value_name="level")
     axis = alt.Axis(labelExpr=SHORT, tickCount=6)
     over_time = (
         alt.Chart(levels, title="Levels over time")
         .mark_line(strokeWidth=1.8)
         .encode(
-            x=alt.X("time:Q", title="Time (s per request at the start)", scale=alt.Scale(nice=False), axis=axis),
+            x=alt.X(
+                "time:Q",
+                title="Time (s per request at the start)",
+                scale=alt.Scale(nice=False),
+                axis=axis,
+            ),
             y=alt.Y("level:Q", title="Requests per request at the start", axis=axis),
             **_line_channels("class", path.classes, "Class"),
         )
@@ -79,7 +97,9 @@ def fluid_panels(path: NetworkPath, against: tuple[Sequence[str], Sequence[str]]
     return [over_time, _turns(across, upwards, sides, axis)]
 
 
-def _turns(across: Any, upwards: Any, sides: tuple[Sequence[str], Sequence[str]], axis: alt.Axis) -> alt.LayerChart:
+def _turns(
+    across: Any, upwards: Any, sides: tuple[Sequence[str], Sequence[str]], axis: alt.Axis
+) -> alt.LayerChart:
     """Draw some levels against others, with arrows along the way."""
     turns = pl.DataFrame({"x": across, "y": upwards, "order": np.arange(across.size)})
     base = alt.Chart(turns, title="Level against level")
@@ -91,12 +111,20 @@ def _turns(across: Any, upwards: Any, sides: tuple[Sequence[str], Sequence[str]]
         scale=alt.Scale(domain=["start", "end"], range=["circle", "diamond"]),
         legend=alt.Legend(title="Path", symbolSize=110),
     )
-    marks = alt.Chart(ends).mark_point(size=90, filled=True, color="black", opacity=1).encode(x=x, y=y, shape=shape)
+    marks = (
+        alt.Chart(ends)
+        .mark_point(size=90, filled=True, color="black", opacity=1)
+        .encode(x=x, y=y, shape=shape)
+    )
     middles = _arrows(across, upwards)
-    heads = alt.Chart(middles).mark_point(shape="triangle", size=60, filled=True, color=COLOURS[0], opacity=1)
+    heads = alt.Chart(middles).mark_point(
+        shape="triangle", size=60, filled=True, color=COLOURS[0], opacity=1
+    )
     line = base.mark_line(strokeWidth=1.6, color=COLOURS[0]).encode(x=x, y=y, order="order:Q")
     arrows = heads.encode(x=x, y=y, angle=alt.Angle("angle:Q", scale=None))
-    spiral: alt.LayerChart = alt.LayerChart(layer=[line, arrows, marks]).properties(width=300, height=300)
+    spiral: alt.LayerChart = alt.LayerChart(layer=[line, arrows, marks]).properties(
+        width=300, height=300
+    )
     return spiral
 
 
@@ -104,20 +132,27 @@ def _level(path: NetworkPath, classes: Sequence[str]) -> Any:
     """Return the level of the first class less those of the others, at each breakpoint."""
     for name in classes:
         if name not in path.classes:
-            raise InputError(f"the fluid path has no class {name!r}{nearest(str(name), path.classes)}")
+            raise InputError(
+                f"the fluid path has no class {name!r}{nearest(str(name), path.classes)}"
+            )
     first, *others = (path.requests[:, path.classes.index(name)] for name in classes)
     return first - sum(others)
 
 
 def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
-    """Return the two classes, or differences of two at different pools, in which a path goes round the origin most.
+    """Return the two classes, or differences of two at different pools, in which a path goes round
+    the origin most.
 
     Where it does not go round: the two classes that rise highest.
     """
     count = len(path.classes)
     sides = [[i] for i in range(count)]
-    sides += [[i, j] for i in range(count) for j in range(i + 1, count) if path.pool[i] != path.pool[j]]
-    level = {tuple(of): path.requests[:, of[0]] - path.requests[:, of[1:]].sum(axis=1) for of in sides}
+    sides += [
+        [i, j] for i in range(count) for j in range(i + 1, count) if path.pool[i] != path.pool[j]
+    ]
+    level = {
+        tuple(of): path.requests[:, of[0]] - path.requests[:, of[1:]].sum(axis=1) for of in sides
+    }
     highest = np.argsort(-path.requests.max(axis=0), kind="stable")
     best, pair = np.pi, ([int(highest[0])], [int(highest[min(1, count - 1)])])
     for i, across in enumerate(sides):
@@ -131,7 +166,9 @@ def _widest(path: NetworkPath) -> tuple[list[str], list[str]]:
 
 
 def _turned(x: Any, y: Any) -> float:
-    """Return by how much a path turns round the origin in all, radians; parts that pass through it do not count."""
+    """Return by how much a path turns round the origin in all, radians; parts that pass through it
+    do not count.
+    """
     here = x[:-1] + 1j * y[:-1]
     after = x[1:] + 1j * y[1:]
     turn = np.angle(after * here.conj())
@@ -139,7 +176,9 @@ def _turned(x: Any, y: Any) -> float:
 
 
 def _arrows(x: Any, y: Any) -> pl.DataFrame:
-    """Return an arrow in the middle of each long stretch of a path, its angle clockwise from upwards on square axes."""
+    """Return an arrow in the middle of each long stretch of a path, its angle clockwise from
+    upwards on square axes.
+    """
     reach = max(float(np.ptp(x)), 1e-300), max(float(np.ptp(y)), 1e-300)
     dx, dy = np.diff(x) / reach[0], np.diff(y) / reach[1]
     long = np.hypot(dx, dy) > 0.12
@@ -148,15 +187,21 @@ def _arrows(x: Any, y: Any) -> pl.DataFrame:
 
 
 def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
-    """Work over that at the start, against time, a line per flooded stage, between the barriers of the test."""
+    """Work over that at the start, against time, a line per flooded stage, between the barriers of
+    the test.
+    """
     names = [flood.stage for flood in stability.floods]
     rose = [flood.barrier for flood in stability.floods if flood.outcome == "unstable"]
     high = rose[0] if rose else min(flood.barrier for flood in stability.floods)
-    low = min(FALLEN / 1.25, max(0.05, min(float(flood.path[:, 1].min()) for flood in stability.floods)))
+    low = min(
+        FALLEN / 1.25, max(0.05, min(float(flood.path[:, 1].min()) for flood in stability.floods))
+    )
     most = _MOST_ROWS // len(names)
     paths = {flood.stage: _thinned(flood.path, most) for flood in stability.floods}
     parts = [
-        pl.DataFrame({"time": path[:, 0], "work": path[:, 1].clip(low)}).with_columns(stage=pl.lit(stage))
+        pl.DataFrame({"time": path[:, 0], "work": path[:, 1].clip(low)}).with_columns(
+            stage=pl.lit(stage)
+        )
         for stage, path in paths.items()
     ]
     y = alt.Y(
@@ -169,15 +214,23 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.6)
     texts = ("stable: it fell to half", "unstable: it rose so far")
     barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": list(texts)})).encode(y=y)
-    words = barriers.encode(x=alt.value(5), text="text:N")  # on the left: paths start between the barriers
-    below, above = words.transform_filter(alt.datum.work < 1), words.transform_filter(alt.datum.work > 1)
+    words = barriers.encode(
+        x=alt.value(5), text="text:N"
+    )  # on the left: paths start between the barriers
+    below, above = (
+        words.transform_filter(alt.datum.work < 1),
+        words.transform_filter(alt.datum.work > 1),
+    )
     halo: dict[str, Any] = {"color": "white", "stroke": "white", "strokeWidth": 4}
     chart: alt.LayerChart = (
         alt.layer(
             barriers.mark_rule(strokeDash=[4, 3], color="black"),
             lines.encode(x=x, y=y, **_line_channels("stage", names, "Flooded stage")),
             *(below.mark_text(align="left", baseline="top", dy=4, **look) for look in (halo, {})),
-            *(above.mark_text(align="left", baseline="bottom", dy=-4, **look) for look in (halo, {})),
+            *(
+                above.mark_text(align="left", baseline="bottom", dy=-4, **look)
+                for look in (halo, {})
+            ),
         )
         .properties(width=430, height=280)
         .configure_axis(gridColor=GRID)
@@ -191,7 +244,9 @@ def _thinned(path: Any, most: int) -> Any:
 
 
 def queue_lengths(run: NetworkRun, about: str = "") -> alt.ConcatChart:
-    """Requests in each stage over time while jobs arrive, in prefill and decode together, a panel per pool."""
+    """Requests in each stage over time while jobs arrive, in prefill and decode together, a panel
+    per pool.
+    """
     panels = queue_panels(run).values()
     grid: alt.ConcatChart = (
         alt.concat(*panels, columns=_MOST_COLUMNS)
@@ -208,7 +263,9 @@ def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
     times = queues["time_s"].unique().sort()
     panels = {}
     for k, pool in enumerate(network.pools):
-        stages = [stage for stage, at in zip(network.stages, network.stage_pool, strict=True) if at == k]
+        stages = [
+            stage for stage, at in zip(network.stages, network.stage_pool, strict=True) if at == k
+        ]
         shown = _thinned(times.to_numpy(), min(_SERIES_POINTS, _MOST_ROWS // len(stages)))
         here = queues.filter(pl.col("stage").is_in(stages) & pl.col("time_s").is_in(shown.tolist()))
         panels[pool] = (
@@ -216,7 +273,9 @@ def queue_panels(run: NetworkRun) -> dict[str, alt.Chart]:
             .mark_line(strokeWidth=1.5, interpolate="step-after")
             .encode(
                 x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-                y=alt.Y("requests:Q", title="Requests", axis=alt.Axis(labelExpr=SHORT, tickCount=6)),
+                y=alt.Y(
+                    "requests:Q", title="Requests", axis=alt.Axis(labelExpr=SHORT, tickCount=6)
+                ),
                 **_line_channels("stage", stages, "Stage"),
             )
             .properties(width=330, height=240)

@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from penstock.system.scheduler import Scheduler
     from penstock.system.server import Server
 
-Requests = Annotated[int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")]
-Targets = Annotated[
-    list[str] | None, typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable.")
+Requests = Annotated[
+    int | None, typer.Option("--requests", help="Arrivals to simulate, instead of the scenario's.")
 ]
-Alpha = Annotated[float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")]
-PolicyName = Annotated[str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")]
+Targets = Annotated[
+    list[str] | None,
+    typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s; repeatable."),
+]
+Alpha = Annotated[
+    float, typer.Option("--alpha", help="Probability of a wrong verdict of the test.")
+]
+PolicyName = Annotated[
+    str | None, typer.Option("--policy", help="Policy, instead of the scenario's.")
+]
 
 
 def measured(scenario: "Scenario") -> dict[str, Any] | None:
@@ -28,7 +35,11 @@ def measured(scenario: "Scenario") -> dict[str, Any] | None:
     measurement = scenario.measured
     if measurement is None:
         return None
-    return {"description": measurement.description, "source": measurement.source, "year": measurement.year}
+    return {
+        "description": measurement.description,
+        "source": measurement.source,
+        "year": measurement.year,
+    }
 
 
 def chosen_scenario(
@@ -59,12 +70,15 @@ def chosen_servers(
 ) -> "dict[str, Server]":
     """Return the scenario's server under each of the policies named, by their names.
 
-    Policies that have no KV memory of their own are compared in that of the first engine named, else of the scenario's.
+    Policies that have no KV memory of their own are compared in that of the first engine named,
+    else of the scenario's.
     """
     own = scenario.server
     chosen = chosen_policies(scenario, policies, default)
     as_it_is = {own.policy.name: own}
-    servers = {policy.name: as_it_is.get(policy.name) or own.with_policy(policy) for policy in chosen}
+    servers = {
+        policy.name: as_it_is.get(policy.name) or own.with_policy(policy) for policy in chosen
+    }
     engine = next((server for server in servers.values() if server.policy.has_kv_memory), own)
     for name, server in servers.items():
         if not server.policy.has_kv_memory and server.gpu is not None:
@@ -78,17 +92,26 @@ def chosen_policies(
     """Return the policies named."""
     from penstock.system.policies import POLICIES, resolve
 
-    names = [name.strip() for name in policies.split(",") if name.strip()] if policies is not None else default
+    names = (
+        [name.strip() for name in policies.split(",") if name.strip()]
+        if policies is not None
+        else default
+    )
     if not names:
         raise InputError(f"--policies names none; give some of {', '.join(POLICIES)}")
     chosen = [resolve(name, folder=scenario.folder) for name in names]
     if len({policy.name for policy in chosen}) < len(chosen):
         called = ", ".join(policy.name for policy in chosen)
-        raise InputError(f"--policies: two of {called} have one name; leave one out, or give it another name")
+        raise InputError(
+            f"--policies: two of {called} have one name; leave one out, or give it another name"
+        )
     return chosen
 
 
 def about(scenario: "Scenario") -> str:
     """Return the line under a figure: what arrives, and the token budget."""
     workload, server = scenario.workload, scenario.server
-    return f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget {server.token_budget:,}"
+    return (
+        f"{workload.describe()}, {workload.rate:,.4g} requests/s; token budget "
+        f"{server.token_budget:,}"
+    )

@@ -48,16 +48,25 @@ def check(
     seed: Seed = None,
     targets: Targets = None,
     precision: Annotated[
-        float | None, typer.Option("--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%.")
+        float | None,
+        typer.Option(
+            "--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%."
+        ),
     ] = None,
     jobs: Jobs = None,
     orders: Orders = None,
     alpha: Annotated[
-        float | None, typer.Option("--alpha", help="Probability of a wrong verdict of the test of a server: 0.01.")
+        float | None,
+        typer.Option(
+            "--alpha", help="Probability of a wrong verdict of the test of a server: 0.01."
+        ),
     ] = None,
     resolution: Annotated[
         float | None,
-        typer.Option("--resolution", help="Share of the load that the test must tell from none: 0.01, networks 0.02."),
+        typer.Option(
+            "--resolution",
+            help="Share of the load that the test must tell from none: 0.01, networks 0.02.",
+        ),
     ] = None,
     as_json: Json = False,
     figures: Figures = None,
@@ -83,7 +92,10 @@ def check(
     # A network has options of its own, and an answer of its own.
     if describes_network(document):
         of_server = {"--policy": policy, "--requests": requests, "--target": targets}
-        _refuse(f"{scenario} describes a network", of_server | {"--precision": precision, "--alpha": alpha})
+        _refuse(
+            f"{scenario} describes a network",
+            of_server | {"--precision": precision, "--alpha": alpha},
+        )
         network = chosen_network(scenario, document, jobs)
         answer_network(network, seed, resolution, orders, as_json, figures, report, strict)
         return
@@ -99,8 +111,17 @@ def check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
             targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
         )  # fmt: skip
-    _draw(figures, chosen, {name: result.run}, as_json, refused=[name] if result.latency_refused else [])
-    document = result.as_dict() | {"measured": measured(chosen), "next": result.next_step(chosen.file)}
+    _draw(
+        figures,
+        chosen,
+        {name: result.run},
+        as_json,
+        refused=[name] if result.latency_refused else [],
+    )
+    document = result.as_dict() | {
+        "measured": measured(chosen),
+        "next": result.next_step(chosen.file),
+    }
     show_page(result.page(chosen), document, report, as_json)
     if strict and (result.verdict != "stable" or result.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
@@ -124,7 +145,8 @@ def compare(
         str | None,
         typer.Option(
             "--policies",
-            help="Policies, separated by commas; default: the scenario's own, the paper's and the adaptive ones.",
+            help="Policies, separated by commas; default: the scenario's own, the paper's and the "
+            "adaptive ones.",
         ),
     ] = None,
     requests: Requests = None,
@@ -146,17 +168,25 @@ def compare(
     results: dict[str, Answer] = {}
     own = chosen.server.policy
     # The scenario's own policy comes first, so that the others are compared with it.
-    servers = chosen_servers(chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES])
+    servers = chosen_servers(
+        chosen, policies, [*([] if own.name in POLICIES else [own]), *POLICIES]
+    )
     with progress.bar("Simulating") as show:
         for index, (name, server) in enumerate(servers.items()):
             results[name] = answer.check(
                 chosen.workload, server, requests=chosen.requests, until=chosen.until, alpha=alpha,
-                resolution=resolution, progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
+                resolution=resolution,
+                progress=part_of(show, index / len(servers), (index + 1) / len(servers)),
             )  # fmt: skip
     refused = [name for name, a in results.items() if a.latency_refused]
     _draw(figures, chosen, {name: a.run for name, a in results.items()}, as_json, refused)
     answers = {name: a.as_dict() for name, a in results.items()}
-    show_page(compare_page(chosen, results), {"policies": answers, "measured": measured(chosen)}, report, as_json)
+    show_page(
+        compare_page(chosen, results),
+        {"policies": answers, "measured": measured(chosen)},
+        report,
+        as_json,
+    )
     if strict and any(a.verdict != "stable" for a in results.values()):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
@@ -203,11 +233,17 @@ def simulate(
     }
     first = answer.first_batches(chosen.workload, chosen.server)
     point = operating_point(chosen.workload, chosen.server, estimate_memory=False)
-    show_page(run_page(chosen, certificate, run, first, point, warnings), document_of_run, report, as_json)
+    show_page(
+        run_page(chosen, certificate, run, first, point, warnings), document_of_run, report, as_json
+    )
 
 
 def _draw(
-    folder: Path | None, scenario: "Scenario", runs: dict[str, "Run"], as_json: bool, refused: Iterable[str] = ()
+    folder: Path | None,
+    scenario: "Scenario",
+    runs: dict[str, "Run"],
+    as_json: bool,
+    refused: Iterable[str] = (),
 ) -> None:
     """Write the figures, without the latency that was refused."""
     if folder is None:

@@ -31,12 +31,17 @@ if TYPE_CHECKING:
 Jobs = Annotated[int | None, typer.Option("--jobs", help="Of a network: jobs to simulate.")]
 Orders = Annotated[
     str | None,
-    typer.Option("--orders", help="Of a network: orders between stages, by commas, beside the scenario's own."),
+    typer.Option(
+        "--orders",
+        help="Of a network: orders between stages, by commas, beside the scenario's own.",
+    ),
 ]
 
 
 def network(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: network, simulate.")],
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO", help="A YAML file: network, simulate.")
+    ],
     jobs: Jobs = None,
     seed: Seed = None,
     resolution: Resolution = 0.02,
@@ -46,9 +51,11 @@ def network(
     report: Report = None,
     strict: Strict = False,
 ) -> None:
-    """Say whether workflows over pools are stable, which pool is the bottleneck, and how long their jobs take.
+    """Say whether workflows over pools are stable, which pool is the bottleneck, and how long their
+    jobs take.
 
-    The same as `penstock check` of a network. With --orders: under each order between stages, for the same jobs.
+    The same as `penstock check` of a network. With --orders: under each order between stages, for
+    the same jobs.
     """
     from penstock.document import read_document
 
@@ -78,7 +85,12 @@ def answer_network(
 
     with progress.bar(f"Simulating {chosen.name}") as show:
         answer = check(
-            chosen.network, jobs=chosen.jobs, until=chosen.until, seed=seed, resolution=resolution, progress=show
+            chosen.network,
+            jobs=chosen.jobs,
+            until=chosen.until,
+            seed=seed,
+            resolution=resolution,
+            progress=show,
         )
     if figures is not None:
         _draw(figures, answer, as_json)
@@ -88,7 +100,12 @@ def answer_network(
 
 
 def _compare(
-    chosen: "NetworkScenario", orders: str, seed: int | None, resolution: float | None, as_json: bool, strict: bool
+    chosen: "NetworkScenario",
+    orders: str,
+    seed: int | None,
+    resolution: float | None,
+    as_json: bool,
+    strict: bool,
 ) -> None:
     """Answer for the scenario's own order and those named."""
     from penstock.checking.orders import compare_orders, own_order
@@ -115,7 +132,9 @@ def _compare(
 
 
 def chosen_network(path: Path, document: Any, jobs: int | None) -> "NetworkScenario":
-    """Build a scenario, put the choices of the command line over it, and say so if something has to be compiled."""
+    """Build a scenario, put the choices of the command line over it, and say so if something has to
+    be compiled.
+    """
     from penstock.scenario.network import build_network
     from penstock.scenario.scenario import describes_network
 

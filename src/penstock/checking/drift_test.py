@@ -1,32 +1,37 @@
-"""Is it stable? A sequential test of the drift from a large backlog, with the error probability asked for.
+"""Is it stable? A sequential test of the drift from a large backlog, with the error probability
+asked for.
 
-A slope fitted to a queue that starts empty misleads: near the critical load a stable queue climbs for hours on its way
-to its steady state. Under a large backlog the question is simpler: does the backlog shrink? So the test starts with
-more work than it will watch come or go, lets everything leave that was put there (an unnatural start drains at an
-unnatural rate), and then watches the work V until it has moved by a barrier,
+A slope fitted to a queue that starts empty misleads: near the critical load a stable queue climbs
+for hours on its way to its steady state. Under a large backlog the question is simpler: does the
+backlog shrink? So the test starts with more work than it will watch come or go, lets everything
+leave that was put there (an unnatural start drains at an unnatural rate), and then watches the work
+V until it has moved by a barrier,
 
     h = E[S^2] / E[S] ln(1/alpha - 1) / (2 eps),
 
-Wald's sequential probability ratio test of a drift of +eps against -eps, as a share of the work that arrives (S the
-forward tokens of a request, eps the resolution). V counts arriving work at its mean rate instead of as it came (a
-control variate: how much arrives has nothing to do with the policy), so nearly all noise is gone and a tenth of
-h does.
+Wald's sequential probability ratio test of a drift of +eps against -eps, as a share of the work
+that arrives (S the forward tokens of a request, eps the resolution). V counts arriving work at its
+mean rate instead of as it came (a control variate: how much arrives has nothing to do with the
+policy), so nearly all noise is gone and a tenth of h does.
 
-V counts seconds of the batches that carry the most (the prices of `penstock.theory.region`, and with attention theorem
-1(b) in `penstock.theory.attention`), in units of the mean over the tokens of a request. Few tokens may be most of the
-work: a policy that starves decodes gets through tokens fast, and falls behind; and one that serves one phase for long,
-then the other (MaxWeight), lets tokens pile up and fall by turns, but gets through seconds at one pace. Requests of as
-many tokens take unequal times of attention: that variance is counted in full.
+V counts seconds of the batches that carry the most (the prices of `penstock.theory.region`, and
+with attention theorem 1(b) in `penstock.theory.attention`), in units of the mean over the tokens of
+a request. Few tokens may be most of the work: a policy that starves decodes gets through tokens
+fast, and falls behind; and one that serves one phase for long, then the other (MaxWeight), lets
+tokens pile up and fall by turns, but gets through seconds at one pace. Requests of as many tokens
+take unequal times of attention: that variance is counted in full.
 
-What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is watched at least
-until the requests that were being decoded are replaced, and until the confidence interval of its slope, from ten
-segments, does not hold 0, and neither phase goes the other way: if prompts and decodes are both done faster than they
-come, the server carries them; if one is, it is the policy's turn to that one. A backlog that leaves altogether counts
-as served, unless a lull of the arrivals explains it; then the test begins anew with a larger one.
+What noise is left, and the cycles that a policy may run through, are seen in the path itself: it is
+watched at least until the requests that were being decoded are replaced, and until the confidence
+interval of its slope, from ten segments, does not hold 0, and neither phase goes the other way: if
+prompts and decodes are both done faster than they come, the server carries them; if one is, it is
+the policy's turn to that one. A backlog that leaves altogether counts as served, unless a lull of
+the arrivals explains it; then the test begins anew with a larger one.
 
-It runs from three backlogs: all of it prompts; prompts beside requests at every stage of their decode in the slots of a
-batch; and all of it decodes, in step. Stable if all shrink, unstable if any grows. It needs nothing but arrivals
-with a rate, so it answers for any policy, limits and lengths. Recordings are repeated.
+It runs from three backlogs: all of it prompts; prompts beside requests at every stage of their
+decode in the slots of a batch; and all of it decodes, in step. Stable if all shrink, unstable if
+any grows. It needs nothing but arrivals with a rate, so it answers for any policy, limits and
+lengths. Recordings are repeated.
 """
 
 import dataclasses
@@ -37,7 +42,16 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from penstock.checking.backlog import FEWEST_LOOKS, Backlog, Path, PerPhase, Start, endless, slots, waits_as_prompts
+from penstock.checking.backlog import (
+    FEWEST_LOOKS,
+    Backlog,
+    Path,
+    PerPhase,
+    Start,
+    endless,
+    slots,
+    waits_as_prompts,
+)
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
@@ -54,11 +68,13 @@ MOST_INITIAL = 2**20
 
 _CONTROLLED = 0.1  # share of h that is needed with the control variate
 _LEAST_PATIENCE = 20_000  # arrivals
-_GENERATIONS = 2  # what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
+# what the initial backlog leaves behind is unnatural too: decodes leave prompts, prompts decodes
+_GENERATIONS = 2
 _SLOTS = 2  # initial requests to every slot of a batch
 _SLOTS_WHERE_LONG = 32  # the same, where long queues may be normal
 _LEAST_LOAD = 0.1
-_MOST_LOAD = 20  # of what the best batches carry; more is as unstable, and takes as many more arrivals to see
+# of what the best batches carry; more is as unstable, and takes as many more arrivals to see
+_MOST_LOAD = 20
 _LEAST_SHARE = 1e-3  # of requests that are not dropped
 _LARGER = 4  # times the backlog, where one was gone too soon
 _PATIENCE = 20  # initial backlogs that may arrive meanwhile: a policy can keep a request for ever
@@ -75,15 +91,17 @@ class Watch:
     Attributes
     ----------
     start
-        What the initial backlog was: prompts, prompts beside decoding requests at every stage, or decodes.
+        What the initial backlog was: prompts, prompts beside decoding requests at every stage, or
+        decodes.
     outcome
-        ``stable``: the work fell by the barrier, or everything was served. ``unstable``: it rose. ``undecided``:
-        neither.
+        ``stable``: the work fell by the barrier, or everything was served. ``unstable``: it rose.
+        ``undecided``: neither.
     initial, warmup, arrivals
-        Requests: in the initial backlog, that arrived until all of it had left, and that arrived under watch.
+        Requests: in the initial backlog, that arrived until all of it had left, and that arrived
+        under watch.
     drift, interval
-        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it piles up. Rough,
-        because it holds the unnatural start, where the backlog was not `measured`.
+        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it
+        piles up. Rough, because it holds the unnatural start, where the backlog was not `measured`.
     barrier
         Tokens that the work had to move by; where attention takes time, mean ones.
     needed
@@ -105,7 +123,9 @@ class Watch:
 
     @property
     def measured(self) -> bool:
-        """Whether there was a backlog to watch; else all of it, and all that arrived, had left before."""
+        """Whether there was a backlog to watch; else all of it, and all that arrived, had left
+        before.
+        """
         return self.arrivals > 0
 
 
@@ -118,10 +138,11 @@ class Stability:
     verdict
         ``stable``, ``unstable`` or ``undecided``.
     alpha, resolution
-        Probability of a wrong verdict, for loads that are at least the resolution away from the critical one.
+        Probability of a wrong verdict, for loads that are at least the resolution away from the
+        critical one.
     watches
-        The test from each backlog: prefill, mixed, decode. Those after one that says unstable are left out, and all
-        but the first where no request decodes.
+        The test from each backlog: prefill, mixed, decode. Those after one that says unstable are
+        left out, and all but the first where no request decodes.
     """
 
     verdict: Outcome
@@ -131,7 +152,9 @@ class Stability:
 
     @property
     def deciding(self) -> Watch:
-        """Of the watches that gave the verdict, a measured one first, that whose backlog shrank least or grew most."""
+        """Of the watches that gave the verdict, a measured one first, that whose backlog shrank
+        least or grew most.
+        """
         gave = (watch for watch in self.watches if watch.outcome == self.verdict)
         return max(gave, key=lambda watch: (watch.measured, watch.drift))
 
@@ -152,15 +175,18 @@ class Stability:
     def interval(self) -> tuple[float, float] | None:
         """Confidence interval of the drift, at level 1 - alpha.
 
-        Where no backlog was `measured`, that of all of them if they were gone equally fast whatever they began with,
-        else None: then they tell of their beginnings, and not of what the server does under a backlog.
+        Where no backlog was `measured`, that of all of them if they were gone equally fast whatever
+        they began with, else None: then they tell of their beginnings, and not of what the server
+        does under a backlog.
         """
         if self.deciding.measured or self.verdict != "stable":
             return self.deciding.interval
         done = [1 - watch.drift for watch in self.watches]
         if not max(done) <= _EQUALLY_FAST * min(done):
             return None
-        return min(watch.interval[0] for watch in self.watches), max(watch.interval[1] for watch in self.watches)
+        return min(watch.interval[0] for watch in self.watches), max(
+            watch.interval[1] for watch in self.watches
+        )
 
     @property
     def reason(self) -> str:
@@ -168,31 +194,49 @@ class Stability:
         watch = self.deciding
         if self.interval is None:
             return (
-                "the server worked off a large backlog, and all that arrived meanwhile, so quickly that the test was "
+                "the server worked off a large backlog, and all that arrived meanwhile, so "
+                "quickly that the test was "
                 "over before its rate could be measured"
             )
         low, high = self.interval
-        span = f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
+        span = (
+            f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
+        )
         if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
-            span += f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
+            span += (
+                f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
+            )
         sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
         match self.verdict:
             case "stable":
-                done = f"{1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to {1 - low:,.4g})"
+                done = (
+                    f"{1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to "
+                    f"{1 - low:,.4g})"
+                )
                 return f"under a large backlog the server does {done}, {span}"
             case "unstable":
                 grows = f"{watch.drift:.2%} of what arrives ({sure} {low:.2%} to {high:.2%})"
                 return f"a backlog{_BEGUN[watch.start]} grows by {grows}, {span}"
         more = ""
         if watch.needed:
-            more = f"; about {watch.needed:,} would be needed" if watch.needed < _FAR else "; it is at its limit"
+            more = (
+                f"; about {watch.needed:,} would be needed"
+                if watch.needed < _FAR
+                else "; it is at its limit"
+            )
         moved = f"{watch.drift:+.2%} of what arrives ({sure} {low:+.2%} to {high:+.2%})"
-        return f"a large backlog changes by {moved}, {span}: too little to tell at this resolution{more}"
+        return (
+            f"a large backlog changes by {moved}, {span}: too little to tell at this "
+            f"resolution{more}"
+        )
 
     @property
     def error(self) -> str:
         """What a wrong verdict is, and what to do about it."""
-        return f"this is the wrong verdict that alpha {self.alpha:g} allows for, or a bug: try another seed"
+        return (
+            f"this is the wrong verdict that alpha {self.alpha:g} allows for, or a bug: try "
+            "another seed"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -210,14 +254,23 @@ class Stability:
 
 
 def drift_test(
-    workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None, progress: Progress
+    workload: Workload,
+    server: Server,
+    alpha: float,
+    resolution: float,
+    most_arrivals: int | None,
+    progress: Progress,
 ) -> Stability:
-    """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed to test with."""
+    """Test a server from each backlog: see `penstock.verdict`; ``workload`` has the seed to test
+    with.
+    """
     test = _Test.of(workload, server, alpha, resolution, most_arrivals)
     starts: tuple[Start, ...] = ("prefill",)
     if test.decodes > 0:
         starts = ("prefill", "mixed", "decode")
-    outcome, watches = up_to_unstable([functools.partial(test.watch, start) for start in starts], progress)
+    outcome, watches = up_to_unstable(
+        [functools.partial(test.watch, start) for start in starts], progress
+    )
     return Stability(outcome, alpha, resolution, watches)
 
 
@@ -225,9 +278,9 @@ def drift_test(
 class _Test:
     """What all backlogs are tested with.
 
-    The load, tokens/s offered in each phase, tokens of a request in all, in its prompt and in decode, the barriers
-    without and with the control variate, what tokens of each phase count, and how many requests arrive while slots full
-    of decodes serve those of one.
+    The load, tokens/s offered in each phase, tokens of a request in all, in its prompt and in
+    decode, the barriers without and with the control variate, what tokens of each phase count, and
+    how many requests arrive while slots full of decodes serve those of one.
     """
 
     workload: Workload
@@ -246,23 +299,33 @@ class _Test:
 
     @classmethod
     def of(
-        cls, workload: Workload, server: Server, alpha: float, resolution: float, most_arrivals: int | None
+        cls,
+        workload: Workload,
+        server: Server,
+        alpha: float,
+        resolution: float,
+        most_arrivals: int | None,
     ) -> "_Test":
         demand = load(workload, server)
         work = demand.work  # those that are dropped are no load
         if work.share < _LEAST_SHARE:
             raise InputError(
-                f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves too few to judge; raise "
+                f"{1 - work.share:.3%} of the requests never fit and are dropped, which leaves "
+                "too few to judge; raise "
                 "the KV memory"
             )
         sample = next(endless(workload))
-        sample = sample.where(np.flatnonzero(fits(sample.prompt_tokens, sample.output_tokens, server)))
+        sample = sample.where(
+            np.flatnonzero(fits(sample.prompt_tokens, sample.output_tokens, server))
+        )
         prompt = work.lengths.mean_prompt
         mean = server.tokens_per_request(prompt, work.lengths.mean_output)
         decodes = max(mean - prompt, 0.0)  # without any, rounding may leave less
         worth, noise, decode_s = _worth_of(sample, server, demand, prompt, decodes)
         variance = float(np.mean(_weighed(sample, server, worth) ** 2))
-        barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean  # tokens for a variance of 1 token^2
+        barrier_of = (
+            math.log(1 / alpha - 1) / (2 * resolution) / mean
+        )  # tokens for a variance of 1 token^2
         plain = (variance + noise) * barrier_of
         if most_arrivals is None:
             most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)
@@ -295,12 +358,18 @@ class _Test:
         work = max(2 * self.plain_barrier, per_slot * self._at_once() * self.forward)
         while True:
             watch = self._watch(start, work, report)
-            if watch.outcome != "undecided" or watch.arrivals >= self.most_arrivals or watch.initial >= MOST_INITIAL:
+            if (
+                watch.outcome != "undecided"
+                or watch.arrivals >= self.most_arrivals
+                or watch.initial >= MOST_INITIAL
+            ):
                 return watch
             work *= _LARGER
 
     def _at_once(self) -> int:
-        """Return how many requests run at once: no more than KV memory has room for, whatever the slots."""
+        """Return how many requests run at once: no more than KV memory has room for, whatever the
+        slots.
+        """
         memory = self.server.memory
         most = slots(self.server)
         if memory is None or memory.prefix_caching:  # a cache shares blocks, nobody knows how many
@@ -310,30 +379,40 @@ class _Test:
     def _initial(self, start: Start, work: float) -> int:
         """Return how many requests a backlog of so many tokens is.
 
-        Where slots are few or decodes short, so many tokens of decodes would keep prompts out for longer than any
-        watch lasts. So decodes are no more than full slots serve in a quarter of the patience that the test has.
+        Where slots are few or decodes short, so many tokens of decodes would keep prompts out for
+        longer than any watch lasts. So decodes are no more than full slots serve in a quarter of
+        the patience that the test has.
         """
         count = work / self.forward
         if start == "decode":
             least = slots(self.server) + (count if waits_as_prompts(self.server) else 0)
-            count = min(work / self.worth[1] / self.decodes, max(_PATIENCE / 4 * count / self.arrivals_beside, least))
+            count = min(
+                work / self.worth[1] / self.decodes,
+                max(_PATIENCE / 4 * count / self.arrivals_beside, least),
+            )
         return min(math.ceil(count), MOST_INITIAL)
 
     def _watch(self, start: Start, work: float, report: Progress) -> Watch:
         """Run from so many tokens until they have moved by the barrier.
 
-        A backlog that leaves has been served, unless so much less arrived than on average that it explains half of it.
+        A backlog that leaves has been served, unless so much less arrived than on average that it
+        explains half of it.
         """
         initial = self._initial(start, work)
         backlog = Backlog(self.workload, self.server, start, initial, self.offered, self.worth)
-        gone = [backlog.replace(_PATIENCE * math.ceil(work / self.forward)) for _ in range(_GENERATIONS)]
+        gone = [
+            backlog.replace(_PATIENCE * math.ceil(work / self.forward)) for _ in range(_GENERATIONS)
+        ]
         # While decodes that it began with still leave, they may be what keeps others out.
         grows: Outcome = "unstable" if gone[0] or start != "decode" else "undecided"
         warmup = backlog.arrived - initial
         backlog.begin()
         outcome: Outcome = "undecided"
         while outcome == "undecided" and not backlog.emptied:
-            if backlog.arrived - initial - warmup >= self.most_arrivals and len(backlog.looks) > FEWEST_LOOKS:
+            if (
+                backlog.arrived - initial - warmup >= self.most_arrivals
+                and len(backlog.looks) > FEWEST_LOOKS
+            ):
                 break
             backlog.look()
             if backlog.seen_enough and abs(backlog.moved) > self.barrier:
@@ -358,8 +437,9 @@ class _Test:
     def _outcome(self, path: Path) -> Outcome:
         """Return what a path tells: the work moved beyond noise, and neither phase the other way.
 
-        Work that rises as decodes are done faster than they arrive, and prompts slower, or the other way about, tells
-        of the policy's turn to one phase, not of the server: such turns may last as long as a backlog is large.
+        Work that rises as decodes are done faster than they arrive, and prompts slower, or the
+        other way about, tells of the policy's turn to one phase, not of the server: such turns may
+        last as long as a backlog is large.
         """
         _, (low, high) = self._drift(path, path.work)
         phases = [self._drift(path, work)[1] for work in (path.prefill, path.decode)]
@@ -370,22 +450,29 @@ class _Test:
         return "undecided"
 
     def _drift(self, path: Path, work: Floats) -> tuple[float, tuple[float, float]]:
-        """Return the slope of work along a path and its confidence interval, as shares of what arrives.
+        """Return the slope of work along a path and its confidence interval, as shares of what
+        arrives.
 
-        From equal segments. Where in a batch a watch ends is chance, so no interval is narrower than a full batch of
-        mean tokens either way.
+        From equal segments. Where in a batch a watch ends is chance, so no interval is narrower
+        than a full batch of mean tokens either way.
         """
         length = path.time_s[-1] - path.time_s[0]
         arrives = sum(self.offered) * length
         drift = (work[-1] - work[0]) / arrives
         edges = np.linspace(path.time_s[0], path.time_s[-1], _SEGMENTS + 1)
         shares = np.diff(np.interp(edges, path.time_s, work)) / (arrives / _SEGMENTS)
-        noise = special.stdtrit(_SEGMENTS - 1, 1 - self.alpha / 2) * shares.std(ddof=1) / math.sqrt(_SEGMENTS)
+        noise = (
+            special.stdtrit(_SEGMENTS - 1, 1 - self.alpha / 2)
+            * shares.std(ddof=1)
+            / math.sqrt(_SEGMENTS)
+        )
         half = max(noise, self.server.token_budget / arrives)
         return float(drift), (float(drift - half), float(drift + half))
 
     def _needed(self, path: Path) -> int | None:
-        """Return the arrivals at which this drift reaches the barrier; noise falls behind as their square root."""
+        """Return the arrivals at which this drift reaches the barrier; noise falls behind as their
+        square root.
+        """
         drift, (_, high) = self._drift(path, path.work)
         if not drift:
             return None
@@ -396,12 +483,13 @@ class _Test:
 def _worth_of(
     sample: Requests, server: Server, demand: Load, prompt: float, decodes: float
 ) -> tuple[PerPhase, float, float]:
-    """Return what tokens count, the variance that this leaves out, and the seconds of a request's decodes alone.
+    """Return what tokens count, the variance that this leaves out, and the seconds of a request's
+    decodes alone.
 
-    A request's prompt and its decodes take the seconds of their tokens in the batches that carry the most of both, and
-    of their attention. With p and d of those to a token of either, it takes p v + d D on average, and varies about
-    that: in units of the seconds of a mean token, tokens^2. In slots full of decodes those of a request take their
-    share of the batches.
+    A request's prompt and its decodes take the seconds of their tokens in the batches that carry
+    the most of both, and of their attention. With p and d of those to a token of either, it takes p
+    v + d D on average, and varies about that: in units of the seconds of a mean token, tokens^2. In
+    slots full of decodes those of a request take their share of the batches.
 
     Parameters
     ----------
@@ -439,7 +527,9 @@ def _weighed(sample: Requests, server: Server, worth: PerPhase) -> Floats:
 
 
 def _keeps_long_queues(server: Server) -> bool:
-    """Whether long queues may be normal: a policy that looks at them may keep them, a cache is quick about them."""
+    """Whether long queues may be normal: a policy that looks at them may keep them, a cache is
+    quick about them.
+    """
     if server.memory is not None and server.memory.prefix_caching:
         return True
     return server.policy.keeps_queues

@@ -19,7 +19,9 @@ _MIX_ROWS = 12
 def token_figure(runs: Mapping[str, Run]) -> Figure:
     """Draw the tokens in the system over time, a line per policy."""
     ends = charts.series_while_arriving(runs)
-    said = "; ".join(f"{name} ends with {series['uncompleted_tokens'][-1]:,}" for name, series in ends.items())
+    said = "; ".join(
+        f"{name} ends with {series['uncompleted_tokens'][-1]:,}" for name, series in ends.items()
+    )
     to_scale, log = charts.token_panels(runs)
     return Figure(
         "Tokens in the system",
@@ -35,12 +37,15 @@ def token_figure(runs: Mapping[str, Run]) -> Figure:
                         amount(float(time)),
                         *(_nearest(series, time) for series in ends.values()),
                     )
-                    for time in np.linspace(0, max(s["time_s"][-1] for s in ends.values()), _SERIES_ROWS + 1)
+                    for time in np.linspace(
+                        0, max(s["time_s"][-1] for s in ends.values()), _SERIES_ROWS + 1
+                    )
                 ],
                 "Uncompleted tokens at or just before a time",
             )
         ],
-        "Uncompleted tokens while requests arrive. A line that keeps rising is a backlog that never drains.",
+        "Uncompleted tokens while requests arrive. A line that keeps rising is a backlog that "
+        "never drains.",
     )
 
 
@@ -60,7 +65,10 @@ def latency_figure(runs: Mapping[str, Run], refused: Iterable[str] = ()) -> Figu
         )
         texts.append(f"{name}, cumulative distribution: {medians or 'no samples'}.")
         rows = [
-            (f"{100 * share:g}%", *(_quantile(d, share, kept[policy].tick_s) for policy, d in samples.items()))
+            (
+                f"{100 * share:g}%",
+                *(_quantile(d, share, kept[policy].tick_s) for policy, d in samples.items()),
+            )
             for share in _CDF_ROWS
         ]
         tables.append(Table(("Share", *kept), rows, f"{name}: at most so many seconds"))
@@ -77,7 +85,8 @@ def region_figure(
     point: tuple[float, float] | None = None,
     own: Mapping[str, Region] | None = None,
 ) -> Figure:
-    """Draw the stability region, what is asked of it, and a panel per policy with the batches of its run.
+    """Draw the stability region, what is asked of it, and a panel per policy with the batches of
+    its run.
 
     Parameters
     ----------
@@ -93,30 +102,50 @@ def region_figure(
     if not runs:
         shown = next(iter(own.items()), ("", None))
         chart = charts.region_chart(region, point, shown[1])
-        return Figure("Stability region", {said: chart}, [_vertices(region, own)], "No policy is stable outside.")
+        return Figure(
+            "Stability region",
+            {said: chart},
+            [_vertices(region, own)],
+            "No policy is stable outside.",
+        )
     drawings = {}
     for name, run in runs.items():
-        chart = charts.region_chart(region, point, own.get(name), run.compositions).properties(title=name)
+        chart = charts.region_chart(region, point, own.get(name), run.compositions).properties(
+            title=name
+        )
         drawings[f"{name}: {_most_used(run)}. {said}"] = chart
     caption = (
-        "Each batch stands at the tokens/s that it carries; its area is its share of the busy time. "
+        "Each batch stands at the tokens/s that it carries; its area is its share of the busy "
+        "time. "
         "No policy is stable outside the region."
     )
     return Figure(
-        "Batches in the region", drawings, [_mix_table(name, run.compositions) for name, run in runs.items()], caption
+        "Batches in the region",
+        drawings,
+        [_mix_table(name, run.compositions) for name, run in runs.items()],
+        caption,
     )
 
 
 def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
-    """Draw the first batches of a run, simulated with ``record="allocations"``, coloured by phase."""
+    """Draw the first batches of a run, simulated with ``record="allocations"``, coloured by
+    phase.
+    """
     window = charts.first_batches(run, batches)
     text = (
-        f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row per request, a bar per "
-        f"batch that it is in; {window['prefill_tokens'].sum():,} prefill and {window['decode_tokens'].sum():,} decode "
+        f"Gantt chart of {window.height} batches from {seconds(window['start_s'][0])} s: a row "
+        "per request, a bar per "
+        f"batch that it is in; {window['prefill_tokens'].sum():,} prefill and "
+        f"{window['decode_tokens'].sum():,} decode "
         "tokens in all."
     )
-    caption = "Prefill is dark and tall, decode light and low; a thin line is a request that waits between batches."
-    there = run.allocations.filter(pl.col("batch").is_in(window["batch"].implode()))["request"].n_unique()
+    caption = (
+        "Prefill is dark and tall, decode light and low; a thin line is a request that waits "
+        "between batches."
+    )
+    there = run.allocations.filter(pl.col("batch").is_in(window["batch"].implode()))[
+        "request"
+    ].n_unique()
     if there > charts.MOST_REQUESTS:
         caption += f" The first {charts.MOST_REQUESTS} of {there:,} requests are drawn."
     rows = [
@@ -126,7 +155,9 @@ def gantt_figure(run: Run, name: str = "", batches: int = 40) -> Figure:
     columns = ("Batch", "Start (s)", "Duration (ms)", "Prefill tokens", "Decode tokens", "Requests")
     title = f"{name}: " if name else ""
     chart = {f"{title}{text}": charts.gantt(run, batches)}
-    return Figure(f"{title}{window.height} batches", chart, [Table(columns, rows)], caption, wide=True)
+    return Figure(
+        f"{title}{window.height} batches", chart, [Table(columns, rows)], caption, wide=True
+    )
 
 
 def _nearest(series: pl.DataFrame, time: float) -> str:
@@ -142,7 +173,8 @@ def _region_in_words(region: Region, point: tuple[float, float] | None) -> str:
         return f"{said}."
     side = "inside" if region.contains(point) else "outside"
     return (
-        f"{said}; the offered load of {point[0]:,.0f} prefill and {point[1]:,.0f} decode tokens/s lies {side}, at "
+        f"{said}; the offered load of {point[0]:,.0f} prefill and {point[1]:,.0f} decode tokens/s "
+        f"lies {side}, at "
         f"{1 - region.margin(point):.3f} of the way to the boundary."
     )
 
@@ -150,14 +182,19 @@ def _region_in_words(region: Region, point: tuple[float, float] | None) -> str:
 def _most_used(run: Run) -> str:
     top = run.compositions.row(0, named=True)
     return (
-        f"the most used batch has {top['prefill_tokens']:,} prefill and {top['decode_tokens']:,} decode tokens, "
+        f"the most used batch has {top['prefill_tokens']:,} prefill and {top['decode_tokens']:,} "
+        "decode tokens, "
         f"{top['share']:.0%} of the busy time"
     )
 
 
 def _vertices(region: Region, own: Mapping[str, Region]) -> Table:
     regions = {"region": region} | {f"{name}'s own": policys for name, policys in own.items()}
-    rows = [(name, f"{x:,.1f}", f"{y:,.1f}") for name, drawn in regions.items() for x, y in drawn.vertices]
+    rows = [
+        (name, f"{x:,.1f}", f"{y:,.1f}")
+        for name, drawn in regions.items()
+        for x, y in drawn.vertices
+    ]
     return Table(("Corner of", "Prefill (tokens/s)", "Decode (tokens/s)"), rows)
 
 
@@ -169,7 +206,14 @@ def _mix_table(name: str, mix: pl.DataFrame) -> Table:
     ]
     rest = mix.slice(_MIX_ROWS)
     if rest.height:
-        rows.append((f"{rest.height:,} others", "", f"{rest['batches'].sum():,}", f"{rest['share'].sum():.1%}"))
+        rows.append(
+            (
+                f"{rest.height:,} others",
+                "",
+                f"{rest['batches'].sum():,}",
+                f"{rest['share'].sum():.1%}",
+            )
+        )
     return Table(("Prefill tokens", "Decode tokens", "Batches", "Share of busy time"), rows, name)
 
 

@@ -16,7 +16,8 @@ _ROWS = 20
 _PHONE = 480
 """Px; a wider drawing scrolls on a phone."""
 _FLOODS = (
-    "Each stage in turn is flooded with jobs that begin there, beside those that arrive; the network is stable if its "
+    "Each stage in turn is flooded with jobs that begin there, beside those that arrive; the "
+    "network is stable if its "
     "work falls from every flood, and unstable if it rises from any."
 )
 
@@ -28,7 +29,11 @@ def graph_figure(network: Network, certificate: NetworkCertificate | None = None
     cycles = pool_cycles(network)
     pools = "; ".join(f"{name}, {graph.load_in_words(load)}" for name, load in loads.items())
     round_trips = "; ".join(" - ".join(name for name in names if name in of) for of in cycles)
-    cycle = f"jobs can go round between {round_trips}" if cycles else "no job comes back to a pool that it has left"
+    cycle = (
+        f"jobs can go round between {round_trips}"
+        if cycles
+        else "no job comes back to a pool that it has left"
+    )
     text = f"Graph of {len(names)} pools and {len(network.stages)} stages: {pools}; {cycle}."
     rows = [
         (
@@ -42,11 +47,16 @@ def graph_figure(network: Network, certificate: NetworkCertificate | None = None
     ]
     columns = ("Stage", "Pool", "Requests/s", "Tokens", "What follows")
     caption = (
-        "A column is a pool, darker where its load is higher; jobs go down, and a number is the share of them that "
+        "A column is a pool, darker where its load is higher; jobs go down, and a number is the "
+        "share of them that "
         "takes a way. A bar below a stage: all that follow begin; above: it waits for all. "
     )
     marked = any(name in of for of in cycles for name in names)
-    caption += "Dashed: pools between which jobs can go round, where load below 1 is not enough." if marked else ""
+    caption += (
+        "Dashed: pools between which jobs can go round, where load below 1 is not enough."
+        if marked
+        else ""
+    )
     chart = graph.network_graph(network, certificate)
     wide = chart.width > _PHONE
     return Figure("The network", {text: chart}, [Table(columns, rows)], caption.strip(), wide=wide)
@@ -62,12 +72,15 @@ def _then_in_words(fork: bool, targets: dict[str, float]) -> str:
 
 def flood_figure(stability: NetworkStability) -> Figure:
     """Draw how the work went after each flood."""
-    told = "; ".join(
-        f"with {flood.stage} flooded it went to {flood.ratio:.2f} times, at most {flood.highest:.2f}"
+    went = "; ".join(
+        f"with {flood.stage} flooded it went to {flood.ratio:.2f} times, at most "
+        f"{flood.highest:.2f}"
         for flood in stability.floods
     )
+    text = f"Lines of work over that at the start, against time: {went}."
     rows = [
-        (flood.stage, flood.outcome, f"{flood.initial:,}", f"{flood.arrivals:,}", f"{flood.ratio:.2f}",
+        (flood.stage, flood.outcome, f"{flood.initial:,}", f"{flood.arrivals:,}",
+        f"{flood.ratio:.2f}",
          f"{flood.highest:.2f}", f"{flood.path[-1, 0]:,.4g}")
         for flood in stability.floods
     ]  # fmt: skip
@@ -82,9 +95,16 @@ def flood_figure(stability: NetworkStability) -> Figure:
     )
     return Figure(
         "Floods",
-        {f"Lines of work over that at the start, against time: {told}.": charts_network.flood_paths(stability)},
-        [Table(columns, rows, "Work: all that jobs in the network still need, over that at the start")],
-        f"{_FLOODS} Drawn is the work that jobs in the network still need, calls to come included. It may "
+        {text: charts_network.flood_paths(stability)},
+        [
+            Table(
+                columns,
+                rows,
+                "Work: all that jobs in the network still need, over that at the start",
+            )
+        ],
+        f"{_FLOODS} Drawn is the work that jobs in the network still need, calls to come "
+        "included. It may "
         "rise before it falls.",
     )
 
@@ -95,11 +115,18 @@ def queue_figure(run: NetworkRun) -> Figure:
     wide = charts_network.stage_queues(run).pivot(on="stage", index="time_s", values="requests")
     charts = {}
     for pool, panel in charts_network.queue_panels(run).items():
-        here = [s for s, k in zip(stages, run.network.stage_pool, strict=True) if list(run.network.pools)[k] == pool]
+        here = [
+            s
+            for s, k in zip(stages, run.network.stage_pool, strict=True)
+            if list(run.network.pools)[k] == pool
+        ]
         most = "; ".join(f"{s} at most {wide[s].to_numpy().max():,}" for s in here)
         charts[f"Lines of requests at pool {pool} over time: {most}."] = panel
     picked = np.unique(np.linspace(0, wide.height - 1, _ROWS + 1).astype(int)).tolist()
-    rows = [(amount(time), *(f"{n:,}" for n in of)) for time, *of in wide.select("time_s", *stages)[picked].iter_rows()]
+    rows = [
+        (amount(time), *(f"{n:,}" for n in of))
+        for time, *of in wide.select("time_s", *stages)[picked].iter_rows()
+    ]
     return Figure(
         "Queues",
         charts,

@@ -1,15 +1,17 @@
 """Is a network stable? Flood each stage in turn and see whether the work drains.
 
-The test of one server watches a slope. A network needs barriers: on its way to empty, its work can rise, and then fall,
-by a multiple of what it began with, as queues move from pool to pool. So each stage in turn is flooded with jobs that
-begin there, beside those that arrive as they do, and the work that the jobs in the network still need, requests to come
-included, is watched until it has fallen to half of what it was, or has risen to a multiple. Stable if it falls from
-every flood; unstable if it rises from any: a priority order may be safe after one flood and not after another.
+The test of one server watches a slope. A network needs barriers: on its way to empty, its work can
+rise, and then fall, by a multiple of what it began with, as queues move from pool to pool. So each
+stage in turn is flooded with jobs that begin there, beside those that arrive as they do, and the
+work that the jobs in the network still need, requests to come included, is watched until it has
+fallen to half of what it was, or has risen to a multiple. Stable if it falls from every flood;
+unstable if it rises from any: a priority order may be safe after one flood and not after another.
 
-Pools differ. So work is counted in seconds of the pool that is to do it, and the work of a large pool can drain while
-a small one fails: from each flood the work of the flooded stage's own pool has to fall to half as well, for what a pool
-that gets more than it can do still has to do never falls. The jobs that queue up behind a flood may need more of other
-pools than those in it, so the upper barrier is four times the start over the pool's share of all loads.
+Pools differ. So work is counted in seconds of the pool that is to do it, and the work of a large
+pool can drain while a small one fails: from each flood the work of the flooded stage's own pool has
+to fall to half as well, for what a pool that gets more than it can do still has to do never falls.
+The jobs that queue up behind a flood may need more of other pools than those in it, so the upper
+barrier is four times the start over the pool's share of all loads.
 """
 
 import dataclasses
@@ -44,10 +46,15 @@ _MOST_JOBS = 2**20
 _MOST_FOR_OTHERS = 20_000  # jobs, if only what other pools hold asks for so many
 _SAMPLE = 2_000  # jobs, for how their work varies
 _LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
-_MOST_REQUESTS, _LEAST_REQUESTS = 4 * 10**7, 10**6  # that arrive: half of them in the first flood, half of the rest ...
+_MOST_REQUESTS, _LEAST_REQUESTS = (
+    4 * 10**7,
+    10**6,
+)  # that arrive: half of them in the first flood, half of the rest ...
 _MOST_LOAD = 4.0
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
-_LEVEL = 2.0  # initial work over the resolution that has arrived when a level that has not risen is taken for normal
+# initial work over the resolution that has arrived when a level that has not risen is taken for
+# normal
+_LEVEL = 2.0
 _PATIENCE = 10.0  # initial work over the resolution: what may arrive before the answer is undecided
 _STEPS = 256  # batches between two looks, at first
 _LOOKS = 256  # at the path, about, before it is thinned
@@ -62,7 +69,8 @@ class Flood:
     stage
         The stage.
     outcome
-        ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``: neither.
+        ``stable``: the work fell to half. ``unstable``: it rose to the barrier. ``undecided``:
+        neither.
     initial, arrivals
         Jobs that began there, and that arrived while it was watched.
     ratio
@@ -106,7 +114,10 @@ class NetworkStability:
     @property
     def deciding(self) -> Flood:
         """Of the floods that gave the verdict, the one whose work rose highest."""
-        return max((flood for flood in self.floods if flood.outcome == self.verdict), key=lambda flood: flood.highest)
+        return max(
+            (flood for flood in self.floods if flood.outcome == self.verdict),
+            key=lambda flood: flood.highest,
+        )
 
     @property
     def reason(self) -> str:
@@ -116,26 +127,40 @@ class NetworkStability:
         arrived = f"while {flood.arrivals:,} more arrived"
         match self.verdict:
             case "stable":
-                rose = f", after rising to {flood.highest:.2f} times" if flood.highest > 1.05 else ""
+                rose = (
+                    f", after rising to {flood.highest:.2f} times" if flood.highest > 1.05 else ""
+                )
                 hardest = f"hardest with {begun}{rose}, {arrived}"
                 return f"a large backlog put at any one stage was worked down to half ({hardest})"
             case "unstable":
-                return f"with {begun}, the work left rose to {flood.ratio:.1f} times what it was {arrived}"
+                return (
+                    f"with {begun}, the work left rose to {flood.ratio:.1f} times what it was "
+                    f"{arrived}"
+                )
         return (
-            f"with {begun}, the work left went to {flood.ratio:.2f} times what it was {arrived}: too little to tell at "
+            f"with {begun}, the work left went to {flood.ratio:.2f} times what it was {arrived}: "
+            "too little to tell at "
             "this resolution"
         )
 
     @property
     def error(self) -> str:
         """What a wrong verdict is, and what to do about it."""
-        return "the test is wrong at this resolution, or there is a bug: try another seed and a finer resolution"
+        return (
+            "the test is wrong at this resolution, or there is a bug: try another seed and a "
+            "finer resolution"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         names = ("stage", "outcome", "initial", "arrivals", "ratio", "highest", "barrier")
         floods = [{name: getattr(flood, name) for name in names} for flood in self.floods]
-        return {"verdict": self.verdict, "reason": self.reason, "resolution": self.resolution, "floods": floods}
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "resolution": self.resolution,
+            "floods": floods,
+        }
 
 
 def flood_test(
@@ -143,16 +168,23 @@ def flood_test(
 ) -> NetworkStability:
     """Flood each stage of a network in turn: see `penstock.verdict`."""
     if network.ends:
-        raise InputError("the jobs are recorded and come to an end, so nothing can grow for ever; give them a rate")
+        raise InputError(
+            "the jobs are recorded and come to an end, so nothing can grow for ever; give them a "
+            "rate"
+        )
     model = network.model()
     most = float(model.rho.max())
     if most > _MOST_LOAD:  # more is as unstable, and takes as many more arrivals to see
         network = network.with_load(_MOST_LOAD / most)
         model = network.model()
     visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
-    stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])  # where it fails first
+    stages = sorted(
+        visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]]
+    )  # where it fails first
     test = _Test(network, model, resolution, seed, most_jobs)
-    outcome, floods = up_to_unstable([functools.partial(test.flood, stage) for stage in stages], progress)
+    outcome, floods = up_to_unstable(
+        [functools.partial(test.flood, stage) for stage in stages], progress
+    )
     return NetworkStability(outcome, resolution, floods)
 
 
@@ -168,13 +200,17 @@ class _Test:
     requests: int = _MOST_REQUESTS
 
     def flood(self, stage: int, report: Progress) -> Flood:
-        """Flood one stage, the more where the work stays level, with half of the requests that are left."""
+        """Flood one stage, the more where the work stays level, with half of the requests that are
+        left.
+        """
         requests = NEVER
         if self.most_jobs is None:
             requests = max(self.requests // 2, _LEAST_REQUESTS)
         self.requests -= requests
         for times in range(_TRIES):
-            flooded = _Flooded(self.network, self.model, stage, self.resolution, self.seed, _LARGER**times)
+            flooded = _Flooded(
+                self.network, self.model, stage, self.resolution, self.seed, _LARGER**times
+            )
             if times and flooded.requests >= requests:
                 break
             flood = flooded.watch(self.most_jobs, requests, report)
@@ -189,26 +225,40 @@ class _Flooded:
     """A network of which one stage is flooded. Work is counted in seconds of its pools."""
 
     def __init__(
-        self, network: Network, model: NetworkModel, stage: int, resolution: float, seed: int, times: int
+        self,
+        network: Network,
+        model: NetworkModel,
+        stage: int,
+        resolution: float,
+        seed: int,
+        times: int,
     ) -> None:
         self.network = network
         self.stage = network.stages[stage]
         self.pool = int(network.stage_pool[stage])
         self.capacity = model.capacity
         self.jobs_rate = float(model.external.sum())
-        self.initial, self.normal = _initial(network, model, self.stage, self.pool, resolution, seed, times)
+        self.initial, self.normal = _initial(
+            network, model, self.stage, self.pool, resolution, seed, times
+        )
         flood = network.flooded(self.stage, self.initial, seed)
         self.source: Iterator[Jobs] = network.blocks(seed)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
-        self.known = np.zeros((1, len(network.pools)))  # seconds that the jobs known bring to each pool, summed up
+        self.known = np.zeros(
+            (1, len(network.pools))
+        )  # seconds that the jobs known bring to each pool, summed up
         self.done = self.requests = 0
         self.level = False
         self._add(Jobs.joined([flood, next(self.source)]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
         share = float(model.rho[self.pool] / model.rho.sum())
-        self.risen = _RISEN / share  # jobs behind the flood may need more of other pools than the flooded ones did
-        self.patience_s = _PATIENCE / resolution * max(self.work_here / model.rho[self.pool], share * self.work)
+        self.risen = (
+            _RISEN / share
+        )  # jobs behind the flood may need more of other pools than the flooded ones did
+        self.patience_s = (
+            _PATIENCE / resolution * max(self.work_here / model.rho[self.pool], share * self.work)
+        )
 
     def _add(self, jobs: Jobs) -> None:
         """Let jobs arrive, and note what they bring to each pool."""
@@ -266,12 +316,17 @@ class _Flooded:
             self._add(next(self.source))
 
     def _look(self) -> tuple[float, float, float, bool]:
-        """Return the time, the work left over that at the start, in all and for the flooded pool, and if it fell."""
+        """Return the time, the work left over that at the start, in all and for the flooded pool,
+        and if it fell.
+        """
         net = self.session.net
         time_s = self.session.now * TICK_S
         servers = net.servers
         pools = len(self.capacity)
-        processed = np.bincount(servers[:, kernel.POOL], servers[:, kernel.PROCESSED], pools) / self.capacity
+        processed = (
+            np.bincount(servers[:, kernel.POOL], servers[:, kernel.PROCESSED], pools)
+            / self.capacity
+        )
         left = self.known[net.state[kernel.NEXT_JOB]] - processed
         if not self.network.reuse_is_certain:  # what pools were spared shows when requests arrive
             left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
@@ -281,13 +336,19 @@ class _Flooded:
 
 
 def _initial(
-    network: Network, model: NetworkModel, stage: str, pool: int, resolution: float, seed: int, times: int
+    network: Network,
+    model: NetworkModel,
+    stage: str,
+    pool: int,
+    resolution: float,
+    seed: int,
+    times: int,
 ) -> tuple[int, float]:
     """Return how many jobs flood a stage, and the seconds of work that the network may hold anyway.
 
-    The flood brings its pool a multiple of what that holds in batches and delays anyway, and so much that chance moves
-    it to a barrier against a drift of the resolution with a probability of 1% at most: exp(-resolution W E[S]/E[S^2]),
-    S what an arriving job brings.
+    The flood brings its pool a multiple of what that holds in batches and delays anyway, and so
+    much that chance moves it to a barrier against a drift of the resolution with a probability of
+    1% at most: exp(-resolution W E[S]/E[S^2]), S what an arriving job brings.
     """
     trial = network.flooded(stage, _FEWEST_JOBS, seed)
     brought = _tokens(network, trial).mean(axis=0)
@@ -297,7 +358,9 @@ def _initial(
     held = np.minimum(model.rho, 1.0) * (pipeline + model.offered * delay_s) / model.capacity
     normal = _NORMAL * float(held.sum())
     chance = _LOG_ERROR / resolution * float((arriving**2).sum() / max(arriving.sum(), 1.0))
-    work = max(_PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance)
+    work = max(
+        _PASSES * float(pipeline[pool]), _DELAYS * float(model.offered[pool]) * delay_s, chance
+    )
     jobs = max(
         times * work / max(float(brought[pool]), 1.0),
         min(_PASSES * normal / float((brought / model.capacity).sum()), _MOST_FOR_OTHERS),
@@ -306,10 +369,16 @@ def _initial(
 
 
 def _tokens(network: Network, jobs: Jobs) -> Floats:
-    """Return the forward tokens that each job brings to each pool, without what is sure to be found of its context."""
+    """Return the forward tokens that each job brings to each pool, without what is sure to be found
+    of its context.
+    """
     engine = np.array([pool.server.convention == "engine" for pool in network.pools.values()])
     pool = network.stage_pool[jobs.stage]
-    tokens = jobs.prompt + jobs.output.astype(np.int64) - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
+    tokens = (
+        jobs.prompt
+        + jobs.output.astype(np.int64)
+        - (engine[pool] & (jobs.prompt > 0) & (jobs.output > 0))
+    )
     if network.reuse_is_certain:
         tokens -= np.minimum(jobs.reuse, np.maximum(jobs.prompt - 1, 0))
     count = len(network.pools)
@@ -318,7 +387,9 @@ def _tokens(network: Network, jobs: Jobs) -> Floats:
 
 
 def _pipeline(network: Network) -> Floats:
-    """Return, for each pool, the tokens that its full batches process while a mean request decodes."""
+    """Return, for each pool, the tokens that its full batches process while a mean request
+    decodes.
+    """
     tokens = []
     for index, pool in enumerate(network.pools.values()):
         decodes = float(network.decode_means[network.stage_pool == index].max())

@@ -23,10 +23,14 @@ _VIRTUAL = "stage of a virtual station"
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
-def network_graph(network: Network, certificate: NetworkCertificate | None = None, about: str = "") -> alt.LayerChart:
-    """Pools as lanes, coloured by load, the stages that each serves, and the ways of jobs between them.
+def network_graph(
+    network: Network, certificate: NetworkCertificate | None = None, about: str = ""
+) -> alt.LayerChart:
+    """Pools as lanes, coloured by load, the stages that each serves, and the ways of jobs between
+    them.
 
-    Forks and joins are bars, branches carry their probabilities, and pools between which jobs can go round are marked.
+    Forks and joins are bars, branches carry their probabilities, and pools between which jobs can
+    go round are marked.
 
     Parameters
     ----------
@@ -46,7 +50,9 @@ def network_graph(network: Network, certificate: NetworkCertificate | None = Non
     ]
     chart: alt.LayerChart = (
         alt.LayerChart(layer=layers)
-        .properties(width=layout.width, height=layout.height, usermeta={"wide": True})  # words fit their boxes
+        .properties(
+            width=layout.width, height=layout.height, usermeta={"wide": True}
+        )  # words fit their boxes
         .resolve_scale(fill="independent", stroke="independent", strokeDash="independent")
         .configure_view(stroke=None)
     )
@@ -72,13 +78,21 @@ class _Canvas:
 
     def words(self, rows: Sequence[dict[str, Any]], **looks: Any) -> list[alt.Chart]:
         """Return a layer with the text of each row."""
-        return self.draw(rows, "text", {"fontSize": 11, "baseline": "middle", "align": "center"} | looks, text="text:N")
+        return self.draw(
+            rows,
+            "text",
+            {"fontSize": 11, "baseline": "middle", "align": "center"} | looks,
+            text="text:N",
+        )
 
 
 def pool_loads(network: Network) -> dict[str, float | None]:
     """Return the load of each pool; None where the arrival rate is not known."""
     rho = network.model().rho
-    return {pool: float(load) if np.isfinite(load) else None for pool, load in zip(network.pools, rho, strict=True)}
+    return {
+        pool: float(load) if np.isfinite(load) else None
+        for pool, load in zip(network.pools, rho, strict=True)
+    }
 
 
 def load_in_words(load: float | None) -> str:
@@ -99,13 +113,27 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
         bands.append(box | {"y2": layout.height})
         heads.append(box | {"y2": place.HEADER, "load": None if load is None else min(load, 1.0)})
         if lane.pool in cyclic:
-            around.append({"x": lane.left + 2, "x2": lane.right - 2, "y": 2.0, "y2": place.HEADER - 2})
-        several = "1 replica" if pool.replicas == 1 else f"{pool.replicas:,} replicas, {pool.router.name}"
-        lines = [lane.pool, several, load_in_words(load)] + ["in a cycle of pools"] * (lane.pool in cyclic)
+            around.append(
+                {"x": lane.left + 2, "x2": lane.right - 2, "y": 2.0, "y2": place.HEADER - 2}
+            )
+        several = (
+            "1 replica" if pool.replicas == 1 else f"{pool.replicas:,} replicas, {pool.router.name}"
+        )
+        lines = [lane.pool, several, load_in_words(load)] + ["in a cycle of pools"] * (
+            lane.pool in cyclic
+        )
         ink = "white" if load is not None and load > DARK else "black"
         for i, text in enumerate(lines):
             y = place.HEADER / 2 + (i - (len(lines) - 1) / 2) * 16
-            words.append({"x": (lane.left + lane.right) / 2, "y": y, "text": text, "ink": ink, "bold": i == 0})
+            words.append(
+                {
+                    "x": (lane.left + lane.right) / 2,
+                    "y": y,
+                    "text": text,
+                    "ink": ink,
+                    "bold": i == 0,
+                }
+            )
     narrowest = min(lane.right - lane.left for lane in layout.lanes)
     corners = {"x2": "x2:Q", "y2": "y2:Q"}
     look = {"fill": "#f6f6f6", "stroke": "#bbbbbb", "strokeWidth": 0.8}
@@ -126,15 +154,21 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
     frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
     layers = [
         *canvas.draw(bands, "rect", look, **corners),
-        *canvas.draw(with_load, "rect", {"stroke": "#333333", "strokeWidth": 0.8}, fill=fill, **corners),
+        *canvas.draw(
+            with_load, "rect", {"stroke": "#333333", "strokeWidth": 0.8}, fill=fill, **corners
+        ),
         *canvas.draw(without_load, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners),
         *canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners),  # seen on any blue
-        *canvas.draw(around, "rect", frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}, **corners),
+        *canvas.draw(
+            around, "rect", frame | {"stroke": CYCLE, "strokeDash": list(CYCLE_DASH)}, **corners
+        ),
     ]
     for ink in ("white", "black"):
         for bold, size, weight in ((True, 13, "bold"), (False, 11, "normal")):
             rows = [row for row in words if row["ink"] == ink and row["bold"] is bold]
-            layers += canvas.words(rows, color=ink, fontSize=size, fontWeight=weight, limit=narrowest - 14)
+            layers += canvas.words(
+                rows, color=ink, fontSize=size, fontWeight=weight, limit=narrowest - 14
+            )
     return layers
 
 
@@ -147,8 +181,15 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     # Ways end in an arrow at a stage, or in a ring where jobs leave; words are probabilities.
     for number, route in enumerate(layout.routes):
         ends = {served[stage] for stage in (route.source, route.target) if stage is not None}
-        kind = "route in a cycle of pools" if len(ends) == 2 and any(ends <= of for of in cycles) else "route"
-        points += [{"x": x, "y": y, "route": number, "order": i, "kind": kind} for i, (x, y) in enumerate(route.path)]
+        kind = (
+            "route in a cycle of pools"
+            if len(ends) == 2 and any(ends <= of for of in cycles)
+            else "route"
+        )
+        points += [
+            {"x": x, "y": y, "route": number, "order": i, "kind": kind}
+            for i, (x, y) in enumerate(route.path)
+        ]
         x, y = route.path[-1]
         if route.kind == "end":
             rings.append({"x": x, "y": y + 4})
@@ -159,9 +200,15 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
                 at_x, at_y = _early(route.path)
                 words.append({"x": at_x, "y": at_y, "text": _chance(route.chance).strip()})
     # Only a graph with a cycle needs a legend that tells its routes from the others.
-    kinds = [kind for kind in ("route", "route in a cycle of pools") if any(p["kind"] == kind for p in points)]
+    kinds = [
+        kind
+        for kind in ("route", "route in a cycle of pools")
+        if any(p["kind"] == kind for p in points)
+    ]
     looks = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
-    legend = alt.Legend(title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240)
+    legend = alt.Legend(
+        title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240
+    )
     legend = legend if len(kinds) > 1 else None  # type: ignore[assignment]
     colours = alt.Scale(domain=kinds, range=[looks[kind][0] for kind in kinds])
     dashes = alt.Scale(domain=kinds, range=[looks[kind][1] for kind in kinds])
@@ -176,9 +223,22 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
     )
     for kind in kinds:
         heads = [row for row in arrows if row["kind"] == kind]
-        look = {"shape": "triangle-down", "size": 70, "filled": True, "color": looks[kind][0], "opacity": 1}
+        look = {
+            "shape": "triangle-down",
+            "size": 70,
+            "filled": True,
+            "color": looks[kind][0],
+            "opacity": 1,
+        }
         layers += canvas.draw(heads, "point", look)
-    look = {"shape": "circle", "size": 60, "filled": True, "color": "white", "stroke": PLAIN, "strokeWidth": 2}
+    look = {
+        "shape": "circle",
+        "size": 60,
+        "filled": True,
+        "color": "white",
+        "stroke": PLAIN,
+        "strokeWidth": 2,
+    }
     layers += canvas.draw(rings, "point", look | {"opacity": 1})
     # A fork has its bar below, a join above.
     bars = []
@@ -204,7 +264,9 @@ def _early(path: Any) -> tuple[float, float]:
     return float(np.interp(at, length, path[:, 0])), float(np.interp(at, length, path[:, 1]))
 
 
-def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | None) -> list[alt.Chart]:
+def _stages(
+    network: Network, layout: Layout, certificate: NetworkCertificate | None
+) -> list[alt.Chart]:
     """Draw the stages with what is asked of them, and where jobs come from."""
     canvas, model = _Canvas(layout), network.model()
     several = len(network.workflows) > 1
@@ -216,7 +278,12 @@ def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | 
         x, y = layout.stages[stage]
         half = layout.stage_width / 2
         marked = any(name.startswith(stage) for name in in_virtual)
-        corners: dict[str, Any] = {"x": x - half, "x2": x + half, "y": y - place.HEIGHT / 2, "y2": y + place.HEIGHT / 2}
+        corners: dict[str, Any] = {
+            "x": x - half,
+            "x2": x + half,
+            "y": y - place.HEIGHT / 2,
+            "y2": y + place.HEIGHT / 2,
+        }
         boxes.append(corners | {"marked": marked})
         lines = [f"{_short(model.visits[k])}/s, {_short(tokens[k])} tokens"]
         shape = ["join"] * (stage in layout.joins) + ["fork"] * (stage in layout.forks)
@@ -226,11 +293,22 @@ def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | 
         name = stage if several else stage.split(".", 1)[-1]
         first = y - 7 * len(lines)
         names.append({"x": x, "y": first, "text": name})
-        figures += [{"x": x, "y": first + 14 * (i + 1), "text": line} for i, line in enumerate(lines)]
-    plain: dict[str, Any] = {"fill": "white", "cornerRadius": 5, "strokeWidth": 1.0, "stroke": "#333333"}
+        figures += [
+            {"x": x, "y": first + 14 * (i + 1), "text": line} for i, line in enumerate(lines)
+        ]
+    plain: dict[str, Any] = {
+        "fill": "white",
+        "cornerRadius": 5,
+        "strokeWidth": 1.0,
+        "stroke": "#333333",
+    }
     dashed = plain | {"strokeWidth": 2.4, "strokeDash": [3, 2]}
-    legend = alt.Legend(title=None, orient="bottom", symbolType="square", symbolDash=[3, 2], labelLimit=240)
-    stroke = alt.Stroke("marked:N", scale=alt.Scale(domain=[_VIRTUAL], range=[CYCLE]), legend=legend)
+    legend = alt.Legend(
+        title=None, orient="bottom", symbolType="square", symbolDash=[3, 2], labelLimit=240
+    )
+    stroke = alt.Stroke(
+        "marked:N", scale=alt.Scale(domain=[_VIRTUAL], range=[CYCLE]), legend=legend
+    )
     unmarked = [row for row in boxes if not row["marked"]]
     in_station = [row | {"marked": _VIRTUAL} for row in boxes if row["marked"]]
     layers = [
@@ -252,7 +330,9 @@ def _stages(network: Network, layout: Layout, certificate: NetworkCertificate | 
 
 
 def _rank(network: Network, stage: int) -> list[str]:
-    """Return the place of a stage in its pool's priority order, in words; nothing under other orders."""
+    """Return the place of a stage in its pool's priority order, in words; nothing under other
+    orders.
+    """
     ranking = network.priorities[network.stage_pool[stage]]
     if ranking is None or len(ranking) < 2:
         return []

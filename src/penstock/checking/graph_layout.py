@@ -1,8 +1,10 @@
-"""Where things are in the drawing of a network: a lane for each pool, side by side, and in them stages from above down.
+"""Where things are in the drawing of a network: a lane for each pool, side by side, and in them
+stages from above down.
 
-A stage stands as far down as the longest way to it from where its workflow begins (topological generations of the graph
-without the routes that lead back). A route that passes others' rows runs where these are free, and one that leads back
-goes round what is between. Inside, places are (down, across); they are handed out as (x, y).
+A stage stands as far down as the longest way to it from where its workflow begins (topological
+generations of the graph without the routes that lead back). A route that passes others' rows runs
+where these are free, and one that leads back goes round what is between. Inside, places are (down,
+across); they are handed out as (x, y).
 """
 
 import dataclasses
@@ -20,7 +22,12 @@ from penstock.workload.stage import Stage
 Ways = Mapping[str, tuple[bool, Mapping[str, float]]]
 """Of each stage, whether it forks, and the probabilities of what may follow."""
 
-HEADER, ARRIVALS, HEIGHT, GAP = 80.0, 66.0, 46.0, 62.0  # down: of lanes, of arrivals, of a stage, below it; px
+HEADER, ARRIVALS, HEIGHT, GAP = (
+    80.0,
+    66.0,
+    46.0,
+    62.0,
+)  # down: of lanes, of arrivals, of a stage, below it; px
 NARROWEST, WIDEST, LETTER = 124.0, 190.0, 7.2  # across: of a stage, and of a letter of its name
 BAR = 7.0  # from a stage to the bar of its fork or join
 STUB = 24.0  # an arrow from or to nowhere
@@ -100,7 +107,10 @@ def network_layout(network: Network) -> Layout:
     width = min(max(NARROWEST, 16 + LETTER * letters), WIDEST)
     row, back = _rows(network, ways)
     lanes, across = _lanes(network, row, ways, width)
-    down = {stage: HEADER + ARRIVALS + HEIGHT / 2 + row[stage] * (HEIGHT + GAP) for stage in network.stages}
+    down = {
+        stage: HEADER + ARRIVALS + HEIGHT / 2 + row[stage] * (HEIGHT + GAP)
+        for stage in network.stages
+    }
     middle = {stage: (down[stage], across[stage]) for stage in network.stages}
     routes = _Router(middle, row, width, lanes[-1].right).routes(network, ways, back)
     reach = max(float(route.path[:, 0].max()) for route in routes)
@@ -117,7 +127,8 @@ def network_layout(network: Network) -> Layout:
 
 
 def network_ways(network: Network) -> dict[str, tuple[bool, dict[str, float]]]:
-    """Return of each stage whether it forks, and the stages that may follow with their probabilities.
+    """Return of each stage whether it forks, and the stages that may follow with their
+    probabilities.
 
     What is missing to 1 is that of the end; at a fork each is 1.
     """
@@ -128,7 +139,10 @@ def network_ways(network: Network) -> dict[str, tuple[bool, dict[str, float]]]:
             if isinstance(workflow, Sessions):
                 calls = workflow.recorded.requests / workflow.recorded.count
                 targets = {name: 1 - 1 / calls} if calls > 1 else {}
-            ways[f"{workflow.name}.{name}"] = (fork, {f"{workflow.name}.{to}": c for to, c in targets.items()})
+            ways[f"{workflow.name}.{name}"] = (
+                fork,
+                {f"{workflow.name}.{to}": c for to, c in targets.items()},
+            )
     return ways
 
 
@@ -147,14 +161,22 @@ def _then(stage: Stage) -> tuple[bool, dict[str, float]]:
 def pool_cycles(network: Network) -> list[frozenset[str]]:
     """Return the sets of pools between which jobs can go round."""
     pools, graph = list(network.pools), nx.DiGraph()
-    served = {stage: pools[index] for stage, index in zip(network.stages, network.stage_pool, strict=True)}
+    served = {
+        stage: pools[index] for stage, index in zip(network.stages, network.stage_pool, strict=True)
+    }
     for source, (_, targets) in network_ways(network).items():
         graph.add_edges_from((served[source], served[target]) for target in targets)
-    return [frozenset(members) for members in nx.strongly_connected_components(graph) if len(members) > 1]
+    return [
+        frozenset(members)
+        for members in nx.strongly_connected_components(graph)
+        if len(members) > 1
+    ]
 
 
 def _stages(network: Network) -> dict[str, Stage]:
-    return {f"{w.name}.{name}": stage for w in network.workflows for name, stage in w.stages.items()}
+    return {
+        f"{w.name}.{name}": stage for w in network.workflows for name, stage in w.stages.items()
+    }
 
 
 def _firsts(network: Network) -> list[str]:
@@ -166,7 +188,9 @@ def _rows(network: Network, ways: Ways) -> tuple[dict[str, int], set[tuple[str, 
     """Return the row of each stage, from above, and the routes that lead back."""
     graph = nx.DiGraph()
     graph.add_nodes_from(network.stages)
-    graph.add_edges_from((source, target) for source, (_, targets) in ways.items() for target in targets)
+    graph.add_edges_from(
+        (source, target) for source, (_, targets) in ways.items() for target in targets
+    )
     back: set[tuple[str, str]] = set()
     for first in _firsts(network):
         on_the_way: list[str] = []
@@ -178,19 +202,25 @@ def _rows(network: Network, ways: Ways) -> tuple[dict[str, int], set[tuple[str, 
             elif target in on_the_way:
                 back.add((source, target))
     graph.remove_edges_from(back)
-    return {stage: row for row, of in enumerate(nx.topological_generations(graph)) for stage in of}, back
+    return {
+        stage: row for row, of in enumerate(nx.topological_generations(graph)) for stage in of
+    }, back
 
 
 def _lanes(
     network: Network, row: Mapping[str, int], ways: Ways, width: float
 ) -> tuple[tuple[Lane, ...], dict[str, float]]:
-    """Return the lanes, and where across each stage stands: near those it is linked to, where there is a choice."""
+    """Return the lanes, and where across each stage stands: near those it is linked to, where there
+    is a choice.
+    """
     pools = list(network.pools)
     members = [
-        [s for s, p in zip(network.stages, network.stage_pool, strict=True) if p == k] for k in range(len(pools))
+        [s for s, p in zip(network.stages, network.stage_pool, strict=True) if p == k]
+        for k in range(len(pools))
     ]
     ranked = sorted(
-        range(len(pools)), key=lambda k: (min(row[s] for s in members[k]), np.mean([row[s] for s in members[k]]), k)
+        range(len(pools)),
+        key=lambda k: (min(row[s] for s in members[k]), np.mean([row[s] for s in members[k]]), k),
     )
     # Stages of one pool and one row share a cell; a lane is as wide as its fullest one.
     cells: dict[tuple[int, int], list[str]] = {}
@@ -216,8 +246,14 @@ def _lanes(
     for sweep in range(_SWEEPS):
         for (k, _), stages in cells.items():
             if sweep:
-                stages.sort(key=lambda s: float(np.mean([across[n] for n in near[s]])) if near[s] else across[s])
-            across |= {s: middle[k] + (i - (len(stages) - 1) / 2) * pitch for i, s in enumerate(stages)}
+                stages.sort(
+                    key=lambda s: (
+                        float(np.mean([across[n] for n in near[s]])) if near[s] else across[s]
+                    )
+                )
+            across |= {
+                s: middle[k] + (i - (len(stages) - 1) / 2) * pitch for i, s in enumerate(stages)
+            }
     return tuple(lanes), across
 
 
@@ -225,7 +261,11 @@ class _Router:
     """Finds ways for routes between stages that have their places."""
 
     def __init__(
-        self, middle: Mapping[str, tuple[float, float]], row: Mapping[str, int], width: float, right: float
+        self,
+        middle: Mapping[str, tuple[float, float]],
+        row: Mapping[str, int],
+        width: float,
+        right: float,
     ) -> None:
         self.middle = middle
         self.row = row
@@ -250,12 +290,17 @@ class _Router:
         for source, target in edges:
             fork, targets = ways[source]
             start = (self.middle[source][0] + HEIGHT / 2 + BAR * fork, leaving[source, target])
-            stop = (self.middle[target][0] - HEIGHT / 2 - BAR * (target in joins), reaching[source, target])
+            stop = (
+                self.middle[target][0] - HEIGHT / 2 - BAR * (target in joins),
+                reaching[source, target],
+            )
             if (source, target) in back:
                 path = _round(start, stop, passing[source, target][0])
             else:
                 path = self._down(start, stop, source, passing[source, target])
-            routes.append(Route(source, target, targets[target], "fork" if fork else "route", path[:, ::-1]))
+            routes.append(
+                Route(source, target, targets[target], "fork" if fork else "route", path[:, ::-1])
+            )
         for stage in ends:
             x, y = leaving[stage, ""], self.middle[stage][0] + HEIGHT / 2
             chance = 1 - sum(ways[stage][1].values())
@@ -281,27 +326,39 @@ class _Router:
         return [self._free(rows, self.middle[source][1], self.middle[target][1])]
 
     def _free(self, rows: list[int], *near: float) -> float:
-        """Return the place nearest to some, above all the last, where no stage and no other route is in some rows."""
+        """Return the place nearest to some, above all the last, where no stage and no other route
+        is in some rows.
+        """
         positions = np.arange(_PAD / 2, self.right + 300.0, 2.0)
         clear = np.ones(positions.size, np.bool_)
         for row in rows:
             for across, reach in self.taken.get(row, []):
                 clear &= np.abs(positions - across) >= reach
         outside = np.where(positions > self.right, 40.0, 0.0)
-        cost = np.abs(positions[:, None] - np.array(near)) @ np.linspace(1.0, 1.2, len(near)) + outside
+        cost = (
+            np.abs(positions[:, None] - np.array(near)) @ np.linspace(1.0, 1.2, len(near)) + outside
+        )
         best = float(positions[np.argmin(np.where(clear, cost, np.inf))])
         for row in rows:
             self.taken.setdefault(row, []).append((best, _APART))
         return best
 
     def _ports(
-        self, edges: list[tuple[str, str]], passing: Mapping[tuple[str, str], list[float]], side: int, open: list[str]
+        self,
+        edges: list[tuple[str, str]],
+        passing: Mapping[tuple[str, str], list[float]],
+        side: int,
+        open: list[str],
     ) -> dict[tuple[str, str], float]:
-        """Return where across each route leaves its source (side 0), or reaches its target (side 1)."""
+        """Return where across each route leaves its source (side 0), or reaches its target (side
+        1).
+        """
         ports: dict[tuple[str, str], float] = {}
         for stage, (_, middle) in self.middle.items():
             leads = {
-                e: passing[e][-side] if passing[e] else self.middle[e[1 - side]][1] for e in edges if e[side] == stage
+                e: passing[e][-side] if passing[e] else self.middle[e[1 - side]][1]
+                for e in edges
+                if e[side] == stage
             }
             if stage in open:  # on the side to which the others do not lead
                 right = leads and np.mean(list(leads.values())) > middle
@@ -311,18 +368,29 @@ class _Router:
             ports |= {e: middle + (i - (len(mine) - 1) / 2) * step for i, e in enumerate(mine)}
         return ports
 
-    def _down(self, start: tuple[float, float], stop: tuple[float, float], source: str, passing: list[float]) -> Floats:
+    def _down(
+        self,
+        start: tuple[float, float],
+        stop: tuple[float, float],
+        source: str,
+        passing: list[float],
+    ) -> Floats:
         """Return a path through the gaps between rows, straight down where it passes one."""
         below = self.middle[source][0] + HEIGHT / 2 + GAP
         points = [start]
         for i, across in enumerate(passing):
-            points += [(below + i * (HEIGHT + GAP), across), (below + i * (HEIGHT + GAP) + HEIGHT, across)]
+            points += [
+                (below + i * (HEIGHT + GAP), across),
+                (below + i * (HEIGHT + GAP) + HEIGHT, across),
+            ]
         points.append((stop[0] - _STRAIGHT, stop[1]))
         parts = [np.array([start])]
         for i in range(0, len(points) - 1, 2):
             (down0, across0), (down1, across1) = points[i], points[i + 1]
             bend = 0.68 * (down1 - down0)
-            parts.append(_cubic(points[i], (down0 + bend, across0), (down1 - bend, across1), points[i + 1]))
+            parts.append(
+                _cubic(points[i], (down0 + bend, across0), (down1 - bend, across1), points[i + 1])
+            )
             parts.append(np.array(points[i + 2 : i + 3]).reshape(-1, 2))
         return np.concatenate([*parts, np.array([stop])])
 
@@ -345,4 +413,6 @@ def _cubic(*points: tuple[float, float]) -> Floats:
     """Return points on a cubic Bezier curve, the first left out."""
     t = np.linspace(0, 1, 33)[1:, None]
     a, b, c, d = (np.array(p) for p in points)
-    return np.asarray((1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d)
+    return np.asarray(
+        (1 - t) ** 3 * a + 3 * (1 - t) ** 2 * t * b + 3 * (1 - t) * t**2 * c + t**3 * d
+    )

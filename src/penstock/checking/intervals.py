@@ -1,23 +1,27 @@
 """Confidence intervals from batches of one run, and the warm-up before them.
 
-Samples of one run depend on each other, the more so the nearer the server is to saturation. Batches of many samples in
-a row are nearly independent; how much their values spread tells how far the value of the whole run may be off.
+Samples of one run depend on each other, the more so the nearer the server is to saturation. Batches
+of many samples in a row are nearly independent; how much their values spread tells how far the
+value of the whole run may be off.
 
-* Means and other ratios of sums: batch means, with a t interval widened for the correlation that is left between
-  neighbouring batches and adjusted for their skewness, as in N-Skart (Tafazzoli, Steiger and Wilson, IEEE Transactions
-  on Automatic Control 56, 2011).
-* Quantiles: the share of samples up to q has an interval of the same kind, and the quantiles of the whole run at its
-  two ends are one for q (Heidelberger and Lewis, Operations Research 32, 1984). The lower end is judged by
-  the spread there and not at the estimate, as in Wilson's interval: a single burst may have made the estimate.
-  Batch quantiles (sectioning; Asmussen and Glynn, Stochastic Simulation, 2007, III.4) were tried: for M/M/1 at load
-  0.9 and 20,000 requests theirs held the 99th percentile 54 times of 100, these do 94 times.
-  Samples beyond a high quantile come in bursts, and a run that saw few of them tells neither how often they come nor
-  how large they are. `effective_bursts` counts them, and the upper end allows for how far their own spread is then
-  unknown (`_burst_student`). With fewer than some ten bursts there is no upper end (`bursts_needed`). Behind a tail of
-  long requests rare bursts do not show, so for E2E those beyond the same quantile of TTFT count where they are fewer.
-* Warm-up: MSER-5 (White, Simulation 69, 1997), except that it may only remove a stretch that lies below the rest. A
-  queue that starts empty warms up from below; a first half that lies above is a burst, and cutting bursts off biases
-  latency downwards (M/M/1 as above: by 4% instead of 1%, and intervals held the mean 88 times of 100 instead of 94).
+* Means and other ratios of sums: batch means, with a t interval widened for the correlation that is
+  left between neighbouring batches and adjusted for their skewness, as in N-Skart (Tafazzoli,
+  Steiger and Wilson, IEEE Transactions on Automatic Control 56, 2011).
+* Quantiles: the share of samples up to q has an interval of the same kind, and the quantiles of the
+  whole run at its two ends are one for q (Heidelberger and Lewis, Operations Research 32, 1984).
+  The lower end is judged by the spread there and not at the estimate, as in Wilson's interval: a
+  single burst may have made the estimate. Batch quantiles (sectioning; Asmussen and Glynn,
+  Stochastic Simulation, 2007, III.4) were tried: for M/M/1 at load 0.9 and 20,000 requests theirs
+  held the 99th percentile 54 times of 100, these do 94 times. Samples beyond a high quantile come
+  in bursts, and a run that saw few of them tells neither how often they come nor how large they
+  are. `effective_bursts` counts them, and the upper end allows for how far their own spread is then
+  unknown (`_burst_student`). With fewer than some ten bursts there is no upper end
+  (`bursts_needed`). Behind a tail of long requests rare bursts do not show, so for E2E those beyond
+  the same quantile of TTFT count where they are fewer.
+* Warm-up: MSER-5 (White, Simulation 69, 1997), except that it may only remove a stretch that lies
+  below the rest. A queue that starts empty warms up from below; a first half that lies above is a
+  burst, and cutting bursts off biases latency downwards (M/M/1 as above: by 4% instead of 1%, and
+  intervals held the mean 88 times of 100 instead of 94).
 """
 
 import functools
@@ -42,7 +46,8 @@ class QuantileInterval(NamedTuple):
     low, high
         Its ends, in the unit of the samples; None: there is too little data to tell.
     bursts
-        Effective number of bursts of samples beyond the quantile, `most_bursts` of `quantile_interval` at most.
+        Effective number of bursts of samples beyond the quantile, `most_bursts` of
+        `quantile_interval` at most.
     """
 
     low: float | None
@@ -55,16 +60,19 @@ _MOST_WIDENING = 0.8  # correlation up to which its effect can be estimated from
 _BURST_KURTOSIS = 21 / 4
 """E[T^4] E[T]^2 / E[T^2]^3 of the time T that a burst stays beyond a level, in heavy traffic.
 
-The work in the queue is then a Brownian motion, scaled here to the drift -1 and the variance 1. The time that it
-spends beyond a level once it has reached it has the Laplace transform 2 / (1 + sqrt(1 + 2 s)), so the moments are 1/2,
-1, 15/4 and 21. For bursts of one length the ratio is 1, for exponential ones 3.
+The work in the queue is then a Brownian motion, scaled here to the drift -1 and the variance 1. The
+time that it spends beyond a level once it has reached it has the Laplace transform 2 / (1 + sqrt(1
++ 2 s)), so the moments are 1/2, 1, 15/4 and 21. For bursts of one length the ratio is 1, for
+exponential ones 3.
 """
 
 
 def warmup(series: npt.ArrayLike) -> tuple[int, bool]:
-    """Return how many leading values to remove, by MSER-5 held to removing what lies below the rest.
+    """Return how many leading values to remove, by MSER-5 held to removing what lies below the
+    rest.
 
-    Of the truncations in the first half it takes the one with the smallest marginal standard error of the means of 5.
+    Of the truncations in the first half it takes the one with the smallest marginal standard error
+    of the means of 5.
 
     Parameters
     ----------
@@ -74,7 +82,8 @@ def warmup(series: npt.ArrayLike) -> tuple[int, bool]:
     Returns
     -------
     tuple of int and bool
-        The number of values, and whether the minimum lies at the end of the first half: then the warm-up may go on.
+        The number of values, and whether the minimum lies at the end of the first half: then the
+        warm-up may go on.
     """
     fives = np.asarray(series, np.float64)
     fives = fives[: fives.size // 5 * 5].reshape(-1, 5).mean(axis=1)
@@ -139,8 +148,9 @@ def quantile_interval(
     confidence
         How often the interval holds the quantile.
     most_bursts
-        To be believed in: those expected, or those beyond the same quantile of a part of each sample, such as the wait
-        in E2E, behind whose long requests it does not show how few they are.
+        To be believed in: those expected, or those beyond the same quantile of a part of each
+        sample, such as the wait in E2E, behind whose long requests it does not show how few they
+        are.
     """
     counts = np.array([batch.size for batch in batches], np.float64)
     cumulative = [np.append(0, np.cumsum(batch.counts)) for batch in batches]
@@ -149,7 +159,9 @@ def quantile_interval(
     def share_at(q: float, side: Literal["left", "right"]) -> tuple[float, float]:
         """Return the share of samples below q (left) or up to q (right), and its standard error."""
         indices = [np.searchsorted(batch.values, q, side=side) for batch in batches]
-        sums = np.array([c[index] for c, index in zip(cumulative, indices, strict=True)], np.float64)
+        sums = np.array(
+            [c[index] for c, index in zip(cumulative, indices, strict=True)], np.float64
+        )
         ratio = float(sums.sum() / counts.sum())
         return ratio, standard_error((sums - ratio * counts) / counts.mean())
 
@@ -163,7 +175,8 @@ def quantile_interval(
     level = share + t_bursts * error
     high: float | None = None
     if t_bursts**2 < bursts:
-        # Many samples may equal q: then it is an end itself, where the share up to it leaves no doubt.
+        # Many samples may equal q: then it is an end itself, where the share up to it leaves no
+        # doubt.
         if up_to - t_bursts * error_up_to >= share:
             high = q
         elif level < 1:
@@ -183,10 +196,11 @@ def quantile_interval(
 
 
 def effective_bursts(beyond: float, error: float) -> float:
-    """Return how many independent bursts of one length would make a share of samples spread as it does.
+    """Return how many independent bursts of one length would make a share of samples spread as it
+    does.
 
-    They come at random (Poisson), so the share has the variance ``beyond`` ** 2 / bursts. Bursts of unequal length
-    count less: so many times E[T]^2 / E[T^2].
+    They come at random (Poisson), so the share has the variance ``beyond`` ** 2 / bursts. Bursts of
+    unequal length count less: so many times E[T]^2 / E[T^2].
 
     Parameters
     ----------
@@ -205,7 +219,9 @@ def bursts_needed(confidence: float, batches: int) -> int:
 
 
 def standard_error(residuals: Floats) -> float:
-    """Return the standard error of the mean of correlated batches, as if each depended on the last one only (AR(1))."""
+    """Return the standard error of the mean of correlated batches, as if each depended on the last
+    one only (AR(1)).
+    """
     phi = min(max(correlation(residuals), 0.0), _MOST_WIDENING)
     return float(residuals.std(ddof=1)) * math.sqrt((1 + phi) / (1 - phi) / residuals.size)
 
@@ -218,8 +234,9 @@ def student(confidence: float, batches: int) -> float:
 def _burst_student(confidence: float, batches: int, bursts: float) -> float:
     """Return the two-sided t quantile for a variance that was measured on so many effective bursts.
 
-    Of bursts that come at random a variance has the squared coefficient of variation 2 / (batches - 1) + kurtosis /
-    bursts, and 2 over that is its degrees of freedom (Satterthwaite, Biometrics Bulletin 2, 1946).
+    Of bursts that come at random a variance has the squared coefficient of variation 2 / (batches -
+    1) + kurtosis / bursts, and 2 over that is its degrees of freedom (Satterthwaite, Biometrics
+    Bulletin 2, 1946).
     """
     freedom = 1 / (1 / (batches - 1) + _BURST_KURTOSIS / 2 / bursts) if bursts > 0 else 0.0
     return float(special.stdtrit(freedom, (1 + confidence) / 2)) if freedom > 0 else math.inf
@@ -240,5 +257,7 @@ def difference(later: Distribution, earlier: Distribution) -> Distribution:
 
 
 def _skewed(t: float, beta: float) -> float:
-    """Return the t quantile adjusted for the skewness of the mean (Willink, Statistics & Probability Letters 2005)."""
+    """Return the t quantile adjusted for the skewness of the mean (Willink, Statistics &
+    Probability Letters 2005).
+    """
     return float(np.cbrt(1 + 6 * beta * (t - beta)) - 1) / (2 * beta) if abs(beta) > 1e-3 else t

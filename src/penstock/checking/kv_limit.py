@@ -1,4 +1,6 @@
-"""What an answer owes to KV memory that nobody gave: the tokens at which the verdict of an engine would turn."""
+"""What an answer owes to KV memory that nobody gave: the tokens at which the verdict of an engine
+would turn.
+"""
 
 import dataclasses
 import math
@@ -10,13 +12,17 @@ from penstock.system.server import Server
 from penstock.theory.kv_blocks import drawn
 from penstock.workload.workload import Workload
 
-_RESOLUTION = 0.05  # of these tests: nearer to the limit the tokens matter less than what is not known of them
+# of these tests: nearer to the limit the tokens matter less than what is not known of them
+_RESOLUTION = 0.05
 _COARSE = 4.0  # from one size to the next, until the verdict turns
 _CLOSE = 1.25  # of the two sizes between which it turns
 
 
-def kv_notes(workload: Workload, server: Server, outcome: str, *, search: bool = True) -> tuple[str, ...]:
-    """Return what to know of the KV memory before the verdict on a server is read, in a sentence or none.
+def kv_notes(
+    workload: Workload, server: Server, outcome: str, *, search: bool = True
+) -> tuple[str, ...]:
+    """Return what to know of the KV memory before the verdict on a server is read, in a sentence or
+    none.
 
     Parameters
     ----------
@@ -47,7 +53,10 @@ def _between(workload: Workload, server: Server, outcome: str) -> str:
     there = _verdict(workload, server, ends[outcome])
     if there == outcome:
         return f". The verdict below ({outcome}) is the same at {ends[outcome]:,} tokens"
-    return f". The verdict below ({outcome}) is {there} at {ends[outcome]:,} tokens, so measure that number first"
+    return (
+        f". The verdict below ({outcome}) is {there} at {ends[outcome]:,} tokens, so measure that "
+        "number first"
+    )
 
 
 def _below(workload: Workload, server: Server) -> str:

@@ -1,4 +1,6 @@
-"""Steady-state latency: what a run says about the long run, how surely, and how long a run has to be."""
+"""Steady-state latency: what a run says about the long run, how surely, and how long a run has to
+be.
+"""
 
 import dataclasses
 import math
@@ -37,7 +39,9 @@ from penstock.words import QUANTILES
 from penstock.workload.workload import Workload
 
 GAP_SECTIONS = 2 * BATCHES
-"""Parts of a run whose gaps are counted apart; those of the warm-up go, the others are joined two by two."""
+"""Parts of a run whose gaps are counted apart; those of the warm-up go, the others are joined two
+by two.
+"""
 
 MOST_TIMES_LONGER = 16
 """How many times the requests asked for a run may have, to become precise or to decide targets."""
@@ -58,7 +62,8 @@ class SteadyState:
     confidence
         With which each interval holds its value.
     too_short
-        Whether the run is too short to bound latency from above. It starts empty, so what it misses lies above.
+        Whether the run is too short to bound latency from above. It starts empty, so what it misses
+        lies above.
     notices
         What the user should know besides, a sentence each.
     """
@@ -81,7 +86,8 @@ class SteadyState:
         statistics = self.estimates[target.metric]
         if target.statistic not in statistics:
             raise InputError(
-                f"{target} needs the {target.statistic}, but only {', '.join(statistics)} were estimated; "
+                f"{target} needs the {target.statistic}, but only {', '.join(statistics)} were "
+                "estimated; "
                 "give the target to steady_state or estimate"
             )
         return target.judge(statistics[target.statistic])
@@ -93,13 +99,20 @@ class SteadyState:
         return max((_half_width(mean) for mean in means), default=math.inf)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON form: ``latency`` and ``intervals`` by metric and statistic, and what they rest on."""
+        """Return the JSON form: ``latency`` and ``intervals`` by metric and statistic, and what
+        they rest on.
+        """
         return {
             "requests": self.requests,
             "warmup_requests": self.warmup_requests,
             "confidence": self.confidence,
-            "latency": {metric: {s: e.value for s, e in of.items()} for metric, of in self.estimates.items()},
-            "intervals": {metric: {s: [e.low, e.high] for s, e in of.items()} for metric, of in self.estimates.items()},
+            "latency": {
+                metric: {s: e.value for s, e in of.items()} for metric, of in self.estimates.items()
+            },
+            "intervals": {
+                metric: {s: [e.low, e.high] for s, e in of.items()}
+                for metric, of in self.estimates.items()
+            },
             "notices": list(self.notices),
         }
 
@@ -119,13 +132,15 @@ def estimate(
 ) -> tuple[Run, SteadyState]:
     """Simulate until the latency of the steady state is known well enough, or the budget is spent.
 
-    While a mean is less precise than asked for or a target undecided, the number of requests doubles; with the same
-    seed a longer run begins with the shorter one. Return the last run, with a row per request, and what it says.
+    While a mean is less precise than asked for or a target undecided, the number of requests
+    doubles; with the same seed a longer run begins with the shorter one. Return the last run, with
+    a row per request, and what it says.
 
     Parameters
     ----------
     workload, server
-        What arrives and what serves. A recording is never longer than it is: intervals are for it gone on with.
+        What arrives and what serves. A recording is never longer than it is: intervals are for it
+        gone on with.
     requests
         To begin with; default: the whole recording.
     precision
@@ -135,7 +150,8 @@ def estimate(
     confidence
         How often the interval of a statistic holds its value, whenever the simulation stops.
     rho
-        Rate over the rate that the server can carry under its policy and limits. Default: as `penstock.verdict` finds.
+        Rate over the rate that the server can carry under its policy and limits. Default: as
+        `penstock.verdict` finds.
     most_requests
         Budget; default: `MOST_TIMES_LONGER` times ``requests``.
     tick_s, progress
@@ -152,7 +168,9 @@ def estimate(
     begin = length_of_run(workload, requests, None)
     begin = checks.whole("requests", begin, 1, 10**9, "", "each keeps a row in memory")
     if precision is not None:
-        precision = checks.number("precision", precision, 1e-4, 1.0, "", "it is a share of the mean; 0.05 is 5%")
+        precision = checks.number(
+            "precision", precision, 1e-4, 1.0, "", "it is a share of the mean; 0.05 is 5%"
+        )
     budget = _budget(workload, begin, most_requests)
     drain = workload.rows is not None or load(workload, server).rho <= 1
     if rho is None:
@@ -166,7 +184,9 @@ def estimate(
 def _budget(workload: Workload, requests: int, most_requests: int | None) -> int:
     """Return the most requests of a run that begins with so many."""
     budget = MOST_TIMES_LONGER * requests if most_requests is None else most_requests
-    budget = checks.whole("most_requests", budget, requests, 10**11, "", "the first run already has `requests`")
+    budget = checks.whole(
+        "most_requests", budget, requests, 10**11, "", "the first run already has `requests`"
+    )
     if workload.rows is None:
         return budget
     return min(budget, max(workload.rows, requests))
@@ -189,27 +209,36 @@ class _Search:
     def within(self, requests: int, budget: int) -> tuple[Run, SteadyState]:
         """Simulate so many requests, and twice as many while that is not enough.
 
-        Who looks several times is wrong more often, so each interval has the confidence 1 - (1 - confidence) / looks,
-        and all looks together have the one asked for (Bonferroni).
+        Who looks several times is wrong more often, so each interval has the confidence 1 - (1 -
+        confidence) / looks, and all looks together have the one asked for (Bonferroni).
         """
         looks = 1 + math.ceil(math.log2(budget / requests))
         level = 1 - (1 - self.confidence) / looks
         while True:
             part = part_of(self.progress, 0.0, requests / budget)
-            run, gaps = _simulated(self.workload, self.server, requests, self.drain, self.tick_s, part)
-            steady = steady_state(run, targets=self.targets, rho=self.rho, confidence=level, gap_sections=gaps)
+            run, gaps = _simulated(
+                self.workload, self.server, requests, self.drain, self.tick_s, part
+            )
+            steady = steady_state(
+                run, targets=self.targets, rho=self.rho, confidence=level, gap_sections=gaps
+            )
             missing = self._missing(steady)
             if not missing or requests >= budget:
                 break
             requests = min(2 * requests, budget)
         notices = steady.notices
         if missing:
-            notices = (*notices, f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}")
+            notices = (
+                *notices,
+                f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}",
+            )
         return run, dataclasses.replace(steady, confidence=self.confidence, notices=notices)
 
     def _missing(self, steady: SteadyState) -> list[str]:
         """Say what the run was asked for and did not give."""
-        missing = [f"decide {target}" for target in self.targets if steady.judge(target) == "undecided"]
+        missing = [
+            f"decide {target}" for target in self.targets if steady.judge(target) == "undecided"
+        ]
         if self.precision is not None and not steady.precision <= self.precision:
             missing.insert(0, f"know every mean to {self.precision:.3g} of its value")
         return missing
@@ -225,8 +254,9 @@ def steady_state(
 ) -> SteadyState:
     """Estimate the latency of the steady state from one run.
 
-    The methods are those of `penstock.checking.intervals`, on requests in order of arrival up to the first unfinished
-    one. The warm-up is the longer of those found in TTFT and E2E. Intervals of a recording are for it gone on with.
+    The methods are those of `penstock.checking.intervals`, on requests in order of arrival up to
+    the first unfinished one. The warm-up is the longer of those found in TTFT and E2E. Intervals of
+    a recording are for it gone on with.
 
     Parameters
     ----------
@@ -235,13 +265,14 @@ def steady_state(
     targets
         Whose statistics are to be estimated besides the usual ones.
     rho
-        Rate over the rate that the server can carry, to say whether the run is long enough (`relaxation_requests`).
-        Without it only warm-up and batches tell.
+        Rate over the rate that the server can carry, to say whether the run is long enough
+        (`relaxation_requests`). Without it only warm-up and batches tell.
     confidence
         Of each interval.
     gap_sections
-        Times between tokens in `GAP_SECTIONS` parts of the run, with as many arrivals each; `estimate` counts them.
-        Without them the percentiles of ``tbt_s`` are those of the whole run and have no interval.
+        Times between tokens in `GAP_SECTIONS` parts of the run, with as many arrivals each;
+        `estimate` counts them. Without them the percentiles of ``tbt_s`` are those of the whole run
+        and have no interval.
 
     Raises
     ------
@@ -249,40 +280,64 @@ def steady_state(
         If the run did not keep its requests, or a number cannot be used.
     """
     if not isinstance(run, Run):
-        raise InputError(f"steady_state takes a Run, not {checks.shown(run)}; give it what simulate returned")
+        raise InputError(
+            f"steady_state takes a Run, not {checks.shown(run)}; give it what simulate returned"
+        )
     confidence = checked_confidence(confidence)
     if rho is not None:
-        rho = checks.number("rho", rho, 0.0, 1e9, "", "it is the rate over the rate that can be carried")
+        rho = checks.number(
+            "rho", rho, 0.0, 1e9, "", "it is the rate over the rate that can be carried"
+        )
     rows, notices = _finished(recorded(run.rows, "requests"))
     # The warm-up goes, and what is left is cut to equal batches.
     count = rows.arrival.size
     removed, still_warming = max(
-        intervals.warmup(rows.first_token - rows.arrival), intervals.warmup(rows.finish - rows.arrival)
+        intervals.warmup(rows.first_token - rows.arrival),
+        intervals.warmup(rows.finish - rows.arrival),
     )
     used = (count - removed) // BATCHES * BATCHES
     batched = _in_batches(run, rows, used, gap_sections)
     # Near saturation a queue forgets slowly: the run must see many of its relaxation times.
     relaxation = 0.0
     if rho is not None and used >= LEAST_REQUESTS:
-        tokens = rows.prompt_tokens.astype(float) + rows.output_tokens - (run.server.convention == "engine")
+        tokens = (
+            rows.prompt_tokens.astype(float)
+            + rows.output_tokens
+            - (run.server.convention == "engine")
+        )
         relaxation = relaxation_requests(rho, variability(rows.arrival, tokens))
     short = _shortness(count, used, still_warming, batched, rho, relaxation)
 
     def estimated(metric: str, statistic: str) -> Estimate:
-        most = _most_bursts(metric, statistic, batched["ttft_s"].tail(statistic, confidence), used, relaxation)
+        most = _most_bursts(
+            metric, statistic, batched["ttft_s"].tail(statistic, confidence), used, relaxation
+        )
         return batched[metric].estimate(statistic, confidence, run.tick_s, bool(short), most)
 
-    estimates = {metric: {name: estimated(metric, name) for name in _statistics(metric, targets)} for metric in batched}
+    estimates = {
+        metric: {name: estimated(metric, name) for name in _statistics(metric, targets)}
+        for metric in batched
+    }
     if not short:
-        by_name = {metric.removesuffix("_s"): statistics for metric, statistics in estimates.items()}
+        by_name = {
+            metric.removesuffix("_s"): statistics for metric, statistics in estimates.items()
+        }
         notices += few_bursts(by_name, confidence, used, "requests")
     return SteadyState(estimates, used, count - used, confidence, bool(short), (*notices, *short))
 
 
-def _in_batches(run: Run, rows: Rows, used: int, gap_sections: Sequence[Distribution]) -> dict[str, Batches]:
-    """Put the samples of the last requests that are used into batches, or all together if they are too few."""
+def _in_batches(
+    run: Run, rows: Rows, used: int, gap_sections: Sequence[Distribution]
+) -> dict[str, Batches]:
+    """Put the samples of the last requests that are used into batches, or all together if they are
+    too few.
+    """
     if used < LEAST_REQUESTS:
-        return {"ttft_s": Batches.none(run.ttft), "tbt_s": Batches.none(run.gaps), "e2e_s": Batches.none(run.e2e)}
+        return {
+            "ttft_s": Batches.none(run.ttft),
+            "tbt_s": Batches.none(run.gaps),
+            "e2e_s": Batches.none(run.e2e),
+        }
     removed = rows.arrival.size - used
     ttft = (rows.first_token - rows.arrival)[removed:]
     e2e = (rows.finish - rows.arrival)[removed:]
@@ -294,10 +349,12 @@ def _in_batches(run: Run, rows: Rows, used: int, gap_sections: Sequence[Distribu
 
 
 def expected_bursts(statistic: str, requests: int, relaxation: float) -> float:
-    """Return the effective number of bursts to expect beyond a percentile of the wait in heavy traffic.
+    """Return the effective number of bursts to expect beyond a percentile of the wait in heavy
+    traffic.
 
-    A reflected Brownian motion with drift -1 and variance 1 spends a share 1 - p of its time beyond the percentile,
-    1/2 in each burst, with E[T]^2 / E[T^2] = 1/4; its relaxation time is 2. So they are 1 - p to a relaxation time.
+    A reflected Brownian motion with drift -1 and variance 1 spends a share 1 - p of its time beyond
+    the percentile, 1/2 in each burst, with E[T]^2 / E[T^2] = 1/4; its relaxation time is 2. So they
+    are 1 - p to a relaxation time.
 
     Parameters
     ----------
@@ -314,9 +371,15 @@ def expected_bursts(statistic: str, requests: int, relaxation: float) -> float:
 
 
 def _most_bursts(
-    metric: str, statistic: str, waits: intervals.QuantileInterval | None, used: int, relaxation: float
+    metric: str,
+    statistic: str,
+    waits: intervals.QuantileInterval | None,
+    used: int,
+    relaxation: float,
 ) -> float:
-    """Return the most bursts to expect beyond a percentile: of the wait in heavy traffic, and for E2E of TTFT."""
+    """Return the most bursts to expect beyond a percentile: of the wait in heavy traffic, and for
+    E2E of TTFT.
+    """
     if metric == "tbt_s":
         return math.inf
     most = expected_bursts(statistic, used, relaxation)
@@ -333,8 +396,12 @@ def _finished(rows: Rows) -> tuple[Rows, list[str]]:
     return rows.where(slice(count)), notices
 
 
-def _gap_batches(gaps: Distribution, rows: Rows, removed: int, sections: Sequence[Distribution]) -> Batches:
-    """Put the times between tokens into batches: sections after the warm-up, two by two, or else sums by request."""
+def _gap_batches(
+    gaps: Distribution, rows: Rows, removed: int, sections: Sequence[Distribution]
+) -> Batches:
+    """Put the times between tokens into batches: sections after the warm-up, two by two, or else
+    sums by request.
+    """
     if sections:
         first = math.ceil(removed / rows.arrival.size * len(sections))
         first += (len(sections) - first) % 2
@@ -346,28 +413,51 @@ def _gap_batches(gaps: Distribution, rows: Rows, removed: int, sections: Sequenc
 
 
 def _shortness(
-    requests: int, used: int, still_warming: bool, batched: Mapping[str, Batches], rho: float | None, relaxation: float
+    requests: int,
+    used: int,
+    still_warming: bool,
+    batched: Mapping[str, Batches],
+    rho: float | None,
+    relaxation: float,
 ) -> list[str]:
-    """Say why the run is too short, if it is: for intervals, by latency itself, or for a queue with such a memory."""
+    """Say why the run is too short, if it is: for intervals, by latency itself, or for a queue with
+    such a memory.
+    """
     if used < LEAST_REQUESTS:
-        return [f"{used:,} requests are too few for intervals, which need {LEAST_REQUESTS:,} after the warm-up"]
-    reasons = unsteady("latency", still_warming, [batched["ttft_s"], batched["e2e_s"]], requests, "requests")
+        return [
+            f"{used:,} requests are too few for intervals, which need {LEAST_REQUESTS:,} after "
+            "the warm-up"
+        ]
+    reasons = unsteady(
+        "latency", still_warming, [batched["ttft_s"], batched["e2e_s"]], requests, "requests"
+    )
     enough = RELAXATIONS * relaxation
     if relaxation == math.inf:
-        reasons.append("as far as can be told, no less arrives than can be carried: there may be no steady state")
+        reasons.append(
+            "as far as can be told, no less arrives than can be carried: there may be no steady "
+            "state"
+        )
     elif requests < enough:
         would_do = f"{enough:,.0f} would do" if enough < 1e8 else "no run is long enough"
         reasons.append(
-            f"at {rho:.3f} of what can be carried the queue forgets its past over {relaxation:,.0f} requests (its "
+            f"at {rho:.3f} of what can be carried the queue forgets its past over "
+            f"{relaxation:,.0f} requests (its "
             f"relaxation time), so {requests:,} are too few; {would_do}"
         )
     return reasons
 
 
 def _simulated(
-    workload: Workload, server: Server, requests: int, drain: bool, tick_s: float, progress: Progress
+    workload: Workload,
+    server: Server,
+    requests: int,
+    drain: bool,
+    tick_s: float,
+    progress: Progress,
 ) -> tuple[Run, list[Distribution]]:
-    """Simulate in sections, and count the times between tokens in each; the run is the one `simulate` gives."""
+    """Simulate in sections, and count the times between tokens in each; the run is the one
+    `simulate` gives.
+    """
     session = open_session(server, "requests", tick_s, True, NEVER, workload.prefixes)
     window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
     requests = window.arrival.size
@@ -380,7 +470,9 @@ def _simulated(
     before = session.gaps()
     ends = np.unique(np.linspace(0, requests, GAP_SECTIONS + 1).astype(int))
     for end in ends[ends > 0]:
-        part = Window(*(column[:end] for column in window.columns))  # views: results land in the whole window
+        part = Window(
+            *(column[:end] for column in window.columns)
+        )  # views: results land in the whole window
         session.run(part, final=end == requests, drain=drain, report=report)
         now = session.gaps()
         sections.append(intervals.difference(now, before))
@@ -389,7 +481,9 @@ def _simulated(
 
 
 def _statistics(metric: str, targets: Sequence[Target]) -> list[str]:
-    return list(dict.fromkeys(["mean", *QUANTILES, *(t.statistic for t in targets if t.metric == metric)]))
+    return list(
+        dict.fromkeys(["mean", *QUANTILES, *(t.statistic for t in targets if t.metric == metric)])
+    )
 
 
 def _half_width(mean: Estimate) -> float:

@@ -1,7 +1,9 @@
-"""Steady-state latency of a network: E2E of jobs, TTFT and E2E at stages, waits at joins, each with an interval.
+"""Steady-state latency of a network: E2E of jobs, TTFT and E2E at stages, waits at joins, each with
+an interval.
 
-The methods are those of `penstock.checking.intervals`. A batch is a number of jobs in order of arrival, so the samples
-of a workflow or a stage differ in number from batch to batch, and each mean is a ratio of sums.
+The methods are those of `penstock.checking.intervals`. A batch is a number of jobs in order of
+arrival, so the samples of a workflow or a stage differ in number from batch to batch, and each mean
+is a ratio of sums.
 """
 
 import dataclasses
@@ -37,7 +39,9 @@ LEAST_JOBS = 1_000
 """Jobs after the warm-up below which no interval is given."""
 
 FILLING = 2.0
-"""Mean E2E from the start over which jobs are left out: the first ones meet a network that is not yet full."""
+"""Mean E2E from the start over which jobs are left out: the first ones meet a network that is not
+yet full.
+"""
 
 _FORESIGHT = 10
 """Times as long as it is itself that a run can say a run should be; a shorter one names a least."""
@@ -56,14 +60,15 @@ class NetworkSteadyState:
     workflows
         E2E of the jobs of each workflow, by its name.
     stages
-        By stage and metric: ``ttft_s`` and ``e2e_s`` from arrival at a replica, and at joins ``join_wait_s``, what a
-        branch that is done waits for the others.
+        By stage and metric: ``ttft_s`` and ``e2e_s`` from arrival at a replica, and at joins
+        ``join_wait_s``, what a branch that is done waits for the others.
     jobs, warmup_jobs
         Jobs used, and removed before them.
     confidence
         With which each interval holds its value.
     too_short
-        Whether the run is too short to bound latency from above. It starts empty, so what it misses lies above.
+        Whether the run is too short to bound latency from above. It starts empty, so what it misses
+        lies above.
     notices
         What the user should know besides, a sentence each.
     """
@@ -82,17 +87,17 @@ def network_steady_state(
 ) -> NetworkSteadyState:
     """Estimate the latency of the steady state from one run.
 
-    The warm-up is found in the E2E of all jobs, each over the mean of its workflow, and is `FILLING` times the mean E2E
-    at least. Jobs from the first unfinished one on are left out, since behind it only the quick ones have ended.
-    Intervals of a recording are for it gone on with.
+    The warm-up is found in the E2E of all jobs, each over the mean of its workflow, and is
+    `FILLING` times the mean E2E at least. Jobs from the first unfinished one on are left out, since
+    behind it only the quick ones have ended. Intervals of a recording are for it gone on with.
 
     Parameters
     ----------
     run
         Simulated with its requests kept.
     loads
-        Shape (pools,), load of each pool over what it can carry, to say whether the run is long enough
-        (`relaxation_requests`). Without it only warm-up and batches tell.
+        Shape (pools,), load of each pool over what it can carry, to say whether the run is long
+        enough (`relaxation_requests`). Without it only warm-up and batches tell.
     confidence
         Of each interval.
 
@@ -102,7 +107,10 @@ def network_steady_state(
         If the run did not keep its requests, or a number cannot be used.
     """
     if not isinstance(run, NetworkRun):
-        raise InputError(f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; simulate a network first")
+        raise InputError(
+            f"network_steady_state takes a NetworkRun, not {checks.shown(run)}; simulate a "
+            "network first"
+        )
     confidence = checked_confidence(confidence)
     rows = recorded(run.rows, "requests")
     count, notices = before_unfinished(run.finish, "job", "ended")
@@ -123,7 +131,9 @@ def network_steady_state(
         short += unsteady("E2E", still_warming, list(workflows.values()), count, "jobs")
 
     def estimated(batches: Batches) -> Statistics:
-        return {name: batches.estimate(name, confidence, run.tick_s, bool(short)) for name in STATISTICS}
+        return {
+            name: batches.estimate(name, confidence, run.tick_s, bool(short)) for name in STATISTICS
+        }
 
     of_workflows = {name: estimated(batches) for name, batches in workflows.items()}
     of_stages = {
@@ -133,14 +143,22 @@ def network_steady_state(
     if not short:
         by_name = {f"{name} e2e": statistics for name, statistics in of_workflows.items()}
         for stage, metrics in of_stages.items():
-            by_name |= {f"{stage} {metric.removesuffix('_s')}": statistics for metric, statistics in metrics.items()}
+            by_name |= {
+                f"{stage} {metric.removesuffix('_s')}": statistics
+                for metric, statistics in metrics.items()
+            }
         notices += few_bursts(by_name, confidence, used, "jobs")
-    return NetworkSteadyState(of_workflows, of_stages, used, count - used, confidence, bool(short), (*notices, *short))
+    return NetworkSteadyState(
+        of_workflows, of_stages, used, count - used, confidence, bool(short), (*notices, *short)
+    )
 
 
 def _of_workflows(run: NetworkRun, e2e: Ints, batch: Ints) -> dict[str, Batches]:
     """Return E2E of the jobs of each workflow, as far as all have ended."""
-    chosen = {workflow.name: run.workflow[: e2e.size] == index for index, workflow in enumerate(run.network.workflows)}
+    chosen = {
+        workflow.name: run.workflow[: e2e.size] == index
+        for index, workflow in enumerate(run.network.workflows)
+    }
     return {name: _batched(batch, np.flatnonzero(mine), e2e[mine]) for name, mine in chosen.items()}
 
 
@@ -193,14 +211,18 @@ def _shortness(
     """Say why the jobs are too few, if they are, and how many would do."""
     few = []
     never = []
-    # Jobs of a batch. Relaxation times of pools add up, since work of the one is work of the next, and twice, since
+    # Jobs of a batch. Relaxation times of pools add up, since work of the one is work of the next,
+    # and twice, since
     # batches of one relaxation time are correlated by .54, of two by .33.
     batch = at_once
     if used < LEAST_JOBS:
-        few = [f"{used:,} jobs after the warm-up are too few for intervals, which need {LEAST_JOBS:,}"]
+        few = [
+            f"{used:,} jobs after the warm-up are too few for intervals, which need {LEAST_JOBS:,}"
+        ]
     elif remaining < BATCHES * at_once:
         few = [
-            f"{at_once:,.0f} jobs are in the network at once, and each {BATCHES}th of the run must have as many, so "
+            f"{at_once:,.0f} jobs are in the network at once, and each {BATCHES}th of the run "
+            "must have as many, so "
             f"{remaining:,} after the warm-up are too few"
         ]
     pool_loads = [] if loads is None else np.asarray(loads, np.float64).tolist()
@@ -209,24 +231,33 @@ def _shortness(
         relaxation = relaxation_requests(load, spread)
         if load >= 1:
             never.append(
-                f"as far as can be told, no less arrives at pool {name} than it carries: it may never be steady"
+                f"as far as can be told, no less arrives at pool {name} than it carries: it may "
+                "never be steady"
             )
             continue
         batch += 2 * relaxation
         if remaining < RELAXATIONS * relaxation:
             few.append(
-                f"at {load:.3f} of what pool {name} can carry its queue forgets its past over {relaxation:,.0f} jobs "
+                f"at {load:.3f} of what pool {name} can carry its queue forgets its past over "
+                f"{relaxation:,.0f} jobs "
                 f"(its relaxation time), so {remaining:,} after the warm-up are too few"
             )
     if never:
         return [*few, *never]
-    # Three standard errors of a variance are added. A warm-up that is found in E2E is half the run at most.
+    # Three standard errors of a variance are added. A warm-up that is found in E2E is half the run
+    # at most.
     doubt = 1 + 3 * math.sqrt(2 / max(min(count // 10, _GROUPS), 1))
     enough = max(2 * LEAST_JOBS, doubt * (BATCHES * batch + FILLING * at_once))
     if enough >= _NO_RUN:
         return [f"{reason}; no run is long enough" for reason in few]
-    foreseeable = count >= enough / _FORESIGHT  # else too little was seen of the steady state to promise anything
-    would_do = f"{rounded_up(enough):,} would do" if foreseeable else f"simulate {rounded_up(enough):,} or more"
+    foreseeable = (
+        count >= enough / _FORESIGHT
+    )  # else too little was seen of the steady state to promise anything
+    would_do = (
+        f"{rounded_up(enough):,} would do"
+        if foreseeable
+        else f"simulate {rounded_up(enough):,} or more"
+    )
     return [f"{reason}; {would_do}" for reason in few]
 
 

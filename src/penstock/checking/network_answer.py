@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 MOST_JOBS = 10_000_000
 """Of a run: each keeps a row per request in memory."""
 
-RECORDED = "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to test stability"
+RECORDED = (
+    "all jobs are recorded and come to an end, so nothing can grow for ever; give them a rate to "
+    "test stability"
+)
 
 _TEST_SHARE = 0.5  # of the work, for the progress bar
 
@@ -73,8 +76,8 @@ class StageAnswer:
     prefill_tokens, decode_tokens
         Forward tokens of a request in each phase, on average.
     latency
-        In the steady state, by metric (``ttft_s``, ``e2e_s``, at joins ``join_wait_s``) and statistic; None where it is
-        refused.
+        In the steady state, by metric (``ttft_s``, ``e2e_s``, at joins ``join_wait_s``) and
+        statistic; None where it is refused.
     """
 
     name: str
@@ -138,9 +141,13 @@ class NetworkAnswer(AnyAnswer):
         return self.certificate.theorem in (VIRTUAL, SPIRAL)
 
     def cycles_in_words(self) -> list[tuple[float, str]]:
-        """Return of each cycle of pools the factor on all rates that is certified, and what that means."""
+        """Return of each cycle of pools the factor on all rates that is certified, and what that
+        means.
+        """
         anyone = self.certificate.any_policy
-        others = all(h.held for h in self.certificate.hypotheses if h.name not in (CERTIFIED, CARRIED))
+        others = all(
+            h.held for h in self.certificate.hypotheses if h.name not in (CERTIFIED, CARRIED)
+        )
         certifies = "certifies" if others else "would, if the other hypotheses held, certify"
         rows = []
         for cycle in anyone.cycles if anyone else ():
@@ -148,14 +155,17 @@ class NetworkAnswer(AnyAnswer):
                 what = "nothing is known of every work-conserving order of the stages"
             else:
                 what = (
-                    f"the linear program {certifies} every work-conserving order of the stages up to so many times "
+                    f"the linear program {certifies} every work-conserving order of the stages up "
+                    "to so many times "
                     "this load"
                 )
                 if cycle.max_load >= cycle.overload * (1 - 1e-5):
                     what += ", where a pool is overloaded"
                 elif cycle.exact and others:
                     what += "; above it some order fails"
-            rows.append((cycle.max_load, f"jobs go round between {' - '.join(cycle.pools)}: {what}"))
+            rows.append(
+                (cycle.max_load, f"jobs go round between {' - '.join(cycle.pools)}: {what}")
+            )
         return rows
 
     def as_dict(self) -> dict[str, Any]:
@@ -183,7 +193,9 @@ class NetworkAnswer(AnyAnswer):
                 "seconds": run.seconds,
                 "growth_tokens_per_s": growth if np.isfinite(growth) else None,
             },
-            "pools": [dataclasses.asdict(pool) | {"binding": list(pool.binding)} for pool in self.pools],
+            "pools": [
+                dataclasses.asdict(pool) | {"binding": list(pool.binding)} for pool in self.pools
+            ],
             "workflows": [
                 {
                     "workflow": workflow.name,
@@ -202,13 +214,19 @@ class NetworkAnswer(AnyAnswer):
                     "visits_per_s": stage.visits_per_s,
                     "prefill_tokens": stage.prefill_tokens,
                     "decode_tokens": stage.decode_tokens,
-                    "latency": stage.latency and {metric: _values(of) for metric, of in stage.latency.items()},
-                    "latency_interval": stage.latency and {metric: _ends(of) for metric, of in stage.latency.items()},
+                    "latency": stage.latency
+                    and {metric: _values(of) for metric, of in stage.latency.items()},
+                    "latency_interval": stage.latency
+                    and {metric: _ends(of) for metric, of in stage.latency.items()},
                 }
                 for stage in self.stages
             ],
             "steady_state": steady
-            and {"jobs": steady.jobs, "warmup_jobs": steady.warmup_jobs, "confidence": steady.confidence},
+            and {
+                "jobs": steady.jobs,
+                "warmup_jobs": steady.warmup_jobs,
+                "confidence": steady.confidence,
+            },
             "latency_refused": self.latency_refused,
             "disagreement": self.disagreement,
             "warnings": list(self.warnings),
@@ -237,11 +255,14 @@ def of_network(
     pools = pool_answers(network, certificate, run)
     latency = None
     if not no_steady_state(certificate, stability):
-        latency = network_steady_state(run, loads=_loads(certificate, pools) if network.reuse_is_certain else None)
+        latency = network_steady_state(
+            run, loads=_loads(certificate, pools) if network.reuse_is_certain else None
+        )
     warnings = [notice for workflow in network.workflows for notice in workflow.notices]
     if network.ends:
         warnings.append(
-            "jobs are recorded: latency is that of the recording, its intervals are for it gone on with; for jobs that "
+            "jobs are recorded: latency is that of the recording, its intervals are for it gone "
+            "on with; for jobs that "
             "are independent, draw them from it with arrivals 'poisson'"
         )
     warnings += pool_warnings(network, model, pools, run)
@@ -286,7 +307,10 @@ def certificate_as_dict(certificate: NetworkCertificate) -> dict[str, Any]:
             "max_load": virtual.max_load,
         },
         "order": [list(pools) for pools in certificate.order],
-        "joins": [{"stage": join.stage, "branches": join.branches, "bound": join.bound} for join in certificate.joins],
+        "joins": [
+            {"stage": join.stage, "branches": join.branches, "bound": join.bound}
+            for join in certificate.joins
+        ],
     }
 
 
@@ -296,19 +320,33 @@ def _length_of_run(network: Network, jobs: int | None, until: float | None) -> i
     jobs = jobs_of_run(network, jobs, until, MOST_JOBS, "each keeps a row per request in memory")
     if until is not None:
         longest = MOST_JOBS / sum(workflow.rate for workflow in network.workflows)
-        checks.number("until", until, 1e-9, longest, "s", f"a row per request is kept, of up to {MOST_JOBS:,} jobs")
+        checks.number(
+            "until",
+            until,
+            1e-9,
+            longest,
+            "s",
+            f"a row per request is kept, of up to {MOST_JOBS:,} jobs",
+        )
     return jobs
 
 
 def _loads(certificate: NetworkCertificate, pools: Sequence[PoolAnswer]) -> list[float]:
-    """Return the load of each pool over what it carries: under its limits, and in its virtual station."""
+    """Return the load of each pool over what it carries: under its limits, and in its virtual
+    station.
+    """
     virtual = certificate.virtual_station
     return [
-        max(1 - pool.margin, 1 / virtual.max_load if virtual and pool.name in virtual.pools else 0.0) for pool in pools
+        max(
+            1 - pool.margin, 1 / virtual.max_load if virtual and pool.name in virtual.pools else 0.0
+        )
+        for pool in pools
     ]
 
 
-def _workflows(network: Network, run: NetworkRun, latency: NetworkSteadyState | None) -> tuple[WorkflowAnswer, ...]:
+def _workflows(
+    network: Network, run: NetworkRun, latency: NetworkSteadyState | None
+) -> tuple[WorkflowAnswer, ...]:
     return tuple(
         WorkflowAnswer(
             workflow.name,
@@ -336,10 +374,16 @@ def _stages(model: NetworkModel, latency: NetworkSteadyState | None) -> tuple[St
 
 
 def _values(statistics: Statistics | None) -> dict[str, float | None] | None:
-    return None if statistics is None else {name: estimate.value for name, estimate in statistics.items()}
+    return (
+        None
+        if statistics is None
+        else {name: estimate.value for name, estimate in statistics.items()}
+    )
 
 
 def _ends(statistics: Statistics | None) -> dict[str, list[float | None]] | None:
     return (
-        None if statistics is None else {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}
+        None
+        if statistics is None
+        else {name: [estimate.low, estimate.high] for name, estimate in statistics.items()}
     )

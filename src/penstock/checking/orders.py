@@ -31,8 +31,8 @@ def compare_orders(
     network, jobs, until, seed, resolution, progress
         As in `penstock.check`.
     orders
-        Orders that all pools have, as in `Pool`; or by any names, orders of all pools or a mapping from pools to
-        theirs, where pools left out keep their own.
+        Orders that all pools have, as in `Pool`; or by any names, orders of all pools or a mapping
+        from pools to theirs, where pools left out keep their own.
 
     Returns
     -------
@@ -49,7 +49,9 @@ def compare_orders(
     answers = {}
     for index, (name, reordered) in enumerate(networks.items()):
         part = part_of(progress, index / count, (index + 1) / count)
-        answers[name] = check(reordered, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part)
+        answers[name] = check(
+            reordered, jobs=jobs, until=until, seed=seed, resolution=resolution, progress=part
+        )
     return answers
 
 
@@ -77,24 +79,33 @@ def with_order(network: Network, order: OrderChoice | Mapping[str, OrderChoice])
     else:
         chosen = dict.fromkeys(network.pools, resolve_order(order))
     pools = {
-        name: dataclasses.replace(pool, order=chosen.get(name, pool.order)) for name, pool in network.pools.items()
+        name: dataclasses.replace(pool, order=chosen.get(name, pool.order))
+        for name, pool in network.pools.items()
     }
     return dataclasses.replace(network, pools=pools)
 
 
 def _reordered(
-    network: Network, orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]]
+    network: Network,
+    orders: Sequence[OrderChoice] | Mapping[str, OrderChoice | Mapping[str, OrderChoice]],
 ) -> dict[str, Network]:
     if not isinstance(network, Network):
-        raise InputError(f"compare_orders takes a Network, not {checks.shown(network)}; for one server use check")
+        raise InputError(
+            f"compare_orders takes a Network, not {checks.shown(network)}; for one server use check"
+        )
     if isinstance(orders, str) or not isinstance(orders, Sequence | Mapping) or not orders:
-        raise InputError(f"orders are {checks.shown(orders)}; give a list of at least one, such as ['fcfs', 'hlpps']")
+        raise InputError(
+            f"orders are {checks.shown(orders)}; give a list of at least one, such as ['fcfs', "
+            "'hlpps']"
+        )
     if isinstance(orders, Mapping):
         return {name: with_order(network, order) for name, order in orders.items()}
     networks: dict[str, Network] = {}
     for choice in orders:
         order = resolve_order(choice)
         if order.name in networks:
-            raise InputError(f"two orders are called {order.name}, so which is meant is unclear; leave one out")
+            raise InputError(
+                f"two orders are called {order.name}, so which is meant is unclear; leave one out"
+            )
         networks[order.name] = with_order(network, order)
     return networks

@@ -25,11 +25,13 @@ class PoolAnswer:
     rho
         Tokens that arrive over the most that batches of any size process.
     margin
-        What is left before the load above which no policy is stable under token budget and max batch size, as a share
-        of it (`penstock.theory.region`); negative where none is stable. 1 - rho where no max batch size binds. Both
-        count prompts in full where what is reused depends on the run.
+        What is left before the load above which no policy is stable under token budget and max
+        batch size, as a share of it (`penstock.theory.region`); negative where none is stable. 1 -
+        rho where no max batch size binds. Both count prompts in full where what is reused depends
+        on the run.
     binding
-        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where neither does.
+        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where
+        neither does.
     drain_s
         As in `penstock.theory.network.certificate.PoolLoad`.
     busy
@@ -37,7 +39,8 @@ class PoolAnswer:
     tokens_per_s
         Simulated, all replicas together.
     tokens_per_batch
-        Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load: with small batches.
+        Simulated, on average; 0 without batches. Replicas can be busy all the time at a low load:
+        with small batches.
     """
 
     name: str
@@ -54,14 +57,19 @@ class PoolAnswer:
     tokens_per_batch: float
 
 
-def pool_answers(network: Network, certificate: NetworkCertificate, run: NetworkRun) -> tuple[PoolAnswer, ...]:
+def pool_answers(
+    network: Network, certificate: NetworkCertificate, run: NetworkRun
+) -> tuple[PoolAnswer, ...]:
     """Return what each pool is asked for, and what it did."""
     busy, tokens, batches = (
-        np.bincount(run.replica_pool, of, len(network.pools)) for of in (run.busy, run.tokens, run.batches)
+        np.bincount(run.replica_pool, of, len(network.pools))
+        for of in (run.busy, run.tokens, run.batches)
     )
     ticks = max(run.end, 1)
     answers = []
-    for index, (loaded, pool) in enumerate(zip(certificate.pools, network.pools.values(), strict=True)):
+    for index, (loaded, pool) in enumerate(
+        zip(certificate.pools, network.pools.values(), strict=True)
+    ):
         answers.append(
             PoolAnswer(
                 name=loaded.name,
@@ -81,14 +89,19 @@ def pool_answers(network: Network, certificate: NetworkCertificate, run: Network
     return tuple(answers)
 
 
-def pool_warnings(network: Network, model: NetworkModel, pools: Sequence[PoolAnswer], run: NetworkRun) -> list[str]:
-    """Say what limits waste, where they hold a pool back although tokens would fit, and what loads leave out."""
+def pool_warnings(
+    network: Network, model: NetworkModel, pools: Sequence[PoolAnswer], run: NetworkRun
+) -> list[str]:
+    """Say what limits waste, where they hold a pool back although tokens would fit, and what loads
+    leave out.
+    """
     warnings = []
     if not network.reuse_is_certain and run.rows is not None:
         prompts = max(int(run.rows.jobs.prompt.sum(dtype=np.int64)), 1)
         share = int(run.rows.cached.sum(dtype=np.int64)) / prompts
         warnings.append(
-            f"loads count every prompt in full, but in this run replicas had {share:.1%} of the prompt tokens already"
+            f"loads count every prompt in full, but in this run replicas had {share:.1%} of the "
+            "prompt tokens already"
         )
     for index, (answer, pool) in enumerate(zip(pools, network.pools.values(), strict=True)):
         server = pool.server
@@ -96,15 +109,19 @@ def pool_warnings(network: Network, model: NetworkModel, pools: Sequence[PoolAns
             sizes = np.arange(1, server.token_budget + 1)
             best = int(sizes[np.argmax(sizes / server.batch_time(sizes))])
             warnings.append(
-                f"batches of pool {answer.name} filled to the token budget of {server.token_budget:,} carry "
-                f"{model.full_batch[index]:,.0f} tokens/s, but batches of {best:,} carry {model.capacity[index]:,.0f}: "
+                f"batches of pool {answer.name} filled to the token budget of "
+                f"{server.token_budget:,} carry "
+                f"{model.full_batch[index]:,.0f} tokens/s, but batches of {best:,} carry "
+                f"{model.capacity[index]:,.0f}: "
                 f"set the budget to {best:,}"
             )
         if server.scope_warning:
             warnings.append(f"pool {answer.name}: {server.scope_warning}")
         if answer.margin < -CRITICAL_BAND and answer.rho < 1 and network.reuse_is_certain:
             warnings.append(
-                f"no policy is stable at pool {answer.name}: its load is {answer.rho:.3f}, but its max batch size of "
-                f"{server.max_batch_size:,} lets it carry {1 / (1 - answer.margin):.3f} times what arrives; raise it"
+                f"no policy is stable at pool {answer.name}: its load is {answer.rho:.3f}, but "
+                "its max batch size of "
+                f"{server.max_batch_size:,} lets it carry {1 / (1 - answer.margin):.3f} times "
+                "what arrives; raise it"
             )
     return warnings

@@ -27,7 +27,8 @@ class Estimate:
     low, high
         Seconds; None where the run is too short to tell.
     bursts
-        Of a percentile: how many independent bursts of samples lie beyond it, as far as their spread tells.
+        Of a percentile: how many independent bursts of samples lie beyond it, as far as their
+        spread tells.
     """
 
     value: float | None
@@ -56,18 +57,28 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise InputError(f"a target has the metric {checks.shown(self.metric)}{nearest(str(self.metric), METRICS)}")
+            raise InputError(
+                "a target has the metric "
+                f"{checks.shown(self.metric)}{nearest(str(self.metric), METRICS)}"
+            )
         if not isinstance(self.statistic, str) or not (
-            self.statistic == "mean" or (re.fullmatch(_PERCENTILE, self.statistic) and 0 < share(self.statistic) < 1)
+            self.statistic == "mean"
+            or (re.fullmatch(_PERCENTILE, self.statistic) and 0 < share(self.statistic) < 1)
         ):
             shown = checks.shown(self.statistic)
-            raise InputError(f"a target has the statistic {shown}, but must have mean, or a percentile such as p99")
-        limit = checks.number("the limit of a target", self.limit_s, 1e-12, 1e12, "s", "no latency is out of it")
+            raise InputError(
+                f"a target has the statistic {shown}, but must have mean, or a percentile such as "
+                "p99"
+            )
+        limit = checks.number(
+            "the limit of a target", self.limit_s, 1e-12, 1e12, "s", "no latency is out of it"
+        )
         object.__setattr__(self, "limit_s", limit)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a target: metric, statistic, ``<`` or ``<=`` (latencies are continuous: the same), number, unit.
+        """Read a target: metric, statistic, ``<`` or ``<=`` (latencies are continuous: the same),
+        number, unit.
 
         >>> Target.parse("ttft_p99 < 200 ms")
         Target(metric='ttft_s', statistic='p99', limit_s=0.2)
@@ -90,13 +101,23 @@ class Target:
         if name == "itl":
             instead = text.strip().lower().replace("itl", "tbt", 1)
             raise InputError(
-                f"{shown} has the metric 'itl' (inter-token latency), which is called tbt here; write it like {instead}"
+                f"{shown} has the metric 'itl' (inter-token latency), which is called tbt here; "
+                f"write it like {instead}"
             )
         if f"{name}_s" not in METRICS:
-            raise InputError(f"{shown} has an unknown metric {name!r}{nearest(name, [m[:-2] for m in METRICS])}")
+            raise InputError(
+                f"{shown} has an unknown metric {name!r}{nearest(name, [m[:-2] for m in METRICS])}"
+            )
         if statistic in ("", "s"):
-            raise InputError(f"{shown} does not say of what its limit is; name the mean or a percentile: {example}")
-        return cls(f"{name}_s", _statistic(statistic, shown), _seconds(right.removeprefix("=").strip(), shown))
+            raise InputError(
+                f"{shown} does not say of what its limit is; name the mean or a percentile: "
+                f"{example}"
+            )
+        return cls(
+            f"{name}_s",
+            _statistic(statistic, shown),
+            _seconds(right.removeprefix("=").strip(), shown),
+        )
 
     def __str__(self) -> str:
         """Return what `parse` reads."""
@@ -114,7 +135,9 @@ class Target:
         return f"{self.metric[:-2].upper()} {self.statistic}"
 
     def unit(self, seconds: float) -> tuple[float, str]:
-        """Return in what to write a value beside the limit, and its number to the second: s where either has one."""
+        """Return in what to write a value beside the limit, and its number to the second: s where
+        either has one.
+        """
         return (1.0, "s") if max(self.limit_s, seconds) >= 1 else (UNITS["ms"], "ms")
 
     def judge(self, estimate: Estimate) -> Judgement:
@@ -135,9 +158,15 @@ def _statistic(name: str, shown: str) -> str:
     if name == "mean":
         return name
     if not re.fullmatch(_PERCENTILE, name):
-        raise InputError(f"{shown} has an unknown statistic {name!r}; take mean, or a percentile such as p99 or p99.9")
+        raise InputError(
+            f"{shown} has an unknown statistic {name!r}; take mean, or a percentile such as p99 "
+            "or p99.9"
+        )
     if not 0 < share(name) < 1:
-        raise InputError(f"{shown} has the percentile {name!r}, but percentiles lie between p0 and p100; take p99")
+        raise InputError(
+            f"{shown} has the percentile {name!r}, but percentiles lie between p0 and p100; take "
+            "p99"
+        )
     return f"p{float(name[1:]):.12g}"
 
 
@@ -148,13 +177,19 @@ def _seconds(text: str, shown: str) -> float:
     except ValueError:
         number = math.nan
     if match is None or math.isnan(number):
-        raise InputError(f"{shown} has the limit {text!r}, which is no number with a unit; write it like 2s or 200ms")
+        raise InputError(
+            f"{shown} has the limit {text!r}, which is no number with a unit; write it like 2s or "
+            "200ms"
+        )
     if match[2] not in UNITS:
         unit = f"the unit {match[2]!r}" if match[2] else "no unit"
-        raise InputError(f"{shown} has {unit}, so its limit is unknown; write s, ms or us, as in {match[1]}s")
+        raise InputError(
+            f"{shown} has {unit}, so its limit is unknown; write s, ms or us, as in {match[1]}s"
+        )
     seconds = number / UNITS[match[2]]
     if not 0 < seconds < math.inf:
         raise InputError(
-            f"{shown} has the limit {text!r}, but no latency is below 0 or needs no limit; write it like 2s"
+            f"{shown} has the limit {text!r}, but no latency is below 0 or needs no limit; write "
+            "it like 2s"
         )
     return seconds

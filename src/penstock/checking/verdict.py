@@ -54,30 +54,33 @@ def verdict(
     Parameters
     ----------
     workload, server
-        What arrives (its own seed is not used) and what serves, under any policy and any limits; or a network alone,
-        under any policies, orders and routers.
+        What arrives (its own seed is not used) and what serves, under any policy and any limits; or
+        a network alone, under any policies, orders and routers.
     alpha
-        Of a server: probability of a wrong verdict that is accepted, where the load is at least ``resolution`` away
-        from the largest that is stable. Default: 0.01.
+        Of a server: probability of a wrong verdict that is accepted, where the load is at least
+        ``resolution`` away from the largest that is stable. Default: 0.01.
     resolution
-        The smallest distance from a critical load that must be told, as a share of it. Default: 0.01, of a network
-        0.02.
+        The smallest distance from a critical load that must be told, as a share of it. Default:
+        0.01, of a network 0.02.
     seed
         For everything random.
     most_arrivals
-        Of a server: arrivals under watch, from each backlog, after which the answer is ``undecided``. Default: four
-        times those that the test without a control variate needs on average at the resolution.
+        Of a server: arrivals under watch, from each backlog, after which the answer is
+        ``undecided``. Default: four times those that the test without a control variate needs on
+        average at the resolution.
     most_jobs
-        Of a network: jobs that may arrive during one flood before it is undecided. Default: as many as bring ten times
-        the initial work over the resolution; where the work stays level before, the flood is too small to tell, and a
-        larger one is tried. All floods together stop at some forty million requests.
+        Of a network: jobs that may arrive during one flood before it is undecided. Default: as many
+        as bring ten times the initial work over the resolution; where the work stays level before,
+        the flood is too small to tell, and a larger one is tried. All floods together stop at some
+        forty million requests.
     progress
         Called now and then with the share that is done.
 
     Raises
     ------
     InputError
-        If a value cannot be used, what arrives has no rate or comes to an end, or a policy forms an empty batch.
+        If a value cannot be used, what arrives has no rate or comes to an end, or a policy forms an
+        empty batch.
     """
     report = part_of(progress, 0.0, 1.0)
     if isinstance(workload, Workload) and isinstance(server, Server):
@@ -85,11 +88,17 @@ def verdict(
         from penstock.checking.drift_test import drift_test
 
         alpha = 0.01 if alpha is None else alpha
-        alpha = checks.number("alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict")
+        alpha = checks.number(
+            "alpha", alpha, 1e-9, 0.25, "", "it is the probability of a wrong verdict"
+        )
         resolution = _resolution(resolution, 0.01, 1e-4)
         if most_arrivals is not None:
-            checks.whole("most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most")
-        return drift_test(workload.with_seed(seed), server, alpha, resolution, most_arrivals, report)
+            checks.whole(
+                "most_arrivals", most_arrivals, 1, 10**9, "", "so many are watched at most"
+            )
+        return drift_test(
+            workload.with_seed(seed), server, alpha, resolution, most_arrivals, report
+        )
     network = as_network("verdict", workload, server)
     refuse(alpha=alpha, most_arrivals=most_arrivals)
     from penstock.checking.flood_test import flood_test
@@ -102,7 +111,9 @@ def verdict(
 
 def _resolution(value: float | None, default: float, least: float) -> float:
     value = default if value is None else value
-    return checks.number("resolution", value, least, 0.5, "", "it is a share of the load; finer takes days")
+    return checks.number(
+        "resolution", value, least, 0.5, "", "it is a share of the load; finer takes days"
+    )
 
 
 _Test = TypeVar("_Test", "Watch", "Flood")
@@ -111,7 +122,9 @@ _Test = TypeVar("_Test", "Watch", "Flood")
 def up_to_unstable(
     tests: Sequence[Callable[[Progress], _Test]], progress: Progress
 ) -> tuple[Outcome, tuple[_Test, ...]]:
-    """Test from one beginning after the other, as far as one that says unstable; stable if all are."""
+    """Test from one beginning after the other, as far as one that says unstable; stable if all
+    are.
+    """
     results: list[_Test] = []
     for index, test in enumerate(tests):
         results.append(test(part_of(progress, index / len(tests), (index + 1) / len(tests))))

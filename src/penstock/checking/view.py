@@ -1,4 +1,6 @@
-"""What is known of a server as a page: of one policy, of several side by side, of one finite run."""
+"""What is known of a server as a page: of one policy, of several side by side, of one finite
+run.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
     from penstock.workload.workload import Workload
 
 _SAME = 0.01
-"""Share by which a certified rate may differ from the one above which no policy is stable, to be called the same."""
+"""Share by which a certified rate may differ from the one above which no policy is stable, to be
+called the same.
+"""
 
 _HIGHLIGHTS = ("p50", "p99")
 """Statistics in the table of several policies."""
@@ -73,9 +77,16 @@ def run_page(
         title=scenario.name,
         heading=heading(scenario.workload, run.server, name),
         notes=run.server.kv_notes,
-        verdicts=[Verdict("no verdict", "this is what happened in one finite run from empty; for one ask check.")],
+        verdicts=[
+            Verdict(
+                "no verdict",
+                "this is what happened in one finite run from empty; for one ask check.",
+            )
+        ],
         sections=[
-            Section("Load", facts=_load_facts(certificate, run.server), tables=_limits(certificate)),
+            Section(
+                "Load", facts=_load_facts(certificate, run.server), tables=_limits(certificate)
+            ),
             Section("Simulated", [run_in_words(run)], notes=warnings),
             Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(run)]),
             *_figure_sections({name: run}),
@@ -109,7 +120,9 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
             Section("Load", facts=_load_facts(first.certificate, scenario.server)),
             Section("Theory", facts=_reasons(answers)),
             *_figure_sections(runs, refused),
-            *_batch_sections(runs, firsts, {name: answer.point for name, answer in answers.items()}),
+            *_batch_sections(
+                runs, firsts, {name: answer.point for name, answer in answers.items()}
+            ),
         ],
     )
 
@@ -146,7 +159,10 @@ def target_verdicts(targets: "Sequence[TargetAnswer]") -> list[Verdict]:
     """Return each target, whether it is met, and the estimate that says so."""
     return [
         Verdict(
-            judgement, f"{with_interval(estimate)} s." if estimate else "there is no steady state.", "", str(target)
+            judgement,
+            f"{with_interval(estimate)} s." if estimate else "there is no steady state.",
+            "",
+            str(target),
         )
         for target, estimate, judgement in targets
     ]
@@ -169,13 +185,20 @@ def _load_facts(certificate: "Certificate", server: "Server") -> list[Fact]:
     capacity = load.capacity_in_words
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         capacity += f"; the max batch size of {server.max_batch_size:,} can only lower it"
-    offered = f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} to process a request"
+    offered = (
+        f"{load.offered_tokens_per_s:,.0f} tokens/s arrive, {load.tokens_per_request:,.0f} to "
+        "process a request"
+    )
     headroom = max_rate / load.arrival_rate - 1
     limit = f"no policy is stable above {max_rate:,.4g} requests/s ({headroom:+.1%} from here)"
     return [
         Fact("Load rho", share(load.rho, 1.0), offered),
         Fact("Capacity", f"{load.capacity_tokens_per_s:,.0f}", capacity),
-        Fact("Margin", share(1 - load.arrival_rate / max_rate), limit + _beside_the_limit(certificate, server)),
+        Fact(
+            "Margin",
+            share(1 - load.arrival_rate / max_rate),
+            limit + _beside_the_limit(certificate, server),
+        ),
     ]
 
 
@@ -183,7 +206,10 @@ def _limits(certificate: "Certificate") -> list[Table]:
     """Lay out the limits of any policy, where there are several."""
     if len(certificate.bounds) < 2:
         return []
-    rows = [(bound.name, f"{bound.max_rate:,.4g}", bound.why, bound.theorem) for bound in certificate.bounds]
+    rows = [
+        (bound.name, f"{bound.max_rate:,.4g}", bound.why, bound.theorem)
+        for bound in certificate.bounds
+    ]
     title = "Above these rates no policy is stable"
     return [Table(("Limit", "Requests/s", "Why", "By"), rows, title=title, detail=True)]
 
@@ -195,7 +221,9 @@ def share(value: float, limit: float = 0.0) -> str:
 
 
 def _beside_the_limit(certificate: "Certificate", server: "Server") -> str:
-    """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be lower."""
+    """Say what the limit of any policy leaves out: KV memory, and that a scheduler's own may be
+    lower.
+    """
     certified = certificate.certified_rate or 0.0
     if certified >= (1 - _SAME) * certificate.max_rate or certificate.margin < 0:
         return ""
@@ -215,8 +243,10 @@ def run_in_words(run: "Run") -> str:
     """Say what one run did."""
     return (
         f"{run.arrived:,} requests ({run.unfinished:,} unfinished), "
-        f"{run.n_batches:,} batches of {_tokens_per_batch(run):,.0f} tokens on average, {run.seconds:,.0f} s: "
-        f"{run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time; over the second half of the "
+        f"{run.n_batches:,} batches of {_tokens_per_batch(run):,.0f} tokens on average, "
+        f"{run.seconds:,.0f} s: "
+        f"{run.tokens_per_s:,.0f} tokens/s, busy {run.utilisation:.0%} of the time; over the "
+        "second half of the "
         f"arrivals the backlog changed by {growth(run.growth_tokens_per_s)}{run.memory_facts}."
     )
 
@@ -244,7 +274,9 @@ def _latency_section(answer: "Answer") -> Section:
 
 
 def _latency_of_run(run: "Run") -> Table:
-    rows = [(METRICS[metric], *map(seconds, values)) for metric, *values in run.latency().iter_rows()]
+    rows = [
+        (METRICS[metric], *map(seconds, values)) for metric, *values in run.latency().iter_rows()
+    ]
     return Table(("", *STATISTICS), rows)
 
 
@@ -284,7 +316,9 @@ def _policies_table(answers: "Mapping[str, Answer]") -> Table:
     caption = "Can do: work done under a large backlog over the work that arrives; below 1 it grows"
     if any(answer.stability.interval is None for answer in answers.values()):
         caption += "; > 1 where it was gone before it could be measured"
-    return Table(columns, rows, f"{caption}. A batch: tokens in it, on average.", spare=("Preempted",))
+    return Table(
+        columns, rows, f"{caption}. A batch: tokens in it, on average.", spare=("Preempted",)
+    )
 
 
 def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
@@ -296,13 +330,24 @@ def _latency_of_all(answers: "Mapping[str, Answer]") -> list[Table]:
         if answer.latency_refused:
             rows.append((name, "refused", *[""] * (len(columns) - 1)))
         elif answer.latency:
-            estimates = [answer.latency.estimates[metric][of] for metric in METRICS for of in _HIGHLIGHTS]
+            estimates = [
+                answer.latency.estimates[metric][of] for metric in METRICS for of in _HIGHLIGHTS
+            ]
             open_end = open_end or any(estimate.high is None for estimate in estimates)
-            rows.append((name, *(f"{seconds(e.value)}{'' if e.high is not None else '?'}" for e in estimates)))
+            rows.append(
+                (
+                    name,
+                    *(f"{seconds(e.value)}{'' if e.high is not None else '?'}" for e in estimates),
+                )
+            )
         else:
             run = answer.run.latency().iter_rows(named=True)
             rows.append((name, *(seconds(row[of]) for row in run for of in _HIGHLIGHTS)))
-    caption = "?: the run is too short to bound this from above; check shows intervals." if open_end else ""
+    caption = (
+        "?: the run is too short to bound this from above; check shows intervals."
+        if open_end
+        else ""
+    )
     steady = {name: answer.latency.estimates for name, answer in answers.items() if answer.latency}
     intervals = [
         Table(
@@ -326,7 +371,9 @@ def _reasons(answers: "Mapping[str, Answer]") -> list[Fact]:
     for name, answer in answers.items():
         certificate = answer.certificate
         names_of.setdefault((certificate.verdict, certificate.reason), []).append(name)
-    return [Fact(", ".join(names), word, f"{reason}.") for (word, reason), names in names_of.items()]
+    return [
+        Fact(", ".join(names), word, f"{reason}.") for (word, reason), names in names_of.items()
+    ]
 
 
 def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> list[Section]:
@@ -351,7 +398,9 @@ def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> 
 def _batch_sections(
     runs: "Mapping[str, Run]", firsts: "Mapping[str, Run]", points: "Mapping[str, OperatingPoint]"
 ) -> list[Section]:
-    """Draw the batches in the region, and who was in the first of them, where there was any batch."""
+    """Draw the batches in the region, and who was in the first of them, where there was any
+    batch.
+    """
     runs = {name: run for name, run in runs.items() if run.compositions.height}
     if not runs:
         return []
@@ -369,4 +418,7 @@ def _batch_sections(
 
         return [gantt_figure(firsts[name], name) for name in runs]
 
-    return [Section("Batches in the region", figures=region), Section("The first batches", figures=batches)]
+    return [
+        Section("Batches in the region", figures=region),
+        Section("The first batches", figures=batches),
+    ]

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from penstock.theory.network.certificate import NetworkCertificate
 
 _POOLS = (
-    "Load: tokens that arrive, over the most that batches filled up to the token budget process. Margin: what is left "
-    "up to the load that no policy carries within all limits of a batch, so the two need not add up to 1. Busy: share "
-    "of the time in batches; decoding keeps a replica busy at any load, so busy is no sign of overload. A batch: "
+    "Load: tokens that arrive, over the most that batches filled up to the token budget process. "
+    "Margin: what is left "
+    "up to the load that no policy carries within all limits of a batch, so the two need not add "
+    "up to 1. Busy: share "
+    "of the time in batches; decoding keeps a replica busy at any load, so busy is no sign of "
+    "overload. A batch: "
     "tokens in it, on average."
 )
-_ANOTHER_ORDER = "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
+_ANOTHER_ORDER = (
+    "the order is what fails: try fcfs, or the order turned around; --orders shows others beside it"
+)
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _LATENCY = {"ttft_s": "TTFT", "e2e_s": "E2E", "join_wait_s": "Wait at the join"}
 
@@ -37,7 +42,9 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
         Where the question stands, for its name.
     """
     certificate = answer.certificate
-    used = certificate.theorem if certificate.verdict == "stable" else "the theorems that say stable"
+    used = (
+        certificate.theorem if certificate.verdict == "stable" else "the theorems that say stable"
+    )
     failing_first = sorted(certificate.hypotheses, key=lambda hypothesis: hypothesis.held)
     return Page(
         title=scenario.name if scenario else "check",
@@ -51,7 +58,11 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
                 f"Hypotheses of {used}",
                 hypotheses=[Hypothesis(h.name, h.state, h.why) for h in failing_first],
             ),
-            Section("Workflows and stages", ["In the long run, tokens a visit."], tables=[_asked(answer)]),
+            Section(
+                "Workflows and stages",
+                ["In the long run, tokens a visit."],
+                tables=[_asked(answer)],
+            ),
             Section("Simulated", [_run_in_words(answer.run)], notes=answer.warnings),
             _latency_section(answer),
             Section("Floods and queues", figures=lambda: _floods_and_queues(answer)),
@@ -62,7 +73,12 @@ def network_page(answer: "NetworkAnswer", scenario: "NetworkScenario | None" = N
 def orders_page(answers: "Mapping[str, NetworkAnswer]", scenario: "NetworkScenario") -> Page:
     """Show the answers under several orders between stages side by side."""
     first = next(iter(answers.values()))
-    columns = ("Order", "Theory", "Test", *(f"E2E of {workflow.name} (s)" for workflow in first.workflows))
+    columns = (
+        "Order",
+        "Theory",
+        "Test",
+        *(f"E2E of {workflow.name} (s)" for workflow in first.workflows),
+    )
     rows = []
     for name, answer in answers.items():
         test = answer.stability.verdict if answer.stability else "skipped"
@@ -117,7 +133,8 @@ def _gathered(sentences: Mapping[str, Sequence[str]], count: int) -> list[Fact]:
         for text in texts:
             names_of.setdefault(text, []).append(name)
     return [
-        Fact("all" if len(names) == count else ", ".join(names), "", f"{text}.") for text, names in names_of.items()
+        Fact("all" if len(names) == count else ", ".join(names), "", f"{text}.")
+        for text, names in names_of.items()
     ]
 
 
@@ -128,7 +145,8 @@ def _heading(answer: "NetworkAnswer") -> str:
     if replicas > len(network.pools):
         pools += f" of {replicas:,} replicas in all"
     workflows = [
-        f"{workflow.name}: {workflow.jobs_per_s:,.4g} jobs/s, {counted(len(_of(answer, workflow.name)), 'stage')}"
+        f"{workflow.name}: {workflow.jobs_per_s:,.4g} jobs/s, "
+        f"{counted(len(_of(answer, workflow.name)), 'stage')}"
         for workflow in answer.workflows
     ]
     return "; ".join([pools, *workflows])
@@ -156,19 +174,29 @@ def _load_facts(answer: "NetworkAnswer") -> list[Fact]:
     held = f", held by the {' and '.join(tightest.binding)}" if tightest.binding else ""
     if not answer.network.reuse_is_certain:
         held += ", if replicas reuse nothing"
-    limit = f"no policy is stable above {answer.max_load:,.4g} times this load, at pool {tightest.name}{held}"
+    limit = (
+        f"no policy is stable above {answer.max_load:,.4g} times this load, at pool "
+        f"{tightest.name}{held}"
+    )
     facts = [
-        Fact("Bottleneck", tightest.name, f"load {share(tightest.rho, 1.0)}, the least margin of all"),
+        Fact(
+            "Bottleneck", tightest.name, f"load {share(tightest.rho, 1.0)}, the least margin of all"
+        ),
         Fact("Margin", share(tightest.margin), limit),
     ]
     if certificate.certified_load is not None:
         certified = f"{certificate.certified_load:,.4g} x"
         facts.append(Fact("Certified", certified, "up to so many times this load, by theorem"))
-    facts += [Fact("Cycle", f"{factor:,.4g} x", meaning) for factor, meaning in answer.cycles_in_words()]
+    facts += [
+        Fact("Cycle", f"{factor:,.4g} x", meaning) for factor, meaning in answer.cycles_in_words()
+    ]
     facts += _virtual_station(certificate)
     if answer.order_fails:
         facts.append(Fact("To try", "another order", _ANOTHER_ORDER))
-    facts += [Fact("Join", join.stage, f"{join.branches} branches; {join.bound}") for join in certificate.joins]
+    facts += [
+        Fact("Join", join.stage, f"{join.branches} branches; {join.bound}")
+        for join in certificate.joins
+    ]
     return facts
 
 
@@ -178,17 +206,31 @@ def _virtual_station(certificate: "NetworkCertificate") -> list[Fact]:
     if not virtual:
         return []
     starving = zip(virtual.classes, virtual.loads, virtual.pools, strict=True)
-    both = " and ".join(f"{', '.join(stages)} ({load:.3f} of {pool})" for stages, load, pool in starving)
+    both = " and ".join(
+        f"{', '.join(stages)} ({load:.3f} of {pool})" for stages, load, pool in starving
+    )
     grows = digits(math.prod(virtual.amplification()))
     meaning = (
-        f"fails above so many times this load: {both} are never served at once, and each round between them "
+        f"fails above so many times this load: {both} are never served at once, and each round "
+        "between them "
         f"multiplies a backlog by {grows} at this load"
     )
     return [Fact("This order", f"{virtual.max_load:,.4g} x", meaning)]
 
 
 def _pools_table(answer: "NetworkAnswer") -> Table:
-    columns = ("Pool", "Load", "Margin", "Busy", "A batch", "Replicas", "Tokens/s", "Order", "Router", "Policy")
+    columns = (
+        "Pool",
+        "Load",
+        "Margin",
+        "Busy",
+        "A batch",
+        "Replicas",
+        "Tokens/s",
+        "Order",
+        "Router",
+        "Policy",
+    )
     rows = [
         (
             pool.name,
@@ -231,13 +273,16 @@ def _asked(answer: "NetworkAnswer") -> Table:
 def _run_in_words(run: "NetworkRun") -> str:
     return (
         f"{run.arrived:,} jobs ({run.arrived - run.finished:,} unfinished), "
-        f"{run.requests.height:,} requests, {run.seconds:,.0f} s; over the second half of the arrivals the work that "
+        f"{run.requests.height:,} requests, {run.seconds:,.0f} s; over the second half of the "
+        "arrivals the work that "
         f"is left changed by {growth(run.growth_tokens_per_s)}."
     )
 
 
 def _latency_section(answer: "NetworkAnswer") -> Section:
-    """Lay out E2E of workflows and stages with intervals, time to first token, and waits at joins."""
+    """Lay out E2E of workflows and stages with intervals, time to first token, and waits at
+    joins.
+    """
     steady = answer.latency
     if steady is None:
         return Section("No latency", [sentence(answer.latency_refused or "there is none")])
@@ -253,7 +298,9 @@ def _latency_section(answer: "NetworkAnswer") -> Section:
     caption = "Stages: from arrival at a replica to the last token (E2E) and the first (TTFT)"
     if joins:
         caption += "; join wait: what a branch that is done waits for the others"
-    if steady.too_short or any(None in (of["mean"].low, of["mean"].high) for of in _end_to_end(answer)):
+    if steady.too_short or any(
+        None in (of["mean"].low, of["mean"].high) for of in _end_to_end(answer)
+    ):
         caption += "; -: the run is too short to tell"
     table = Table(columns, rows, f"{caption}.", strong=strong)
     if not joins:
@@ -279,7 +326,9 @@ def _end_to_end(answer: "NetworkAnswer") -> "list[Statistics]":
 def _intervals(answer: "NetworkAnswer") -> list[Table]:
     """Lay out all statistics with their intervals, which a terminal has no room for."""
     jobs = [
-        (workflow.name, f"{workflow.jobs:,}", *_cells(workflow.e2e)) for workflow in answer.workflows if workflow.e2e
+        (workflow.name, f"{workflow.jobs:,}", *_cells(workflow.e2e))
+        for workflow in answer.workflows
+        if workflow.e2e
     ]
     stages = [
         (stage.name, _LATENCY[metric], *_cells(of))
@@ -288,8 +337,18 @@ def _intervals(answer: "NetworkAnswer") -> list[Table]:
         if metric in _LATENCY and of["mean"].value is not None
     ]
     return [
-        Table(("Workflow", "Jobs", *_STATISTICS), jobs, title="From the arrival of a job to its end", detail=True),
-        Table(("Stage", "Latency", *_STATISTICS), stages, title="At a stage, from arrival at a replica", detail=True),
+        Table(
+            ("Workflow", "Jobs", *_STATISTICS),
+            jobs,
+            title="From the arrival of a job to its end",
+            detail=True,
+        ),
+        Table(
+            ("Stage", "Latency", *_STATISTICS),
+            stages,
+            title="At a stage, from arrival at a replica",
+            detail=True,
+        ),
     ]
 
 

@@ -1,4 +1,6 @@
-"""The one door through which files of the user are read: regular files, or standard input, of bounded size."""
+"""The one door through which files of the user are read: regular files, or standard input, of
+bounded size.
+"""
 
 import difflib
 import gzip
@@ -42,7 +44,8 @@ class Source:
         Parameters
         ----------
         path
-            A regular file, perhaps compressed with gzip; ``-``: standard input, which can be read once.
+            A regular file, perhaps compressed with gzip; ``-``: standard input, which can be read
+            once.
         max_gib
             What it may hold, unpacked, in GiB; None: `MOST_GIB`.
 
@@ -70,11 +73,15 @@ class Source:
             raise
         except (OSError, EOFError, ValueError, zlib.error) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise source.fault(f"cannot be read ({first_line(reason)}). Fetch the file again") from None
+            raise source.fault(
+                f"cannot be read ({first_line(reason)}). Fetch the file again"
+            ) from None
         if not head:
             raise source.fault("is empty. Fetch the file again")
         if b"\0" in head and not head.startswith((b"PAR1", b"\xff\xfe", b"\xfe\xff")):
-            raise source.fault("holds bytes of zero, so it is not text. Name a table, a log or a document")
+            raise source.fault(
+                "holds bytes of zero, so it is not text. Name a table, a log or a document"
+            )
         return source
 
     @property
@@ -120,14 +127,19 @@ class Source:
                 try:
                     line.decode()
                 except UnicodeDecodeError:
-                    return self.fault(f"line {number:,} is not UTF-8 text. Save it as UTF-8, or fetch the file again")
+                    return self.fault(
+                        f"line {number:,} is not UTF-8 text. Save it as UTF-8, or fetch the file "
+                        "again"
+                    )
         return self.fault("is not UTF-8 text. Save it as UTF-8, or fetch the file again")
 
     def too_large(self, holds: str = "holds") -> InputError:
         """Return the error for more than is read of one file."""
         return self.fault(
-            f"{holds} more than {self.most_gib:g} GiB, the most that is read of one file, since all of it must fit "
-            "into memory. Give a part of it, or raise the limit: --max-gib, `max_gib` in a scenario or in Python"
+            f"{holds} more than {self.most_gib:g} GiB, the most that is read of one file, since "
+            "all of it must fit "
+            "into memory. Give a part of it, or raise the limit: --max-gib, `max_gib` in a "
+            "scenario or in Python"
         )
 
     def _with(self, content: bytes) -> "Source":
@@ -141,7 +153,11 @@ class Source:
         try:
             status = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
-            beside = [file.name for file in self.path.parent.iterdir()] if self.path.parent.is_dir() else []
+            beside = (
+                [file.name for file in self.path.parent.iterdir()]
+                if self.path.parent.is_dir()
+                else []
+            )
             close = difflib.get_close_matches(self.path.name, beside, n=1)
             hint = f"; did you mean {shown(close[0])}?" if close else ". Check the path"
             raise self.fault("does not exist" + hint) from None
@@ -152,7 +168,8 @@ class Source:
             raise self.fault("is a directory. Name a file in it")
         if not stat.S_ISREG(status.st_mode):
             raise self.fault(
-                "is a pipe, a device or a socket and no regular file, so reading it may never end. Name a regular "
+                "is a pipe, a device or a socket and no regular file, so reading it may never "
+                "end. Name a regular "
                 "file; where a command takes -, that is standard input"
             )
         if status.st_size > self.most_bytes:
@@ -174,7 +191,9 @@ def refuse_twice(paths: Iterable[Path]) -> None:
     for path in paths:
         place = os.path.realpath(path)
         if place in seen:
-            raise Source(path, None).fault("is given twice, so what it holds would count twice. Give it once")
+            raise Source(path, None).fault(
+                "is given twice, so what it holds would count twice. Give it once"
+            )
         seen.add(place)
 
 

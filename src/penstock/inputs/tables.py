@@ -1,7 +1,8 @@
 """Tables in files: CSV and TSV, JSON Lines, Parquet, each also compressed with gzip.
 
-`traces` and measured batch times read through one protocol, `Table`: the names of the columns, the columns as text, and
-where in the file a row stands, so that whoever casts the text can say which line is at fault.
+`traces` and measured batch times read through one protocol, `Table`: the names of the columns, the
+columns as text, and where in the file a row stands, so that whoever casts the text can say which
+line is at fault.
 """
 
 import csv
@@ -59,14 +60,25 @@ def _readable(source: Source, kind: str) -> Iterator[None]:
         raise source.not_text() from None
     except InputError:
         raise
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, RuntimeError, ValueError, csv.Error) as e:
-        raise source.fault(f"cannot be read as {kind} ({first_line(e)}). Fetch or write the file again") from None
+    except (
+        pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,
+        OSError,
+        RuntimeError,
+        ValueError,
+        csv.Error,
+    ) as e:
+        raise source.fault(
+            f"cannot be read as {kind} ({first_line(e)}). Fetch or write the file again"
+        ) from None
 
 
 def _no_duplicates(source: Source, names: Collection[str]) -> None:
     twice = next((name for name in names if list(names).count(name) > 1), None)
     if twice is not None:
-        raise source.fault(f"has two columns called {shown(twice)}, so which one is meant is unclear. Rename one")
+        raise source.fault(
+            f"has two columns called {shown(twice)}, so which one is meant is unclear. Rename one"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +96,9 @@ class _Csv:
             separator = max(",\t;", key=first.count)
             text.seek(0)
             header = next(filter(None, csv.reader(text, delimiter=separator)))
-        names = tuple(name.lstrip("\ufeff").strip() for name in header)  # tools that add a mark may add it twice
+        names = tuple(
+            name.lstrip("\ufeff").strip() for name in header
+        )  # tools that add a mark may add it twice
         _no_duplicates(source, names)
         return cls(source, names, separator)
 
@@ -93,18 +107,24 @@ class _Csv:
             return pl.DataFrame()
         try:
             # Every column is read, or a row that is too long would pass unnoticed.
-            frame = pl.read_csv(self.source.for_polars(), separator=self.separator, infer_schema=False, glob=False)
+            frame = pl.read_csv(
+                self.source.for_polars(), separator=self.separator, infer_schema=False, glob=False
+            )
             frame.columns = list(self.header)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             self._find_fault()
-            raise self.source.fault(f"cannot be read as CSV ({first_line(error)}). Write the file again") from None
+            raise self.source.fault(
+                f"cannot be read as CSV ({first_line(error)}). Write the file again"
+            ) from None
         frame = _without_blank_end(self.source, frame)
         if frame[self.header[-1]].null_count():  # empty fields, or rows that are too short
             self._find_fault()
         return frame.select(names)
 
     def explain(self, row: int) -> tuple[str, str | None]:
-        with suppress(csv.Error, StopIteration):  # a field over Python's limit; quotes that Python reads otherwise
+        with suppress(
+            csv.Error, StopIteration
+        ):  # a field over Python's limit; quotes that Python reads otherwise
             line, _ = next(islice(self._records(), row, None))
             return f"line {line:,}", None
         return f"row {row + 1:,}", None
@@ -130,7 +150,8 @@ class _Csv:
                     raise self.source.fault(f"line {blank:,} is blank. Delete it")
                 elif len(fields) != len(self.header):
                     raise self.source.fault(
-                        f"line {line:,} has {len(fields):,} fields, but the header names {len(self.header):,} columns, "
+                        f"line {line:,} has {len(fields):,} fields, but the header names "
+                        f"{len(self.header):,} columns, "
                         "so which value belongs where is unclear. Correct or delete the line"
                     )
 
@@ -153,7 +174,9 @@ class _JsonLines:
     @classmethod
     def at(cls, source: Source) -> "_JsonLines":
         with _readable(source, "JSON Lines"), source.text("\n") as text:
-            number, first = next(((n, line) for n, line in enumerate(text, 1) if line.strip()), (0, ""))
+            number, first = next(
+                ((n, line) for n, line in enumerate(text, 1) if line.strip()), (0, "")
+            )
         if not first:
             raise source.fault("is empty. Fetch the file again")
         keys = _json_object(first)
@@ -162,25 +185,33 @@ class _JsonLines:
         paths = {name: f"$[{json.dumps(name, ensure_ascii=False)}]" for name in keys}
         for name, value in keys.items():
             for inner in value if isinstance(value, dict) else ():
-                paths.setdefault(f"{name}.{inner}", f"{paths[name]}[{json.dumps(inner, ensure_ascii=False)}]")
+                paths.setdefault(
+                    f"{name}.{inner}", f"{paths[name]}[{json.dumps(inner, ensure_ascii=False)}]"
+                )
         return cls(source, tuple(paths), paths)
 
     def read(self, names: tuple[str, ...]) -> pl.DataFrame:
-        # pl.read_ndjson is laxer, reads numbers as text only in newer versions, and would not tell us the line.
+        # pl.read_ndjson is laxer, reads numbers as text only in newer versions, and would not tell
+        # us the line.
         with _readable(self.source, "JSON Lines"):
             try:
                 lines = pl.read_csv(
-                    self.source.for_polars(), has_header=False, new_columns=["line"], separator="\x01", quote_char=None,
+                    self.source.for_polars(), has_header=False, new_columns=["line"],
+                    separator="\x01", quote_char=None,
                     infer_schema=False, glob=False, truncate_ragged_lines=True,
                 )  # fmt: skip
             except pl.exceptions.PolarsError:
                 raise self.source.not_text() from None
             lines = _without_blank_end(self.source, lines)
             self._refuse_twice(lines["line"], names)
-            return lines.select(pl.col("line").str.json_path_match(self.paths[name]).alias(name) for name in names)
+            return lines.select(
+                pl.col("line").str.json_path_match(self.paths[name]).alias(name) for name in names
+            )
 
     def _refuse_twice(self, lines: pl.Series, names: tuple[str, ...]) -> None:
-        """Refuse a line that has one of the keys twice; JSON is parsed only where a key's name stands twice."""
+        """Refuse a line that has one of the keys twice; JSON is parsed only where a key's name
+        stands twice.
+        """
         for name in names:
             key = json.dumps(name, ensure_ascii=False)
             for row in (lines.str.count_matches(key, literal=True).fill_null(0) > 1).arg_true():
@@ -189,7 +220,9 @@ class _JsonLines:
 
     def explain(self, row: int) -> tuple[str, str | None]:
         with self.source.text("\n") as text:
-            rows = dropwhile(lambda pair: not pair[1].strip("\r\n"), enumerate(text, 1))  # as Polars does
+            rows = dropwhile(
+                lambda pair: not pair[1].strip("\r\n"), enumerate(text, 1)
+            )  # as Polars does
             number, line = next(islice(rows, row, None))
         content = _json_object(line)
         return f"line {number:,}", content if isinstance(content, str) else None
@@ -211,7 +244,9 @@ def _json_object(line: str) -> dict[str, object] | str:
     except (ValueError, RecursionError) as error:
         return f"is not JSON ({first_line(error)}). Correct or delete it"
     if not isinstance(content, dict):
-        return f"is {shown(line.strip())}, not a JSON object. Write one object a line, as JSON Lines"
+        return (
+            f"is {shown(line.strip())}, not a JSON object. Write one object a line, as JSON Lines"
+        )
     return f"has the key {shown(twice[0])} twice. Rename one" if twice else content
 
 

@@ -1,3 +1,5 @@
-"""The fast simulator: numbers and arrays only, no import of the rest of Penstock but the input error."""
+"""The fast simulator: numbers and arrays only, no import of the rest of Penstock but the input
+error.
+"""
 
 from penstock.kernel import compiled_code as compiled_code

@@ -1,12 +1,14 @@
 """KV memory in blocks: how many are free and, with prefix caching, which ones, and what they hold.
 
-Without prefix caching blocks are alike and a number says it all: functions get ``None`` for the cache, which is
-settled when they are compiled. With it a full block has a *name* that stands for all tokens up to its end. Who is
-admitted shares the blocks whose names its prompt begins with. Blocks that nobody uses stand in a queue, nameless ones
-in front, and keep their contents until they are taken from there (vLLM's ``BlockPool``).
+Without prefix caching blocks are alike and a number says it all: functions get ``None`` for the
+cache, which is settled when they are compiled. With it a full block has a *name* that stands for
+all tokens up to its end. Who is admitted shares the blocks whose names its prompt begins with.
+Blocks that nobody uses stand in a queue, nameless ones in front, and keep their contents until they
+are taken from there (vLLM's ``BlockPool``).
 
-A prompt's blocks are listed in the table of its slot. Blocks taken by decodes have no name before their request
-leaves, so they are all alike until then: they lie on one pile, from which a request that leaves takes what it holds.
+A prompt's blocks are listed in the table of its slot. Blocks taken by decodes have no name before
+their request leaves, so they are all alike until then: they lie on one pile, from which a request
+that leaves takes what it holds.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +39,8 @@ NAMELESS = -1
 FIRST_NAMED, LAST_NAMED = range(2)
 """Rows of `Cache.buckets`: ends of the list of blocks, the oldest first, whose names fall there."""
 
-OWN_BITS = 25  # of a name that no other request can have: the place of the block, the number of the request above
+# of a name that no other request can have: the place of the block, the number of the request above
+OWN_BITS = 25
 
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
@@ -57,8 +60,8 @@ class Cache(NamedTuple):
     pile
         Shape (blocks,): those taken by decodes.
     ids, bounds
-        Shape (ids,) and (recorded requests + 1,): the names of the full blocks of recorded prompts are
-        ``ids[bounds[row] : bounds[row + 1]]``.
+        Shape (ids,) and (recorded requests + 1,): the names of the full blocks of recorded prompts
+        are ``ids[bounds[row] : bounds[row + 1]]``.
     """
 
     blocks: Ints
@@ -70,13 +73,17 @@ class Cache(NamedTuple):
 
 
 def new_cache(blocks: int, slots: int, ids: Ints, bounds: Ints) -> Cache:
-    """Return so many blocks, none in use and none with a name; the table is still to be given columns."""
+    """Return so many blocks, none in use and none with a name; the table is still to be given
+    columns.
+    """
     rows = np.zeros((blocks + 1, N_COLUMNS), np.int64)
     rows[:, NAME] = NAMELESS
     rows[:, NEXT_FREE] = np.roll(np.arange(blocks + 1), -1)
     rows[:, PREV_FREE] = np.roll(np.arange(blocks + 1), 1)
     buckets = np.full((2, 1 << blocks.bit_length()), -1, np.int64)
-    return Cache(rows, buckets, np.empty((slots, 0), np.int32), np.empty(blocks, np.int64), ids, bounds)
+    return Cache(
+        rows, buckets, np.empty((slots, 0), np.int32), np.empty(blocks, np.int64), ids, bounds
+    )
 
 
 @njit(cache=True, forceinline=True)
@@ -104,7 +111,9 @@ def _name_of(cache: Cache, request: int, row: int, place: int) -> Any:
 
 @njit(cache=True, forceinline=True)
 def _bucket(cache: Cache, name: int) -> Any:
-    return (name + (name >> OWN_BITS) * 7919) & (cache.buckets.shape[1] - 1)  # recorded names are numbered from 0
+    return (name + (name >> OWN_BITS) * 7919) & (
+        cache.buckets.shape[1] - 1
+    )  # recorded names are numbered from 0
 
 
 @njit(cache=True)
@@ -162,7 +171,8 @@ def name_prompt(cache: Cache, request: int, row: int, slot: int, first: int, end
 def found(options: Ints, cache: Cache, request: int, row: int, target: int, again: bool) -> Any:
     """Return how many blocks hold the beginning of a prompt, and how many of them nobody uses.
 
-    Its last token is always computed. ``again``: the request has run, so blocks of its own may be there.
+    Its last token is always computed. ``again``: the request has run, so blocks of its own may be
+    there.
     """
     hits = unused = 0
     most = (target - 1) // options[BLOCK_SIZE]
@@ -235,8 +245,12 @@ def take_for_prompt(state: Ints, cache: Cache | None, slot: int, held: int, afte
 
 
 @njit(cache=True)
-def occupy(state: Ints, cache: Cache, request: int, row: int, slot: int, hits: int, held: int) -> None:
-    """Let a request that is admitted hold so many blocks, of which the first ones have its prefix already."""
+def occupy(
+    state: Ints, cache: Cache, request: int, row: int, slot: int, hits: int, held: int
+) -> None:
+    """Let a request that is admitted hold so many blocks, of which the first ones have its prefix
+    already.
+    """
     for place in range(hits):
         block = _holder(cache, _name_of(cache, request, row, place))
         if cache.blocks[block, USERS] == 0:
@@ -247,8 +261,12 @@ def occupy(state: Ints, cache: Cache, request: int, row: int, slot: int, hits: i
 
 
 @njit(cache=True)
-def give_back(state: Ints, cache: Cache, request: int, row: int, slot: int, listed: int, held: int, full: int) -> None:
-    """Let a request that leaves give back its blocks, the last first; the full ones keep what they hold."""
+def give_back(
+    state: Ints, cache: Cache, request: int, row: int, slot: int, listed: int, held: int, full: int
+) -> None:
+    """Let a request that leaves give back its blocks, the last first; the full ones keep what they
+    hold.
+    """
     for place in range(listed, held):
         state[PILED] -= 1
         cache.table[slot, place] = cache.pile[state[PILED]]

@@ -1,7 +1,8 @@
-"""Where compiled code is kept between runs: where Numba keeps it, else in a temporary folder, else nowhere.
+"""Where compiled code is kept between runs: where Numba keeps it, else in a temporary folder, else
+nowhere.
 
-Imported before anything is compiled. Beside the package or in the user's cache nothing can be kept where both are
-read-only, as in many containers; Numba then refuses to compile at all.
+Imported before anything is compiled. Beside the package or in the user's cache nothing can be kept
+where both are read-only, as in many containers; Numba then refuses to compile at all.
 """
 
 import os
@@ -18,7 +19,9 @@ __all__ = ["find_place"]
 
 
 def find_place() -> None:
-    """Let Numba keep compiled code where it can; say so on standard error where that is not its usual place."""
+    """Let Numba keep compiled code where it can; say so on standard error where that is not its
+    usual place.
+    """
     if _is_kept():
         return
     folder = private_folder()
@@ -52,8 +55,8 @@ def _keep_nothing(_: "Dispatcher[Any]") -> None:
 def private_folder() -> Path | None:
     """Return a temporary folder that only this user can change, or nothing.
 
-    Whoever can write there can run code as this user, for Numba unpickles what it finds. So a folder of another
-    owner, one that others may open, and a link are refused.
+    Whoever can write there can run code as this user, for Numba unpickles what it finds. So a
+    folder of another owner, one that others may open, and a link are refused.
     """
     if sys.platform == "win32":  # Numba always has a place there
         return None

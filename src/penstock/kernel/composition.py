@@ -1,8 +1,10 @@
-"""Batches whose time depends on what is in them: fixed-point arithmetic, and closed forms over equal batches.
+"""Batches whose time depends on what is in them: fixed-point arithmetic, and closed forms over
+equal batches.
 
-A cost is a time in units of 2^-BITS ticks, a whole number. A batch takes its cost rounded to the nearest tick. In a run
-of equal decode batches the context grows by one token per request and batch, so each costs as much more than the one
-before it; sums of the rounded times are sums of floors of an arithmetic progression, which take logarithmic time.
+A cost is a time in units of 2^-BITS ticks, a whole number. A batch takes its cost rounded to the
+nearest tick. In a run of equal decode batches the context grows by one token per request and batch,
+so each costs as much more than the one before it; sums of the rounded times are sums of floors of
+an arithmetic progression, which take logarithmic time.
 """
 
 from typing import Any, NamedTuple
@@ -32,15 +34,19 @@ class Terms(NamedTuple):
     linear: Ints
     """Shape (token budget + 1,): by token load."""
     per: Ints
-    """Shape (N_TERMS,): per request; per pair of new tokens of a request; per pair of a new prompt token and one before
-    it; per token before a decode, in a batch of decodes alone and in one with prefill."""
+    """Shape (N_TERMS,): per request; per pair of new tokens of a request; per pair of a new prompt
+    token and one before it; per token before a decode, in a batch of decodes alone and in one with
+    prefill.
+    """
 
 
 TERMS = types.NamedUniTuple(types.int64[::1], 2, Terms)  # type: ignore[no-untyped-call]
 
 
 @njit(cache=True, forceinline=True)
-def cost_of(terms: Terms, prefill: int, decodes: int, requests: int, squares: int, pairs: int, context: int) -> Any:
+def cost_of(
+    terms: Terms, prefill: int, decodes: int, requests: int, squares: int, pairs: int, context: int
+) -> Any:
     """Return what a batch costs.
 
     Parameters
@@ -48,7 +54,8 @@ def cost_of(terms: Terms, prefill: int, decodes: int, requests: int, squares: in
     prefill, decodes, requests
         Tokens in each phase, and requests.
     squares, pairs
-        Over prompts: the sum of n^2 and that of n times the tokens processed before, n new tokens each.
+        Over prompts: the sum of n^2 and that of n times the tokens processed before, n new tokens
+        each.
     context
         Over decodes: the sum of tokens processed before.
     """
@@ -78,9 +85,11 @@ def ticks_of(cost: int) -> Any:
 
 @njit(cache=True)
 def ticks_of_run(cost: int, rise: int, batches: int) -> Any:
-    """Return the ticks of so many batches, the first of which costs ``cost`` and each next one ``rise`` more.
+    """Return the ticks of so many batches, the first of which costs ``cost`` and each next one
+    ``rise`` more.
 
-    The sum over i < n of floor((a i + b) / m), by Euclid's algorithm on a and m, or one by one where that is quicker.
+    The sum over i < n of floor((a i + b) / m), by Euclid's algorithm on a and m, or one by one
+    where that is quicker.
     """
     if batches < _FEW:
         few = 0
@@ -118,5 +127,7 @@ def batches_done(cost: int, rise: int, ticks: int, most: int) -> Any:
 
 @njit(cache=True)
 def batches_begun(cost: int, rise: int, ticks: int, most: int) -> Any:
-    """Return how many of at most ``most`` such batches begin before so many ticks (at least one) have passed."""
+    """Return how many of at most ``most`` such batches begin before so many ticks (at least one)
+    have passed.
+    """
     return min(batches_done(cost, rise, ticks - 1, most) + 1, most)

@@ -1,7 +1,7 @@
 """A multiset of integers in one array: how often each key was added, by open addressing.
 
-The kernel counts gaps between tokens and batch compositions with it, millions of times a second. Keys and counts
-alternate, so that a look-up touches one cache line.
+The kernel counts gaps between tokens and batch compositions with it, millions of times a second.
+Keys and counts alternate, so that a look-up touches one cache line.
 """
 
 import numpy as np
@@ -26,7 +26,9 @@ def add(multiset: Multiset, key: int, weight: int) -> int:
     The caller keeps the multiset at most half full, so a free place is always near.
     """
     mask = multiset.size - 1
-    place = (((key ^ (key >> 29)) * 0x1E3779B97F4A7C15) >> 35) & mask & ~1  # bits that the whole key has stirred
+    place = (
+        (((key ^ (key >> 29)) * 0x1E3779B97F4A7C15) >> 35) & mask & ~1
+    )  # bits that the whole key has stirred
     while multiset[place] != key:
         if multiset[place] == EMPTY:
             multiset[place] = key

@@ -1,8 +1,10 @@
-"""One server whose requests hold memory or come by priority, or that forms batches as a real engine does.
+"""One server whose requests hold memory or come by priority, or that forms batches as a real engine
+does.
 
-The loop of `server` serves prompts in order of arrival, for ever. Here requests may be preempted and wait again, so
-those that wait and those that run are kept as `running` says, `rules` forms the batches, and this loop does what they
-have in common: arrivals, time, tokens out, finishes, rows and the series. Equal batches are one step here too.
+The loop of `server` serves prompts in order of arrival, for ever. Here requests may be preempted
+and wait again, so those that wait and those that run are kept as `running` says, `rules` forms the
+batches, and this loop does what they have in common: arrivals, time, tokens out, finishes, rows and
+the series. Equal batches are one step here too.
 """
 
 import functools
@@ -155,7 +157,14 @@ from penstock.kernel.server import (
     send_next,
     unchain,
 )
-from penstock.kernel.signatures import POLICY, PREFILL_FIRST, SEES_BATCH, SEES_DECODES, Limits, Queue
+from penstock.kernel.signatures import (
+    POLICY,
+    PREFILL_FIRST,
+    SEES_BATCH,
+    SEES_DECODES,
+    Limits,
+    Queue,
+)
 
 NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
@@ -166,7 +175,13 @@ STUCK = 6
 
 @njit(cache=True)
 def _note_series(
-    state: Ints, arrival: Ints, prompt: Tokens, output: Tokens, engine: int, terms: Terms | None, series: Ints
+    state: Ints,
+    arrival: Ints,
+    prompt: Tokens,
+    output: Tokens,
+    engine: int,
+    terms: Terms | None,
+    series: Ints,
 ) -> None:
     """Write the exact values at the instants of the series up to now."""
     tick = state[SERIES_ROWS] * state[SERIES_STEP]
@@ -192,9 +207,13 @@ def _note_series(
                     part = passed - whole * state[FLIGHT_TICKS]
                 else:
                     cost, rise = state[FLIGHT_COST], state[FLIGHT_RISE]
-                    whole = batches_done(cost, rise, passed, state[FLIGHT_BATCHES] - 1)  # the last one goes on
+                    whole = batches_done(
+                        cost, rise, passed, state[FLIGHT_BATCHES] - 1
+                    )  # the last one goes on
                     part = passed - ticks_of_run(cost, rise, whole)
-                begun = state[BEFORE_STARTED] + state[FLIGHT_TOKENS] * (whole + (1 if part > 0 else 0))
+                begun = state[BEFORE_STARTED] + state[FLIGHT_TOKENS] * (
+                    whole + (1 if part > 0 else 0)
+                )
                 ended = state[BEFORE_COMPLETED] + state[FLIGHT_TOKENS] * whole
                 gone = state[BEFORE_FINISHED]
             series[row, 0] = tick
@@ -206,8 +225,11 @@ def _note_series(
 
 
 @njit(cache=True)
-def _put_off(state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, marked: bool) -> Any:
-    """Put off the due epochs of decoding requests that this batch leaves out: all but the first, or those unmarked.
+def _put_off(
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, marked: bool
+) -> Any:
+    """Put off the due epochs of decoding requests that this batch leaves out: all but the first, or
+    those unmarked.
 
     Return the tokens before the decodes that it serves.
     """
@@ -249,15 +271,22 @@ def _grow_first(state: Ints, options: Ints, slots: Ints, cache: Cache | None) ->
 
 
 @njit(cache=True)
-def _give_back_of_finished(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, epoch: int) -> None:
-    """Give back the blocks of requests that finish when this batch ends, at that epoch, in the order of the list."""
+def _give_back_of_finished(
+    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, epoch: int
+) -> None:
+    """Give back the blocks of requests that finish when this batch ends, at that epoch, in the
+    order of the list.
+    """
     slot = state[FIRST_SLOT]
     while slot >= 0:
         done = -1
         if slots[SLOT_LEFT, slot] == 0:
             if slots[SLOT_DUE, slot] == epoch:
                 done = slots[SLOT_TOTAL, slot]
-        elif slots[SLOT_LEFT, slot] == slots[SLOT_TAKE, slot] and slots[SLOT_OUTPUTS, slot] == options[ENGINE]:
+        elif (
+            slots[SLOT_LEFT, slot] == slots[SLOT_TAKE, slot]
+            and slots[SLOT_OUTPUTS, slot] == options[ENGINE]
+        ):
             done = slots[SLOT_TARGET, slot]
         if done >= 0:
             request, size = slots[SLOT_REQUEST, slot], options[BLOCK_SIZE]
@@ -269,10 +298,13 @@ def _give_back_of_finished(state: Ints, options: Ints, slots: Ints, resume: Ints
 
 @njit(cache=True)
 def _own_gaps(
-    state: Ints, slots: Ints, tallies: Ints, stalls: Multiset, first_token: Ints, everyone: bool, first_end: int,
+    state: Ints, slots: Ints, tallies: Ints, stalls: Multiset, first_token: Ints, everyone: bool,
+    first_end: int,
     plain: int, load: int, gap_bits: int,
 ) -> Any:  # fmt: skip
-    """Count the times between tokens of requests that know when they had their last; return how many are served."""
+    """Count the times between tokens of requests that know when they had their last; return how
+    many are served.
+    """
     found = 0
     owners = state[OWN]
     slot = state[LAST_SLOT]
@@ -305,7 +337,9 @@ def _unmark_decodes(state: Ints, slots: Ints) -> None:
 
 
 @njit(cache=True)
-def _head_tokens(state: Ints, options: Ints, slots: Ints, ring: Ints, resume: Ints, prompt: Tokens) -> Any:
+def _head_tokens(
+    state: Ints, options: Ints, slots: Ints, ring: Ints, resume: Ints, prompt: Tokens
+) -> Any:
     """Return the unprocessed prompt tokens of the first request in prefill."""
     if state[PREFILLING] > 0:
         slot = state[FIRST_SLOT]
@@ -318,7 +352,9 @@ def _head_tokens(state: Ints, options: Ints, slots: Ints, ring: Ints, resume: In
 
 @njit(cache=True, forceinline=True)
 def _attention(state: Ints, slots: Ints, served: Ints) -> Any:
-    """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed before."""
+    """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed
+    before.
+    """
     squares = pairs = 0
     for place in range(state[SERVED]):
         slot = served[place]
@@ -329,7 +365,9 @@ def _attention(state: Ints, slots: Ints, served: Ints) -> Any:
 
 @njit(cache=True, forceinline=True)
 def _grown(state: Ints, options: Ints, growth: Ints, repeat: int) -> Any:
-    """Return the blocks that all decoding requests take in the batches after the first of so many."""
+    """Return the blocks that all decoding requests take in the batches after the first of so
+    many.
+    """
     if options[GROWS] == 0:
         return 0
     size = options[BLOCK_SIZE]
@@ -346,7 +384,9 @@ def _grown(state: Ints, options: Ints, growth: Ints, repeat: int) -> Any:
 
 @njit(cache=True, forceinline=True)
 def _repeats(state: Ints, options: Ints, growth: Ints, bits: Words, most: int, spare: int) -> Any:
-    """Return how many equal decode batches memory has room for and no request finishes in, this one included."""
+    """Return how many equal decode batches memory has room for and no request finishes in, this one
+    included.
+    """
     most = min(most, next_due_epoch(bits, state[EPOCH]) - state[EPOCH])
     if options[GROWS] == 0:
         return most
@@ -412,11 +452,13 @@ def advance(
     resume
         Shape (requests known, 8): what a preempted request has to do again, and its priority.
     growth
-        Shape (block size,): decoding requests by the epochs, modulo the block size, at which they need a block.
+        Shape (block size,): decoding requests by the epochs, modulo the block size, at which they
+        need a block.
     served
         Shape (slots,), scratch.
     ring
-        Shape (3, a power of two): preempted requests and what they stand before, or the heap; scratch.
+        Shape (3, a power of two): preempted requests and what they stand before, or the heap;
+        scratch.
     ratio
         Shape (1,): SGLang's ratio when it was set last.
     cache
@@ -470,10 +512,16 @@ def advance(
             4 * (state[STALLS_USED] + most_slots) > stalls.size
             or 4 * state[MIXES_USED] + 8 > mixes.size
             or (record >= RECORD_BATCHES and state[BATCH_ROWS] == batch_rows.shape[0])
-            or (record >= RECORD_ALLOCATIONS and state[ALLOCATION_ROWS] + 2 * most_slots > allocation_rows.shape[0])
+            or (
+                record >= RECORD_ALLOCATIONS
+                and state[ALLOCATION_ROWS] + 2 * most_slots > allocation_rows.shape[0]
+            )
             or (grows_slots and state[RUNNING] + min(batch_size, budget) > most_slots)
             or state[RING_SIZE] + most_slots > ring.shape[1]
-            or (by_priority and state[HEAP_SIZE] + arrived - state[QUEUED] + most_slots > ring.shape[1])
+            or (
+                by_priority
+                and state[HEAP_SIZE] + arrived - state[QUEUED] + most_slots > ring.shape[1]
+            )
         ):
             status = FULL
             break
@@ -507,7 +555,18 @@ def advance(
         steady = True  # what the policy sees stays as it is while nobody comes or goes
         if rule == SEAM:
             prompts, tokens, arrival_seen = seam.see(
-                state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, cache
+                state,
+                options,
+                slots,
+                heads,
+                bits,
+                growth,
+                served,
+                resume,
+                ring,
+                prompt,
+                output,
+                cache,
             )
             decoding = state[DECODING]
             if prompts == 0 and decoding == 0:
@@ -545,7 +604,20 @@ def advance(
                 status = IDLE_POLICY
                 break
             requests = min(requests, prompts)
-            x = seam.fill(state, options, slots, growth, served, resume, ring, prompt, output, wanted, requests, cache)
+            x = seam.fill(
+                state,
+                options,
+                slots,
+                growth,
+                served,
+                resume,
+                ring,
+                prompt,
+                output,
+                wanted,
+                requests,
+                cache,
+            )
             if order == PREFILL_FIRST:
                 y = min(y, budget - x)
                 if not running_scope:
@@ -558,7 +630,18 @@ def advance(
         else:
             if rule == VLLM:
                 marked = rules.vllm(
-                    state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, cache
+                    state,
+                    options,
+                    slots,
+                    heads,
+                    bits,
+                    growth,
+                    served,
+                    resume,
+                    ring,
+                    prompt,
+                    output,
+                    cache,
                 )
             elif rule in (VLLM_V0, VIDUR_VLLM):
                 rules.prompts_or_decodes(
@@ -566,10 +649,24 @@ def advance(
                 )
             elif rule == SGLANG:
                 marked = rules.sglang(
-                    state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, params, ratio
+                    state,
+                    options,
+                    slots,
+                    heads,
+                    bits,
+                    growth,
+                    served,
+                    resume,
+                    ring,
+                    prompt,
+                    output,
+                    params,
+                    ratio,
                 )
             elif rule == VIDUR_FASTERTRANSFORMER:
-                rules.static_batch(state, options, slots, heads, bits, growth, served, resume, ring, prompt, output)
+                rules.static_batch(
+                    state, options, slots, heads, bits, growth, served, resume, ring, prompt, output
+                )
             else:
                 rules.decodes_then_prompts(
                     state, options, slots, heads, bits, growth, served, resume, ring, prompt, output
@@ -609,11 +706,15 @@ def advance(
         # -- how many equal batches follow each other
         repeat = 1
         equal = x == 0 and everyone and steady and compress and state[PREEMPTED] == 0 and not moved
-        if cache is not None and waiting(state) > 0:  # a block that a decode takes may have been one's prefix
+        if (
+            cache is not None and waiting(state) > 0
+        ):  # a block that a decode takes may have been one's prefix
             equal = False
         if equal and record < RECORD_ALLOCATIONS and (rule != SEAM or sees != SEES_DECODES):
             most = NEVER
-            arrival_ends = arrived < known and (arrival_seen or by_priority or (rule == SEAM and sees != SEES_BATCH))
+            arrival_ends = arrived < known and (
+                arrival_seen or by_priority or (rule == SEAM and sees != SEES_BATCH)
+            )
             if arrival_ends:
                 most = (arrival[arrived] - now + ticks - 1) // ticks
             if until < NEVER:
@@ -689,7 +790,8 @@ def advance(
         else:
             state[MIXES_USED] += add(mixes, (x << 32) | y, repeat)
 
-        # -- blocks: those taken after the first of equal batches, and those of who finishes, where they are told apart
+        # -- blocks: those taken after the first of equal batches, and those of who finishes, where
+        # they are told apart
         if repeat > 1:
             take(state, cache, _grown(state, options, growth, repeat))
         if cache is not None:
@@ -704,7 +806,16 @@ def advance(
             in_step = y
             if state[OWN] > 0:
                 in_step -= _own_gaps(
-                    state, slots, tallies, stalls, first_token, everyone, first_end, plain, load, gap_bits
+                    state,
+                    slots,
+                    tallies,
+                    stalls,
+                    first_token,
+                    everyone,
+                    first_end,
+                    plain,
+                    load,
+                    gap_bits,
                 )
             if in_step > 0:
                 gap = first_end - state[LAST_STEP]
@@ -772,7 +883,9 @@ def advance(
                     state[OWN] += 1
             else:
                 state[OWN] += 1
-            begin_decode(state, options, slots, heads, bits, growth, slot, slots[SLOT_OUTPUTS, slot] - engine)
+            begin_decode(
+                state, options, slots, heads, bits, growth, slot, slots[SLOT_OUTPUTS, slot] - engine
+            )
         if options[CLIENTS] > 0:
             send_next(options, arrival, state[BEFORE_FINISHED], state[FINISHED], end)
         state[NOW] = end

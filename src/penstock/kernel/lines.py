@@ -1,7 +1,8 @@
 """Lines: where requests wait and are served in order, at one replica of a network.
 
-As in `server`, prompts wait in order of arrival, and requests that decode are due at an epoch, so that none counts its
-tokens down. A network has many lines and no contiguous prompts, so those that wait are linked through their rows.
+As in `server`, prompts wait in order of arrival, and requests that decode are due at an epoch, so
+that none counts its tokens down. A network has many lines and no contiguous prompts, so those that
+wait are linked through their rows.
 """
 
 from collections.abc import Callable
@@ -31,8 +32,8 @@ Words = npt.NDArray[np.uint64]
 def uncounted(*signature: Any, inline: bool = False) -> Callable[[Any], Any]:
     """Compile without counting references to arrays.
 
-    Every function here gets all arrays, or takes rows of them, and Numba would count each of those, which costs more
-    than what the functions do. Nothing is allocated, so nothing needs counting.
+    Every function here gets all arrays, or takes rows of them, and Numba would count each of those,
+    which costs more than what the functions do. Nothing is allocated, so nothing needs counting.
     """
     return njit(*signature, cache=True, forceinline=inline, _nrt=False)  # type: ignore[call-overload, no-any-return]
 
@@ -55,7 +56,8 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 
 # One row per line.
 (
-    PROMPTS,  # requests in prefill, without those whose last prompt token is in the batch in progress
+    # requests in prefill, without those whose last prompt token is in the batch in progress
+    PROMPTS,
     PROMPT_TOKENS,  # their unprocessed tokens
     PROMPT_HEAD,  # queue of those, in order of arrival; by age: of all requests
     PROMPT_TAIL,
@@ -81,7 +83,16 @@ WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
 ) = range(23)
 N_LINE = 23
 
-_LINKS = (PROMPT_HEAD, PROMPT_TAIL, FRESH_HEAD, FRESH_TAIL, FIRST_LINKED, LAST_LINKED, DONE_HEAD, DONE_TAIL)
+_LINKS = (
+    PROMPT_HEAD,
+    PROMPT_TAIL,
+    FRESH_HEAD,
+    FRESH_TAIL,
+    FIRST_LINKED,
+    LAST_LINKED,
+    DONE_HEAD,
+    DONE_TAIL,
+)
 REQUEST_LINKS = (PROMPT_HEAD, PROMPT_TAIL, FRESH_HEAD, FRESH_TAIL, DONE_HEAD, DONE_TAIL)
 """Fields of a line that hold requests; they move when rows are dropped."""
 
@@ -115,7 +126,9 @@ def pop(line: Ints, rows: Rows, head: int) -> Any:
 
 @uncounted()
 def insert_by_age(line: Ints, rows: Rows, request: int) -> None:
-    """Put a request into its place in a line by age: jobs are numbered in order of arrival, requests by job."""
+    """Put a request into its place in a line by age: jobs are numbered in order of arrival,
+    requests by job.
+    """
     if line[PROMPT_HEAD] < 0 or line[PROMPT_TAIL] < request:
         append(line, rows, PROMPT_HEAD, request)
         return
@@ -144,7 +157,8 @@ def visible_tokens(line: Ints, rows: Rows, prompts: int) -> Any:
 
 @uncounted()
 def take_prompts(line: Ints, rows: Rows, tokens: int, most: int) -> Any:
-    """Put up to so many prompt tokens, of at most so many requests, into the batch; return both counts.
+    """Put up to so many prompt tokens, of at most so many requests, into the batch; return both
+    counts.
 
     A request that this batch has cut already is not counted again.
     """
@@ -168,8 +182,19 @@ def take_prompts(line: Ints, rows: Rows, tokens: int, most: int) -> Any:
 
 
 @uncounted()
-def link(line: Ints, rows: Rows, slots: Ints, heads: Ints, bits: Words, free: int, first_token: Ints, end: int) -> Any:
-    """Give slots to fresh requests until the batch's decodes have one each; return the next free slot."""
+def link(
+    line: Ints,
+    rows: Rows,
+    slots: Ints,
+    heads: Ints,
+    bits: Words,
+    free: int,
+    first_token: Ints,
+    end: int,
+) -> Any:
+    """Give slots to fresh requests until the batch's decodes have one each; return the next free
+    slot.
+    """
     while line[LINKED] < line[DECODE]:
         request = pop(line, rows, FRESH_HEAD)
         if first_token[request] < 0:
@@ -194,7 +219,9 @@ def link(line: Ints, rows: Rows, slots: Ints, heads: Ints, bits: Words, free: in
 
 @uncounted()
 def serve_decodes(line: Ints, slots: Ints, heads: Ints, bits: Words, repeat: int) -> Any:
-    """Move due epochs on by a batch, or equal ones; return the first slot that is due, or -1, and empty its bucket."""
+    """Move due epochs on by a batch, or equal ones; return the first slot that is due, or -1, and
+    empty its bucket.
+    """
     served = line[DECODE]
     if served == line[LINKED]:
         line[LINE_EPOCH] += repeat

@@ -1,15 +1,19 @@
 """A network of replicas, event by event, in integer ticks.
 
-Jobs come unfolded (`penstock.workload.jobs`): which requests they make, how long, after which delays is settled before
-anything is served. Left to do are routing to replicas, order, batches and time. At a tick: batches end, requests arrive
-in order of their rows, replicas that are free form batches.
+Jobs come unfolded (`penstock.workload.jobs`): which requests they make, how long, after which
+delays is settled before anything is served. Left to do are routing to replicas, order, batches and
+time. At a tick: batches end, requests arrive in order of their rows, replicas that are free form
+batches.
 
 How it is fast, and still exact:
 
-* A tournament tree holds the ends of the batches in progress, so the next event of 64 replicas is its root.
-* Lines keep requests as the kernel of one server does (`lines`): decoding requests count nothing down.
-* Equal batches without prefill are one step here too. Who will join the replica is not known in advance, so a step is
-  as long as it can be, and an arrival cuts it at the end of the batch then in progress.
+* A tournament tree holds the ends of the batches in progress, so the next event of 64 replicas is
+  its root.
+* Lines keep requests as the kernel of one server does (`lines`): decoding requests count nothing
+  down.
+* Equal batches without prefill are one step here too. Who will join the replica is not known in
+  advance, so a step is as long as it can be, and an arrival cuts it at the end of the batch then in
+  progress.
 
 All state lives in arrays that the caller owns.
 """
@@ -369,7 +373,11 @@ def _end_batch(net: Arrays, server: int) -> None:
         _end_by_age(net, server, first, repeat, pool[ENGINE])
     else:
         for index in range(first, first + pool[LINES]):
-            if net.lines[index, DECODE] > 0 or net.lines[index, DONE_HEAD] >= 0 or net.lines[index, PREFILL] > 0:
+            if (
+                net.lines[index, DECODE] > 0
+                or net.lines[index, DONE_HEAD] >= 0
+                or net.lines[index, PREFILL] > 0
+            ):
                 _end_of_line(net, server, index, repeat, pool[ENGINE])
     _touch(net, server)
 
@@ -420,7 +428,9 @@ def advance(policies: Any, orders: Any, net: Arrays) -> int:
             now = min(now, net.job_arrival[state[NEXT_JOB]])
         if state[WAITING_ROOM] > 0:
             now = min(now, net.heap[0, 0])
-        if state[FINAL] == 0 and (jobs == 0 or now >= net.job_arrival[jobs - 1]):  # a job to come may arrive then, too
+        if state[FINAL] == 0 and (
+            jobs == 0 or now >= net.job_arrival[jobs - 1]
+        ):  # a job to come may arrive then, too
             return MORE
         if now <= until and now < NEVER:
             _note_series(net, now)
@@ -478,7 +488,8 @@ _TABLE, _REALS = types.int64[:, ::1], types.float64[:, ::1]
 _NET = types.NamedTuple(  # type: ignore[no-untyped-call]
     (
         _I64, _TABLE, _TABLE, _TABLE, _TABLE, _REALS, _REALS, _I64, _I64, PARAMS, _TABLE, _TABLE,
-        types.uint64[:, ::1], _I64, _I64, _I64, _I64, types.int32[:, ::1], _I64, types.uint32[::1], _I32, _I32, _I32,
+        types.uint64[:, ::1], _I64, _I64, _I64, _I64, types.int32[:, ::1], _I64, types.uint32[::1],
+        _I32, _I32, _I32,
         _I32, _I64, _I64, _I64, _TABLE, _I64, _I64, _REALS, _REALS, _TABLE,
     ),
     Arrays,
@@ -492,6 +503,8 @@ _SIGNATURE = types.int64(
 
 @functools.cache
 def compiled_advance() -> Callable[..., int]:
-    """Return `advance` compiled under its one signature: seconds the first time, from the disk cache after."""
+    """Return `advance` compiled under its one signature: seconds the first time, from the disk
+    cache after.
+    """
     compiled: Callable[..., int] = uncounted(_SIGNATURE)(advance)
     return compiled

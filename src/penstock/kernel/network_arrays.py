@@ -5,10 +5,14 @@ from typing import Any, NamedTuple
 from penstock.kernel.lines import Ints, uncounted
 
 BAD_ORDER = 7
-"""Returned by `advance`: an order gave a weight that is no number, a negative share, or an unknown mode."""
+"""Returned by `advance`: an order gave a weight that is no number, a negative share, or an unknown
+mode.
+"""
 
 MOST_POLICIES = 4
-"""Different policies, and different orders, in one network: each is an argument of the compiled kernel."""
+"""Different policies, and different orders, in one network: each is an argument of the compiled
+kernel.
+"""
 
 # State, an int64 array.
 (
@@ -89,7 +93,8 @@ class Arrays(NamedTuple):
     state, pools, servers, stages, lines
         Fields as named above and in `lines`; one row each.
     onward, means
-        Shapes (stages, stages) and (stages, 2): requests released per finished one; mean tokens of each phase.
+        Shapes (stages, stages) and (stages, 2): requests released per finished one; mean tokens of
+        each phase.
     listed
         The stages of each pool, in order of its lines.
     duration
@@ -103,16 +108,18 @@ class Arrays(NamedTuple):
     job_arrival, job_root, job_tokens
         Per job: tick, first request, forward tokens.
     rows, delay, coin, context, reuse, home
-        Per request, as in `penstock.workload.jobs`; ``home``: offset of the first request of the job at the pool.
+        Per request, as in `penstock.workload.jobs`; ``home``: offset of the first request of the
+        job at the pool.
     cached, ready, first_token, finish
         Per request, what became of it.
     heap, ready_now, touched
-        Delayed requests as (tick, request); requests that arrive at this tick; replicas to be looked at.
+        Delayed requests as (tick, request); requests that arrive at this tick; replicas to be
+        looked at.
     lookout, weights
         What an order sees and says.
     series
-        At each instant: tick, requests by stage in prefill and in decode, unprocessed tokens by replica, and all that
-        the jobs in the network will still need.
+        At each instant: tick, requests by stage in prefill and in decode, unprocessed tokens by
+        replica, and all that the jobs in the network will still need.
     """
 
     state: Any

@@ -127,7 +127,9 @@ def _visible(line: Ints, room: _Room, running_scope: int) -> Any:
 
 @uncounted(inline=True)
 def _fill_line(net: Arrays, line: Ints, pool: Ints, room: _Room, policy: Any, tokens: int) -> Any:
-    """Let the policy choose tokens of a line, within what is left of a batch; return what then is."""
+    """Let the policy choose tokens of a line, within what is left of a batch; return what then
+    is.
+    """
     running_scope = pool[RUNNING_SCOPE]
     prompts = _visible(line, room, running_scope)
     prompt_tokens = visible_tokens(line, net.rows, prompts)
@@ -186,7 +188,8 @@ def _fill_prompts(net: Arrays, line: Ints, room: _Room, running_scope: int) -> A
 
 @uncounted(inline=True)
 def _heaviest(weights: Any, count: int, columns: int) -> Any:
-    """Return the place of the largest weight that is left, as columns * row + column, and cross it out.
+    """Return the place of the largest weight that is left, as columns * row + column, and cross it
+    out.
 
     Of equal ones the first row, and there the last column: decode before prefill.
     """
@@ -200,14 +203,18 @@ def _heaviest(weights: Any, count: int, columns: int) -> Any:
 
 
 @uncounted(inline=True)
-def _fill_by_order(net: Arrays, server: int, pool: Ints, room: _Room, policy: Any, order: Any) -> Any:
+def _fill_by_order(
+    net: Arrays, server: int, pool: Ints, room: _Room, policy: Any, order: Any
+) -> Any:
     """Fill a batch from several lines, as the order says."""
     first, count = net.servers[server, FIRST_LINE], pool[LINES]
     _look(net, server, pool)
     weights = net.weights[:count]
     for row in range(count):
         weights[row, 0] = weights[row, 1] = 0.0
-    mode = order(net.lookout[:count], net.params[pool[ORDER_PARAMS] : pool[ORDER_PARAMS_END]], weights)
+    mode = order(
+        net.lookout[:count], net.params[pool[ORDER_PARAMS] : pool[ORDER_PARAMS_END]], weights
+    )
     total = 0.0
     for row in range(count):
         if not (np.isfinite(weights[row, 0]) and np.isfinite(weights[row, 1])) or (
@@ -234,7 +241,9 @@ def _fill_by_order(net: Arrays, server: int, pool: Ints, room: _Room, policy: An
             if place & 1:
                 room = _fill_decodes(net.lines[first + (place >> 1)], room)
             else:
-                room = _fill_prompts(net, net.lines[first + (place >> 1)], room, pool[RUNNING_SCOPE])
+                room = _fill_prompts(
+                    net, net.lines[first + (place >> 1)], room, pool[RUNNING_SCOPE]
+                )
             if room.tokens == 0:
                 break
         return room, 0
@@ -253,7 +262,9 @@ def _fill_by_order(net: Arrays, server: int, pool: Ints, room: _Room, policy: An
 
 @uncounted(inline=True)
 def _fill_by_age(net: Arrays, server: int, line: Ints, room: _Room, running_scope: int) -> Any:
-    """Serve the oldest jobs first, prefill and decode alike; return what is left, and the fewest decodes to come."""
+    """Serve the oldest jobs first, prefill and decode alike; return what is left, and the fewest
+    decodes to come.
+    """
     rows = net.rows
     served = fewest = 0
     request = line[PROMPT_HEAD]
@@ -340,7 +351,14 @@ def form_batch(net: Arrays, server: int, policies: Any, orders: Any) -> Any:
             if line[DECODE] > 0:
                 decodes += line[DECODE]
                 state[FREE_SLOT] = link(
-                    line, net.rows, net.slots, net.heads[index], net.bits[index], state[FREE_SLOT], net.first_token, end
+                    line,
+                    net.rows,
+                    net.slots,
+                    net.heads[index],
+                    net.bits[index],
+                    state[FREE_SLOT],
+                    net.first_token,
+                    end,
                 )
                 fewest = min(fewest, line[LINE_DUE] - line[LINE_EPOCH])
 

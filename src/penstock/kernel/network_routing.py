@@ -22,12 +22,20 @@ from penstock.kernel.network_arrays import (
     Arrays,
 )
 from penstock.kernel.server import NEVER
-from penstock.kernel.signatures import ROUTE_POWER_OF_TWO, ROUTE_RANDOM, ROUTE_REQUESTS, ROUTE_ROUND_ROBIN, ROUTE_TOKENS
+from penstock.kernel.signatures import (
+    ROUTE_POWER_OF_TWO,
+    ROUTE_RANDOM,
+    ROUTE_REQUESTS,
+    ROUTE_ROUND_ROBIN,
+    ROUTE_TOKENS,
+)
 
 
 @uncounted(inline=True)
 def begun(servers: Ints, server: int, tick: int) -> Any:
-    """Return how many of the equal batches in progress after the first have started before a tick."""
+    """Return how many of the equal batches in progress after the first have started before a
+    tick.
+    """
     if servers[server, REPEAT] <= 1:
         return 0
     ticks = servers[server, TICKS]
@@ -49,7 +57,9 @@ def _least_tokens(servers: Ints, first: int, count: int, now: int) -> Any:
     """Return the replica with the fewest tokens that have not gone into a batch."""
     best, fewest = first, NEVER
     for server in range(first, first + count):
-        tokens = servers[server, UNPROCESSED] - begun(servers, server, now) * servers[server, TOKENS]
+        tokens = (
+            servers[server, UNPROCESSED] - begun(servers, server, now) * servers[server, TOKENS]
+        )
         if tokens < fewest:
             best, fewest = server, tokens
     return best
@@ -86,7 +96,9 @@ def route(net: Arrays, request: int, pool: Ints) -> Any:
 
 @uncounted(inline=True)
 def cached(net: Arrays, request: int, server: int, retention: int) -> Any:
-    """Return how many prompt tokens of a request the replica has processed for an earlier one, and kept."""
+    """Return how many prompt tokens of a request the replica has processed for an earlier one, and
+    kept.
+    """
     shared = net.reuse[request]
     earlier = request
     while shared > 0 and net.context[earlier] != 0:

@@ -1,11 +1,14 @@
-"""How engines form a batch: one function each, over the running list and the waiting queue of `running`.
+"""How engines form a batch: one function each, over the running list and the waiting queue of
+`running`.
 
-Each says who is served: slots in prefill (`serve_prefill`) and the number of decoding requests (``SERVED_DECODES``),
-which are the first of the list unless ``SLOT_TAKE`` marks them (`vllm_in_order`). Memory is taken as requests are put
-into the batch, and who has to make room for it leaves (`preempt`).
+Each says who is served: slots in prefill (`serve_prefill`) and the number of decoding requests
+(``SERVED_DECODES``), which are the first of the list unless ``SLOT_TAKE`` marks them
+(`vllm_in_order`). Memory is taken as requests are put into the batch, and who has to make room for
+it leaves (`preempt`).
 
-Where every decoding request is served, whether memory suffices is one comparison: who is preempted comes from the end
-of the list, so making room one request at a time, as engines do, ends at the same place as making room for all.
+Where every decoding request is served, whether memory suffices is one comparison: who is preempted
+comes from the end of the list, so making room one request at a time, as engines do, ends at the
+same place as making room for all.
 """
 
 from typing import Any
@@ -90,10 +93,13 @@ from penstock.kernel.server import (
 
 @njit(cache=True)
 def _decode_all(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, prompt: Tokens, spare: int,
 ) -> None:  # fmt: skip
-    """Serve every decoding request that memory has room for; each must find ``spare`` blocks before its own."""
+    """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
+    its own.
+    """
     while state[DECODING] > 0:
         grow = growth_at(options, growth, state[EPOCH])
         if spare > 0:
@@ -103,7 +109,9 @@ def _decode_all(
             grow = max(grow, grow - needs(state, options, slots, last) + spare)
         if grow <= state[FREE]:
             break
-        request = preempt(state, options, slots, heads, bits, growth, served, resume, state[LAST_SLOT])
+        request = preempt(
+            state, options, slots, heads, bits, growth, served, resume, state[LAST_SLOT]
+        )
         wait_first(state, options, ring, resume, request)
     state[FREE] -= growth_at(options, growth, state[EPOCH])
     state[SERVED_DECODES] = state[DECODING]
@@ -111,10 +119,13 @@ def _decode_all(
 
 @njit(cache=True, forceinline=True)
 def vllm(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, prompt: Tokens, output: Tokens, cache: Cache | None,
 ) -> Any:  # fmt: skip
-    """VLLM V1: those that run, in order, then new ones. Return whether the decodes that are served are marked."""
+    """VLLM V1: those that run, in order, then new ones. Return whether the decodes that are served
+    are marked.
+    """
     budget, size = options[TOKEN_BUDGET], options[BLOCK_SIZE]
     most = options[LONG_PREFILL]
     if most == 0 or state[RUNNING] + waiting(state) <= 1:
@@ -133,10 +144,14 @@ def vllm(
                 grow += blocks_of(done_by(state, slots, last) + take, size) - slots[SLOT_HELD, last]
             if grow <= state[FREE]:
                 break
-            if cache is not None:  # what is forgotten depends on who takes a block before another makes room
+            if (
+                cache is not None
+            ):  # what is forgotten depends on who takes a block before another makes room
                 at_once = False
                 break
-            request = preempt(state, options, slots, heads, bits, growth, served, resume, state[LAST_SLOT])
+            request = preempt(
+                state, options, slots, heads, bits, growth, served, resume, state[LAST_SLOT]
+            )
             wait_first(state, options, ring, resume, request)
     if at_once:
         take_blocks(state, cache, growth_at(options, growth, state[EPOCH]))
@@ -146,7 +161,9 @@ def vllm(
             serve_prefill(state, slots, served, last, take)
             left -= take
     else:
-        left = _vllm_in_order(state, options, slots, heads, bits, growth, served, resume, ring, most, cache)
+        left = _vllm_in_order(
+            state, options, slots, heads, bits, growth, served, resume, ring, most, cache
+        )
     if state[PREEMPTED] > 0:
         return not at_once
     while left > 0 and state[RUNNING] < options[BATCH_SIZE]:
@@ -177,14 +194,22 @@ def vllm(
 
 
 @njit(cache=True, forceinline=True)
-def found_in_cache(state: Ints, options: Ints, resume: Ints, cache: Cache, request: int, target: int) -> Any:
-    """Return how many blocks hold the beginning of a waiting request's prefill, and how many of them nobody uses."""
+def found_in_cache(
+    state: Ints, options: Ints, resume: Ints, cache: Cache, request: int, target: int
+) -> Any:
+    """Return how many blocks hold the beginning of a waiting request's prefill, and how many of
+    them nobody uses.
+    """
     again = resume[request, RESUME_TIMES] > 0
-    return found(options, cache, state[DROPPED] + request, resume[request, RESUME_ROW], target, again)
+    return found(
+        options, cache, state[DROPPED] + request, resume[request, RESUME_ROW], target, again
+    )
 
 
 @njit(cache=True, forceinline=True)
-def name_blocks(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, slot: int, take: int) -> None:
+def name_blocks(
+    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, slot: int, take: int
+) -> None:
     """Name the blocks that so many tokens of a prompt fill."""
     request, done = slots[SLOT_REQUEST, slot], done_by(state, slots, slot)
     first, end = done // options[BLOCK_SIZE], (done + take) // options[BLOCK_SIZE]
@@ -192,7 +217,9 @@ def name_blocks(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Ca
 
 
 @njit(cache=True, forceinline=True)
-def _hold_for(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache | None, slot: int, take: int) -> None:
+def _hold_for(
+    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache | None, slot: int, take: int
+) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
     after = blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE])
     take_for_prompt(state, cache, slot, slots[SLOT_HELD, slot], after)
@@ -203,7 +230,8 @@ def _hold_for(state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cach
 
 @njit(cache=True)
 def _vllm_in_order(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, most: int, cache: Cache | None,
 ) -> Any:  # fmt: skip
     """Go through those that run one by one; return the tokens left."""
@@ -224,7 +252,9 @@ def _vllm_in_order(
                 break
             victim = victim_of(state, options, slots, resume)
             left += slots[SLOT_TAKE, victim]
-            request = preempt(state, options, slots, heads, bits, growth, served, resume, victim, cache)
+            request = preempt(
+                state, options, slots, heads, bits, growth, served, resume, victim, cache
+            )
             wait_first(state, options, ring, resume, request)
             gone = victim == slot
             if gone:
@@ -247,7 +277,8 @@ def _vllm_in_order(
 
 @njit(cache=True)
 def prompts_or_decodes(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, prompt: Tokens, output: Tokens,
 ) -> None:  # fmt: skip
     """VLLM V0, and Vidur's: whole prompts alone if any can be admitted, else all decodes."""
@@ -264,7 +295,9 @@ def prompts_or_decodes(
         if tokens > budget or state[FREE] - blocks_of(target, size) < options[WATERMARK]:
             break
         pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, blocks_of(target, size))
+        slot = admit(
+            state, options, slots, resume, prompt, output, request, blocks_of(target, size)
+        )
         serve_prefill(state, slots, served, slot, target)
         if padded:
             keep_sorted(state, slots, slot)
@@ -274,25 +307,33 @@ def prompts_or_decodes(
 
 @njit(cache=True)
 def sglang(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens, params: npt.NDArray[np.float64], ratio: npt.NDArray[np.float64],
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
+    ring: Ints, prompt: Tokens, output: Tokens, params: npt.NDArray[np.float64],
+    ratio: npt.NDArray[np.float64],
 ) -> Any:  # fmt: skip
     """SGLang: a batch of prompts when one can be formed, at most one of them cut, else all decodes.
 
     Return whether the decodes that are served are marked.
 
-    ``params``: the ratio of a request's future output that admission counts, its least, its fall per decode batch.
-    ``ratio``: what it fell from last.
+    ``params``: the ratio of a request's future output that admission counts, its least, its fall
+    per decode batch. ``ratio``: what it fell from last.
     """
     decoding = state[DECODING]
-    if not ((state[IS_FULL] != 0 or first_waiting(state, options, ring) < 0) and state[PREFILLING] == 0):
-        _sglang_prompts(state, options, slots, growth, served, resume, ring, prompt, output, params, ratio)
+    if not (
+        (state[IS_FULL] != 0 or first_waiting(state, options, ring) < 0) and state[PREFILLING] == 0
+    ):
+        _sglang_prompts(
+            state, options, slots, growth, served, resume, ring, prompt, output, params, ratio
+        )
     if state[SERVED] > 0:
         if options[MIXED] != 0 and decoding > 0:
             return _ride_along(state, options, slots, growth)
         return False
     if decoding > 0:
-        _decode_or_retract(state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, ratio)
+        _decode_or_retract(
+            state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, ratio
+        )
         if state[PREEMPTED] == 0:
             state[RATIO_STEPS] += 1
     return False
@@ -306,7 +347,8 @@ def ratio_now(state: Ints, params: npt.NDArray[np.float64], ratio: npt.NDArray[n
 
 @njit(cache=True)
 def _sglang_prompts(
-    state: Ints, options: Ints, slots: Ints, growth: Ints, served: Ints, resume: Ints, ring: Ints, prompt: Tokens,
+    state: Ints, options: Ints, slots: Ints, growth: Ints, served: Ints, resume: Ints, ring: Ints,
+    prompt: Tokens,
     output: Tokens, params: npt.NDArray[np.float64], ratio: npt.NDArray[np.float64],
 ) -> None:  # fmt: skip
     size, clip, most_requests = options[BLOCK_SIZE], options[CLIP], options[BATCH_SIZE]
@@ -331,7 +373,9 @@ def _sglang_prompts(
         _take_blocks(state, options, slots, slot, take)
         serve_prefill(state, slots, served, slot, take)
         whole = take == slots[SLOT_LEFT, slot]
-        total -= blocks_of(take, size) * size + (min(slots[SLOT_OUTPUTS, slot], clip) if whole else 0)
+        total -= blocks_of(take, size) * size + (
+            min(slots[SLOT_OUTPUTS, slot], clip) if whole else 0
+        )
         tokens -= take
         chunk -= take
         if not whole:
@@ -378,7 +422,9 @@ def _take_blocks(state: Ints, options: Ints, slots: Ints, slot: int, take: int) 
 
 @njit(cache=True)
 def _ride_along(state: Ints, options: Ints, slots: Ints, growth: Ints) -> Any:
-    """Serve the decodes for which memory is left beside the prompts; return whether they are marked."""
+    """Serve the decodes for which memory is left beside the prompts; return whether they are
+    marked.
+    """
     grow = growth_at(options, growth, state[EPOCH])
     if grow <= state[FREE]:
         state[FREE] -= grow
@@ -398,10 +444,13 @@ def _ride_along(state: Ints, options: Ints, slots: Ints, growth: Ints) -> Any:
 
 @njit(cache=True)
 def _decode_or_retract(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, prompt: Tokens, output: Tokens, ratio: npt.NDArray[np.float64],
 ) -> None:  # fmt: skip
-    """Decode all; where memory is short, those with the fewest outputs (of them the longest prompt) wait again."""
+    """Decode all; where memory is short, those with the fewest outputs (of them the longest prompt)
+    wait again.
+    """
     if growth_at(options, growth, state[EPOCH]) > state[FREE]:
         while state[DECODING] > 1:
             chosen, fewest, longest = -1, 0, 0
@@ -418,7 +467,9 @@ def _decode_or_retract(
             enough = state[FREE] * options[BLOCK_SIZE] >= state[DECODING] * options[RETRACT_STEPS]
             if enough and growth_at(options, growth, state[EPOCH]) <= state[FREE]:
                 break
-        if growth_at(options, growth, state[EPOCH]) > state[FREE]:  # a single one is left beside a cut prompt
+        if (
+            growth_at(options, growth, state[EPOCH]) > state[FREE]
+        ):  # a single one is left beside a cut prompt
             slot = state[FIRST_SLOT]
             while slots[SLOT_LEFT, slot] == 0:
                 slot = slots[SLOT_NEXT, slot]
@@ -441,10 +492,13 @@ def _decode_or_retract(
 
 @njit(cache=True)
 def decodes_then_prompts(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, prompt: Tokens, output: Tokens,
 ) -> None:  # fmt: skip
-    """TensorRT-LLM, and Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new ones."""
+    """TensorRT-LLM, and Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new
+    ones.
+    """
     rule, size, static = options[RULE], options[BLOCK_SIZE], options[ADMISSION] == STATIC
     nobody_runs = state[RUNNING] == 0
     spare = 1 if rule == VIDUR_SARATHI else 0
@@ -467,7 +521,9 @@ def decodes_then_prompts(
         blocks = options[RESERVED]
         if blocks == 0:
             completes = options[ADMISSION] == COMPLETION or static
-            blocks = blocks_of(peak_of(options, resume, prompt, output, request) if completes else target, size)
+            blocks = blocks_of(
+                peak_of(options, resume, prompt, output, request) if completes else target, size
+            )
         if state[FREE] - blocks < options[WATERMARK]:
             break
         pop_waiting(state, options, ring, resume)
@@ -495,7 +551,9 @@ def _go_on(state: Ints, options: Ints, slots: Ints, served: Ints, left: int) -> 
             if take > 0:
                 serve_prefill(state, slots, served, slot, take)
                 left -= take
-            if reorders:  # those in the batch stand at the end from now on, those that are not at the front
+            if (
+                reorders
+            ):  # those in the batch stand at the end from now on, those that are not at the front
                 if take > 0:
                     unlink(state, slots, slot)
                     append(state, slots, slot)
@@ -510,10 +568,13 @@ def _go_on(state: Ints, options: Ints, slots: Ints, served: Ints, left: int) -> 
 
 @njit(cache=True)
 def static_batch(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, prompt: Tokens, output: Tokens,
 ) -> None:  # fmt: skip
-    """Vidur's FasterTransformer: all prompts that fit in one batch; then their decodes until the last is done."""
+    """Vidur's FasterTransformer: all prompts that fit in one batch; then their decodes until the
+    last is done.
+    """
     if state[RUNNING] > 0:
         state[SERVED_DECODES] = state[DECODING]
         return

@@ -1,11 +1,14 @@
-"""Requests that run and requests that wait, where both can change places: the parts of the loop in `engines`.
+"""Requests that run and requests that wait, where both can change places: the parts of the loop in
+`engines`.
 
-Running requests are *slots* in a list, in the order in which the engine keeps them. One in prefill knows how many
-tokens are left; one in decode only the *epoch* (number of decode batches) at which it is due, so that a batch that
-serves all of them touches none. Memory follows the same idea: a decoding request takes a block every ``block size``
-epochs, so counting requests by the remainder of their epoch (*growth*) says what the next batch needs.
+Running requests are *slots* in a list, in the order in which the engine keeps them. One in prefill
+knows how many tokens are left; one in decode only the *epoch* (number of decode batches) at which
+it is due, so that a batch that serves all of them touches none. Memory follows the same idea: a
+decoding request takes a block every ``block size`` epochs, so counting requests by the remainder of
+their epoch (*growth*) says what the next batch needs.
 
-A request that is preempted leaves its slot and waits again, with what it must do anew in its row of ``resume``.
+A request that is preempted leaves its slot and waits again, with what it must do anew in its row of
+``resume``.
 """
 
 from typing import Any
@@ -36,7 +39,12 @@ from penstock.kernel.server import (
     unchain,
 )
 
-ARRIVED, DECODING, FIRST_SLOT, SEEN_TOKENS = server.ARRIVED, server.DECODING, server.FIRST_SLOT, server.SEEN_TOKENS
+ARRIVED, DECODING, FIRST_SLOT, SEEN_TOKENS = (
+    server.ARRIVED,
+    server.DECODING,
+    server.FIRST_SLOT,
+    server.SEEN_TOKENS,
+)
 BLOCK_SIZE, FREE, REUSED = memory.BLOCK_SIZE, memory.FREE, memory.REUSED
 
 # Options beyond those of `blocks`.
@@ -58,10 +66,22 @@ BLOCK_SIZE, FREE, REUSED = memory.BLOCK_SIZE, memory.FREE, memory.REUSED
 ) = range(memory.N_OPTIONS, memory.N_OPTIONS + 14)
 N_OPTIONS = memory.N_OPTIONS + 14
 
-(SEAM, VLLM, VLLM_V0, SGLANG, TENSORRT, VIDUR_FASTERTRANSFORMER, VIDUR_ORCA, VIDUR_VLLM, VIDUR_SARATHI) = range(9)
+(
+    SEAM,
+    VLLM,
+    VLLM_V0,
+    SGLANG,
+    TENSORRT,
+    VIDUR_FASTERTRANSFORMER,
+    VIDUR_ORCA,
+    VIDUR_VLLM,
+    VIDUR_SARATHI,
+) = range(9)
 
 INPUT, COMPLETION, OPTIMISTIC, STATIC = range(4)
-"""What must be free before a request is admitted: its prompt; all it will ever need; a block; all, and nobody runs."""
+"""What must be free before a request is admitted: its prompt; all it will ever need; a block; all,
+and nobody runs.
+"""
 
 # State beyond that of `blocks`.
 (
@@ -71,7 +91,8 @@ INPUT, COMPLETION, OPTIMISTIC, STATIC = range(4)
     SERVED_DECODES,  # decoding requests that it serves
     PREEMPTED,  # requests that forming it has preempted
     MOVED,  # blocks that it moves out or in
-    LAST_STEP,  # tick at which the decoding requests had their last token, all but those that know their own
+    # tick at which the decoding requests had their last token, all but those that know their own
+    LAST_STEP,
     OWN,  # decoding requests that know their own
     RING_START,  # the ring of preempted requests that wait
     RING_SIZE,
@@ -100,7 +121,8 @@ NONE_YET, IN_STEP = -1, -2
 
 # Rows of `resume`, one per request.
 (
-    RESUME_TARGET, RESUME_OUTPUTS, RESUME_LAST, RESUME_DONE, RESUME_TIMES, RESUME_PRIORITY, RESUME_ARRIVAL, RESUME_ROW,
+    RESUME_TARGET, RESUME_OUTPUTS, RESUME_LAST, RESUME_DONE, RESUME_TIMES, RESUME_PRIORITY,
+    RESUME_ARRIVAL, RESUME_ROW,
 ) = range(8)  # fmt: skip
 N_RESUME = 8
 
@@ -125,7 +147,9 @@ def held_by(state: Ints, options: Ints, slots: Ints, slot: int) -> Any:
     """Return the blocks that a running request holds."""
     if options[GROWS] == 0 or slots[SLOT_LEFT, slot] > 0:
         return slots[SLOT_HELD, slot]
-    growing = 1 if slots[SLOT_TAKE, slot] > 0 else 0  # its block is taken, its token not yet counted
+    growing = (
+        1 if slots[SLOT_TAKE, slot] > 0 else 0
+    )  # its block is taken, its token not yet counted
     return blocks_of(done_by(state, slots, slot) + growing, options[BLOCK_SIZE])
 
 
@@ -299,7 +323,9 @@ def wait_last(state: Ints, ring: Ints, request: int) -> None:
 
 @njit(cache=True, forceinline=True)
 def target_of(resume: Ints, prompt: Tokens, request: int) -> Any:
-    """Return the tokens that the prefill of a waiting request has: its prompt, and the outputs it lost."""
+    """Return the tokens that the prefill of a waiting request has: its prompt, and the outputs it
+    lost.
+    """
     return resume[request, RESUME_TARGET] if resume[request, RESUME_TIMES] > 0 else prompt[request]
 
 
@@ -312,7 +338,9 @@ def outputs_of(resume: Ints, output: Tokens, request: int) -> Any:
 @njit(cache=True, forceinline=True)
 def peak_of(options: Ints, resume: Ints, prompt: Tokens, output: Tokens, request: int) -> Any:
     """Return the most tokens that a waiting request will ever hold."""
-    return target_of(resume, prompt, request) + outputs_of(resume, output, request) - options[ENGINE]
+    return (
+        target_of(resume, prompt, request) + outputs_of(resume, output, request) - options[ENGINE]
+    )
 
 
 @njit(cache=True, forceinline=True)
@@ -349,7 +377,9 @@ def admit(
     if cache is None:
         state[FREE] -= blocks
     else:
-        occupy(state, cache, state[DROPPED] + request, resume[request, RESUME_ROW], slot, hits, blocks)
+        occupy(
+            state, cache, state[DROPPED] + request, resume[request, RESUME_ROW], slot, hits, blocks
+        )
         tokens = hits * options[BLOCK_SIZE]
         slots[SLOT_LEFT, slot] -= tokens
         state[WAITING_TOKENS] -= tokens
@@ -369,7 +399,14 @@ def serve_prefill(state: Ints, slots: Ints, served: Ints, slot: int, tokens: int
 
 @njit(cache=True, forceinline=True)
 def begin_decode(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, slot: int, iterations: int
+    state: Ints,
+    options: Ints,
+    slots: Ints,
+    heads: Ints,
+    bits: Words,
+    growth: Ints,
+    slot: int,
+    iterations: int,
 ) -> None:
     """Let a request decode from the next batch on."""
     slots[SLOT_LEFT, slot] = 0
@@ -382,7 +419,9 @@ def begin_decode(
 
 
 @njit(cache=True, forceinline=True)
-def end_decode(state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, slot: int) -> None:
+def end_decode(
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, slot: int
+) -> None:
     """Take a request that decodes out of the calendar."""
     unchain(slots, heads, bits, slot)
     count_growth(options, slots, growth, slot, -1)
@@ -407,11 +446,15 @@ def preempt(
     slot: int,
     cache: Cache | None = None,
 ) -> Any:
-    """Take a running request out, with what it has to do again in `resume`; return it, to be queued."""
+    """Take a running request out, with what it has to do again in `resume`; return it, to be
+    queued.
+    """
     request = slots[SLOT_REQUEST, slot]
     done = done_by(state, slots, slot)
     held = held_by(state, options, slots, slot)
-    full = (done + slots[SLOT_TAKE, slot]) // options[BLOCK_SIZE]  # what is in the batch has its name already
+    full = (done + slots[SLOT_TAKE, slot]) // options[
+        BLOCK_SIZE
+    ]  # what is in the batch has its name already
     swaps = options[SWAP_TICKS] >= 0
     resume[request, RESUME_TARGET] = slots[SLOT_TARGET, slot]
     resume[request, RESUME_OUTPUTS] = slots[SLOT_OUTPUTS, slot]
@@ -428,9 +471,13 @@ def preempt(
             while place < state[SERVED]:
                 served[place] = served[place + 1]
                 place += 1
-        if options[RULE] == VIDUR_SARATHI:  # what it had not processed becomes output: a defect of Vidur's
+        if (
+            options[RULE] == VIDUR_SARATHI
+        ):  # what it had not processed becomes output: a defect of Vidur's
             resume[request, RESUME_TARGET] = done
-            resume[request, RESUME_OUTPUTS] = slots[SLOT_TARGET, slot] + slots[SLOT_OUTPUTS, slot] - done
+            resume[request, RESUME_OUTPUTS] = (
+                slots[SLOT_TARGET, slot] + slots[SLOT_OUTPUTS, slot] - done
+            )
     else:
         left = slots[SLOT_DUE, slot] - state[EPOCH]
         state[DECODE_TOKENS] -= left
@@ -450,7 +497,9 @@ def preempt(
         state[FREE] += held
     else:
         row = resume[request, RESUME_ROW]
-        give_back(state, cache, state[DROPPED] + request, row, slot, slots[SLOT_HELD, slot], held, full)
+        give_back(
+            state, cache, state[DROPPED] + request, row, slot, slots[SLOT_HELD, slot], held, full
+        )
     release(state, slots, slot)
     state[PREEMPTED] += 1
     state[PREEMPTIONS] += 1
@@ -464,7 +513,9 @@ def preempt(
 
 @njit(cache=True)
 def victim_of(state: Ints, options: Ints, slots: Ints, resume: Ints) -> Any:
-    """Return who is preempted next: the last of the list, or the one whose priority puts it last."""
+    """Return who is preempted next: the last of the list, or the one whose priority puts it
+    last.
+    """
     if options[BY_PRIORITY] == 0:
         return state[LAST_SLOT]
     victim = state[FIRST_SLOT]
@@ -473,7 +524,9 @@ def victim_of(state: Ints, options: Ints, slots: Ints, resume: Ints) -> Any:
         one, other = slots[SLOT_REQUEST, victim], slots[SLOT_REQUEST, slot]
         tie = resume[one, RESUME_PRIORITY] == resume[other, RESUME_PRIORITY]
         tie = tie and resume[one, RESUME_ARRIVAL] == resume[other, RESUME_ARRIVAL]
-        if _comes_before(resume, one, other) and not (tie and options[RULE] == VLLM):  # its first of equal ones leaves
+        if _comes_before(resume, one, other) and not (
+            tie and options[RULE] == VLLM
+        ):  # its first of equal ones leaves
             victim = slot
         slot = slots[SLOT_NEXT, slot]
     return victim

@@ -1,7 +1,8 @@
-"""What policies of the seam may serve, and how their batch is formed, over `running`'s list and queue.
+"""What policies of the seam may serve, and how their batch is formed, over `running`'s list and
+queue.
 
-A policy sees prompts that memory and slots admit, with room kept for the decodes: `see` counts them, `fill` serves as
-many of their tokens as the policy asked for.
+A policy sees prompts that memory and slots admit, with room kept for the decodes: `see` counts
+them, `fill` serves as many of their tokens as the policy asked for.
 """
 
 from typing import Any
@@ -69,10 +70,13 @@ from penstock.kernel.server import (
 
 @njit(cache=True)
 def _come_back(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, resume: Ints, ring: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, resume: Ints,
+    ring: Ints,
     prompt: Tokens, output: Tokens,
 ) -> None:  # fmt: skip
-    """Let requests that were swapped out run again while memory has room for them and their next token."""
+    """Let requests that were swapped out run again while memory has room for them and their next
+    token.
+    """
     size = options[BLOCK_SIZE]
     while state[RUNNING] < options[BATCH_SIZE] or options[RUNNING_SCOPE] == 0:
         request = first_waiting(state, options, ring)
@@ -99,7 +103,8 @@ def _come_back(
 
 @njit(cache=True)
 def see(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints, resume: Ints,
+    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
+    resume: Ints,
     ring: Ints, prompt: Tokens, output: Tokens, cache: Cache | None,
 ) -> Any:  # fmt: skip
     """Make room for the decoding requests; return what a policy of the seam may serve besides.
@@ -113,7 +118,9 @@ def see(
     if options[SWAP_TICKS] >= 0 and state[PREEMPTED] == 0:
         _come_back(state, options, slots, heads, bits, growth, resume, ring, prompt, output)
     prompts, tokens, free = _begun(state, options, slots, growth)
-    while prompts == 0 and state[DECODING] == 0 and state[RUNNING] > 0:  # each holds what the others lack
+    while (
+        prompts == 0 and state[DECODING] == 0 and state[RUNNING] > 0
+    ):  # each holds what the others lack
         victim = victim_of(state, options, slots, resume)
         request = preempt(state, options, slots, heads, bits, growth, served, resume, victim, cache)
         wait_first(state, options, ring, resume, request)
@@ -121,7 +128,9 @@ def see(
     if state[PREEMPTED] > 0:
         return prompts, tokens, False
     limit = options[BATCH_SIZE] - (state[RUNNING] if options[RUNNING_SCOPE] != 0 else prompts)
-    if cache is None and state[FREE] > PLENTY // 2 and limit >= waiting(state):  # neither memory nor slots bind
+    if (
+        cache is None and state[FREE] > PLENTY // 2 and limit >= waiting(state)
+    ):  # neither memory nor slots bind
         return prompts + waiting(state), state[WAITING_TOKENS], limit > waiting(state)
     fresh, place, popped, blocked = state[HEAD], 0, 0, False
     while limit > 0:
@@ -158,14 +167,18 @@ def see(
 
 @njit(cache=True)
 def _begun(state: Ints, options: Ints, slots: Ints, growth: Ints) -> Any:
-    """Return how many requests in mid-prefill may be served, the tokens they may be given, and the blocks then left."""
+    """Return how many requests in mid-prefill may be served, the tokens they may be given, and the
+    blocks then left.
+    """
     free = state[FREE] - growth_at(options, growth, state[EPOCH])
     prompts = tokens = 0
     if state[PREFILLING] > 0:
         slot = state[LAST_SLOT] if state[PREFILLING] == 1 else state[FIRST_SLOT]
         step = SLOT_PREV if state[PREFILLING] == 1 else SLOT_NEXT  # a single one is near the end
         found = 0
-        while found < state[PREFILLING] and (options[RUNNING_SCOPE] != 0 or prompts < options[BATCH_SIZE]):
+        while found < state[PREFILLING] and (
+            options[RUNNING_SCOPE] != 0 or prompts < options[BATCH_SIZE]
+        ):
             if slots[SLOT_LEFT, slot] > 0:
                 found += 1
                 may = _may_take(state, options, slots, slot, free)
@@ -187,15 +200,20 @@ def _may_take(state: Ints, options: Ints, slots: Ints, slot: int, free: int) -> 
 @njit(cache=True)
 def _blocks_for(state: Ints, options: Ints, slots: Ints, slot: int, take: int) -> Any:
     """Return the blocks that so many more tokens of a prompt need."""
-    return max(blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE]) - slots[SLOT_HELD, slot], 0)
+    return max(
+        blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE]) - slots[SLOT_HELD, slot],
+        0,
+    )
 
 
 @njit(cache=True)
 def _admissible(
-    state: Ints, options: Ints, resume: Ints, prompt: Tokens, output: Tokens, request: int, free: int,
+    state: Ints, options: Ints, resume: Ints, prompt: Tokens, output: Tokens, request: int,
+    free: int,
     cache: Cache | None,
 ) -> Any:  # fmt: skip
-    """Return the most tokens that a waiting request may be given, 0 if none, and the blocks that it takes.
+    """Return the most tokens that a waiting request may be given, 0 if none, and the blocks that it
+    takes.
 
     And how many blocks hold the beginning of its prefill.
     """
@@ -207,7 +225,11 @@ def _admissible(
     if options[ADMISSION] == OPTIMISTIC:
         may = min(target, spare * size)
         return (may, blocks_of(may, size), 0) if may > 0 else (0, 0, 0)
-    whole = peak_of(options, resume, prompt, output, request) if options[ADMISSION] == COMPLETION else target
+    whole = (
+        peak_of(options, resume, prompt, output, request)
+        if options[ADMISSION] == COMPLETION
+        else target
+    )
     blocks = blocks_of(whole, size)
     hits = unused = 0
     if cache is not None and spare > 0:
@@ -218,10 +240,13 @@ def _admissible(
 
 @njit(cache=True)
 def fill(
-    state: Ints, options: Ints, slots: Ints, growth: Ints, served: Ints, resume: Ints, ring: Ints, prompt: Tokens,
+    state: Ints, options: Ints, slots: Ints, growth: Ints, served: Ints, resume: Ints, ring: Ints,
+    prompt: Tokens,
     output: Tokens, wanted: int, requests: int, cache: Cache | None,
 ) -> Any:  # fmt: skip
-    """Serve so many prompt tokens of at most so many requests, those that run first; return the tokens served."""
+    """Serve so many prompt tokens of at most so many requests, those that run first; return the
+    tokens served.
+    """
     size = options[BLOCK_SIZE]
     grow = growth_at(options, growth, state[EPOCH])
     free = state[FREE] - grow
@@ -237,7 +262,9 @@ def fill(
                 if take > 0:
                     blocks = _blocks_for(state, options, slots, slot, take)
                     slots[SLOT_HELD, slot] += blocks
-                    state[FREE] -= blocks  # none where blocks are cached: its prompt has all of them
+                    state[FREE] -= (
+                        blocks  # none where blocks are cached: its prompt has all of them
+                    )
                     free -= blocks
                     if cache is not None:
                         name_blocks(state, options, slots, resume, cache, slot, take)
@@ -249,7 +276,9 @@ def fill(
         request = first_waiting(state, options, ring)
         if request < 0:
             break
-        may, blocks, hits = _admissible(state, options, resume, prompt, output, request, free, cache)
+        may, blocks, hits = _admissible(
+            state, options, resume, prompt, output, request, free, cache
+        )
         take = min(may, left)
         if take == 0:
             break

@@ -3,22 +3,26 @@
 How it is fast, and still exact:
 
 * Prompts are served in order of arrival, so the prefill queue is two indices into the workload.
-* A request that decodes does so once per batch, and nearly every batch serves all that decode. So no request
-  counts its tokens down: an *epoch* counts decode batches, and a request with r iterations left is due at epoch + r.
-  A ring of buckets indexed by due epoch, with a bitmap over it, gives the next one to finish in O(1).
-* A batch too small for all of them serves the oldest. Then either the epoch moves on and the others' due epochs are
-  put off, or it stays and those served come closer, whichever touches fewer requests.
-* Requests are *linked* (in a list, in order of arrival) from their first decode on. Those that never decoded are a
-  third index into the workload, so a backlog of a million costs nothing per batch.
-* Linked requests served last at the same time are neighbours: a stack of *segments* (how many, when) is all that the
-  times between tokens need.
-* When a batch has no prefill, the next one is the same until a request finishes or an arrival can change what
-  the policy sees: those iterations are one step (*compression*).
-* Where a batch's time depends on its context, what all linked requests hold is a sum that moves with the epoch, and
-  equal decode batches rise by the same cost from one to the next: closed forms, in `penstock.kernel.composition`.
+* A request that decodes does so once per batch, and nearly every batch serves all that decode. So
+  no request counts its tokens down: an *epoch* counts decode batches, and a request with r
+  iterations left is due at epoch + r. A ring of buckets indexed by due epoch, with a bitmap over
+  it, gives the next one to finish in O(1).
+* A batch too small for all of them serves the oldest. Then either the epoch moves on and the
+  others' due epochs are put off, or it stays and those served come closer, whichever touches fewer
+  requests.
+* Requests are *linked* (in a list, in order of arrival) from their first decode on. Those that
+  never decoded are a third index into the workload, so a backlog of a million costs nothing per
+  batch.
+* Linked requests served last at the same time are neighbours: a stack of *segments* (how many,
+  when) is all that the times between tokens need.
+* When a batch has no prefill, the next one is the same until a request finishes or an arrival can
+  change what the policy sees: those iterations are one step (*compression*).
+* Where a batch's time depends on its context, what all linked requests hold is a sum that moves
+  with the epoch, and equal decode batches rise by the same cost from one to the next: closed forms,
+  in `penstock.kernel.composition`.
 
-All state lives in arrays that the caller owns, so a run can stop anywhere and go on: for more arrivals,
-for room, for a progress bar.
+All state lives in arrays that the caller owns, so a run can stop anywhere and go on: for more
+arrivals, for room, for a progress bar.
 """
 
 import functools
@@ -42,7 +46,14 @@ from penstock.kernel.composition import (
     ticks_of_run,
 )
 from penstock.kernel.counting import Multiset, add
-from penstock.kernel.signatures import POLICY, PREFILL_FIRST, SEES_BATCH, SEES_DECODES, Limits, Queue
+from penstock.kernel.signatures import (
+    POLICY,
+    PREFILL_FIRST,
+    SEES_BATCH,
+    SEES_DECODES,
+    Limits,
+    Queue,
+)
 
 # What `advance` returns:
 DONE = 0  # everything that arrived is finished, or `until` is reached
@@ -59,8 +70,23 @@ NEVER = 2**62
 RECORD_NONE, RECORD_BATCHES, RECORD_ALLOCATIONS = 0, 1, 2
 
 # Options, an int64 array.
-TOKEN_BUDGET, BATCH_SIZE, RUNNING_SCOPE, ENGINE, COMPRESS, RECORD, GAP_BITS, FINAL, UNTIL, STEPS, SEES = range(11)
-CLIENTS, PAUSE = 11, 12  # of a closed loop: how many, and ticks between an answer and the next request; 0: open
+(
+    TOKEN_BUDGET,
+    BATCH_SIZE,
+    RUNNING_SCOPE,
+    ENGINE,
+    COMPRESS,
+    RECORD,
+    GAP_BITS,
+    FINAL,
+    UNTIL,
+    STEPS,
+    SEES,
+) = range(11)
+CLIENTS, PAUSE = (
+    11,
+    12,
+)  # of a closed loop: how many, and ticks between an answer and the next request; 0: open
 N_OPTIONS = 13
 
 # State, an int64 array. Requests are named by their place in the workload arrays handed in.
@@ -108,7 +134,8 @@ N_OPTIONS = 13
     ARRIVED_TOKENS,  # prompt tokens of all that arrived
     FINISHED_DECODES,  # decode iterations of all that finished
     CONTEXT_BASE,  # tokens before the next decodes of all linked requests, less LINKED * EPOCH
-    FLIGHT_COST,  # where the batch time depends on the composition: of the first batch of that flight,
+    # where the batch time depends on the composition: of the first batch of that flight,
+    FLIGHT_COST,
     FLIGHT_RISE,  # how much more each next one costs,
     FLIGHT_BATCHES,  # and how many there are
 ) = range(46)
@@ -126,7 +153,8 @@ MOST_CELLS = 2**17
 """Batch compositions that have a counter of their own; others share a multiset."""
 
 MIX_TICKS = 1 << 62
-"""Added to a composition's key in that multiset, counts the ticks of its batches instead of them."""
+"""Added to a composition's key in that multiset, counts the ticks of its batches instead of them.
+"""
 
 # Segments, one column each, the oldest requests on top of the stack.
 SEGMENT_COUNT, SEGMENT_TIME = range(2)
@@ -194,7 +222,9 @@ def unchain(slots: Ints, heads: Ints, bits: Words, slot: int) -> None:
 
 @njit(cache=True)
 def send_next(options: Ints, arrival: Ints, before: int, finished: int, end: int) -> None:
-    """Let the clients whose requests finished at ``end`` send their next ones: those in order that are left."""
+    """Let the clients whose requests finished at ``end`` send their next ones: those in order that
+    are left.
+    """
     clients = options[CLIENTS]
     for request in range(before + clients, min(finished + clients, arrival.size)):
         arrival[request] = end + options[PAUSE]
@@ -202,8 +232,12 @@ def send_next(options: Ints, arrival: Ints, before: int, finished: int, end: int
 
 @njit(cache=True)
 def count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) -> None:
-    """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not 0."""
-    low = state[STALL_SUM] + (gap & (CARRY - 1)) * count  # in two parts: the product itself could overflow
+    """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not
+    0.
+    """
+    low = (
+        state[STALL_SUM] + (gap & (CARRY - 1)) * count
+    )  # in two parts: the product itself could overflow
     state[STALL_SUM] = low & (CARRY - 1)
     state[STALL_SUM_CARRY] += (gap >> CARRY_BITS) * count + (low >> CARRY_BITS)
     if bits > 0:
@@ -211,15 +245,21 @@ def count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) 
         while (gap >> shift) >= (1 << bits):
             shift += 1
         if shift > 0:
-            gap = ((gap >> shift) << shift) + (1 << (shift - 1))  # the middle of what they stand for
+            gap = ((gap >> shift) << shift) + (
+                1 << (shift - 1)
+            )  # the middle of what they stand for
     state[STALLS_USED] += add(stalls, gap, count)
 
 
 @njit(cache=True)
-def count_run(state: Ints, stalls: Multiset, cost: int, rise: int, first: int, end: int, count: int, bits: int) -> None:
-    """Count the times of the batches first .. end - 1 of a run, ``count`` gaps each, as `count_stall` would.
+def count_run(
+    state: Ints, stalls: Multiset, cost: int, rise: int, first: int, end: int, count: int, bits: int
+) -> None:
+    """Count the times of the batches first .. end - 1 of a run, ``count`` gaps each, as
+    `count_stall` would.
 
-    Batch i costs ``cost + i rise``; those whose times share their leading digits are counted at once.
+    Batch i costs ``cost + i rise``; those whose times share their leading digits are counted at
+    once.
     """
     ticks = ticks_of_run(cost + first * rise, rise, end - first)
     low = state[STALL_SUM] + (ticks & (CARRY - 1)) * count
@@ -242,10 +282,13 @@ def count_run(state: Ints, stalls: Multiset, cost: int, rise: int, first: int, e
 
 @njit(cache=True)
 def _context(
-    slots: Ints, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32], engine: int, slot: int, along: int,
+    slots: Ints, prompt: npt.NDArray[np.int32], output: npt.NDArray[np.int32], engine: int,
+    slot: int, along: int,
     count: int, epoch: int,
 ) -> Any:  # fmt: skip
-    """Return the tokens before the next decodes of so many linked requests, from a slot along the list."""
+    """Return the tokens before the next decodes of so many linked requests, from a slot along the
+    list.
+    """
     total = count * (epoch - engine)
     for _ in range(count):
         request = slots[SLOT_REQUEST, slot]
@@ -297,13 +340,14 @@ def advance(
     state, slots, heads, bits, segments
         What the server remembers: see the constants above.
     tallies
-        Shape (2, token budget + 1): times between tokens that are one batch, by its token load; batches filled to the
-        token budget, by their decode tokens. Not with ``terms``.
+        Shape (2, token budget + 1): times between tokens that are one batch, by its token load;
+        batches filled to the token budget, by their decode tokens. Not with ``terms``.
     cells
-        Shape (at most MOST_CELLS,): batches by composition, at prefill * (slots + 1) + decode. With ``terms`` twice as
-        many: then their ticks.
+        Shape (at most MOST_CELLS,): batches by composition, at prefill * (slots + 1) + decode. With
+        ``terms`` twice as many: then their ticks.
     stalls, mixes
-        Multisets of all other times between tokens (ticks) and batch compositions (prefill << 32 | decode).
+        Multisets of all other times between tokens (ticks) and batch compositions (prefill << 32 |
+        decode).
     series
         Shape (2000, 4): tick, requests in system, tokens unprocessed, tokens uncompleted.
     batch_rows, allocation_rows
@@ -397,7 +441,9 @@ def advance(
                 begun, ended, gone = started, completed, finished
                 if tick < flight_end:
                     if terms is not None:
-                        whole = batches_done(flight_cost, flight_rise, tick - flight_start, flight_batches - 1)
+                        whole = batches_done(
+                            flight_cost, flight_rise, tick - flight_start, flight_batches - 1
+                        )
                         part = (tick - flight_start) - ticks_of_run(flight_cost, flight_rise, whole)
                     else:
                         whole = (tick - flight_start) // flight_ticks
@@ -423,13 +469,16 @@ def advance(
             4 * (state[STALLS_USED] + most_slots) > stalls.size
             or 4 * mixes_used + 8 > mixes.size
             or (record >= RECORD_BATCHES and batch_used == batch_rows.shape[0])
-            or (record >= RECORD_ALLOCATIONS and allocation_used + budget > allocation_rows.shape[0])
+            or (
+                record >= RECORD_ALLOCATIONS and allocation_used + budget > allocation_rows.shape[0]
+            )
         ):
             status = FULL
             break
         steps -= 1
 
-        # -- what the policy may see: the max batch size bounds the prompts (monotone, so each is added once)
+        # -- what the policy may see: the max batch size bounds the prompts (monotone, so each is
+        # added once)
         admissible = head + batch_size - (decoding if running_scope else 0)
         end_visible = min(arrived, admissible)
         while visible < end_visible:
@@ -551,7 +600,9 @@ def advance(
             if 2 * y < linked:
                 context = _context(slots, prompt, output, engine, first_slot, SLOT_NEXT, y, epoch)
             elif y < linked:
-                context -= _context(slots, prompt, output, engine, last_slot, SLOT_PREV, linked - y, epoch)
+                context -= _context(
+                    slots, prompt, output, engine, last_slot, SLOT_PREV, linked - y, epoch
+                )
             cost = cost_of(terms, x, y, prefill_requests + y, squares, pairs, context)
             rise = rise_of(terms, y)
             ticks = ticks_of(cost)
@@ -560,7 +611,9 @@ def advance(
             repeat = next_due - epoch
             if y < linked or sees == SEES_DECODES:
                 repeat = 1
-            if arrived < known and (arrived < admissible or sees != SEES_BATCH):  # the next arrival would be seen
+            if arrived < known and (
+                arrived < admissible or sees != SEES_BATCH
+            ):  # the next arrival would be seen
                 if terms is not None:
                     repeat = batches_begun(cost, rise, arrival[arrived] - now, repeat)
                 else:
@@ -805,6 +858,10 @@ def _signature(terms: Any) -> Any:
 
 @functools.cache
 def compiled_advance(composed: bool) -> Callable[..., int]:
-    """Return `advance` compiled with terms or without: seconds the first time, from the disk cache after."""
-    compiled: Callable[..., int] = njit(_signature(TERMS if composed else types.none), cache=True)(advance)
+    """Return `advance` compiled with terms or without: seconds the first time, from the disk cache
+    after.
+    """
+    compiled: Callable[..., int] = njit(_signature(TERMS if composed else types.none), cache=True)(
+        advance
+    )
     return compiled

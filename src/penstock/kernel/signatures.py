@@ -1,8 +1,9 @@
-"""The policy seam: what a policy sees, what it returns, and the one type under which it is compiled.
+"""The policy seam: what a policy sees, what it returns, and the one type under which it is
+compiled.
 
-Every policy has the same explicit Numba type, so one compiled and disk-cached kernel serves them all,
-a user's own included. The named tuples live here, in an importable module, because a class defined in
-``__main__`` would defeat that cache.
+Every policy has the same explicit Numba type, so one compiled and disk-cached kernel serves them
+all, a user's own included. The named tuples live here, in an importable module, because a class
+defined in ``__main__`` would defeat that cache.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,8 @@ PREFILL_FIRST = 1
 
 
 class Queue(NamedTuple):
-    """What a policy sees of the requests that wait, and the totals from which it can learn their mean lengths.
+    """What a policy sees of the requests that wait, and the totals from which it can learn their
+    mean lengths.
 
     Attributes
     ----------
@@ -34,8 +36,8 @@ class Queue(NamedTuple):
     head_tokens
         Unprocessed prompt tokens of the oldest of them; 0 if there is none.
     decode_tokens
-        Decode iterations still to come of the requests in decode. A simulator knows them; to a server they are an
-        estimate.
+        Decode iterations still to come of the requests in decode. A simulator knows them; to a
+        server they are an estimate.
     arrived
         Requests that have arrived since the start.
     arrived_tokens
@@ -69,10 +71,12 @@ ARRIVAL_FIELDS = ("waiting", "waiting_tokens", "head_tokens", "arrived", "arrive
 """What changes also when a request arrives that may not be served yet."""
 
 SEES_BATCH, SEES_ARRIVALS, SEES_DECODES = range(3)
-"""What a policy looks at: decides how many equal batches may be one step, by what changes between them.
+"""What a policy looks at: decides how many equal batches may be one step, by what changes between
+them.
 
-`SEES_BATCH`: `BATCH_FIELDS` and `FINISH_FIELDS` alone. `SEES_ARRIVALS`: `ARRIVAL_FIELDS` too, so that any arrival ends
-a step. `SEES_DECODES`: ``decode_tokens`` too, so that every batch is a step of its own.
+`SEES_BATCH`: `BATCH_FIELDS` and `FINISH_FIELDS` alone. `SEES_ARRIVALS`: `ARRIVAL_FIELDS` too, so
+that any arrival ends a step. `SEES_DECODES`: ``decode_tokens`` too, so that every batch is a step
+of its own.
 """
 
 
@@ -96,7 +100,9 @@ LIMITS = types.NamedUniTuple(types.int64, 2, Limits)  # type: ignore[no-untyped-
 PARAMS = types.Array(types.float64, 1, "C", readonly=True)
 COMPOSITION = types.UniTuple(types.int64, 3)  # type: ignore[no-untyped-call]
 POLICY_SIGNATURE = COMPOSITION(QUEUE, LIMITS, PARAMS)
-"""``policy(queue, limits, params) -> (prefill_tokens, decode_tokens, which phase is filled first)``."""
+"""``policy(queue, limits, params) -> (prefill_tokens, decode_tokens, which phase is filled
+first)``.
+"""
 
 POLICY = types.FunctionType(POLICY_SIGNATURE)
 
@@ -104,27 +110,38 @@ LINE_PROMPTS, LINE_PROMPT_TOKENS, LINE_DECODING, LINE_PREFILL_MEAN, LINE_DECODE_
 LINE_NEXT, LINE_NEXT_PROMPTS, LINE_BATCHES = range(5, 8)
 """What an order sees of each line of a replica, as columns of ``lines``.
 
-Requests in prefill, their unprocessed prompt tokens and requests in decode, at this replica; mean prefill and mean
-decode tokens of the stage; requests of the stages that come next, in both phases and in prefill only, by the mean
-number of them that a finished request releases, for each replica of their pool; batches that this replica has formed.
+Requests in prefill, their unprocessed prompt tokens and requests in decode, at this replica; mean
+prefill and mean decode tokens of the stage; requests of the stages that come next, in both phases
+and in prefill only, by the mean number of them that a finished request releases, for each replica
+of their pool; batches that this replica has formed.
 """
 
 LINE_FIELDS = 8
 
 BY_LINE = 0
-"""Lines by falling ``weights[:, 0]``; each is offered what is left, and the pool's policy chooses its tokens."""
+"""Lines by falling ``weights[:, 0]``; each is offered what is left, and the pool's policy chooses
+its tokens.
+"""
 
 BY_PHASE = 1
-"""Prefill and decode of each line by falling ``weights[line, phase]``; each takes what it has of what is left."""
+"""Prefill and decode of each line by falling ``weights[line, phase]``; each takes what it has of
+what is left.
+"""
 
 SPLIT = 2
-"""The budget in proportion to ``weights[:, 0]``, the policy choosing within each share; then what is left is filled."""
+"""The budget in proportion to ``weights[:, 0]``, the policy choosing within each share; then what
+is left is filled.
+"""
 
 LINES = types.Array(types.float64, 2, "C")
 ORDER_SIGNATURE = types.int64(LINES, PARAMS, LINES)
-"""``order(lines, params, weights) -> mode``: fills ``weights``, shape (lines, 2); ``lines`` is (lines, 8)."""
+"""``order(lines, params, weights) -> mode``: fills ``weights``, shape (lines, 2); ``lines`` is
+(lines, 8).
+"""
 
 ORDER = types.FunctionType(ORDER_SIGNATURE)
 
-ROUTE_RANDOM, ROUTE_ROUND_ROBIN, ROUTE_REQUESTS, ROUTE_TOKENS, ROUTE_WORK, ROUTE_POWER_OF_TWO = range(6)
+ROUTE_RANDOM, ROUTE_ROUND_ROBIN, ROUTE_REQUESTS, ROUTE_TOKENS, ROUTE_WORK, ROUTE_POWER_OF_TWO = (
+    range(6)
+)
 """How a router chooses a replica; the codes that a kernel gets."""

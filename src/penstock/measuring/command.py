@@ -10,11 +10,14 @@ from penstock.show.options import Json, show_page
 
 def hardware(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show this one in full, or list those that match.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Show this one in full, or list those that match."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the hardware whose batch times are known, or show one: its model, its source, how well it fits."""
+    """List the hardware whose batch times are known, or show one: its model, its source, how well
+    it fits.
+    """
     from penstock.measuring.view import catalogue_page, hardware_page
     from penstock.system import presets
 
@@ -23,7 +26,9 @@ def hardware(
         names = presets.matching(name)
     elif name is not None:
         names = [name]
-    shown = [presets.hardware(each) for each in names] or [presets.hardware(str(name))]  # which says that there is none
+    shown = [presets.hardware(each) for each in names] or [
+        presets.hardware(str(name))
+    ]  # which says that there is none
     page = catalogue_page(shown) if name is None or len(shown) > 1 else hardware_page(shown[0])
     show_page(page, {"hardware": [_as_dict(entry) for entry in shown]}, None, as_json)
 
@@ -32,5 +37,7 @@ def _as_dict(entry: Any) -> dict[str, Any]:
     from penstock.system.batch_time_file import section_of
 
     said = {"name": entry.name} | vars(entry) | {"batch_time": section_of(entry.batch_time)}
-    document: dict[str, Any] = json.loads(json.dumps(said, default=str))  # a fit may hold what YAML knows and JSON not
+    document: dict[str, Any] = json.loads(
+        json.dumps(said, default=str)
+    )  # a fit may hold what YAML knows and JSON not
     return document

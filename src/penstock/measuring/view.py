@@ -14,9 +14,12 @@ _IN_FULL = ((1, 0), (64, 0), (256, 0), (0, 512), (64, 448), (0, 2_048))
 """Decodes and prefill tokens of the batches that are shown."""
 
 _CAPTION = (
-    f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' time that those cost; "
-    "- where token load alone decides. Entries named `linear` have the linear layers only: no attention, no exchange "
-    "between GPUs. `penstock hardware NAME` shows one in full; a scenario says `server: {hardware: NAME}`."
+    f"Decodes have {_CONTEXT:,} tokens before them. The last column is the share of 64 decodes' "
+    "time that those cost; "
+    "- where token load alone decides. Entries named `linear` have the linear layers only: no "
+    "attention, no exchange "
+    "between GPUs. `penstock hardware NAME` shows one in full; a scenario says `server: "
+    "{hardware: NAME}`."
 )
 
 
@@ -27,7 +30,13 @@ def catalogue_page(entries: Sequence[Hardware]) -> Page:
         model = entry.batch_time
         times = (f"{_milliseconds(model, decodes, prompt):,.2f}" for decodes, prompt in _LISTED)
         rows.append((entry.name, *times, "-" if model.by_load else f"{_share(model):.0%}"))
-    columns = ("Hardware", "1 decode\nms", "64 decodes\nms", "512-token\nprompt, ms", "Share of\ncontext")
+    columns = (
+        "Hardware",
+        "1 decode\nms",
+        "64 decodes\nms",
+        "512-token\nprompt, ms",
+        "Share of\ncontext",
+    )
     table = Table(columns, rows, _CAPTION)
     return Page("Hardware", "whose batch times are known", sections=[Section("", tables=[table])])
 
@@ -39,7 +48,9 @@ def hardware_page(entry: Hardware) -> Page:
     for decodes, prompt in _IN_FULL:
         if decodes + prompt <= _most_tokens(model):
             ms = _milliseconds(model, decodes, prompt)
-            rows.append((_words(decodes, prompt), f"{ms:,.2f}", f"{(decodes + prompt) / ms * 1e3:,.0f}"))
+            rows.append(
+                (_words(decodes, prompt), f"{ms:,.2f}", f"{(decodes + prompt) / ms * 1e3:,.0f}")
+            )
     caption = "" if model.by_load else f"Decodes have {_CONTEXT:,} tokens before them."
     origin = [f"Source: {entry.source}"]
     if entry.licence:
@@ -53,7 +64,11 @@ def hardware_page(entry: Hardware) -> Page:
             Section("", origin),
             Section(
                 "Fit",
-                facts=[Fact(name, "", str(value)) for name, value in entry.fit.items() if name != "warnings"],
+                facts=[
+                    Fact(name, "", str(value))
+                    for name, value in entry.fit.items()
+                    if name != "warnings"
+                ],
                 notes=entry.fit.get("warnings", ()),
             ),
         ],
@@ -92,7 +107,13 @@ def _parameters(section: dict[str, object], within: str = "") -> list[Fact]:
         if isinstance(value, dict):
             facts += _parameters(value, "" if name == "composition" else f"{name} ")
         elif isinstance(value, list):
-            facts.append(Fact(f"{within}{name}", f"{len(value)} values", f"from {value[0]:,.4g} to {value[-1]:,.4g}"))
+            facts.append(
+                Fact(
+                    f"{within}{name}",
+                    f"{len(value)} values",
+                    f"from {value[0]:,.4g} to {value[-1]:,.4g}",
+                )
+            )
         else:
             facts.append(Fact(f"{within}{name}", f"{value:,.5g}"))
     return facts

@@ -38,29 +38,45 @@ def plan(
     scenario: ScenarioPath,
     targets: Annotated[
         list[str] | None,
-        typer.Option("--target", metavar="TARGET", help="A limit such as ttft_p99<2s, instead of the scenario's."),
+        typer.Option(
+            "--target",
+            metavar="TARGET",
+            help="A limit such as ttft_p99<2s, instead of the scenario's.",
+        ),
     ] = None,
     objective: Annotated[
-        str | None, typer.Option("--objective", help="cost: meet every target; goodput: for a share of the requests.")
+        str | None,
+        typer.Option(
+            "--objective", help="cost: meet every target; goodput: for a share of the requests."
+        ),
     ] = None,
     goodput: Annotated[
-        float | None, typer.Option("--goodput", help="Share of requests within all limits; 0.99 is 99%.")
+        float | None,
+        typer.Option("--goodput", help="Share of requests within all limits; 0.99 is 99%."),
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", help="Simulated of a replica to begin with, instead of the scenario's."),
+        typer.Option(
+            "--requests", help="Simulated of a replica to begin with, instead of the scenario's."
+        ),
     ] = None,
-    confidence: Annotated[float | None, typer.Option("--confidence", help="Of the intervals.")] = None,
+    confidence: Annotated[
+        float | None, typer.Option("--confidence", help="Of the intervals.")
+    ] = None,
     seed: Seed = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
     manifest: Annotated[
-        Path | None, typer.Option("--manifest", metavar="FILE", help="Write a Kubernetes manifest of the answer.")
+        Path | None,
+        typer.Option(
+            "--manifest", metavar="FILE", help="Write a Kubernetes manifest of the answer."
+        ),
     ] = None,
     strict: Strict = False,
 ) -> None:
-    """Find the cheapest deployment that meets the targets, and say what binds it and what comes next.
+    """Find the cheapest deployment that meets the targets, and say what binds it and what comes
+    next.
 
     Beside `workload` and `server` the scenario has a `plan` that says where to look, such as
     `plan: {targets: [ttft_p99<2s], search: {token_budget: [256, 512, 1024], replicas: {max: 32}}}`.
@@ -70,7 +86,8 @@ def plan(
     from penstock.planning.view import plan_page
 
     chosen = read_plan(
-        scenario, targets=targets, objective=objective, goodput=goodput, requests=requests, confidence=confidence,
+        scenario, targets=targets, objective=objective, goodput=goodput, requests=requests,
+        confidence=confidence,
         seed=seed,
     )  # fmt: skip
     progress.announce_compilation()
@@ -85,11 +102,14 @@ def plan(
 
         save_figures(drawings(answers.plan, rates, answers.day), figures, as_json)
     page = plan_page(
-        chosen.scenario.name, answers.plan, rates=rates, day=answers.day, no_day=answers.no_day, job=answers.job,
+        chosen.scenario.name, answers.plan, rates=rates, day=answers.day, no_day=answers.no_day,
+        job=answers.job,
         launches=answers.launches,
     )  # fmt: skip
     show_page(page, answers.as_dict(), report, as_json)
-    if strict and any(answer is not None and answer.best is None for answer in (answers.plan, answers.job)):
+    if strict and any(
+        answer is not None and answer.best is None for answer in (answers.plan, answers.job)
+    ):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
 
 
@@ -106,7 +126,9 @@ class _Answers:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         parts = {"plan": self.plan, "day": self.day, "job": self.job}
-        document: dict[str, Any] = {name: part.as_dict() for name, part in parts.items() if part is not None}
+        document: dict[str, Any] = {
+            name: part.as_dict() for name, part in parts.items() if part is not None
+        }
         if self.no_day:
             document |= {"day": None, "notices": [self.no_day]}
         return document | {"launch": [launch.as_dict() for launch in self.launches]}
@@ -126,7 +148,10 @@ def _answers(chosen: "PlanScenario") -> _Answers:
     if job is not None and job.best is not None:
         note = "this is the fleet for the offline work"
         if job.online_rate is not None:
-            note = f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the offline work"
+            note = (
+                f"this fleet serves both: {amount(job.online_rate)} online requests/s, and the "
+                "offline work"
+            )
             note += "; start it instead of the first" if launches else ""
         launches += _launches(job.best.deployment, note)
     return _Answers(plan, day, "" if day is not None else _why_no_day(chosen, plan), job, launches)
@@ -155,7 +180,8 @@ def _why_no_day(chosen: "PlanScenario", plan: "Plan | None") -> str:
         return "no day is planned: it takes targets; give plan.targets, or --target"
     rate = amount(chosen.workload.rate)
     return (
-        f"no day is planned: no deployment is known to meet the targets at its highest rate, {rate} requests/s; "
+        "no day is planned: no deployment is known to meet the targets at its highest rate, "
+        f"{rate} requests/s; "
         "allow more replicas or other hardware (plan.search), or ask for less"
     )
 
@@ -188,13 +214,17 @@ def _launches(deployment: "Deployment", *notes: str) -> "list[Launch]":
 
 def _write_manifest(path: Path, launches: "list[Launch]", as_json: bool) -> None:
     if not launches:
-        raise InputError(f"--manifest {path}: there is no deployment that an engine can run; leave it out")
+        raise InputError(
+            f"--manifest {path}: there is no deployment that an engine can run; leave it out"
+        )
     path.write_text(launches[0].manifest, encoding="utf-8")
     say_written("Manifest", [path], as_json)
 
 
 def _rates(chosen: "PlanScenario", plan: "Plan | None") -> "RateMap | None":
-    """Find what a replica of the best carries at other limits, or of the first that was simulated."""
+    """Find what a replica of the best carries at other limits, or of the first that was
+    simulated.
+    """
     from penstock.planning.limits import stable_rates
 
     shown = None if plan is None else plan.best or next(iter(plan.evaluated), None)

@@ -1,8 +1,10 @@
-"""A fleet that follows the day: replicas by interval, against the fleet that the peak needs all day.
+"""A fleet that follows the day: replicas by interval, against the fleet that the peak needs all
+day.
 
-Each interval is planned as if its rate lasted (quasi-stationary). That is wrong where queues settle slowly against the
-length of an interval, or where a backlog is carried into the next one: both are said, and a simulation of whole days
-with the planned replicas shows the latency by interval without that assumption.
+Each interval is planned as if its rate lasted (quasi-stationary). That is wrong where queues settle
+slowly against the length of an interval, or where a backlog is carried into the next one: both are
+said, and a simulation of whole days with the planned replicas shows the latency by interval without
+that assumption.
 """
 
 import bisect
@@ -29,7 +31,9 @@ from penstock.words import counted
 from penstock.workload.workload import Workload
 
 RELAXATIONS = 5
-"""Relaxation times in an interval from which on it counts as settled: a deviation is then below 1% (e^-5)."""
+"""Relaxation times in an interval from which on it counts as settled: a deviation is then below 1%
+(e^-5).
+"""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done, and the share that is."""
@@ -44,7 +48,8 @@ class Period:
     start_s, rate
         When it begins, and its requests/s.
     certified
-        Fewest replicas with which theory allows a stable fleet: no policy carries the rate with fewer.
+        Fewest replicas with which theory allows a stable fleet: no policy carries the rate with
+        fewer.
     replicas
         Fewest that meet the targets; the most allowed where those do not.
     met
@@ -52,8 +57,8 @@ class Period:
     rho
         Rate over what no policy of so many replicas can exceed.
     settles_s
-        Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where more arrives than so many
-        replicas can carry.
+        Relaxation time of the queues: over so long a deviation falls to 1/e; infinite where more
+        arrives than so many replicas can carry.
     backlog
         Requests left over at its end, at least, where more arrives than so many replicas can carry.
     """
@@ -81,7 +86,8 @@ class DayPlan(Shown):
     startup_s
         Seconds from when a replica is asked for until it serves.
     evaluations
-        Those that were simulated; the others follow, since fewer requests or more replicas do no harm.
+        Those that were simulated; the others follow, since fewer requests or more replicas do no
+        harm.
     check
         The whole day simulated, or None: ``notices`` say why.
     notices
@@ -99,11 +105,17 @@ class DayPlan(Shown):
 
     @property
     def schedule(self) -> tuple[tuple[float, int], ...]:
-        """(seconds, replicas to hold from then on), where the number changes: as early as starting takes."""
-        return _ahead([period.replicas for period in self.periods], self.profile.interval_s, self.startup_s)
+        """(seconds, replicas to hold from then on), where the number changes: as early as starting
+        takes.
+        """
+        return _ahead(
+            [period.replicas for period in self.periods], self.profile.interval_s, self.startup_s
+        )
 
     def accelerator_hours(self, replicas: Sequence[int] | None = None) -> float:
-        """Return accelerator-hours of a day; of other ``replicas`` by interval than those planned, held as early."""
+        """Return accelerator-hours of a day; of other ``replicas`` by interval than those planned,
+        held as early.
+        """
         held = self.schedule
         if replicas is not None:
             held = _ahead(replicas, self.profile.interval_s, self.startup_s)
@@ -143,7 +155,9 @@ class DayPlan(Shown):
                 | {"settles_s": period.settles_s if math.isfinite(period.settles_s) else None}
                 for period in self.periods
             ],
-            "schedule": [{"start_s": start, "replicas": replicas} for start, replicas in self.schedule],
+            "schedule": [
+                {"start_s": start, "replicas": replicas} for start, replicas in self.schedule
+            ],
             "accelerator_hours": hours,
             "cost": {name: hours[name] * self.deployment.price for name in ("planned", "static")},
             "saving": self.saving,
@@ -185,7 +199,8 @@ def plan_day(
     workload
         Lengths, and arrivals at each rate; recorded ones are resampled as Poisson arrivals.
     deployment, targets
-        Of any number of replicas; an `Aim`, or targets for `Aim.of`, which also takes what else is given by name.
+        Of any number of replicas; an `Aim`, or targets for `Aim.of`, which also takes what else is
+        given by name.
     replicas, most_replicas, least_replicas
         Numbers that the fleet may have; without them all from the least to the most.
     startup_minutes
@@ -199,10 +214,19 @@ def plan_day(
         If a value cannot be used.
     """
     counts = _counts(deployment, replicas, least_replicas, most_replicas)
-    startup_s = 60 * checks.number("startup_minutes", startup_minutes, 0, profile.span_s / 60, "minutes", "of the day")
+    startup_s = 60 * checks.number(
+        "startup_minutes", startup_minutes, 0, profile.span_s / 60, "minutes", "of the day"
+    )
     workload = resampled(workload, profile.peak)
-    search = _Search(workload, deployment, targets if isinstance(targets, Aim) else Aim.of(targets, **aim), counts)
-    rounded = [profile.peak if rate == profile.peak else float(f"{rate:.9g}") for rate in profile.rates]
+    search = _Search(
+        workload,
+        deployment,
+        targets if isinstance(targets, Aim) else Aim.of(targets, **aim),
+        counts,
+    )
+    rounded = [
+        profile.peak if rate == profile.peak else float(f"{rate:.9g}") for rate in profile.rates
+    ]
     profile = dataclasses.replace(profile, rates=np.array(rounded))
     report = progress or (lambda what, share: None)
     rates = sorted({rate for rate in rounded if rate > 0}, reverse=True)
@@ -214,35 +238,48 @@ def plan_day(
     # the days as they follow each other, on the fleet of the peak
     report("whole days", 1.0)
     peak = deployment.with_replicas(max(period.replicas for period in periods))
-    days, notices = _whole_days(profile, workload, peak, periods, search.aim.targets) if check else (None, [])
+    days, notices = (
+        _whole_days(profile, workload, peak, periods, search.aim.targets) if check else (None, [])
+    )
     return DayPlan(
         profile, peak, search.aim.targets, periods, startup_s, tuple(search.evaluations), days,
         (*_cautions(profile, periods), *notices),
     )  # fmt: skip
 
 
-def _counts(deployment: Deployment, replicas: Sequence[int], least: int, most: int) -> Sequence[int]:
+def _counts(
+    deployment: Deployment, replicas: Sequence[int], least: int, most: int
+) -> Sequence[int]:
     """Return the numbers of replicas that the fleet may have, rising."""
     step = sum(deployment.ratio or (1,))
     between = "the fleet is between these"
     most = checks.whole("most_replicas", most, step, MOST_REPLICAS, "", between) // step * step
     least = checks.whole("least_replicas", least, 1, most, "", between)
-    counts = sorted(checks.whole("a number of replicas", count, least, most, "", between) for count in replicas)
+    counts = sorted(
+        checks.whole("a number of replicas", count, least, most, "", between) for count in replicas
+    )
     return counts or range(-(-least // step) * step, most + 1, step)
 
 
 def _whole_days(
-    profile: RateProfile, workload: Workload, fleet: Deployment, periods: Sequence[Period], targets: Sequence[Target]
+    profile: RateProfile,
+    workload: Workload,
+    fleet: Deployment,
+    periods: Sequence[Period],
+    targets: Sequence[Target],
 ) -> tuple[DayCheck | None, list[str]]:
     """Return the days simulated, and what to say of them, or why they are not."""
     try:
         if fleet.prefill_replicas:
             raise InputError(
-                "prompts and output tokens are served by replicas of their own, so that one does not tell the rest"
+                "prompts and output tokens are served by replicas of their own, so that one does "
+                "not tell the rest"
             )
         if not fleet.splits:
             raise InputError(f"replicas behind {fleet.router} see each other's queues")
-        days = simulate_day(profile, workload, fleet, [period.replicas for period in periods], targets)
+        days = simulate_day(
+            profile, workload, fleet, [period.replicas for period in periods], targets
+        )
     except InputError as error:
         return None, [f"whole days are not simulated: {error}"]
     return days, _above(profile, days)
@@ -251,7 +288,9 @@ def _whole_days(
 class _Search:
     """Least replicas for a rate, remembering what was simulated."""
 
-    def __init__(self, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int]) -> None:
+    def __init__(
+        self, workload: Workload, deployment: Deployment, aim: Aim, counts: Sequence[int]
+    ) -> None:
         self.workload, self.deployment, self.aim, self.counts = workload, deployment, aim, counts
         self.evaluations: list[Evaluation] = []
         self.step = sum(deployment.ratio or (1,))
@@ -263,10 +302,14 @@ class _Search:
         return (math.floor(rate / self.per_replica / self.step * (1 - 1e-12)) + 1) * self.step
 
     def least(self, rate: float) -> tuple[int, bool]:
-        """Return the fewest replicas that meet the targets at a rate, or the most allowed and False."""
+        """Return the fewest replicas that meet the targets at a rate, or the most allowed and
+        False.
+        """
         counts = self.counts
         low = bisect.bisect_left(counts, self.certified(rate))
-        likely = min((count * rate / other for count, other, met in self._answers if met), default=0.0)
+        likely = min(
+            (count * rate / other for count, other, met in self._answers if met), default=0.0
+        )
         start = min(max(bisect.bisect_left(counts, likely * (1 - 1e-12)), low), len(counts) - 1)
         index = fewest(lambda index: self._met(counts[index], rate), low, len(counts), start)
         return (counts[-1], False) if index is None else (counts[index], True)
@@ -279,7 +322,9 @@ class _Search:
                 return True
             if not met and rate / replicas >= other / count and (alone or replicas <= count):
                 return False
-        evaluation = evaluate(self.workload.with_rate(rate), self.deployment.with_replicas(replicas), self.aim)
+        evaluation = evaluate(
+            self.workload.with_rate(rate), self.deployment.with_replicas(replicas), self.aim
+        )
         self.evaluations.append(evaluation)
         self._answers.append((replicas, rate, evaluation.answer == "met"))
         return evaluation.answer == "met"
@@ -293,9 +338,14 @@ def _most_rate(workload: Workload, deployment: Deployment) -> float:
 
 
 def _periods(
-    profile: RateProfile, workload: Workload, search: _Search, fleets: Mapping[float, tuple[int, bool]]
+    profile: RateProfile,
+    workload: Workload,
+    search: _Search,
+    fleets: Mapping[float, tuple[int, bool]],
 ) -> tuple[Period, ...]:
-    """Return the intervals with their fleets, how long queues take to settle, and what is left over."""
+    """Return the intervals with their fleets, how long queues take to settle, and what is left
+    over.
+    """
     prompt, output = (tokens.astype(float) for tokens in workload.requests(10_000)[1:3])
     tokens = prompt + output
     variability = float(1 + tokens.var() / tokens.mean() ** 2)
@@ -308,7 +358,18 @@ def _periods(
         settles = relaxation_requests(rate / most, variability) / (rate / units) if rate else 0.0
         left = max(left + (rate - most) * profile.interval_s, 0.0)
         certified = search.certified(rate) if rate else 0
-        periods.append(Period(index * profile.interval_s, rate, certified, replicas, met, rate / most, settles, left))
+        periods.append(
+            Period(
+                index * profile.interval_s,
+                rate,
+                certified,
+                replicas,
+                met,
+                rate / most,
+                settles,
+                left,
+            )
+        )
     return tuple(periods)
 
 
@@ -320,7 +381,8 @@ def _cautions(profile: RateProfile, periods: Sequence[Period]) -> list[str]:
     if missed:
         cautions.append(
             f"{len(missed)} of {counted(len(periods), 'interval')} miss the targets even with "
-            f"{counted(periods[missed[0]].replicas, 'replica')}, from {profile.clock(missed[0])} on: allow more "
+            f"{counted(periods[missed[0]].replicas, 'replica')}, from {profile.clock(missed[0])} "
+            "on: allow more "
             "(plan.day.most_replicas), or another deployment"
         )
     # where more arrives than is served nothing settles: that is a backlog
@@ -332,8 +394,10 @@ def _cautions(profile: RateProfile, periods: Sequence[Period]) -> list[str]:
     if slow:
         settles_s, index = max(slow)
         cautions.append(
-            f"queues settle slowly against intervals of {profile.interval_s:,.0f} s in {len(slow)} of {len(periods)} "
-            f"(relaxation time {settles_s:,.0f} s at {profile.clock(-index)}): what is planned there for "
+            f"queues settle slowly against intervals of {profile.interval_s:,.0f} s in "
+            f"{len(slow)} of {len(periods)} "
+            f"(relaxation time {settles_s:,.0f} s at {profile.clock(-index)}): what is planned "
+            "there for "
             "a rate that lasts is not reached, nor left, within the interval"
         )
     backlog, index = max((period.backlog, -index) for index, period in numbered)
@@ -346,8 +410,12 @@ def _cautions(profile: RateProfile, periods: Sequence[Period]) -> list[str]:
     return cautions
 
 
-def _ahead(replicas: Sequence[int], interval_s: float, startup_s: float) -> tuple[tuple[float, int], ...]:
-    """Return (seconds, replicas held from then on): the most that is needed from then until startup_s later."""
+def _ahead(
+    replicas: Sequence[int], interval_s: float, startup_s: float
+) -> tuple[tuple[float, int], ...]:
+    """Return (seconds, replicas held from then on): the most that is needed from then until
+    startup_s later.
+    """
     count = len(replicas)
     span = count * interval_s
     starts = [index * interval_s for index in range(count)]
@@ -355,7 +423,9 @@ def _ahead(replicas: Sequence[int], interval_s: float, startup_s: float) -> tupl
     for start in sorted({0.0, *starts, *((start - startup_s) % span for start in starts)}):
         first = int(start / interval_s * (1 + 1e-12) + 1e-9)
         last = math.floor((start + startup_s) / interval_s + 1e-9)
-        needed = max(replicas[index % count] for index in range(first, min(last, first + count) + 1))
+        needed = max(
+            replicas[index % count] for index in range(first, min(last, first + count) + 1)
+        )
         if not held or held[-1][1] != needed:
             held.append((start, needed))
     return tuple(held)
@@ -369,6 +439,7 @@ def _above(profile: RateProfile, check: DayCheck) -> list[str]:
     days = counted(check.days, "simulated day")
     count = len({index for index, _, _ in check.above})
     return [
-        f"in {days} {count:,} of {counted(profile.rates.size, 'interval')} lie above a target, most the one from "
+        f"in {days} {count:,} of {counted(profile.rates.size, 'interval')} lie above a target, "
+        "most the one from "
         f"{profile.clock(index)}: {value:.4g} s for {target}"
     ]

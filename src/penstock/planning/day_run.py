@@ -27,14 +27,16 @@ _MOST_SIMULATED = 5_000_000
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DayCheck:
-    """Whole days simulated, one after the other, on one replica that gets its share of the requests.
+    """Whole days simulated, one after the other, on one replica that gets its share of the
+    requests.
 
     Attributes
     ----------
     days, requests
         Simulated.
     latency
-        For each interval, by metric and statistic, seconds, of the requests that arrive in it; ``tbt_s`` has its mean.
+        For each interval, by metric and statistic, seconds, of the requests that arrive in it;
+        ``tbt_s`` has its mean.
     gaps
         ``tbt_s`` of whole days, by statistic, seconds.
     above
@@ -52,14 +54,21 @@ class DayCheck:
         return {
             "days": self.days,
             "requests": self.requests,
-            "latency": [{metric: dict(values) for metric, values in of.items()} for of in self.latency],
+            "latency": [
+                {metric: dict(values) for metric, values in of.items()} for of in self.latency
+            ],
             "tbt_s": dict(self.gaps),
-            "above": [{"period": index, "target": str(target), "value": value} for index, target, value in self.above],
+            "above": [
+                {"period": index, "target": str(target), "value": value}
+                for index, target, value in self.above
+            ],
         }
 
 
 def resampled(workload: Workload, rate: float) -> Workload:
-    """Return the workload at a rate; recorded requests, or lengths without times, as Poisson arrivals."""
+    """Return the workload at a rate; recorded requests, or lengths without times, as Poisson
+    arrivals.
+    """
     recorded = workload.arrivals is None or isinstance(workload.arrivals, Replay)
     return workload.with_rate(rate, "poisson" if recorded else "scaled")
 
@@ -73,8 +82,9 @@ def simulate_day(
 ) -> DayCheck:
     """Simulate whole days on one replica that is there all day, with its share of the requests.
 
-    Arrivals are a Poisson process with the rate of each interval over its replicas, by thinning one of the highest such
-    rate; that is what a router that splits the stream at random leaves for a replica.
+    Arrivals are a Poisson process with the rate of each interval over its replicas, by thinning one
+    of the highest such rate; that is what a router that splits the stream at random leaves for a
+    replica.
 
     Parameters
     ----------
@@ -99,7 +109,8 @@ def simulate_day(
     days = min(max(math.ceil(REQUESTS / per_day), 1), _MOST_DAYS)
     if days * per_day > _MOST_SIMULATED:
         raise InputError(
-            f"{days:,} days have {days * per_day:,.0f} requests for one replica, above {_MOST_SIMULATED:,}, each of "
+            f"{days:,} days have {days * per_day:,.0f} requests for one replica, above "
+            f"{_MOST_SIMULATED:,}, each of "
             "which keeps a row in memory; leave out the check"
         )
     times, interval, rng = _arrivals(shares, profile, days, workload.seed)
@@ -116,33 +127,52 @@ def simulate_day(
     return DayCheck(days, times.size, latency, gaps, above)
 
 
-def _arrivals(shares: Floats, profile: RateProfile, days: int, seed: int) -> tuple[Floats, Any, np.random.Generator]:
-    """Return the times at one replica, the interval of the day that each lies in, and what the rest is drawn by."""
+def _arrivals(
+    shares: Floats, profile: RateProfile, days: int, seed: int
+) -> tuple[Floats, Any, np.random.Generator]:
+    """Return the times at one replica, the interval of the day that each lies in, and what the rest
+    is drawn by.
+    """
     rng = np.random.default_rng((seed, 24))
-    times = np.sort(rng.random(rng.poisson(shares.max() * days * profile.span_s)) * days * profile.span_s)
+    times = np.sort(
+        rng.random(rng.poisson(shares.max() * days * profile.span_s)) * days * profile.span_s
+    )
     interval = (times // profile.interval_s).astype(np.int64) % shares.size
     kept = rng.random(times.size) * shares.max() < shares[interval]
     if not kept.any():
-        raise InputError(f"no request arrives in {days:,} days for one replica; simulate more days, or a higher rate")
+        raise InputError(
+            f"no request arrives in {days:,} days for one replica; simulate more days, or a "
+            "higher rate"
+        )
     return times[kept], interval[kept], rng
 
 
 def _latency(run: Run, chosen: Any, targets: Sequence[Target]) -> dict[str, dict[str, float]]:
-    """Return the latency of some requests of a run, by metric and statistic, seconds; nothing where there are none."""
+    """Return the latency of some requests of a run, by metric and statistic, seconds; nothing where
+    there are none.
+    """
     assert run.rows is not None
     rows = run.rows.where(chosen)
     ends = {"ttft_s": rows.first_token, "e2e_s": rows.finish}
     latency: dict[str, dict[str, float]] = {"ttft_s": {}, "tbt_s": {}, "e2e_s": {}}
     for metric, end in ends.items() if rows.arrival.size else ():
-        latency[metric] = _statistics(Distribution.of(end - rows.arrival), metric, targets, run.tick_s)
+        latency[metric] = _statistics(
+            Distribution.of(end - rows.arrival), metric, targets, run.tick_s
+        )
     gaps = int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
     if gaps:
-        latency["tbt_s"] = {"mean": float((rows.finish - rows.first_token).sum() / gaps * run.tick_s)}
+        latency["tbt_s"] = {
+            "mean": float((rows.finish - rows.first_token).sum() / gaps * run.tick_s)
+        }
     return latency
 
 
-def _statistics(samples: Distribution, metric: str, targets: Sequence[Target], tick_s: float) -> dict[str, float]:
+def _statistics(
+    samples: Distribution, metric: str, targets: Sequence[Target], tick_s: float
+) -> dict[str, float]:
     if not samples.size:
         return {}
     limited = (target.statistic for target in targets if target.metric == metric)
-    return {name: statistic_s(samples, name, tick_s) for name in dict.fromkeys((*STATISTICS, *limited))}
+    return {
+        name: statistic_s(samples, name, tick_s) for name in dict.fromkeys((*STATISTICS, *limited))
+    }

@@ -1,8 +1,10 @@
-"""One deployment simulated: whether it is stable, its latency with intervals, the targets judged, its goodput.
+"""One deployment simulated: whether it is stable, its latency with intervals, the targets judged,
+its goodput.
 
-Routers that do not look at queues split the stream, so one replica with its share of the requests tells everything,
-under any policy, with KV memory and any batch times. Others, and replicas for prompts alone, are simulated as a
-network. All deployments are judged on the same requests (common random numbers).
+Routers that do not look at queues split the stream, so one replica with its share of the requests
+tells everything, under any policy, with KV memory and any batch times. Others, and replicas for
+prompts alone, are simulated as a network. All deployments are judged on the same requests (common
+random numbers).
 """
 
 import dataclasses
@@ -46,7 +48,9 @@ MOST_TIMES_LONGER = 16
 MOST_ROWS = 20_000_000
 """Requests of a run at most, each of which keeps a row in memory."""
 
-_MOST_TOGETHER = 4_000_000  # requests of all replicas that are simulated together, each of which keeps a row too
+_MOST_TOGETHER = (
+    4_000_000  # requests of all replicas that are simulated together, each of which keeps a row too
+)
 
 _MOST_DRIFT = 0.999
 
@@ -60,15 +64,16 @@ class Aim:
     targets
         Upper limits of latencies.
     objective
-        ``cost``: meet every target. ``goodput``: let a share of the requests stay within all limits.
+        ``cost``: meet every target. ``goodput``: let a share of the requests stay within all
+        limits.
     goodput
-        That share: of requests whose own TTFT, mean time per output token and E2E are within the limits given,
-        whatever the statistic of the target.
+        That share: of requests whose own TTFT, mean time per output token and E2E are within the
+        limits given, whatever the statistic of the target.
     confidence
         How often an interval holds its value, whenever the simulation stops.
     requests, most_requests
-        To begin with, and at most, on the replica that is simulated, or in a network on average on each (fewer where
-        all replicas together would have more than four million).
+        To begin with, and at most, on the replica that is simulated, or in a network on average on
+        each (fewer where all replicas together would have more than four million).
     """
 
     targets: tuple[Target, ...]
@@ -97,20 +102,33 @@ class Aim:
             If there is no target, or a value cannot be used.
         """
         if isinstance(targets, str) or not targets:
-            raise InputError("no target is given, so any stable fleet would do; give a list such as ['ttft_p99<2s']")
-        limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
+            raise InputError(
+                "no target is given, so any stable fleet would do; give a list such as "
+                "['ttft_p99<2s']"
+            )
+        limits = tuple(
+            target if isinstance(target, Target) else Target.parse(target) for target in targets
+        )
         names = [target.name for target in limits]
         twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
         if twice is not None:
             raise InputError(f"two targets limit {twice}; keep the lower one")
         if objective not in OBJECTIVES:
-            raise InputError(f"unknown objective {checks.shown(objective)}{nearest(str(objective), OBJECTIVES)}")
-        share = checks.number("the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%")
+            raise InputError(
+                f"unknown objective {checks.shown(objective)}{nearest(str(objective), OBJECTIVES)}"
+            )
+        share = checks.number(
+            "the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%"
+        )
         sure = checked_confidence(confidence)
         first = REQUESTS if requests is None else requests
         reason = "fewer give no interval, and each keeps a row in memory"
         first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", reason)
-        most = min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS) if most_requests is None else most_requests
+        most = (
+            min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS)
+            if most_requests is None
+            else most_requests
+        )
         reason = "the first run already has `requests`, and each keeps a row in memory"
         most = checks.whole("most_requests", most, first, MOST_ROWS, "", reason)
         return cls(limits, objective, share, sure, first, most)
@@ -123,7 +141,9 @@ class Aim:
             sizes.append(min(2 * sizes[-1], self.most_requests))
         return tuple(sizes)
 
-    def judge(self, outcome: Outcome, judgements: Sequence[Judgement], goodput: Estimate) -> Judgement:
+    def judge(
+        self, outcome: Outcome, judgements: Sequence[Judgement], goodput: Estimate
+    ) -> Judgement:
         """Return whether a deployment does what it has to."""
         if outcome == "unstable":
             return "missed"
@@ -166,9 +186,11 @@ class Evaluation:
     goodput
         Share of the requests within all limits.
     latency
-        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``) and statistic (``mean``, ``p50`` ...); empty if it is unstable.
+        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``) and statistic (``mean``, ``p50`` ...); empty if
+        it is unstable.
     requests
-        Simulated in the last run, all replicas together where they were simulated together; 0 where theory knows.
+        Simulated in the last run, all replicas together where they were simulated together; 0 where
+        theory knows.
     rate
         Requests/s that the deployment is offered.
     notices
@@ -217,12 +239,15 @@ class Evaluation:
         }
 
 
-def evaluate(workload: Workload, deployment: Deployment, aim: Aim, *, progress: Progress | None = None) -> Evaluation:
-    """Simulate one deployment until it is known whether it does what it has to, or the requests are spent.
+def evaluate(
+    workload: Workload, deployment: Deployment, aim: Aim, *, progress: Progress | None = None
+) -> Evaluation:
+    """Simulate one deployment until it is known whether it does what it has to, or the requests are
+    spent.
 
-    Stability is by theorem where one applies, else by the sequential test (`penstock.verdict`). While the judgement is
-    undecided the run doubles, the same requests first; each look has a confidence such that all together have the one
-    asked for (Bonferroni).
+    Stability is by theorem where one applies, else by the sequential test (`penstock.verdict`).
+    While the judgement is undecided the run doubles, the same requests first; each look has a
+    confidence such that all together have the one asked for (Bonferroni).
 
     Parameters
     ----------
@@ -243,16 +268,23 @@ def evaluate(workload: Workload, deployment: Deployment, aim: Aim, *, progress: 
     if reason := unmeasured(deployment, aim):
         raise InputError(f"{deployment.name}: {reason}")
     report = progress or (lambda share: None)
-    stability, looks = (_alone if deployment.splits else _together)(workload, deployment, aim, report)
+    stability, looks = (_alone if deployment.splits else _together)(
+        workload, deployment, aim, report
+    )
     if stability.outcome == "unstable":
         return _without_run(workload, deployment, aim, stability, "missed", Estimate(0.0, 0.0, 0.0))
     for look in looks:
         # networks measure no times between tokens but each request's own, which goodput goes by
-        estimates = tuple(look.latency.get(t.metric, {}).get(t.statistic, Estimate(None)) for t in aim.targets)
-        judgements = tuple(target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True))
+        estimates = tuple(
+            look.latency.get(t.metric, {}).get(t.statistic, Estimate(None)) for t in aim.targets
+        )
+        judgements = tuple(
+            target.judge(estimate) for target, estimate in zip(aim.targets, estimates, strict=True)
+        )
         answer = aim.judge(stability.outcome, judgements, look.goodput)
         evaluation = Evaluation(
-            deployment, stability.outcome, stability.known_by, answer, estimates, judgements, look.goodput,
+            deployment, stability.outcome, stability.known_by, answer, estimates, judgements,
+            look.goodput,
             look.latency, look.requests, workload.rate, look.notices,
         )  # fmt: skip
         if answer != "undecided" or stability.outcome != "stable":
@@ -267,12 +299,18 @@ def not_simulated(workload: Workload, deployment: Deployment, aim: Aim, reason: 
 
 
 def _without_run(
-    workload: Workload, deployment: Deployment, aim: Aim, stability: "_Stability", answer: Judgement, goodput: Estimate
+    workload: Workload,
+    deployment: Deployment,
+    aim: Aim,
+    stability: "_Stability",
+    answer: Judgement,
+    goodput: Estimate,
 ) -> Evaluation:
     """Return an evaluation of which no latency is known; each target is judged as the whole."""
     many = len(aim.targets)
     return Evaluation(
-        deployment, stability.outcome, stability.known_by, answer, (Estimate(None),) * many, (answer,) * many, goodput,
+        deployment, stability.outcome, stability.known_by, answer, (Estimate(None),) * many,
+        (answer,) * many, goodput,
         {}, 0, workload.rate,
     )  # fmt: skip
 
@@ -289,17 +327,23 @@ def unmeasured(deployment: Deployment, aim: Aim) -> str | None:
                 how = "where prefill and decode are apart"
                 other = "do not take them apart"
             return (
-                f"{target} cannot be judged, since replicas {how} are simulated as a network, which measures TTFT and "
+                f"{target} cannot be judged, since replicas {how} are simulated as a network, "
+                "which measures TTFT and "
                 f"E2E; leave it out, or {other}"
             )
         if target.statistic not in STATISTICS and aim.objective == "cost":
-            return f"{target} cannot be judged, since networks give {', '.join(STATISTICS)}; take one of them"
+            return (
+                f"{target} cannot be judged, since networks give {', '.join(STATISTICS)}; take "
+                "one of them"
+            )
     return None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Stability:
-    """Whether it is stable, by what that is known, and the rate over the rate that can be carried."""
+    """Whether it is stable, by what that is known, and the rate over the rate that can be
+    carried.
+    """
 
     outcome: Outcome
     known_by: str
@@ -328,7 +372,9 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
 
     def tested() -> _Stability:
         test = verdict(alone, server, seed=alone.seed)
-        return _Stability(test.verdict, "the sequential test", 1 / (1 - min(test.drift, _MOST_DRIFT)))
+        return _Stability(
+            test.verdict, "the sequential test", 1 / (1 - min(test.drift, _MOST_DRIFT))
+        )
 
     stability = _stability(certificate, alone.rate / rate if rate else math.inf, tested)
     # a recording has no more to give, so that all of it is looked at once
@@ -336,11 +382,17 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
 
     def look(size: int, level: float, part: Progress) -> _Look:
         run, steady = estimate(
-            alone, server, requests=size, targets=aim.targets, confidence=level, rho=stability.rho, most_requests=size,
+            alone, server, requests=size, targets=aim.targets, confidence=level, rho=stability.rho,
+            most_requests=size,
             progress=part,
         )  # fmt: skip
         good = within(aim.targets, *_of_run(run, steady))
-        return _Look(steady.estimates, goodput_share(good, level, steady.too_short), run.arrived, steady.notices)
+        return _Look(
+            steady.estimates,
+            goodput_share(good, level, steady.too_short),
+            run.arrived,
+            steady.notices,
+        )
 
     return stability, _looks(look, sizes, aim, report)
 
@@ -348,7 +400,9 @@ def _alone(workload: Workload, deployment: Deployment, aim: Aim, report: Progres
 def _stability(
     certificate: Certificate | NetworkCertificate, rho: float, tested: Callable[[], _Stability]
 ) -> _Stability:
-    """Return what a theorem says, and where none does what the test says; a load at the limit is not tested."""
+    """Return what a theorem says, and where none does what the test says; a load at the limit is
+    not tested.
+    """
     if certificate.verdict in ("stable", "unstable"):
         return _Stability(certificate.verdict, str(certificate.theorem), rho)
     if certificate.verdict == "critical":
@@ -359,25 +413,34 @@ def _stability(
 def _looks(
     look: Callable[[int, float, Progress], _Look], sizes: Sequence[int], aim: Aim, report: Progress
 ) -> Iterator[_Look]:
-    """Yield looks at ever more requests, each so sure that all together are as sure as asked for."""
+    """Yield looks at ever more requests, each so sure that all together are as sure as asked
+    for.
+    """
     level = 1 - (1 - aim.confidence) / len(sizes)
     for index, size in enumerate(sizes):
         yield look(size, level, part_of(report, index / len(sizes), (index + 1) / len(sizes)))
 
 
 def _of_run(run: Run, steady: SteadyState) -> tuple[Floats, Floats, Floats]:
-    """Return TTFT, mean time per output token and E2E of each request after the warm-up, s; inf where it has none."""
+    """Return TTFT, mean time per output token and E2E of each request after the warm-up, s; inf
+    where it has none.
+    """
     assert run.rows is not None
     rows = run.rows.where(slice(steady.warmup_requests, None))
     return own_latency(rows.arrival, rows.first_token, rows.finish, rows.output_tokens, run.tick_s)
 
 
 def network_of(workload: Workload, deployment: Deployment) -> Network:
-    """Return a deployment whose replicas have to be simulated together, as a network with ``workload``."""
+    """Return a deployment whose replicas have to be simulated together, as a network with
+    ``workload``.
+    """
     server, router, prefill = deployment.server, deployment.router, deployment.prefill_replicas
     if not prefill:
         return Network.single(workload, server, deployment.replicas, router)
-    pools = {"prefill": Pool(server, prefill, router), "decode": Pool(server, deployment.replicas - prefill, router)}
+    pools = {
+        "prefill": Pool(server, prefill, router),
+        "decode": Pool(server, deployment.replicas - prefill, router),
+    }
     apart = Workflow.disaggregated(
         workload, prefill="prefill", decode="decode",
         transfer_ms=deployment.transfer_ms, transfer_ms_per_token=deployment.transfer_ms_per_token,
@@ -391,7 +454,9 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
     certificate = certify(network)
 
     def tested() -> _Stability:
-        return _Stability(verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho)
+        return _Stability(
+            verdict(network, seed=workload.seed).verdict, "the test from floods", certificate.rho
+        )
 
     # as many at each replica as where one is simulated alone
     sizes_of_one = aim.looks if workload.rows is None else (aim.most_requests,)
@@ -400,7 +465,9 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
 
     def look(size: int, level: float, part: Progress) -> _Look:
         run = simulate(network, jobs=size, seed=workload.seed, drain=True, progress=part)
-        steady = network_steady_state(run, loads=[pool.rho for pool in certificate.pools], confidence=level)
+        steady = network_steady_state(
+            run, loads=[pool.rho for pool in certificate.pools], confidence=level
+        )
         ttft = steady.stages[network.stages[0]]["ttft_s"]
         latency = {"ttft_s": ttft, "e2e_s": steady.workflows[network.workflows[0].name]}
         good = within(aim.targets, *_of_network_run(run, steady.warmup_jobs))
@@ -410,7 +477,9 @@ def _together(workload: Workload, deployment: Deployment, aim: Aim, report: Prog
 
 
 def _of_network_run(run: NetworkRun, warmup: int) -> tuple[Floats, Floats, Floats]:
-    """Return TTFT, mean time per output token and E2E of each job after the warm-up, s; inf where it has none."""
+    """Return TTFT, mean time per output token and E2E of each job after the warm-up, s; inf where
+    it has none.
+    """
     assert run.rows is not None
     jobs = run.rows.jobs
     first_token = run.rows.first_token[jobs.first_request[:-1]]

@@ -34,7 +34,8 @@ def frontier_figure(plan: "Plan") -> Figure:
         "Cost and throughput against latency",
         dict(zip(texts, charts.frontier_panels(plan), strict=True)),
         [_simulated(plan)],
-        f"The dashed line is the {line}. Horizontal lines: intervals. Stairs: what more money, or less, buys.",
+        f"The dashed line is the {line}. Horizontal lines: intervals. Stairs: what more money, or "
+        "less, buys.",
     )
 
 
@@ -43,7 +44,9 @@ def _simulated(plan: "Plan") -> Table:
     cost = "Money per hour" if plan.priced else "Accelerators"
     latencies = [f"{target.label} (s)" for target in plan.targets]
     rows = []
-    for evaluation in sorted(plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name))[:_MOST_ROWS]:
+    for evaluation in sorted(
+        plan.evaluated, key=lambda one: (one.deployment.cost, one.deployment.name)
+    )[:_MOST_ROWS]:
         deployment = evaluation.deployment
         rows.append(
             (
@@ -59,16 +62,32 @@ def _simulated(plan: "Plan") -> Table:
     caption = ""
     if len(plan.evaluated) > _MOST_ROWS:
         caption = f"The first {_MOST_ROWS} of {len(plan.evaluated):,}."
-    return Table(("Judged", "Deployment", "Replicas", cost, *latencies, "Goodput", "Requests/s"), rows, caption)
+    return Table(
+        ("Judged", "Deployment", "Replicas", cost, *latencies, "Goodput", "Requests/s"),
+        rows,
+        caption,
+    )
 
 
 def rates_figure(rates: "RateMap") -> Figure:
     """Draw what one replica carries at each token budget and max batch size."""
     rows = [
-        (row["token_budget"], row["max_batch_size"], row["text"], significant(row["above"]), row["known"])
+        (
+            row["token_budget"],
+            row["max_batch_size"],
+            row["text"],
+            significant(row["above"]),
+            row["known"],
+        )
         for row in rate_cells(rates).iter_rows(named=True)
     ]
-    columns = ("Token budget", "Max batch size", "Stable at (requests/s)", "Not known above", "Known by")
+    columns = (
+        "Token budget",
+        "Max batch size",
+        "Stable at (requests/s)",
+        "Not known above",
+        "Known by",
+    )
     most = ""
     if rates.best is not None:
         budget, size = rates.best
@@ -78,17 +97,23 @@ def rates_figure(rates: "RateMap") -> Figure:
         "What one replica carries",
         {text: rate_heat_map(rates)},
         [Table(columns, rows)],
-        "Requests/s. Theorem: what is certified is all that any policy could carry, so nothing was simulated. "
-        "Simulated: theorems leave a gap, which a search by simulation closes. Framed: the highest.",
+        "Requests/s. Theorem: what is certified is all that any policy could carry, so nothing "
+        "was simulated. "
+        "Simulated: theorems leave a gap, which a search by simulation closes. Framed: the "
+        "highest.",
     )
 
 
 def day_figure(day: "DayPlan", tables: Sequence[Table]) -> Figure:
-    """Draw rate, replicas and latency over the day, with tables of what the page does not show anyway."""
+    """Draw rate, replicas and latency over the day, with tables of what the page does not show
+    anyway.
+    """
     texts = {
         "rate": "Arrival rate over the day.",
-        "replicas": "Replicas over the day: following it, static, and the least that theory allows.",
-        "latency": "Latency over the day with the replicas that follow it, simulated, with its target.",
+        "replicas": "Replicas over the day: following it, static, and the least that theory "
+        "allows.",
+        "latency": "Latency over the day with the replicas that follow it, simulated, with its "
+        "target.",
     }
     panels = {texts[name]: chart for name, chart in charts.day_panels(day).items()}
     return Figure("The day", panels, tables, wide=True)

@@ -23,12 +23,18 @@ def own_latency(
     """Return TTFT, mean time per output token and E2E of each request, s; inf where it has none."""
     ttft = np.where(first_token < 0, np.inf, (first_token - arrival) * tick_s)
     e2e = np.where(finish < 0, np.inf, (finish - arrival) * tick_s)
-    gaps = np.where(finish < 0, np.inf, (finish - first_token) * tick_s / np.maximum(output_tokens - 1, 1))
+    gaps = np.where(
+        finish < 0, np.inf, (finish - first_token) * tick_s / np.maximum(output_tokens - 1, 1)
+    )
     return ttft, gaps, e2e
 
 
-def within(targets: Sequence[Target], ttft: Floats, gaps: Floats, e2e: Floats) -> npt.NDArray[np.bool_]:
-    """Return which requests are within all limits; of several limits on a metric the lowest counts."""
+def within(
+    targets: Sequence[Target], ttft: Floats, gaps: Floats, e2e: Floats
+) -> npt.NDArray[np.bool_]:
+    """Return which requests are within all limits; of several limits on a metric the lowest
+    counts.
+    """
     good = np.ones(ttft.size, np.bool_)
     for target in targets:
         good &= {"ttft_s": ttft, "tbt_s": gaps, "e2e_s": e2e}[target.metric] <= target.limit_s
@@ -36,13 +42,16 @@ def within(targets: Sequence[Target], ttft: Floats, gaps: Floats, e2e: Floats) -
 
 
 def goodput_share(good: npt.NDArray[np.bool_], confidence: float, too_short: bool) -> Estimate:
-    """Return the share that is good, with an interval; no lower end where the run is too short to know the worst."""
+    """Return the share that is good, with an interval; no lower end where the run is too short to
+    know the worst.
+    """
     size = good.size // BATCHES * BATCHES
     if size < LEAST_REQUESTS:
         return Estimate(float(good.mean()) if good.size else None)
     batches = good[good.size - size :].reshape(BATCHES, -1).sum(axis=1).astype(np.float64)
     low, high = intervals.ratio_interval(batches, np.full(BATCHES, size / BATCHES), confidence)
-    # where none or all are good there is no spread: as for so many independent requests (Clopper and Pearson)
+    # where none or all are good there is no spread: as for so many independent requests (Clopper
+    # and Pearson)
     unseen = ((1 - confidence) / 2) ** (1 / size)
     value = float(good[good.size - size :].mean())
     low, high = min(max(low, 0.0), unseen), max(min(high, 1.0), 1 - unseen)

@@ -1,13 +1,16 @@
-"""Offline work: finish so many requests by a deadline, with the least fleet and the best token budget.
+"""Offline work: finish so many requests by a deadline, with the least fleet and the best token
+budget.
 
-All requests are there at time 0 and are dealt to the replicas in turn; every replica is simulated until it is done, so
-the makespan (when the last one finishes) is exact for the requests drawn. The lower bound is theory: no batch carries
-more than max over b of b / t_b tokens per second (Theorem 1(a)), nor more than a max batch size or KV memory allow, and
-no request finishes before its own iterations.
+All requests are there at time 0 and are dealt to the replicas in turn; every replica is simulated
+until it is done, so the makespan (when the last one finishes) is exact for the requests drawn. The
+lower bound is theory: no batch carries more than max over b of b / t_b tokens per second (Theorem
+1(a)), nor more than a max batch size or KV memory allow, and no request finishes before its own
+iterations.
 
-Beside online traffic there are two ways, and both are tried. ``priority``: all of the job waits at the replicas, which
-serve online requests first. ``paced``: the job is let in evenly over most of the time, and shares the queue; its last
-requests have 5% of the time left, or twice what the longest takes alone.
+Beside online traffic there are two ways, and both are tried. ``priority``: all of the job waits at
+the replicas, which serve online requests first. ``paced``: the job is let in evenly over most of
+the time, and shares the queue; its last requests have 5% of the time left, or twice what the
+longest takes alone.
 """
 
 import bisect
@@ -56,7 +59,8 @@ class JobPlan(Shown):
     online_rate
         Requests/s of the online traffic, of the whole fleet; None: there is none.
     best
-        The least cost per hour that meets the deadline and the targets, of several the shortest; None: there is none.
+        The least cost per hour that meets the deadline and the targets, of several the shortest;
+        None: there is none.
     nearest
         What came nearest: ``best``, or else the one that misses the least.
     unreachable
@@ -82,7 +86,9 @@ class JobPlan(Shown):
 
     @property
     def margin(self) -> float | None:
-        """What the best leaves of the time until the deadline, as a share, at the high end of its interval."""
+        """What the best leaves of the time until the deadline, as a share, at the high end of its
+        interval.
+        """
         return None if self.best is None else 1 - (self.best.makespan.high or 0.0) / self.deadline_s
 
     def as_dict(self) -> dict[str, Any]:
@@ -122,32 +128,37 @@ def plan_job(
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> JobPlan:
-    """Find the least fleet that finishes a job by its deadline, and the token budget that does so soonest.
+    """Find the least fleet that finishes a job by its deadline, and the token budget that does so
+    soonest.
 
     Parameters
     ----------
     workload
-        Lengths of the job; a recording is taken as it is if it has as many requests, else rows are drawn from it.
+        Lengths of the job; a recording is taken as it is if it has as many requests, else rows are
+        drawn from it.
     fleets, token_budgets
-        What to try: families of a search space with their numbers of replicas, or deployments with any number; on each
-        server its own budget and `TOKEN_BUDGETS`, or those given.
+        What to try: families of a search space with their numbers of replicas, or deployments with
+        any number; on each server its own budget and `TOKEN_BUDGETS`, or those given.
     requests, deadline_s
         Of the job, and seconds from the start until all are done.
     online, targets
-        Traffic that the same fleet carries all the while, at the rate of the whole fleet, and what its requests must
-        meet; ``tbt`` percentiles are of online requests and job together.
+        Traffic that the same fleet carries all the while, at the rate of the whole fleet, and what
+        its requests must meet; ``tbt`` percentiles are of online requests and job together.
     most_replicas, progress
-        Of a fleet, which then has any number up to it (default: what a family allows, of a deployment `MOST`); called
-        now and then.
+        Of a fleet, which then has any number up to it (default: what a family allows, of a
+        deployment `MOST`); called now and then.
     runs, confidence
-        With requests drawn anew (a recording taken as it is has one run), for an interval that so often holds the next.
+        With requests drawn anew (a recording taken as it is has one run), for an interval that so
+        often holds the next.
 
     Raises
     ------
     InputError
         If a value cannot be used, or no server can serve the job.
     """
-    job, notices = checked_job(workload, requests, deadline_s, online, targets, most_replicas, runs, confidence)
+    job, notices = checked_job(
+        workload, requests, deadline_s, online, targets, most_replicas, runs, confidence
+    )
     candidates, discarded = _candidates(fleets, token_budgets, most_replicas, job)
     best: JobResult | None = None
     results: list[JobResult] = []
@@ -159,13 +170,23 @@ def plan_job(
             continue
         simulated = _least_fleet(job, candidate, best)
         results += simulated
-        best = min(filter(None, [*(one for one in simulated if one.answer == "met"), best]), key=_rank, default=None)
+        best = min(
+            filter(None, [*(one for one in simulated if one.answer == "met"), best]),
+            key=_rank,
+            default=None,
+        )
     nearest = best or min(results, key=lambda result: _excess(result, job), default=None)
     if not token_budgets:
-        notices.insert(0, "token budgets are tried beside the server's own; give plan.job.token_budgets to fix them")
+        notices.insert(
+            0,
+            "token budgets are tried beside the server's own; give plan.job.token_budgets to fix "
+            "them",
+        )
     return JobPlan(
-        job.requests, job.deadline_s, job.targets, None if job.online is None else job.online.rate, best, nearest,
-        "" if best is not None else _unreachable(job, nearest, discarded), tuple(results), tuple(discarded),
+        job.requests, job.deadline_s, job.targets, None if job.online is None else job.online.rate,
+        best, nearest,
+        "" if best is not None else _unreachable(job, nearest, discarded), tuple(results),
+        tuple(discarded),
         (*_notices(job, best, nearest), *notices),
     )  # fmt: skip
 
@@ -180,7 +201,8 @@ def checked_job(
     runs: int = 5,
     confidence: float = 0.95,
 ) -> tuple[Job, list[str]]:
-    """Return a job whose values can be used, and what has to be said of it; parameters as for `plan_job`.
+    """Return a job whose values can be used, and what has to be said of it; parameters as for
+    `plan_job`.
 
     Raises
     ------
@@ -189,33 +211,47 @@ def checked_job(
     """
     keeps = "each keeps a row in memory; of a longer job plan a part, with its part of the time"
     requests = checks.whole("the requests of the job", requests, 1, _MOST_REQUESTS, "", keeps)
-    deadline_s = checks.number("deadline_s", deadline_s, 1e-3, 1e9, "s", "the job has to be done by then")
+    deadline_s = checks.number(
+        "deadline_s", deadline_s, 1e-3, 1e9, "s", "the job has to be done by then"
+    )
     if most_replicas is not None:
         checks.whole("most_replicas", most_replicas, 1, MOST_REPLICAS, "", "the fleet has no more")
     runs = checks.whole("runs", runs, 2, 1_000, "", "an interval takes at least two")
-    confidence = checks.number("confidence", confidence, 0.5, 0.99999, "", "it is how often the interval is right")
-    limits = tuple(target if isinstance(target, Target) else Target.parse(target) for target in targets)
+    confidence = checks.number(
+        "confidence", confidence, 0.5, 0.99999, "", "it is how often the interval is right"
+    )
+    limits = tuple(
+        target if isinstance(target, Target) else Target.parse(target) for target in targets
+    )
     if bool(limits) != (online is not None):
-        raise InputError("targets of a job are those of its online traffic; give both `online` and `targets`, or none")
+        raise InputError(
+            "targets of a job are those of its online traffic; give both `online` and `targets`, "
+            "or none"
+        )
     notices = []
     if online is not None:
         if online.rows is not None:
             online = online.with_rate(online.rate, "poisson")
             notices.append(
-                "online traffic is not the recording as it is: its requests are drawn at random, as Poisson arrivals "
+                "online traffic is not the recording as it is: its requests are drawn at random, "
+                "as Poisson arrivals "
                 f"of {amount(online.rate)} requests/s"
             )
         if online.rate * deadline_s > _MOST_REQUESTS:
             raise InputError(
-                f"{online.rate:g} online requests/s until the deadline are {online.rate * deadline_s:,.0f}, above "
-                f"{_MOST_REQUESTS:,}, each of which keeps a row in memory; plan a shorter part of the job"
+                f"{online.rate:g} online requests/s until the deadline are "
+                f"{online.rate * deadline_s:,.0f}, above "
+                f"{_MOST_REQUESTS:,}, each of which keeps a row in memory; plan a shorter part of "
+                "the job"
             )
     return Job(workload, requests, deadline_s, online, limits, runs, confidence), notices
 
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """One replica to make fleets of, the numbers allowed, and the seconds that one takes for the job at least."""
+    """One replica to make fleets of, the numbers allowed, and the seconds that one takes for the
+    job at least.
+    """
 
     deployment: Deployment
     mode: Mode
@@ -244,26 +280,36 @@ def _candidates(
         if isinstance(fleet, Family) and most is None:
             counts = fleet.counts
         if deployment.prefill_replicas:
-            refused.append((deployment.family, "replicas for prompts alone are not simulated for jobs"))
+            refused.append(
+                (deployment.family, "replicas for prompts alone are not simulated for jobs")
+            )
             continue
         for budget in dict.fromkeys(budgets or (deployment.server.token_budget, *TOKEN_BUDGETS)):
             try:
                 server = dataclasses.replace(deployment.server, token_budget=budget)
-                single = dataclasses.replace(deployment, server=server, replicas=1, router="round-robin")
+                single = dataclasses.replace(
+                    deployment, server=server, replicas=1, router="round-robin"
+                )
                 new = [_Candidate(single, mode, counts, 0.0) for mode in _modes(server, job)]
                 new = [candidate for candidate in new if candidate.name not in candidates]
                 work = job.work_s(server) if new else 0.0
             except InputError as error:
-                refused.append((f"{deployment.family} with budget {checks.shown(budget)}", str(error)))
+                refused.append(
+                    (f"{deployment.family} with budget {checks.shown(budget)}", str(error))
+                )
             else:
-                candidates |= {candidate.name: dataclasses.replace(candidate, work_s=work) for candidate in new}
+                candidates |= {
+                    candidate.name: dataclasses.replace(candidate, work_s=work) for candidate in new
+                }
 
     def order(candidate: _Candidate) -> tuple[float, float]:
         replicas = job.likely(candidate.deployment.server, candidate.work_s)
         return candidate.deployment.cost * replicas, candidate.work_s
 
     if not candidates:
-        raise InputError(f"no server can serve the job: {refused[0][1] if refused else 'none was given'}")
+        raise InputError(
+            f"no server can serve the job: {refused[0][1] if refused else 'none was given'}"
+        )
     return sorted(candidates.values(), key=order), refused
 
 
@@ -289,7 +335,10 @@ def _hopeless(job: Job, candidate: _Candidate, best: JobResult | None) -> str:
     fewest_allowed = counts[bisect.bisect_left(counts, least)]
     cost = deployment.with_replicas(fewest_allowed).cost
     if cost > best.deployment.cost:
-        return f"cost: it takes at least {counted(fewest_allowed, 'replica')}, dearer than the best found"
+        return (
+            f"cost: it takes at least {counted(fewest_allowed, 'replica')}, dearer than the best "
+            "found"
+        )
     quickest = max(candidate.work_s / fewest_allowed, alone)
     if cost == best.deployment.cost and quickest >= (best.makespan.value or math.inf):
         return "theory: no fleet of the same cost is faster than the best found"
@@ -297,12 +346,16 @@ def _hopeless(job: Job, candidate: _Candidate, best: JobResult | None) -> str:
 
 
 def _least_fleet(job: Job, candidate: _Candidate, best: JobResult | None) -> list[JobResult]:
-    """Simulate fleets until the least that meets everything is known, or they cost more than the best."""
+    """Simulate fleets until the least that meets everything is known, or they cost more than the
+    best.
+    """
     deployment = candidate.deployment
     counts = candidate.counts[bisect.bisect_left(candidate.counts, candidate.least(job)) :]
     end = bisect.bisect_left(counts, job.requests) + 1  # more would have nothing to do
     if best is not None:  # fleets that cost more are of no use
-        end = min(end, bisect.bisect_right(counts, best.deployment.cost / deployment.cost * (1 + 1e-12)))
+        end = min(
+            end, bisect.bisect_right(counts, best.deployment.cost / deployment.cost * (1 + 1e-12))
+        )
     end = min(end, len(counts))
     results: dict[int, JobResult] = {}
 
@@ -316,7 +369,9 @@ def _least_fleet(job: Job, candidate: _Candidate, best: JobResult | None) -> lis
         if _hardly_helps(results, replicas, job):
             return None
         late = (results[replicas].makespan.high or 0.0) / job.deadline_s
-        return bisect.bisect_left(counts, math.ceil(replicas * late))  # the same work over more replicas
+        return bisect.bisect_left(
+            counts, math.ceil(replicas * late)
+        )  # the same work over more replicas
 
     likely = job.likely(deployment.server, candidate.work_s)
     fewest(does, 0, end, min(bisect.bisect_left(counts, likely), end - 1), after_miss)
@@ -324,20 +379,29 @@ def _least_fleet(job: Job, candidate: _Candidate, best: JobResult | None) -> lis
 
 
 def _hardly_helps(results: dict[int, JobResult], replicas: int, job: Job) -> bool:
-    """Return whether a fleet of at least twice the size of another comes hardly nearer: long requests decide."""
+    """Return whether a fleet of at least twice the size of another comes hardly nearer: long
+    requests decide.
+    """
     excess = {count: _excess(result, job) for count, result in results.items()}
-    return any(excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in excess if 2 * fewer <= replicas)
+    return any(
+        excess[replicas] > (1 - _GAIN) * excess[fewer] for fewer in excess if 2 * fewer <= replicas
+    )
 
 
 def _rank(result: JobResult) -> tuple[float, float, int]:
-    return result.deployment.cost, result.makespan.value or math.inf, result.deployment.server.token_budget
+    return (
+        result.deployment.cost,
+        result.makespan.value or math.inf,
+        result.deployment.server.token_budget,
+    )
 
 
 def _excess(result: JobResult, job: Job) -> float:
     """Return by how much the worst of deadline and targets is exceeded."""
     over = [(result.makespan.value or math.inf) / job.deadline_s]
     over += [
-        (estimate.value or 0.0) / target.limit_s for target, estimate in zip(job.targets, result.online, strict=True)
+        (estimate.value or 0.0) / target.limit_s
+        for target, estimate in zip(job.targets, result.online, strict=True)
     ]
     return max(over)
 
@@ -345,7 +409,10 @@ def _excess(result: JobResult, job: Job) -> float:
 def _unreachable(job: Job, nearest: JobResult | None, discarded: Sequence[tuple[str, str]]) -> str:
     """Say why no fleet does, and what to change."""
     later = "give a later deadline (plan.job.deadline_h), or faster hardware"
-    more = "allow more (plan.search.replicas, plan.max_cost, plan.job.most_replicas), or give a later deadline"
+    more = (
+        "allow more (plan.search.replicas, plan.max_cost, plan.job.most_replicas), or give a "
+        "later deadline"
+    )
     if nearest is None:
         alone = next((reason for _, reason in discarded if reason.startswith(_LONGEST)), "")
         return f"{alone}; {later}" if alone else f"{discarded[-1][1]}; {more}"
@@ -364,32 +431,41 @@ def _notices(job: Job, best: JobResult | None, nearest: JobResult | None) -> lis
     if best is None and nearest is not None:
         notices.append(
             f"nearest is {nearest.deployment.name}, which takes "
-            f"{nearest.makespan.value:,.4g} s, at most {nearest.makespan.high:,.4g} s, of {job.deadline_s:,.4g} s"
+            f"{nearest.makespan.value:,.4g} s, at most {nearest.makespan.high:,.4g} s, of "
+            f"{job.deadline_s:,.4g} s"
         )
     if best is not None and best.mode == "priority":
         notices.append(
-            "online requests go first: the servers serve by priority, and the job is sent with a larger number"
+            "online requests go first: the servers serve by priority, and the job is sent with a "
+            "larger number"
         )
     if best is not None and best.mode == "paced":
         notices.append(
-            f"the job shares the queue with online requests, let in evenly over at most {PACED_SHARE:.0%} of the "
+            "the job shares the queue with online requests, let in evenly over at most "
+            f"{PACED_SHARE:.0%} of the "
             "time: sent at once it would go before them, and all later ones would wait"
         )
     if job.online is None and job.workload.arrivals is not None:
-        notices.append("all of the job is there at the start: the arrivals of the workload play no part in it")
+        notices.append(
+            "all of the job is there at the start: the arrivals of the workload play no part in it"
+        )
     shown = best or nearest
     if shown is not None and shown.deployment.replicas > 1:
         notices.append(
-            "requests of the job are dealt to the replicas in turn (round-robin), whatever the search's router"
+            "requests of the job are dealt to the replicas in turn (round-robin), whatever the "
+            "search's router"
         )
     if shown is not None and job.targets and shown.beside < shown.runs:
         few = f"only {shown.beside:,}" if shown.beside else "none"
         notices.append(
-            f"online requests came while the job lasted in {few} of {counted(shown.runs, 'run')}, so "
+            f"online requests came while the job lasted in {few} of {counted(shown.runs, 'run')}, "
+            "so "
             "their targets are hardly tested; more runs (plan.job.runs) tell more"
         )
     if job.workload.prefixes is not None:
-        notices.append("shared prefixes of the job's prompts are not counted, so it may be done sooner")
+        notices.append(
+            "shared prefixes of the job's prompts are not counted, so it may be done sooner"
+        )
     if any(target.metric == "tbt_s" and target.statistic != "mean" for target in job.targets):
         notices.append("percentiles of tbt are of online requests and job together")
     return notices

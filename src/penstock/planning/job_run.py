@@ -1,4 +1,6 @@
-"""A finite job on one fleet: every replica simulated until it is done, and the seconds that theory asks for."""
+"""A finite job on one fleet: every replica simulated until it is done, and the seconds that theory
+asks for.
+"""
 
 import dataclasses
 import functools
@@ -27,7 +29,9 @@ Mode = Literal["alone", "priority", "paced"]
 PACED_SHARE = 0.95
 """Of the time until the deadline, over which a paced job is let in at most."""
 
-_MOST_KEPT = 30_000_000  # lengths of requests, 16 bytes each, that are not drawn anew for each fleet
+_MOST_KEPT = (
+    30_000_000  # lengths of requests, 16 bytes each, that are not drawn anew for each fleet
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +45,8 @@ class JobResult:
     mode
         ``alone``, or how it works beside online traffic: ``priority`` or ``paced``.
     makespan
-        Seconds until the last request is done: the mean of the runs, and an interval that holds the next one.
+        Seconds until the last request is done: the mean of the runs, and an interval that holds the
+        next one.
     lower_bound_s
         Seconds that no policy on as many replicas can undercut.
     tokens_per_s
@@ -143,27 +148,38 @@ class Job:
         return lengths.sample(np.random.default_rng((self.workload.seed, 8, seed)), self.requests)
 
     def likely(self, server: Server, work: float) -> int:
-        """Return the replicas that such work and the online traffic take together at least in the long run."""
-        load = 0.0 if self.online is None else self.online.rate / certify(self.online, server).max_rate
+        """Return the replicas that such work and the online traffic take together at least in the
+        long run.
+        """
+        load = (
+            0.0 if self.online is None else self.online.rate / certify(self.online, server).max_rate
+        )
         return max(1, math.ceil((work / self.deadline_s + load) * (1 - 1e-12)))
 
     def work_s(self, server: Server) -> float:
-        """Return the seconds that one replica takes at least for all of the job (the least of all runs)."""
+        """Return the seconds that one replica takes at least for all of the job (the least of all
+        runs).
+        """
         return min(work_s(*self.lengths(seed), server) for seed in self.seeds)
 
 
 def work_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:
     """Return the seconds that one replica takes for some requests at least, under any policy.
 
-    The token budget, the max batch size and KV memory each bound the requests/s that a server carries by what it
-    conserves (`penstock.theory.bounds`), whenever the requests arrive: so many requests take so many seconds.
+    The token budget, the max batch size and KV memory each bound the requests/s that a server
+    carries by what it conserves (`penstock.theory.bounds`), whenever the requests arrive: so many
+    requests take so many seconds.
     """
-    even = Workload.from_arrays(np.arange(max(prompt.size, 2), dtype=np.float64), *_at_least_two(prompt, output))
+    even = Workload.from_arrays(
+        np.arange(max(prompt.size, 2), dtype=np.float64), *_at_least_two(prompt, output)
+    )
     return float(prompt.size / certify(even, server).max_rate)
 
 
 def _at_least_two(*columns: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    return (np.repeat(column, 2) if column.size == 1 else column for column in columns)  # one has no arrival rate
+    return (
+        np.repeat(column, 2) if column.size == 1 else column for column in columns
+    )  # one has no arrival rate
 
 
 def longest_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:
@@ -192,14 +208,22 @@ def simulate_job(job: Job, deployment: Deployment, mode: Mode) -> JobResult:
         samples: list[_Sample] = []
         for replica in range(min(replicas, job.requests)):
             part = slice(replica, None, replicas)
-            end, online = _replica(job, server, mode, prompt[part], output[part], (seed, replica, replicas))
+            end, online = _replica(
+                job, server, mode, prompt[part], output[part], (seed, replica, replicas)
+            )
             ends.append(end)
             samples += online
         makespans.append(max(ends))
         beside += any(chosen.any() for _, chosen in samples)
         statistics.append([_statistic(samples, target) for target in job.targets])
-        tokens += float(server.tokens_per_request(prompt.mean(), output.mean())) * job.requests / max(ends)
-        least = min(least, max(work_s(prompt, output, server) / replicas, longest_s(prompt, output, server)))
+        tokens += (
+            float(server.tokens_per_request(prompt.mean(), output.mean()))
+            * job.requests
+            / max(ends)
+        )
+        least = min(
+            least, max(work_s(prompt, output, server) / replicas, longest_s(prompt, output, server))
+        )
     makespan = _estimate(makespans, job.confidence, of_next=True)
     low = max(makespan.low or 0.0, min(least, *makespans))  # theory allows no less
     makespan = dataclasses.replace(makespan, low=low)
@@ -226,10 +250,14 @@ def _replica(
     output: npt.NDArray[Any],
     draw: tuple[int, int, int],
 ) -> tuple[float, "list[_Sample]"]:
-    """Return when a replica is done with its part of the job, s, and its run with the online requests meanwhile."""
+    """Return when a replica is done with its part of the job, s, and its run with the online
+    requests meanwhile.
+    """
     size = prompt.size
     if job.online is None:
-        run = simulate(Workload.from_arrays(np.zeros(size), prompt, output), server, record="summary")
+        run = simulate(
+            Workload.from_arrays(np.zeros(size), prompt, output), server, record="summary"
+        )
         return run.seconds, []
     seed, replica, n = draw
     online = job.online.with_rate(job.online.rate / n)
@@ -242,9 +270,14 @@ def _replica(
     order = np.argsort(times, kind="stable")
     urgent = np.concatenate([np.ones(size, np.int32), np.zeros(arrived.arrival_s.size, np.int32)])
     columns = (
-        np.concatenate([prompt, arrived.prompt_tokens]), np.concatenate([output, arrived.output_tokens]), urgent,
+        np.concatenate([prompt, arrived.prompt_tokens]),
+        np.concatenate([output, arrived.output_tokens]), urgent,
     )  # fmt: skip
-    run = simulate(Workload.from_arrays(times[order], *(column[order] for column in columns)), server, drain=True)
+    run = simulate(
+        Workload.from_arrays(times[order], *(column[order] for column in columns)),
+        server,
+        drain=True,
+    )
     rows = run.rows
     assert rows is not None
     mine = urgent[order] == 1
@@ -255,8 +288,8 @@ def _replica(
 def arrivals_within(workload: Workload, seconds: float, seeds: tuple[int, ...]) -> Requests:
     """Return the requests of a stream that arrive in so many seconds from 0.
 
-    A stream has its first request at 0, which traffic that goes on all the while has not: so they begin at a random
-    time of the first half block of it.
+    A stream has its first request at 0, which traffic that goes on all the while has not: so they
+    begin at a random time of the first half block of it.
     """
     seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
     start = np.random.default_rng((seed, 1)).uniform(0, BLOCK / 2) / workload.rate
@@ -281,7 +314,9 @@ def _statistic(samples: Sequence[_Sample], target: Target) -> float:
         decoding += int((rows.finish - rows.first_token).sum())
         gaps += int(rows.output_tokens.sum(dtype=np.int64)) - rows.arrival.size
         until = rows.first_token if target.metric == "ttft_s" else rows.finish
-        parts.append(run.gaps if target.metric == "tbt_s" else Distribution.of(until - rows.arrival))
+        parts.append(
+            run.gaps if target.metric == "tbt_s" else Distribution.of(until - rows.arrival)
+        )
     tick_s = samples[0][0].tick_s
     if target.metric == "tbt_s" and target.statistic == "mean":
         return decoding / gaps * tick_s if gaps else math.nan
@@ -295,7 +330,9 @@ def statistic_s(samples: Distribution, statistic: str, tick_s: float) -> float:
 
 
 def _estimate(values: Sequence[float], confidence: float, *, of_next: bool = False) -> Estimate:
-    """Return the mean of some runs with an interval for it, or for the value of the next run; exact where all agree."""
+    """Return the mean of some runs with an interval for it, or for the value of the next run; exact
+    where all agree.
+    """
     finite = np.array(values)[np.isfinite(values)]
     if not finite.size:
         return Estimate(None)

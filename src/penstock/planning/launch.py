@@ -1,7 +1,9 @@
-"""A deployment as something to start: a command line of vLLM or SGLang, and a manifest for Kubernetes.
+"""A deployment as something to start: a command line of vLLM or SGLang, and a manifest for
+Kubernetes.
 
-Options are those of vLLM 0.33 and SGLang 0.5.23. vLLM's own scheduler is `sarathi` where memory does not bind; other
-policies run inside vLLM through `penstock.vllm_plugin`. SGLang runs its own scheduler only.
+Options are those of vLLM 0.33 and SGLang 0.5.23. vLLM's own scheduler is `sarathi` where memory
+does not bind; other policies run inside vLLM through `penstock.vllm_plugin`. SGLang runs its own
+scheduler only.
 """
 
 import dataclasses
@@ -27,7 +29,10 @@ MODEL = "MODEL"
 _PLUGIN_IMAGE = "registry.example.com/vllm-with-penstock:v0.33.0"
 _HOST = next(name for name, engine in ENGINES.items() if engine.hosts_policies)
 _SCHEDULER = "penstock.vllm_plugin.PenstockScheduler"
-_PROBE_S, _STARTUP_S = 10, 3600  # seconds between probes; loading weights over a network may take most of an hour
+_PROBE_S, _STARTUP_S = (
+    10,
+    3600,
+)  # seconds between probes; loading weights over a network may take most of an hour
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +88,9 @@ class Launch:
 
     @property
     def manifest(self) -> str:
-        """A Deployment and a Service of Kubernetes as YAML; the notes are its first lines. It holds no secrets."""
+        """A Deployment and a Service of Kubernetes as YAML; the notes are its first lines. It holds
+        no secrets.
+        """
         name = _label(f"{self.engine}-{self.model.rsplit('/', 1)[-1]}")
         labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "penstock"}
         port = self._program.port
@@ -111,11 +118,14 @@ class Launch:
         notes = [*self.notes]
         if _SCHEDULER in self.command:
             notes.append(
-                f"{_PLUGIN_IMAGE} is a placeholder: build {self._program.image} with penstock-llm, and name it here"
+                f"{_PLUGIN_IMAGE} is a placeholder: build {self._program.image} with "
+                "penstock-llm, and name it here"
             )
         notes.append("a gated model needs a token: take HF_TOKEN from a Secret of your own")
         comments = "".join(f"# {line[:1].upper()}{line[1:]}.\n" for line in notes)
-        return comments + "---\n".join(yaml.dump(d, Dumper=_Plain, sort_keys=False, width=120) for d in documents)
+        return comments + "---\n".join(
+            yaml.dump(d, Dumper=_Plain, sort_keys=False, width=120) for d in documents
+        )
 
     def _pod(self, port: int) -> dict[str, Any]:
         probe = {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": _PROBE_S}
@@ -134,7 +144,9 @@ class Launch:
             del container["env"]
         return {
             "containers": [container],
-            "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],  # tensor parallelism talks there
+            "volumes": [
+                {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+            ],  # tensor parallelism talks there
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,7 +162,9 @@ class Launch:
         }
 
 
-def launch(deployment: Deployment, engine: str | None = None, *, model: str | None = None) -> Launch:
+def launch(
+    deployment: Deployment, engine: str | None = None, *, model: str | None = None
+) -> Launch:
     """Return how to start a deployment.
 
     Parameters
@@ -160,28 +174,38 @@ def launch(deployment: Deployment, engine: str | None = None, *, model: str | No
     engine
         ``vllm`` or ``sglang``. Default: SGLang for its own scheduler, vLLM for everything else.
     model
-        Weights: a repository of Hugging Face or a folder. Default: the model's name in the hardware preset.
+        Weights: a repository of Hugging Face or a folder. Default: the model's name in the hardware
+        preset.
 
     Raises
     ------
     InputError
-        If no command line is known: the scheduler of another engine, prefill and decode on replicas of their own.
+        If no command line is known: the scheduler of another engine, prefill and decode on replicas
+        of their own.
     """
     policy = deployment.server.policy
-    programs = {name: chosen.program for name, chosen in ENGINES.items() if chosen.program is not None}
+    programs = {
+        name: chosen.program for name, chosen in ENGINES.items() if chosen.program is not None
+    }
     if engine is None:
         engine = _HOST if policy.program is None else policy.name
     if engine not in programs:
-        raise InputError(f"no command line is known for the engine {checks.shown(engine)}{nearest(engine, programs)}")
+        raise InputError(
+            "no command line is known for the engine "
+            f"{checks.shown(engine)}{nearest(engine, programs)}"
+        )
     if not policy.by_phase and policy.program is None:
         raise InputError(
-            f"the plan runs the scheduler {policy.name!r}, for which no command line is known; plan with one of "
+            f"the plan runs the scheduler {policy.name!r}, for which no command line is known; "
+            "plan with one of "
             f"{', '.join([*programs, *POLICIES])}"
         )
     if deployment.prefill_replicas:
         raise InputError(
-            f"the plan has {deployment.prefill_replicas} replicas for prefill alone, which need a connector for KV "
-            "memory and a proxy of your own; start them by the engine's guide to disaggregated serving"
+            f"the plan has {deployment.prefill_replicas} replicas for prefill alone, which need a "
+            "connector for KV "
+            "memory and a proxy of your own; start them by the engine's guide to disaggregated "
+            "serving"
         )
     preset = HARDWARE[deployment.hardware].model if deployment.hardware else None
     notes = [] if model else [_placeholder(preset)]
@@ -189,7 +213,8 @@ def launch(deployment: Deployment, engine: str | None = None, *, model: str | No
     start = _start(programs[engine], weights, deployment.server, deployment.accelerators)
     notes += [*start.notes, *_memory_notes(deployment.server), *_router_notes(deployment)]
     return Launch(
-        engine, tuple(start.flags), start.environment, deployment.replicas, deployment.accelerators, weights,
+        engine, tuple(start.flags), start.environment, deployment.replicas,
+        deployment.accelerators, weights,
         start.exact, tuple(notes),
     )  # fmt: skip
 
@@ -202,7 +227,9 @@ class _Plain(yaml.SafeDumper):
 
 
 class _Started(NamedTuple):
-    """What a scheduler becomes in an engine: options, variables, whether it is the same there, and notes."""
+    """What a scheduler becomes in an engine: options, variables, whether it is the same there, and
+    notes.
+    """
 
     flags: list[str]
     environment: dict[str, str]
@@ -220,7 +247,10 @@ def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
         plan = "has no max batch size" if slots is None else f"runs {slots:,} requests"
         option = program.max_batch_size.lstrip("-")
         slots = server.token_budget
-        notes = [f"the plan {plan}, and {program.title} takes at most the token budget as {option}: {slots:,}"]
+        notes = [
+            f"the plan {plan}, and {program.title} takes at most the token budget as {option}: "
+            f"{slots:,}"
+        ]
     if slots is not None:
         flags += [program.max_batch_size, str(slots)]
     chosen = _scheduler(program, server)
@@ -234,34 +264,46 @@ def _start(program: Program, model: str, server: Server, gpus: int) -> _Started:
 
 
 def _scheduler(program: Program, server: Server) -> _Started:
-    """Return how an engine is told which scheduler to run: its own, a policy inside it, or one that it lacks."""
+    """Return how an engine is told which scheduler to run: its own, a policy inside it, or one that
+    it lacks.
+    """
     policy = server.policy
     if policy.program is program:
         options = policy.options
-        return _Started(program.flags(options), program.environment(options), True, program.notes(options))
+        return _Started(
+            program.flags(options), program.environment(options), True, program.notes(options)
+        )
     if not (policy.by_phase and program.plugin):
-        return _Started([*program.beside_other], {}, False, [program.other.format(name=policy.name)])
+        return _Started(
+            [*program.beside_other], {}, False, [program.other.format(name=policy.name)]
+        )
     flags, environment, notes = [], {}, []
     if not policy.decode_first:  # which is the engine's own, as long as nobody is preempted
         flags = [program.plugin, _SCHEDULER]
         environment["PENSTOCK_POLICY"] = _name_for_plugin(policy)
         if server.params:
-            environment["PENSTOCK_POLICY_PARAMS"] = ",".join(f"{value:.12g}" for value in server.params)
+            environment["PENSTOCK_POLICY_PARAMS"] = ",".join(
+                f"{value:.12g}" for value in server.params
+            )
         notes.append(
-            "the policy runs inside vLLM 0.32 or 0.33: its environment, or image, needs `pip install penstock-llm` "
+            "the policy runs inside vLLM 0.32 or 0.33: its environment, or image, needs `pip "
+            "install penstock-llm` "
             "(`penstock` is another project)"
         )
     exact = server.scope == "running" and server.convention == "engine"
     if not exact:
         notes.append(
-            f"the plan counts as the paper does (scope {server.scope}, convention {server.convention}), and "
+            f"the plan counts as the paper does (scope {server.scope}, convention "
+            f"{server.convention}), and "
             f"{program.title} does not: plan again with scope running and convention engine"
         )
     return _Started(flags, environment, exact, notes)
 
 
 def _name_for_plugin(policy: Any) -> str:
-    """Return what the plugin finds a policy by: its name, or the module and function of one's own."""
+    """Return what the plugin finds a policy by: its name, or the module and function of one's
+    own.
+    """
     if policy in POLICIES.values():
         return str(policy.name)
     return f"{policy.function.__module__}:{policy.function.__name__}"
@@ -270,26 +312,45 @@ def _name_for_plugin(policy: Any) -> str:
 def _placeholder(preset: str | None) -> str:
     if preset is None:
         return f"{MODEL} is a placeholder: put the repository or the folder of the weights"
-    return f"{preset} is what the preset calls the model: put the repository or the folder of the weights"
+    return (
+        f"{preset} is what the preset calls the model: put the repository or the folder of the "
+        "weights"
+    )
 
 
 def _memory_notes(server: Server) -> list[str]:
     if server.memory is None:
-        return ["the plan takes KV memory for ample: see that the engine does not report preemptions or retractions"]
+        return [
+            "the plan takes KV memory for ample: see that the engine does not report preemptions "
+            "or retractions"
+        ]
     tokens = (server.usable_blocks or 0) * server.memory.block_size
     about = " (an estimate)" if server.kv_estimate else ""
-    return [f"the plan counts on KV memory for {tokens:,} tokens{about}: compare what the engine reports at its start"]
+    return [
+        f"the plan counts on KV memory for {tokens:,} tokens{about}: compare what the engine "
+        "reports at its start"
+    ]
 
 
 def _router_notes(deployment: Deployment) -> list[str]:
     if deployment.replicas == 1:
         return []
-    spread = "a Service of Kubernetes spreads connections at random, and requests of one connection stay together"
+    spread = (
+        "a Service of Kubernetes spreads connections at random, and requests of one connection "
+        "stay together"
+    )
     if deployment.router == "random":
-        return [f"{spread}: let clients open one per request, or take a gateway that spreads requests"]
-    return [f"{spread}: the plan's router is {deployment.router}, which takes a gateway in front of the replicas"]
+        return [
+            f"{spread}: let clients open one per request, or take a gateway that spreads requests"
+        ]
+    return [
+        f"{spread}: the plan's router is {deployment.router}, which takes a gateway in front of "
+        "the replicas"
+    ]
 
 
 def _label(text: str) -> str:
-    """Return a name that Kubernetes takes (RFC 1035): letters, digits and dashes, at most 63, a letter first."""
+    """Return a name that Kubernetes takes (RFC 1035): letters, digits and dashes, at most 63, a
+    letter first.
+    """
     return re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")

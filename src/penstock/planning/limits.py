@@ -14,12 +14,14 @@ def stable_rates(
     *,
     progress: Callable[[float], None] | None = None,
 ) -> RateMap | None:
-    """Return the stable rates of a replica at every pair of limits of the space, all else as in a deployment.
+    """Return the stable rates of a replica at every pair of limits of the space, all else as in a
+    deployment.
 
     Parameters
     ----------
     workload
-        What arrives, at whatever rate: recorded ones at their pattern, not thinned to a replica's share.
+        What arrives, at whatever rate: recorded ones at their pattern, not thinned to a replica's
+        share.
     space
         Where the limits are taken from.
     deployment

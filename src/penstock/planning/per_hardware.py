@@ -15,19 +15,24 @@ from penstock.system.server import Server
 def with_memory(
     server: Server, hardware: Sequence[str | None], kv_tokens: int | Mapping[str, int] | None
 ) -> dict[str | None, Server]:
-    """Return the server with the KV memory of each kind of hardware; refuse sizes that none takes, misspelt names."""
+    """Return the server with the KV memory of each kind of hardware; refuse sizes that none takes,
+    misspelt names.
+    """
     servers = {name: _with_memory(server, name, kv_tokens) for name in hardware}
     if isinstance(kv_tokens, Mapping):
         used = {_matching("kv_tokens", kv_tokens, name or "") for name in hardware}
         if idle := [key for key in kv_tokens if key not in used]:
             raise InputError(
-                f"kv_tokens names {checks.shown(idle[0])}, which no hardware of the search takes (the longest part of "
+                f"kv_tokens names {checks.shown(idle[0])}, which no hardware of the search takes "
+                "(the longest part of "
                 "its name counts); mend it, or leave it out"
             )
     return servers
 
 
-def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[str, int] | None) -> Server:
+def _with_memory(
+    server: Server, hardware: str | None, kv_tokens: int | Mapping[str, int] | None
+) -> Server:
     """Return the server with the KV memory of a kind of hardware."""
     if kv_tokens is None:
         return server
@@ -36,7 +41,8 @@ def _with_memory(server: Server, hardware: str | None, kv_tokens: int | Mapping[
         tokens = kv_tokens[_matching("kv_tokens", kv_tokens, hardware or "")]
     if isinstance(tokens, str | list | bool):
         raise InputError(
-            f"kv_tokens is {checks.shown(tokens)}, but must be the tokens of a replica, or those of each hardware by a "
+            f"kv_tokens is {checks.shown(tokens)}, but must be the tokens of a replica, or those "
+            "of each hardware by a "
             "part of its name, such as {tp1: 40000, tp4: 400000}"
         )
     size = server.policy.block_size if server.memory is None else server.memory.block_size
@@ -52,7 +58,8 @@ def _matching(what: str, values: Mapping[str, Any], kind: str) -> str:
     parts = [key for key in values if _plain(str(key)) and _plain(str(key)) in plain]
     if not parts:
         raise InputError(
-            f"no {what} matches {kind.strip() or 'a server without a preset'}: {', '.join(map(str, values)) or 'none'} "
+            f"no {what} matches {kind.strip() or 'a server without a preset'}: "
+            f"{', '.join(map(str, values)) or 'none'} "
             "given; add one, or give one number for all"
         )
     return sorted(parts, key=len)[-1]
@@ -70,9 +77,13 @@ def accelerators_and_price(
     if price is None:
         return accelerators, 1.0
     if not isinstance(price, Mapping):
-        return accelerators, checks.number("price", price, 1e-9, 1e9, "", "it is money for an accelerator for an hour")
+        return accelerators, checks.number(
+            "price", price, 1e-9, 1e9, "", "it is money for an accelerator for an hour"
+        )
     key = _matching("price", price, kind)
-    return accelerators, checks.number(f"price.{key}", price[key], 1e-9, 1e9, "", "it is money for an hour")
+    return accelerators, checks.number(
+        f"price.{key}", price[key], 1e-9, 1e9, "", "it is money for an hour"
+    )
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,6 @@
-"""The plan: the cheapest deployment that meets the targets, what binds it, what comes next, and why others do not."""
+"""The plan: the cheapest deployment that meets the targets, what binds it, what comes next, and why
+others do not.
+"""
 
 import bisect
 import dataclasses
@@ -32,7 +34,8 @@ class Unreachable:
     why
         What keeps all of them from it.
     nearest
-        The nearest value that was reached: seconds, or a share for goodput; None where none is stable.
+        The nearest value that was reached: seconds, or a share for goodput; None where none is
+        stable.
     deployment
         That reached it, or None.
     """
@@ -45,7 +48,12 @@ class Unreachable:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         deployment = self.deployment and self.deployment.as_dict()
-        return {"target": self.target, "why": self.why, "nearest": self.nearest, "deployment": deployment}
+        return {
+            "target": self.target,
+            "why": self.why,
+            "nearest": self.nearest,
+            "deployment": deployment,
+        }
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,11 +67,11 @@ class Plan(Shown):
     aim
         What a deployment has to do.
     best
-        The cheapest that is known to do it; of equal cost the one with the least latency that the first target limits,
-        then by name. None: there is none.
+        The cheapest that is known to do it; of equal cost the one with the least latency that the
+        first target limits, then by name. None: there is none.
     frontier
-        Of the simulated deployments that miss no target but the first, those that no cheaper one equals in the latency
-        that the first target limits; the best among them; by rising cost.
+        Of the simulated deployments that miss no target but the first, those that no cheaper one
+        equals in the latency that the first target limits; the best among them; by rising cost.
     evaluated
         All that were simulated, in that order.
     discarded
@@ -110,7 +118,9 @@ class Plan(Shown):
 
     @property
     def answer(self) -> Judgement:
-        """Whether some deployment does what it has to; undecided where that is not known of some."""
+        """Whether some deployment does what it has to; undecided where that is not known of
+        some.
+        """
         if self.best is not None:
             return "met"
         return "undecided" if any(one.answer == "undecided" for one in self.evaluated) else "missed"
@@ -142,11 +152,16 @@ class Plan(Shown):
 
     @property
     def undecided(self) -> tuple[Evaluation, ...]:
-        """What was simulated, would be cheaper than the best, and may do: longer runs would tell; cheapest first."""
+        """What was simulated, would be cheaper than the best, and may do: longer runs would tell;
+        cheapest first.
+        """
         most = math.inf if self.best is None else self.best.deployment.cost
         may = [
-            (evaluation.deployment.cost, evaluation.deployment.name, evaluation) for evaluation in self.evaluated
-            if evaluation.answer == "undecided" and evaluation.verdict == "stable" and evaluation.deployment.cost < most
+            (evaluation.deployment.cost, evaluation.deployment.name,
+            evaluation) for evaluation in self.evaluated
+            if evaluation.answer == "undecided"
+            and evaluation.verdict == "stable"
+            and evaluation.deployment.cost < most
         ]  # fmt: skip
         return tuple(evaluation for *_, evaluation in sorted(may, key=lambda one: one[:2]))
 
@@ -198,8 +213,9 @@ def plan(
     """Find the cheapest deployment that meets the targets.
 
     Theory discards what no policy keeps stable. What is left is searched by branch and bound
-    (`penstock.planning.search`) and decided by simulation alone, each deployment on the same requests: so the answer is
-    the one that simulating every deployment gives, wherever more replicas of the same do not harm.
+    (`penstock.planning.search`) and decided by simulation alone, each deployment on the same
+    requests: so the answer is the one that simulating every deployment gives, wherever more
+    replicas of the same do not harm.
 
     Parameters
     ----------
@@ -210,7 +226,8 @@ def plan(
     targets
         Upper limits of latencies; as text such as ``ttft_p99<2s``.
     objective, goodput, requests, most_requests, confidence
-        As in `Aim`: the least cost that meets every target, or at which a share of the requests stay within all limits.
+        As in `Aim`: the least cost that meets every target, or at which a share of the requests
+        stay within all limits.
     seed, aim
         Instead of the workload's; targets to confidence at once, instead of them.
     progress
@@ -223,12 +240,14 @@ def plan(
     """
     if not isinstance(workload, Workload) or not isinstance(space, Space):
         raise InputError(
-            f"plan takes a Workload and a Space, not {checks.shown(workload)} and {checks.shown(space)}; make a space "
+            f"plan takes a Workload and a Space, not {checks.shown(workload)} and "
+            f"{checks.shown(space)}; make a space "
             "with search_space"
         )
     if aim is None:
         aim = Aim.of(
-            targets, objective=objective, goodput=goodput, requests=requests, most_requests=most_requests,
+            targets, objective=objective, goodput=goodput, requests=requests,
+            most_requests=most_requests,
             confidence=confidence,
         )  # fmt: skip
     search = Search(workload if seed is None else workload.with_seed(seed), space, aim, progress)
@@ -252,8 +271,10 @@ def _plan_of(search: Search) -> Plan:
         notices = [note for note in (server.kv_note, server.scope_warning) if note]
     return Plan(
         search.workload, search.aim, best, _frontier(search.evaluated, best), search.evaluated,
-        (*search.space.refused, *_discarded(search)), () if best is None else _margins(best, search.aim.targets),
-        "" if prospect is None else _binding(search, prospect), next_best, unreachable, len(search.space),
+        (*search.space.refused, *_discarded(search)),
+        () if best is None else _margins(best, search.aim.targets),
+        "" if prospect is None else _binding(search, prospect), next_best, unreachable,
+        len(search.space),
         search.space.priced, (*notices, *search.workload.notices, *_not_judged(search)),
     )  # fmt: skip
 
@@ -275,7 +296,9 @@ def _margins(best: Evaluation, targets: Sequence[Target]) -> tuple[float, ...]:
 
 
 def _frontier_beyond(search: Search, prospect: Prospect) -> None:
-    """Simulate somewhat larger fleets of the family that won, so that the frontier shows what more money buys."""
+    """Simulate somewhat larger fleets of the family that won, so that the frontier shows what more
+    money buys.
+    """
     assert prospect.answer is not None
     counts = prospect.family.counts
     for times in _BEYOND:
@@ -289,7 +312,11 @@ def _next_best(search: Search, best: Evaluation) -> Evaluation | None:
 
     def others() -> list[Evaluation]:
         met = [evaluation for evaluation in search.evaluated if evaluation.answer == "met"]
-        return [evaluation for evaluation in met if evaluation.deployment.family != best.deployment.family]
+        return [
+            evaluation
+            for evaluation in met
+            if evaluation.deployment.family != best.deployment.family
+        ]
 
     if not others():
         assert search.best is not None
@@ -306,17 +333,25 @@ def _next_best(search: Search, best: Evaluation) -> Evaluation | None:
                 start = max(start, prospect.most + 1)
             prospect.most = len(prospect.family.counts) - 1
             search.search(prospect, start)
-    larger = [evaluation for evaluation in search.evaluated if evaluation.answer == "met" and evaluation is not best]
+    larger = [
+        evaluation
+        for evaluation in search.evaluated
+        if evaluation.answer == "met" and evaluation is not best
+    ]
     return min(others() or larger, key=rank, default=None)
 
 
 def _frontier(evaluated: Sequence[Evaluation], best: Evaluation | None) -> tuple[Evaluation, ...]:
-    """Return those that miss no target but the first, and in its latency are equalled by no cheaper one."""
+    """Return those that miss no target but the first, and in its latency are equalled by no cheaper
+    one.
+    """
     kept: list[Evaluation] = []
     for evaluation in sorted(evaluated, key=rank):
         if evaluation.verdict != "stable" or evaluation.estimates[0].value is None:
             continue
-        fit = "missed" not in evaluation.judgements[1:] and (not kept or rank(evaluation)[1] < rank(kept[-1])[1])
+        fit = "missed" not in evaluation.judgements[1:] and (
+            not kept or rank(evaluation)[1] < rank(kept[-1])[1]
+        )
         if fit or evaluation is best:
             kept.append(evaluation)
     return tuple(kept)
@@ -324,7 +359,10 @@ def _frontier(evaluated: Sequence[Evaluation], best: Evaluation | None) -> tuple
 
 def _with_replicas(evaluation: Evaluation, aim: Aim) -> str:
     """Say what so many replicas do not do."""
-    return f"with {counted(evaluation.deployment.replicas, 'replica')} {'; '.join(shortfalls(evaluation, aim))}"
+    return (
+        f"with {counted(evaluation.deployment.replicas, 'replica')} "
+        f"{'; '.join(shortfalls(evaluation, aim))}"
+    )
 
 
 def _binding(search: Search, prospect: Prospect) -> str:
@@ -337,7 +375,10 @@ def _binding(search: Search, prospect: Prospect) -> str:
         return f"stability: {prospect.why_not_fewer}"
     margins = zip(_margins(search.at(prospect, index), targets), map(str, targets), strict=True)
     nearest = min((margin for margin in margins if not math.isnan(margin[0])), default=None)
-    return f"none: no smaller fleet is in the search space{f'; {nearest[1]} is nearest its limit' if nearest else ''}"
+    return (
+        "none: no smaller fleet is in the search "
+        f"space{f'; {nearest[1]} is nearest its limit' if nearest else ''}"
+    )
 
 
 def _discarded(search: Search) -> list[Discarded]:
@@ -360,11 +401,19 @@ def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
     below = prospect.most if prospect.answer is None else prospect.answer
     fewer = [index for index in untried if index <= below]
     dearer = [counts[index] for index in untried if index > below]
-    parts: list[tuple[Sequence[int], Reason, str]] = [(counts[: prospect.least], "theory", prospect.why_not_fewer)]
+    parts: list[tuple[Sequence[int], Reason, str]] = [
+        (counts[: prospect.least], "theory", prospect.why_not_fewer)
+    ]
     if fewer:
         larger = evaluations[fewer[-1] + 1 :]
-        failed = next(evaluation for evaluation in larger if evaluation is not None and evaluation.answer != "met")
-        parts.append(([counts[index] for index in fewer], "simulation", _with_replicas(failed, search.aim)))
+        failed = next(
+            evaluation
+            for evaluation in larger
+            if evaluation is not None and evaluation.answer != "met"
+        )
+        parts.append(
+            ([counts[index] for index in fewer], "simulation", _with_replicas(failed, search.aim))
+        )
     if dearer:
         bound = search.best[0].deployment.cost if search.best else 0.0
         least = prospect.family.at(dearer[0]).cost
@@ -375,7 +424,9 @@ def _left_out(search: Search, prospect: Prospect) -> list[Discarded]:
 def _parts(family: Family, parts: Sequence[tuple[Sequence[int], Reason, str]]) -> list[Discarded]:
     """Return the parts of a family that are not empty."""
     return [
-        Discarded(family.name, (counts[0], counts[-1]), len(counts), by, why) for counts, by, why in parts if counts
+        Discarded(family.name, (counts[0], counts[-1]), len(counts), by, why)
+        for counts, by, why in parts
+        if counts
     ]
 
 
@@ -392,21 +443,33 @@ def _unreachable(search: Search) -> Unreachable:
     if not stable:
         reasons = [hopeless.why for hopeless in search.hopeless if hopeless.by == "theory"]
         reason = reasons[0] if reasons else "; ".join(shortfalls(largest[0], aim))
-        return Unreachable("stability", f"{reason}; allow more replicas or other hardware", None, None)
+        return Unreachable(
+            "stability", f"{reason}; allow more replicas or other hardware", None, None
+        )
     if aim.objective == "goodput":
-        nearest = max(stable, key=lambda evaluation: (evaluation.goodput.value or 0.0, -evaluation.deployment.cost))
+        nearest = max(
+            stable,
+            key=lambda evaluation: (evaluation.goodput.value or 0.0, -evaluation.deployment.cost),
+        )
         name = f"goodput of {aim.goodput:.4g}"
-        return Unreachable(name, _why_not(search, nearest), nearest.goodput.value, nearest.deployment)
+        return Unreachable(
+            name, _why_not(search, nearest), nearest.goodput.value, nearest.deployment
+        )
 
     def excess(evaluation: Evaluation, *indices: int) -> tuple[float, float]:
         values = [(evaluation.estimates[index].value, targets[index].limit_s) for index in indices]
         worst = max(math.inf if value is None else value / limit for value, limit in values)
         return worst, evaluation.deployment.cost
 
-    # a target that none meets, by the deployment that comes nearest to it; else the one nearest to all
+    # a target that none meets, by the deployment that comes nearest to it; else the one nearest to
+    # all
     indices = range(len(targets))
     by_target = [min(stable, key=lambda evaluation: excess(evaluation, index)) for index in indices]
-    never = [index for index in indices if all(evaluation.judgements[index] != "met" for evaluation in stable)]
+    never = [
+        index
+        for index in indices
+        if all(evaluation.judgements[index] != "met" for evaluation in stable)
+    ]
     if never:
         index = max(never, key=lambda index: excess(by_target[index], index)[0])
         nearest = by_target[index]
@@ -414,8 +477,13 @@ def _unreachable(search: Search) -> Unreachable:
     else:
         nearest = min(stable, key=lambda evaluation: excess(evaluation, *indices))
         index = max(indices, key=lambda index: excess(nearest, index)[0])
-        reason = f"each target is met by some deployment, but none meets all; {_why_not(search, nearest)}"
-    return Unreachable(str(targets[index]), reason, nearest.estimates[index].value, nearest.deployment)
+        reason = (
+            "each target is met by some deployment, but none meets all; "
+            f"{_why_not(search, nearest)}"
+        )
+    return Unreachable(
+        str(targets[index]), reason, nearest.estimates[index].value, nearest.deployment
+    )
 
 
 def _why_not(search: Search, nearest: Evaluation) -> str:
@@ -426,6 +494,10 @@ def _why_not(search: Search, nearest: Evaluation) -> str:
     reason = "; ".join(shortfalls(nearest, search.aim))
     if nearest.answer == "undecided":
         reason += "; simulate more requests to decide it"
-        reason += "" if search.workload.rows is None else ", of a recording drawn at random (arrivals: poisson)"
+        reason += (
+            ""
+            if search.workload.rows is None
+            else ", of a recording drawn at random (arrivals: poisson)"
+        )
     most = counted(nearest.deployment.replicas, "replica")
     return f"with {most} of {nearest.deployment.family}, the most allowed, {reason}"

@@ -49,14 +49,19 @@ class RateProfile:
         if bad.any():
             index = int(np.argmax(bad))
             raise InputError(
-                f"rate {index} of the day is {rates[index]:g}, but must be a number from 0 to {_HIGHEST_RATE:,.0f} "
+                f"rate {index} of the day is {rates[index]:g}, but must be a number from 0 to "
+                f"{_HIGHEST_RATE:,.0f} "
                 "requests/s; mend it"
             )
         if not rates.any():
-            raise InputError("all rates of the day are 0, so nothing arrives and no fleet is needed; give one above 0")
+            raise InputError(
+                "all rates of the day are 0, so nothing arrives and no fleet is needed; give one "
+                "above 0"
+            )
         if rates.size > _MOST_INTERVALS:
             raise InputError(
-                f"the day has {rates.size:,} rates, above {_MOST_INTERVALS:,}, shorter than queues need to settle; "
+                f"the day has {rates.size:,} rates, above {_MOST_INTERVALS:,}, shorter than "
+                "queues need to settle; "
                 "give fewer"
             )
         reason = "shorter, no fleet follows; longer, it is no part of a day"
@@ -66,17 +71,19 @@ class RateProfile:
 
     @classmethod
     def of_trace(cls, workload: Workload, *, interval_s: float = HOUR_S) -> Self:
-        """Count the arrivals of a trace by interval; of a trace of several days take the mean of all days.
+        """Count the arrivals of a trace by interval; of a trace of several days take the mean of
+        all days.
 
-        Times count from the first request of the trace, not from midnight. An interval of which the trace covers less
-        than half is left out, unless it is the only one.
+        Times count from the first request of the trace, not from midnight. An interval of which the
+        trace covers less than half is left out, unless it is the only one.
 
         Parameters
         ----------
         workload
             With recorded arrival times.
         interval_s
-            Seconds of an interval; a day must be a multiple of it where the trace is longer than one.
+            Seconds of an interval; a day must be a multiple of it where the trace is longer than
+            one.
 
         Raises
         ------
@@ -84,15 +91,22 @@ class RateProfile:
             If the workload has no recorded times, or they are all the same.
         """
         if not isinstance(workload.arrivals, Replay):
-            raise InputError(f"{workload.name} has no recorded arrival times, so no rates by hour; give the rates")
+            raise InputError(
+                f"{workload.name} has no recorded arrival times, so no rates by hour; give the "
+                "rates"
+            )
         profile = cls(np.ones(1), interval_s)  # checks the interval
         times = workload.arrivals.times_s - workload.arrivals.times_s[0]
         span = float(times[-1])
         if span <= 0:
-            raise InputError(f"all requests of {workload.name} arrive at one instant, so it has no rates; give them")
+            raise InputError(
+                f"all requests of {workload.name} arrive at one instant, so it has no rates; give "
+                "them"
+            )
         if span / profile.interval_s > 1e6:
             raise InputError(
-                f"{workload.name} spans {span:,.0f} s, too many intervals of {profile.interval_s:g} s; take longer ones"
+                f"{workload.name} spans {span:,.0f} s, too many intervals of "
+                f"{profile.interval_s:g} s; take longer ones"
             )
         counts = np.bincount((times // profile.interval_s).astype(np.int64)).astype(np.float64)
         covered = np.full(counts.size, profile.interval_s)
@@ -103,16 +117,20 @@ class RateProfile:
         if counts.size > per_day:
             if per_day < 1 or not math.isclose(per_day * profile.interval_s, DAY_S):
                 raise InputError(
-                    f"interval_s is {profile.interval_s:g}, which does not divide a day, and {workload.name} spans "
+                    f"interval_s is {profile.interval_s:g}, which does not divide a day, and "
+                    f"{workload.name} spans "
                     f"{span / DAY_S:.3g} days; take an hour, or part of one"
                 )
             index = np.arange(counts.size) % per_day
-            counts, covered = (np.bincount(index, weights).astype(np.float64) for weights in (counts, covered))
+            counts, covered = (
+                np.bincount(index, weights).astype(np.float64) for weights in (counts, covered)
+            )
         return cls(counts / covered, profile.interval_s, f"rates of {workload.name}")
 
     @classmethod
     def read(cls, path: str | Path, *, interval_s: float | None = None) -> Self:
-        """Read a CSV file with a column ``rate`` (requests/s), and perhaps ``hour`` (evenly spaced).
+        """Read a CSV file with a column ``rate`` (requests/s), and perhaps ``hour`` (evenly
+        spaced).
 
         Parameters
         ----------
@@ -124,7 +142,8 @@ class RateProfile:
         Raises
         ------
         InputError
-            If the file cannot be read, hours are not evenly spaced, or they are not ``interval_s`` apart.
+            If the file cannot be read, hours are not evenly spaced, or they are not ``interval_s``
+            apart.
         """
         file = checks.path("the file of rates", path)
         source = Source.at(file)
@@ -135,22 +154,29 @@ class RateProfile:
                 f"cannot read {file}: {str(error).splitlines()[0]}; give a CSV with a column rate"
             ) from None
         if "rate" not in table.columns or not table.height:
-            raise InputError(f"{file} has no column rate of numbers, in requests/s, a row per hour; add it")
+            raise InputError(
+                f"{file} has no column rate of numbers, in requests/s, a row per hour; add it"
+            )
         rates = _floats(table["rate"])
         bad = ~((rates >= 0) & (rates <= _HIGHEST_RATE))
         if bad.any():
             row = int(np.argmax(bad))
             raise InputError(
-                f"{file}: the rate in row {row + 1:,} below the heading is {checks.shown(table['rate'][row])}, but "
+                f"{file}: the rate in row {row + 1:,} below the heading is "
+                f"{checks.shown(table['rate'][row])}, but "
                 f"must be a number from 0 to {_HIGHEST_RATE:,.0f} requests/s; mend it"
             )
         if "hour" in table.columns and table.height > 1:
             gaps = np.diff(_floats(table["hour"])) * HOUR_S
             if not (gaps[0] > 0 and np.allclose(gaps, gaps[0], rtol=1e-6)):
-                raise InputError(f"{file}: the column hour does not rise in equal steps; give one rate for each hour")
+                raise InputError(
+                    f"{file}: the column hour does not rise in equal steps; give one rate for "
+                    "each hour"
+                )
             if interval_s is not None and not math.isclose(interval_s, gaps[0], rel_tol=1e-6):
                 raise InputError(
-                    f"{file}: the column hour rises in steps of {gaps[0] / 60:g} minutes, but intervals of "
+                    f"{file}: the column hour rises in steps of {gaps[0] / 60:g} minutes, but "
+                    "intervals of "
                     f"{interval_s / 60:g} minutes are asked for; leave out one of the two"
                 )
             interval_s = float(gaps[0])
@@ -173,7 +199,9 @@ class RateProfile:
 
     def with_peak(self, rate: float) -> Self:
         """Return the same pattern with another highest rate, requests/s."""
-        rate = checks.number("the peak rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", "it is the highest of the day")
+        rate = checks.number(
+            "the peak rate", rate, 1e-9, _HIGHEST_RATE, "requests/s", "it is the highest of the day"
+        )
         return dataclasses.replace(self, rates=self.rates * (rate / self.peak))
 
     def clock(self, index: int) -> str:
@@ -188,8 +216,11 @@ def _floats(column: pl.Series) -> Floats:
     return column.str.strip_chars().cast(pl.Float64, strict=False).to_numpy().astype(np.float64)
 
 
-def profile(rates: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None) -> RateProfile:
-    """Return the profile that a scenario asks for: a list of rates by hour, the path of a CSV file, or ``trace``.
+def profile(
+    rates: Any, workload: Workload, folder: Path = Path(), *, interval_s: float | None = None
+) -> RateProfile:
+    """Return the profile that a scenario asks for: a list of rates by hour, the path of a CSV file,
+    or ``trace``.
 
     Parameters
     ----------
@@ -210,7 +241,11 @@ def profile(rates: Any, workload: Workload, folder: Path = Path(), *, interval_s
     if isinstance(rates, str | Path):
         return RateProfile.read(folder / checks.path("plan.day", rates), interval_s=interval_s)
     if not isinstance(rates, Sequence | np.ndarray):
-        raise InputError(f"plan.day is {checks.shown(rates)}; give rates by hour, a CSV file with them, or trace")
+        raise InputError(
+            f"plan.day is {checks.shown(rates)}; give rates by hour, a CSV file with them, or trace"
+        )
     if any(isinstance(rate, bool) for rate in rates):  # which Python takes for 0 and 1
-        raise InputError(f"plan.day is {checks.shown(rates)}, but rates are numbers, in requests/s; mend it")
+        raise InputError(
+            f"plan.day is {checks.shown(rates)}, but rates are numbers, in requests/s; mend it"
+        )
     return RateProfile(np.array(checks.column("plan.day", rates)), length)

@@ -27,7 +27,9 @@ def _as_list(value: Any) -> Any:
 def _listed(value: Any) -> Any:
     """Return what may be tried: one value, or a list of some."""
     if value == []:
-        raise InputError("the list is empty, so there is nothing to try; name a value, or leave it out")
+        raise InputError(
+            "the list is empty, so there is nothing to try; name a value, or leave it out"
+        )
     return _as_list(value)
 
 
@@ -41,19 +43,25 @@ class _Replicas(Section):
 
 
 def _replicas(value: Any) -> Any:
-    """Return the numbers of replicas that ``{min, max}``, a list, or one number, the most, allow."""
+    """Return the numbers of replicas that ``{min, max}``, a list, or one number, the most,
+    allow.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = {"max": value}
     if not isinstance(value, Mapping):
         return value
     ends = _Replicas.model_validate(value)
-    most = checks.whole("search.replicas.max", ends.max, 1, 65_536, "", "it is a number of replicas")
+    most = checks.whole(
+        "search.replicas.max", ends.max, 1, 65_536, "", "it is a number of replicas"
+    )
     least = checks.whole("search.replicas.min", ends.min, 1, most, "", "it is at most `max`")
     return list(range(least, most + 1))
 
 
 class SearchSection(Section):
-    """What may vary; what is left out is as ``server`` has it. One value stands for a list of it."""
+    """What may vary; what is left out is as ``server`` has it. One value stands for a list of
+    it.
+    """
 
     hardware: Names | None = None
     token_budget: Numbers | None = None
@@ -137,17 +145,24 @@ def read_plan(
     path = checks.path("the name of a scenario", path)
     document = read_document(path)
     if describes_network(document):
-        raise InputError(f"{path} describes a network, whose pools are given; a plan needs `workload` and `server`")
+        raise InputError(
+            f"{path} describes a network, whose pools are given; a plan needs `workload` and "
+            "`server`"
+        )
     if isinstance(document, Mapping) and document.get("plan") is None:
         raise InputError(
-            f"{path} has no `plan`, so there is nothing to search; add one such as plan: {{targets: [ttft_p99<2s], "
+            f"{path} has no `plan`, so there is nothing to search; add one such as plan: "
+            "{targets: [ttft_p99<2s], "
             "search: {replicas: {max: 32}}}"
         )
     sections = parsed(document, _Planned, path.name, "`workload`, `server` and `plan`")
     wanted = sections.plan
     scenario = build(_with_base(document, wanted.search), path.parent, path.name)
     if scenario.until is not None:
-        raise InputError("simulate.until is given, but a plan counts requests of each replica; give simulate.requests")
+        raise InputError(
+            "simulate.until is given, but a plan counts requests of each replica; give "
+            "simulate.requests"
+        )
     if seed is not None:
         scenario = dataclasses.replace(scenario, workload=scenario.workload.with_seed(seed))
     # where to look, and what a deployment has to do there
@@ -165,13 +180,16 @@ def read_plan(
         )
     if aim is None and wanted.job is None:
         raise InputError(
-            f"{path.name} names no target, so any stable fleet would do; give --target 'ttft_p99<2s', or plan.targets"
+            f"{path.name} names no target, so any stable fleet would do; give --target "
+            "'ttft_p99<2s', or plan.targets"
         )
     return _with_day_and_job(PlanScenario(scenario, space, aim, scenario.workload), wanted)
 
 
 def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenario:
-    """Read what the plan says of a day and of a job, so that what is wrong there is refused before any search."""
+    """Read what the plan says of a day and of a job, so that what is wrong there is refused before
+    any search.
+    """
     read, folder = scenario.scenario.workload, scenario.scenario.folder
     if wanted.day is not None:
         day = read_day(wanted.day, read, folder)
@@ -180,7 +198,9 @@ def _with_day_and_job(scenario: PlanScenario, wanted: PlanSection) -> PlanScenar
         job = wanted.job
         if wanted.search.token_budget and isinstance(job, Mapping):
             job = {"token_budgets": wanted.search.token_budget, **job}
-        scenario = dataclasses.replace(scenario, job=read_job(job, read, scenario.aim, scenario.workload))
+        scenario = dataclasses.replace(
+            scenario, job=read_job(job, read, scenario.aim, scenario.workload)
+        )
     return scenario
 
 
@@ -188,7 +208,9 @@ def _space(sections: _Planned, scenario: Scenario) -> Space:
     """Return what may be deployed; without hardware to search, that of the server."""
     wanted, search = sections.plan, sections.plan.search
     axes = ("hardware", "token_budget", "max_batch_size", "policy", "router", "disaggregation")
-    varied: dict[str, Any] = {name: getattr(search, name) for name in axes if getattr(search, name) is not None}
+    varied: dict[str, Any] = {
+        name: getattr(search, name) for name in axes if getattr(search, name) is not None
+    }
     if isinstance(sections.server, Mapping) and sections.server.get("hardware") is not None:
         varied.setdefault("hardware", [sections.server["hardware"]])
     return search_space(

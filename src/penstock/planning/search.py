@@ -1,8 +1,9 @@
 """Branch and bound over deployments: theory discards, simulation decides, costs bound.
 
-More replicas never harm: so of each family (all else equal) the fewest that do what they have to are found by steps
-and bisection. Families are searched in order of what they may cost; once one is found to do, another is asked first
-with as many replicas as cost no more, and discarded if it does not do even then.
+More replicas never harm: so of each family (all else equal) the fewest that do what they have to
+are found by steps and bisection. Families are searched in order of what they may cost; once one is
+found to do, another is asked first with as many replicas as cost no more, and discarded if it does
+not do even then.
 """
 
 import bisect
@@ -12,7 +13,14 @@ from collections.abc import Callable
 
 from penstock.checking.targets import Target, share
 from penstock.errors import InputError
-from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of, not_simulated, unmeasured
+from penstock.planning.evaluate import (
+    Aim,
+    Evaluation,
+    evaluate,
+    network_of,
+    not_simulated,
+    unmeasured,
+)
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Reason, Space
 from penstock.system.server import Server
@@ -36,9 +44,15 @@ Rank = tuple[float, float, str]
 
 
 def rank(evaluation: Evaluation) -> Rank:
-    """Return what the best has least of: cost, then the latency that the first target limits, then the name."""
+    """Return what the best has least of: cost, then the latency that the first target limits, then
+    the name.
+    """
     value = evaluation.estimates[0].value
-    return evaluation.deployment.cost, math.inf if value is None else value, evaluation.deployment.name
+    return (
+        evaluation.deployment.cost,
+        math.inf if value is None else value,
+        evaluation.deployment.name,
+    )
 
 
 @dataclasses.dataclass
@@ -79,13 +93,22 @@ class Prospect:
 
 
 def _order(prospect: Prospect) -> tuple[float, bool, float, str]:
-    """Return by what families are put in order: the cost that is guessed, and those first whose policy was known."""
+    """Return by what families are put in order: the cost that is guessed, and those first whose
+    policy was known.
+    """
     server, name = prospect.family.smallest.server, prospect.family.name
-    return prospect.cost(prospect.guess), not server.policy.decode_first, prospect.cost(prospect.least), name
+    return (
+        prospect.cost(prospect.guess),
+        not server.policy.decode_first,
+        prospect.cost(prospect.least),
+        name,
+    )
 
 
 def _tail(target: Target) -> float:
-    """Return a guess at a statistic over the mean, to begin with only: TTFT as if exponential, others as the mean."""
+    """Return a guess at a statistic over the mean, to begin with only: TTFT as if exponential,
+    others as the mean.
+    """
     if target.statistic == "mean" or target.metric != "ttft_s":
         return 1.0
     return max(-math.log1p(-share(target.statistic)), _LEAST_TAIL)
@@ -102,7 +125,8 @@ class Hopeless:
     by, why
         What rules it out.
     excess
-        How many times the limit a latency is that no policy undercuts; infinite where it is ruled out otherwise.
+        How many times the limit a latency is that no policy undercuts; infinite where it is ruled
+        out otherwise.
     """
 
     family: Family
@@ -125,7 +149,11 @@ class Search:
     """
 
     def __init__(
-        self, workload: Workload, space: Space, aim: Aim, report: Callable[[float, str], None] | None = None
+        self,
+        workload: Workload,
+        space: Space,
+        aim: Aim,
+        report: Callable[[float, str], None] | None = None,
     ) -> None:
         self.workload, self.space, self.aim = workload, space, aim
         self.prospects: list[Prospect] = []
@@ -167,8 +195,9 @@ class Search:
     def search(self, prospect: Prospect, start: int) -> None:
         """Find the fewest replicas that do, from an index to begin with.
 
-        A target that is missed is missed with fewer replicas too. One that is undecided says nothing of others, so the
-        fewest that do not miss are found first, and from there on each is tried.
+        A target that is missed is missed with fewer replicas too. One that is undecided says
+        nothing of others, so the fewest that do not miss are found first, and from there on each is
+        tried.
         """
 
         def missed(index: int) -> bool:
@@ -201,7 +230,9 @@ class Search:
         prospect.answer = self._first_that_does(prospect, top)
 
     def _first_that_does(self, prospect: Prospect, first: int) -> int | None:
-        """Return the first index that is known to do; after many that are undecided, in steps that double."""
+        """Return the first index that is known to do; after many that are undecided, in steps that
+        double.
+        """
         last = first - 1
         index = first
         step = 1
@@ -226,13 +257,21 @@ class Search:
             deployment = family.at(count)
 
             def report(share: float) -> None:
-                self._report((self._done + share / 2) / max(len(self.prospects), 1), deployment.name)
+                self._report(
+                    (self._done + share / 2) / max(len(self.prospects), 1), deployment.name
+                )
 
             report(0.0)
             try:
-                self._evaluated[key] = evaluate(self.workload, deployment, self.aim, progress=report)
-            except InputError as error:  # such as a recording that leaves one of so many replicas nothing
-                self._evaluated[key] = not_simulated(self.workload, deployment, self.aim, str(error))
+                self._evaluated[key] = evaluate(
+                    self.workload, deployment, self.aim, progress=report
+                )
+            except (
+                InputError
+            ) as error:  # such as a recording that leaves one of so many replicas nothing
+                self._evaluated[key] = not_simulated(
+                    self.workload, deployment, self.aim, str(error)
+                )
         return self._evaluated[key]
 
     def simulated(self, family: Family, count: int) -> bool:
@@ -241,7 +280,11 @@ class Search:
 
     def peek(self, prospect: Prospect, index: int) -> Evaluation | None:
         """Return what was found out about the deployment at an index, if it was simulated."""
-        return self._evaluated.get((prospect.family.name, prospect.family.counts[index])) if index >= 0 else None
+        return (
+            self._evaluated.get((prospect.family.name, prospect.family.counts[index]))
+            if index >= 0
+            else None
+        )
 
     def _judge_by_theory(self, family: Family) -> None:
         """Put a family among the prospects, or among the hopeless."""
@@ -254,13 +297,16 @@ class Search:
             load_of_one = float(rho.max()) * deployment.replicas
             limit = "Theorem 1(a)", "token budget"
         else:
-            limits = bounds(self.workload, deployment.server, load(self.workload, deployment.server))
+            limits = bounds(
+                self.workload, deployment.server, load(self.workload, deployment.server)
+            )
             tightest = min(limits, key=lambda bound: bound.max_rate)
             load_of_one = self.workload.rate / tightest.max_rate
             limit = tightest.theorem, tightest.name
         least = bisect.bisect_right(counts, load_of_one)
         reason = (
-            f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy keeps fewer stable "
+            f"{limit[0]}: {digits(load_of_one)} replicas' worth of work arrives, so no policy "
+            "keeps fewer stable "
             f"({limit[1]})"
         )
         if least == len(counts):
@@ -277,13 +323,16 @@ class Search:
             if fewest:
                 least += fewest
                 reason = max(self._too_slow(family, least - 1))[1]
-        self.prospects.append(Prospect(family, least, self._guess(family, least, load_of_one), reason))
+        self.prospects.append(
+            Prospect(family, least, self._guess(family, least, load_of_one), reason)
+        )
 
     def _too_slow(self, family: Family, index: int) -> list[tuple[float, str]]:
-        """Return the targets that no policy can meet: how many times the limit its latency is at least, and why.
+        """Return the targets that no policy can meet: how many times the limit its latency is at
+        least, and why.
 
-        These bounds rise with the rate of one server. What one gets of a router that looks at queues is not known, so
-        there they are asked without load.
+        These bounds rise with the rate of one server. What one gets of a router that looks at
+        queues is not known, so there they are asked without load.
         """
         count, deployment = family.counts[index], family.smallest
         alone = self.workload.with_rate(_NO_LOAD * self.workload.rate)
@@ -297,33 +346,46 @@ class Search:
             bound = bounds_of[target.metric].get(target.statistic, 0.0)
             if bound > _BEYOND_DOUBT * target.limit_s:
                 scale, unit = target.unit(bound)
-                reason = f"{target.name} is at least {digits(bound * scale)} {unit} {condition}, whatever the policy"
+                reason = (
+                    f"{target.name} is at least {digits(bound * scale)} {unit} {condition}, "
+                    "whatever the policy"
+                )
                 slow.append((bound / target.limit_s, reason))
         return slow
 
     def _guess(self, family: Family, least: int, load_of_one: float) -> int:
-        """Return the index of the fewest replicas that would do if the instant estimates were right."""
+        """Return the index of the fewest replicas that would do if the instant estimates were
+        right.
+        """
         counts, deployment = family.counts, family.smallest
-        usual = min(max(bisect.bisect_left(counts, load_of_one / USUAL_RHO), least), len(counts) - 1)
+        usual = min(
+            max(bisect.bisect_left(counts, load_of_one / USUAL_RHO), least), len(counts) - 1
+        )
         if not deployment.splits:
             return usual
         low, high = least, len(counts)  # the first that is promising, or none
         while low < high:
             middle = (low + high) // 2
-            promising = self._promising(self._share(deployment.router, counts[middle]), deployment.server)
+            promising = self._promising(
+                self._share(deployment.router, counts[middle]), deployment.server
+            )
             if promising is None:
                 return usual
             low, high = (low, middle) if promising else (middle + 1, high)
         return min(low, len(counts) - 1)
 
     def _share(self, router: str, count: int) -> Workload:
-        """Return what one of so many replicas gets, as theory sees it: of a recording all requests at its rate."""
+        """Return what one of so many replicas gets, as theory sees it: of a recording all requests
+        at its rate.
+        """
         if self.workload.rows is not None:
             return self.workload.with_rate(self.workload.rate / count)
         return share_of(self.workload, router, count)
 
     def _promising(self, workload: Workload, server: Server) -> bool | None:
-        """Return whether the instant estimate, if need be that of sarathi, meets the targets; None: there is none."""
+        """Return whether the instant estimate, if need be that of sarathi, meets the targets; None:
+        there is none.
+        """
         try:
             estimate = estimate_latency(workload, server)
             if not estimate.points:
@@ -333,10 +395,16 @@ class Search:
         means = {"ttft_s": estimate.ttft_s, "tbt_s": estimate.tbt_s, "e2e_s": estimate.e2e_s}
         if None in means.values():
             return None
-        full_s = float(server.batch_time.by_tokens(server.token_budget))  # long gaps are those of full batches
+        full_s = float(
+            server.batch_time.by_tokens(server.token_budget)
+        )  # long gaps are those of full batches
         for target in self.aim.targets:
             value = means[target.metric] * _tail(target)  # type: ignore[operator]
-            if target.metric == "tbt_s" and target.statistic != "mean" and share(target.statistic) >= _LONG_GAPS:
+            if (
+                target.metric == "tbt_s"
+                and target.statistic != "mean"
+                and share(target.statistic) >= _LONG_GAPS
+            ):
                 value = full_s
             if value >= target.limit_s:
                 return False

@@ -22,7 +22,8 @@ from penstock.workload.workload import Workload, read_trace
 
 
 class DaySection(Section):
-    """Rates of the day, and how its fleet may change. ``rates``: a list, a CSV file, or ``trace``, the workload's own.
+    """Rates of the day, and how its fleet may change. ``rates``: a list, a CSV file, or ``trace``,
+    the workload's own.
 
     ``trace`` instead names the file of another trace; ``peak_rate`` stretches the rates.
     """
@@ -39,10 +40,14 @@ class DaySection(Section):
     def profile(self, workload: Workload, folder: Path) -> RateProfile:
         """Return the rates."""
         if (self.rates is None) == (self.trace is None):
-            raise InputError("plan.day: give one of rates and trace, for example rates: [2, 1, 1, 4]")
+            raise InputError(
+                "plan.day: give one of rates and trace, for example rates: [2, 1, 1, 4]"
+            )
         minutes = self.interval_minutes
         if minutes is not None:
-            minutes = checks.number("plan.day.interval_minutes", minutes, 1 / 60, 1e6, "", "it is a length")
+            minutes = checks.number(
+                "plan.day.interval_minutes", minutes, 1 / 60, 1e6, "", "it is a length"
+            )
         interval_s = None if minutes is None else 60 * minutes
         rates = self.rates
         if self.trace is not None:
@@ -61,7 +66,9 @@ class Day:
 
 
 class JobSection(Section):
-    """A job: how many requests, in how many hours, alone or beside the workload's own traffic (``online: true``)."""
+    """A job: how many requests, in how many hours, alone or beside the workload's own traffic
+    (``online: true``).
+    """
 
     requests: Whole
     deadline_h: float
@@ -75,7 +82,9 @@ class JobSection(Section):
         if not self.online:
             return {}
         if aim is None:
-            raise InputError("plan.job has online traffic but the plan has no targets for it; give plan.targets")
+            raise InputError(
+                "plan.job has online traffic but the plan has no targets for it; give plan.targets"
+            )
         return {"online": workload, "targets": aim.targets}
 
 
@@ -93,7 +102,9 @@ def peak_of(day: Day, workload: Workload) -> Workload:
     rates = day.profile
     peak = resampled(workload, rates.peak)
     at = rates.clock(int(rates.rates.argmax()))
-    notices = [f"the plan is for the highest rate of the day, {amount(rates.peak)} requests/s from {at}"]
+    notices = [
+        f"the plan is for the highest rate of the day, {amount(rates.peak)} requests/s from {at}"
+    ]
     if isinstance(workload.arrivals, Replay):
         notices.append("recorded requests are drawn at random, as Poisson arrivals of that rate")
     return dataclasses.replace(peak, notices=(*peak.notices, *notices))
@@ -109,7 +120,8 @@ def day_of(
     folder: Path = Path(),
     progress: Any = None,
 ) -> DayPlan:
-    """Plan the day that a scenario describes: ``plan.day`` is rates, a CSV file, ``trace``, or a `DaySection`.
+    """Plan the day that a scenario describes: ``plan.day`` is rates, a CSV file, ``trace``, or a
+    `DaySection`.
 
     Parameters
     ----------
@@ -118,7 +130,8 @@ def day_of(
     workload, aim
         As for `plan_day`.
     deployment
-        What the plan found for the highest rate: no interval needs more replicas, and it is the static fleet.
+        What the plan found for the highest rate: no interval needs more replicas, and it is the
+        static fleet.
     counts
         Numbers of replicas that the search allows, rising; empty: all.
     folder
@@ -134,8 +147,10 @@ def day_of(
         most = min(day.section.most_replicas, most)
     checks.whole("plan.day.least_replicas", least, 1, most, "", "the day has at most so many")
     plan = plan_day(
-        day.profile, workload, deployment, aim, replicas=_between(counts, least, most), most_replicas=most,
-        least_replicas=least, startup_minutes=day.section.startup_minutes, check=day.section.check_days,
+        day.profile, workload, deployment, aim, replicas=_between(counts, least, most),
+        most_replicas=most,
+        least_replicas=least, startup_minutes=day.section.startup_minutes,
+        check=day.section.check_days,
         progress=progress,
     )  # fmt: skip
     return dataclasses.replace(plan, deployment=deployment)
@@ -146,14 +161,18 @@ def _between(counts: Sequence[int], least: int, most: int) -> tuple[int, ...]:
     allowed = tuple(count for count in counts if least <= count <= most)
     if counts and not allowed:
         raise InputError(
-            f"plan.search allows {span(counts[0], counts[-1], 'replica')}, but none of {least:,} to "
-            f"{most:,}, as the day asks for; change plan.search.replicas, or plan.day.least_replicas and most_replicas"
+            f"plan.search allows {span(counts[0], counts[-1], 'replica')}, but none of {least:,} "
+            "to "
+            f"{most:,}, as the day asks for; change plan.search.replicas, or "
+            "plan.day.least_replicas and most_replicas"
         )
     return allowed
 
 
 def read_job(job: Any, workload: Workload, aim: Aim | None, online: Workload) -> JobSection:
-    """Return the job that a scenario describes, once its values can be used; parameters as for `job_of`."""
+    """Return the job that a scenario describes, once its values can be used; parameters as for
+    `job_of`.
+    """
     section: JobSection = job
     if not isinstance(job, JobSection):
         section = parsed(job, JobSection, "plan.job", "`requests` and `deadline_h`")
@@ -194,8 +213,12 @@ def job_of(
     section = read_job(job, workload, aim, online)
     servers = [(fleet.smallest if isinstance(fleet, Family) else fleet).server for fleet in fleets]
     own = sorted({server.token_budget for server in servers})
-    budgets = section.token_budgets or (own if len(own) > 1 else ())  # where the search names some, no others
+    budgets = section.token_budgets or (
+        own if len(own) > 1 else ()
+    )  # where the search names some, no others
     return jobs.plan_job(
-        workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S, token_budgets=budgets,
-        most_replicas=section.most_replicas, runs=section.runs, progress=progress, **section.traffic(online, aim),
+        workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S,
+        token_budgets=budgets,
+        most_replicas=section.most_replicas, runs=section.runs, progress=progress,
+        **section.traffic(online, aim),
     )  # fmt: skip

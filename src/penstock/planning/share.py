@@ -17,8 +17,9 @@ _LEAST_CV = 1e-3  # that gamma gaps may have
 def share_of(workload: Workload, router: str, replicas: int) -> Workload:
     """Return what one replica of a pool gets from a router that does not look at queues.
 
-    ``random``: each request with probability 1 / replicas, which leaves a Poisson process Poisson. ``round-robin``:
-    every one in turn. Of a recording the replica gets those of its requests, at their times.
+    ``random``: each request with probability 1 / replicas, which leaves a Poisson process Poisson.
+    ``round-robin``: every one in turn. Of a recording the replica gets those of its requests, at
+    their times.
 
     Parameters
     ----------
@@ -32,39 +33,59 @@ def share_of(workload: Workload, router: str, replicas: int) -> Workload:
     if replicas == 1:
         return workload
     if workload.arrivals is None:
-        raise InputError(f"{workload.name} has lengths but no arrival times; give it a rate and arrivals: poisson")
+        raise InputError(
+            f"{workload.name} has lengths but no arrival times; give it a rate and arrivals: "
+            "poisson"
+        )
     rows = workload.rows
     if rows is None:
-        return dataclasses.replace(workload, arrivals=_share_of(workload.arrivals, router, replicas))
+        return dataclasses.replace(
+            workload, arrivals=_share_of(workload.arrivals, router, replicas)
+        )
     if workload.prefixes is not None:
         raise InputError(
-            f"{workload.name} has prompts with shared prefixes, which a router sends to replicas that another has; "
+            f"{workload.name} has prompts with shared prefixes, which a router sends to replicas "
+            "that another has; "
             "resample it with arrivals: poisson"
         )
-    kept = np.flatnonzero(_chosen(np.random.default_rng((workload.seed, 7)), rows, 0, router, replicas))
+    kept = np.flatnonzero(
+        _chosen(np.random.default_rng((workload.seed, 7)), rows, 0, router, replicas)
+    )
     if kept.size < 2:
         raise InputError(
-            f"{rows:,} recorded requests leave {kept.size} for one of {replicas:,} replicas, too few to see anything; "
+            f"{rows:,} recorded requests leave {kept.size} for one of {replicas:,} replicas, too "
+            "few to see anything; "
             "resample them with arrivals: poisson"
         )
     mine = workload.requests(rows).where(kept)
     return Workload.from_arrays(
-        mine.arrival_s, mine.prompt_tokens, mine.output_tokens, mine.priority, seed=workload.seed, name=workload.name
+        mine.arrival_s,
+        mine.prompt_tokens,
+        mine.output_tokens,
+        mine.priority,
+        seed=workload.seed,
+        name=workload.name,
     )
 
 
 def _share_of(arrivals: Arrivals, router: str, replicas: int) -> Arrivals:
-    """Return one replica's share of a stream, without drawing the others' where its gaps are known."""
+    """Return one replica's share of a stream, without drawing the others' where its gaps are
+    known.
+    """
     if isinstance(arrivals, Poisson) and router == "random":
         return arrivals.with_rate(arrivals.rate / replicas)
-    if isinstance(arrivals, Poisson | GammaRenewal) and router == "round-robin":  # a sum of gamma gaps is gamma
+    if (
+        isinstance(arrivals, Poisson | GammaRenewal) and router == "round-robin"
+    ):  # a sum of gamma gaps is gamma
         cv = arrivals.cv if isinstance(arrivals, GammaRenewal) else 1.0
         if cv / math.sqrt(replicas) >= _LEAST_CV:
             return GammaRenewal(arrivals.rate / replicas, cv / math.sqrt(replicas))
     return _Share(arrivals, router, replicas)
 
 
-def _chosen(rng: np.random.Generator, size: int, before: int, router: str, replicas: int) -> npt.NDArray[np.bool_]:
+def _chosen(
+    rng: np.random.Generator, size: int, before: int, router: str, replicas: int
+) -> npt.NDArray[np.bool_]:
     """Return which of ``size`` requests, after ``before`` others, the first replica gets."""
     if router == "round-robin":
         turn: npt.NDArray[np.bool_] = np.arange(before, before + size) % replicas == 0
@@ -87,7 +108,9 @@ class _Share(Arrivals):
 
     @property
     def iid(self) -> bool:  # type: ignore[override]
-        """Whether its gaps are: sums of so many gaps of the whole are independent where those are."""
+        """Whether its gaps are: sums of so many gaps of the whole are independent where those
+        are.
+        """
         return self.whole.iid
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:

@@ -12,7 +12,9 @@ def in_words(target: Target | str, estimate: Estimate) -> str:
     if isinstance(target, Target):
         scale, unit = target.unit(max(estimate.value, estimate.high or 0.0))
         unit, digits = f" {unit}", ".3g"
-    low, high = (None if end is None else f"{end * scale:{digits}}" for end in (estimate.low, estimate.high))
+    low, high = (
+        None if end is None else f"{end * scale:{digits}}" for end in (estimate.low, estimate.high)
+    )
     if low is None and high is None:
         interval = "no interval: the run is too short"
     elif high is None:
@@ -23,17 +25,30 @@ def in_words(target: Target | str, estimate: Estimate) -> str:
 
 
 def shortfalls(evaluation: Evaluation, aim: Aim) -> list[str]:
-    """Say what a deployment does not do, or is not known to do: a part of a sentence for each target."""
+    """Say what a deployment does not do, or is not known to do: a part of a sentence for each
+    target.
+    """
     if evaluation.verdict == "unstable":
         return [f"it is unstable ({evaluation.known_by})"]
-    parts = [f"its stability is undecided ({evaluation.known_by})"] if evaluation.verdict == "undecided" else []
+    parts = (
+        [f"its stability is undecided ({evaluation.known_by})"]
+        if evaluation.verdict == "undecided"
+        else []
+    )
     if aim.objective == "goodput":
         if evaluation.answer == "met":
             return parts
         word = "is" if evaluation.answer == "missed" else "may be"
-        return [*parts, f"goodput {word} {in_words('goodput', evaluation.goodput)}, below {aim.goodput:.4g}"]
-    for target, estimate, judgement in zip(aim.targets, evaluation.estimates, evaluation.judgements, strict=True):
+        return [
+            *parts,
+            f"goodput {word} {in_words('goodput', evaluation.goodput)}, below {aim.goodput:.4g}",
+        ]
+    for target, estimate, judgement in zip(
+        aim.targets, evaluation.estimates, evaluation.judgements, strict=True
+    ):
         if judgement != "met":
-            undecided = "" if judgement == "missed" else f", undecided at {evaluation.requests:,} requests"
+            undecided = (
+                "" if judgement == "missed" else f", undecided at {evaluation.requests:,} requests"
+            )
             parts.append(f"{target.name} is {in_words(target, estimate)}{undecided}")
     return parts

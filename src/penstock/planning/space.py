@@ -18,15 +18,18 @@ from penstock.system.server import Server
 from penstock.words import counted
 
 SPLITTING = ("random", "round-robin")
-"""Routers that do not look at queues: each replica has a share of the stream and knows nothing of the others."""
+"""Routers that do not look at queues: each replica has a share of the stream and knows nothing of
+the others.
+"""
 
 MOST_FAMILIES = 100_000
 
 _REASONS = 3  # that are told where nothing can exist
 
 Reason = Literal["impossible", "unsuited", "theory", "simulation", "cost"]
-"""By what a deployment was ruled out: it cannot exist, its policy is known to do badly there, a theorem, simulation, or
-its price."""
+"""By what a deployment was ruled out: it cannot exist, its policy is known to do badly there, a
+theorem, simulation, or its price.
+"""
 
 
 class _UnsuitedError(InputError):
@@ -68,9 +71,20 @@ class Deployment:
     transfer_ms_per_token: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.whole("replicas", self.replicas, 1, MOST_REPLICAS, "", "none serve nothing, more are no fleet")
-        checks.whole("accelerators", self.accelerators, 1, 100_000, "", "a replica runs on at least one")
-        checks.number("price", self.price, 1e-9, 1e9, "", "it is money for an accelerator for an hour; 1 counts them")
+        checks.whole(
+            "replicas", self.replicas, 1, MOST_REPLICAS, "", "none serve nothing, more are no fleet"
+        )
+        checks.whole(
+            "accelerators", self.accelerators, 1, 100_000, "", "a replica runs on at least one"
+        )
+        checks.number(
+            "price",
+            self.price,
+            1e-9,
+            1e9,
+            "",
+            "it is money for an accelerator for an hour; 1 counts them",
+        )
         most = self.replicas - 1
         reason = "at least one replica must decode; 0 lets each do both"
         checks.whole("prefill_replicas", self.prefill_replicas, 0, most, "", reason)
@@ -80,12 +94,16 @@ class Deployment:
 
     @property
     def splits(self) -> bool:
-        """Whether each replica has its share of the stream and nothing else, so that one of them tells everything."""
+        """Whether each replica has its share of the stream and nothing else, so that one of them
+        tells everything.
+        """
         return not self.prefill_replicas and (self.router in SPLITTING or self.replicas == 1)
 
     @property
     def ratio(self) -> tuple[int, int] | None:
-        """Replicas for prompts to replicas that decode, in lowest terms; None where each does both."""
+        """Replicas for prompts to replicas that decode, in lowest terms; None where each does
+        both.
+        """
         if not self.prefill_replicas:
             return None
         return _lowest(self.prefill_replicas, self.replicas - self.prefill_replicas)
@@ -105,7 +123,10 @@ class Deployment:
         """What it is but for the number of replicas, short: unique in a search space."""
         server = self.server
         slots = "" if server.max_batch_size is None else f", at most {server.max_batch_size:,}"
-        parts = [f"{self.hardware or 'server'}, {server.policy.name}, budget {server.token_budget:,}{slots}"]
+        parts = [
+            f"{self.hardware or 'server'}, {server.policy.name}, budget "
+            f"{server.token_budget:,}{slots}"
+        ]
         parts += [self.router] if self.router != "random" else []
         parts += [f"prefill:decode {self.ratio[0]}:{self.ratio[1]}"] if self.ratio else []
         return ", ".join(parts)
@@ -122,11 +143,16 @@ class Deployment:
         slots = "" if server.max_batch_size is None else f"/{server.max_batch_size:,}"
         ratio = f" {self.ratio[0]}:{self.ratio[1]}" if self.ratio else ""
         hardware = self.hardware or "server"
-        return f"{self.replicas} x {hardware} {server.policy.name} {server.token_budget:,}{slots}{ratio}"
+        return (
+            f"{self.replicas} x {hardware} {server.policy.name} "
+            f"{server.token_budget:,}{slots}{ratio}"
+        )
 
     @property
     def fleet(self) -> str:
-        """How many replicas of what, and behind which router where there are several: the beginning of a sentence."""
+        """How many replicas of what, and behind which router where there are several: the beginning
+        of a sentence.
+        """
         fleet = f"{counted(self.replicas, 'replica')} of {self.hardware or 'the server'}"
         if self.prefill_replicas:
             decode = self.replicas - self.prefill_replicas
@@ -147,7 +173,8 @@ class Deployment:
             prefill = replicas * ratio[0] // sum(ratio)
             if prefill * sum(ratio) != replicas * ratio[0]:
                 raise InputError(
-                    f"{replicas} replicas cannot be divided {ratio[0]}:{ratio[1]} into prefill and decode; take a "
+                    f"{replicas} replicas cannot be divided {ratio[0]}:{ratio[1]} into prefill "
+                    "and decode; take a "
                     f"multiple of {sum(ratio)}"
                 )
         return dataclasses.replace(self, replicas=replicas, prefill_replicas=prefill)
@@ -276,18 +303,21 @@ def search_space(
     server
         One replica, for what does not vary.
     hardware, token_budget, max_batch_size, policy
-        Names of presets (None: the batch times of ``server``), and values instead of the server's; empty: its own.
+        Names of presets (None: the batch times of ``server``), and values instead of the server's;
+        empty: its own.
     router, disaggregation
-        Names in `penstock.ROUTERS`; replicas for prompts to replicas that decode, such as ``"1:2"`` (None: each does
-        both).
+        Names in `penstock.ROUTERS`; replicas for prompts to replicas that decode, such as ``"1:2"``
+        (None: each does both).
     replicas
         The most, or the numbers allowed; those for prompts and those that decode together.
     kv_tokens
         KV memory of a replica: one number, or one for each hardware, found by a part of its name
-        (``{"tp1": 40_000, "tp4": 400_000}``); its rules are the server's. None: as the server has it.
+        (``{"tp1": 40_000, "tp4": 400_000}``); its rules are the server's. None: as the server has
+        it.
     price, max_cost
-        Of an accelerator for an hour, in whatever money: one number, or one for each kind, found by a part of its name
-        (``{"a100": 2.0}``); None: accelerators are counted. Dearer deployments are left out.
+        Of an accelerator for an hour, in whatever money: one number, or one for each kind, found by
+        a part of its name (``{"a100": 2.0}``); None: accelerators are counted. Dearer deployments
+        are left out.
     accelerators, transfer_ms, transfer_ms_per_token
         As in `Deployment`, where ``hardware`` is None; presets know their accelerators.
 
@@ -296,15 +326,20 @@ def search_space(
     InputError
         If a value cannot be used, or no deployment can exist.
     """
-    choices = _Choices(_counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token, max_cost)
+    choices = _Choices(
+        _counts(replicas), price, accelerators, transfer_ms, transfer_ms_per_token, max_cost
+    )
     axes: dict[str, Sequence[Any]] = {
         "hardware": hardware, "token_budget": token_budget or (server.token_budget,),
-        "max_batch_size": max_batch_size or (server.max_batch_size,), "policy": policy or (server.policy,),
+        "max_batch_size": max_batch_size or (server.max_batch_size,),
+        "policy": policy or (server.policy,),
         "router": router, "disaggregation": [_ratio(text) for text in disaggregation],
     }  # fmt: skip
     _refuse_sizes(axes)
     servers = with_memory(server, hardware, kv_tokens)
-    tried = [choices.family(servers[values[0]], *values) for values in itertools.product(*axes.values())]
+    tried = [
+        choices.family(servers[values[0]], *values) for values in itertools.product(*axes.values())
+    ]
     refused = [family for family in tried if isinstance(family, Discarded)]
     families: dict[str, Family] = {}
     for family in tried:
@@ -330,10 +365,13 @@ class _Choices:
         checks.seconds("transfer_ms_per_token", self.transfer_ms_per_token)
 
     def family(
-        self, server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Scheduler,
+        self, server: Server, hardware: str | None, budget: int, slots: int | None,
+        policy: str | Scheduler,
         router: str, ratio: tuple[int, int] | None,
     ) -> Family | Discarded:  # fmt: skip
-        """Return the deployments that differ in the number of replicas alone, or why there are none."""
+        """Return the deployments that differ in the number of replicas alone, or why there are
+        none.
+        """
         accelerators, price = accelerators_and_price(hardware, self.price, self.accelerators)
         most = math.inf if self.max_cost is None else self.max_cost
         allowed = tuple(
@@ -348,13 +386,16 @@ class _Choices:
                 raise InputError(f"no number of replicas is allowed{split}{cap}; allow others")
             prefill = allowed[0] * ratio[0] // sum(ratio) if ratio else 0
             smallest = Deployment(
-                _replica(server, hardware, budget, slots, policy), allowed[0], hardware, router, prefill,
+                _replica(server, hardware, budget, slots, policy), allowed[0], hardware, router,
+                prefill,
                 accelerators, price, self.transfer_ms, self.transfer_ms_per_token,
             )  # fmt: skip
         except InputError as error:
             by: Reason = "unsuited" if isinstance(error, _UnsuitedError) else "impossible"
             name = f"{hardware or 'server'}, {getattr(policy, 'name', policy)}, budget {budget}"
-            return Discarded(name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error))
+            return Discarded(
+                name, (self.counts[0], self.counts[-1]), len(self.counts), by, str(error)
+            )
         return Family(smallest, allowed)
 
 
@@ -362,11 +403,14 @@ def _refuse_sizes(axes: Mapping[str, Sequence[Any]]) -> None:
     """Refuse a search space that is empty or too large to go through."""
     for name, values in axes.items():
         if not values:
-            raise InputError(f"search.{name} is empty, so there is nothing to deploy; give at least one value")
+            raise InputError(
+                f"search.{name} is empty, so there is nothing to deploy; give at least one value"
+            )
     size = math.prod(len(values) for values in axes.values())
     if size > MOST_FAMILIES:
         raise InputError(
-            f"the search space has {size:,} deployments beside the number of replicas, above {MOST_FAMILIES:,}, and "
+            f"the search space has {size:,} deployments beside the number of replicas, above "
+            f"{MOST_FAMILIES:,}, and "
             "each takes a simulation; search fewer values"
         )
 
@@ -377,11 +421,19 @@ def _refuse_none(families: Mapping[str, Family], refused: Sequence[Discarded]) -
         return
     reasons = list(dict.fromkeys(discarded.why for discarded in refused))
     more = f"; and {len(reasons) - _REASONS:,} more reasons" if len(reasons) > _REASONS else ""
-    fails = "is worth judging" if any(discarded.by == "unsuited" for discarded in refused) else "can exist"
-    raise InputError(f"no deployment of the search space {fails}: {'; or: '.join(reasons[:_REASONS])}{more}")
+    fails = (
+        "is worth judging"
+        if any(discarded.by == "unsuited" for discarded in refused)
+        else "can exist"
+    )
+    raise InputError(
+        f"no deployment of the search space {fails}: {'; or: '.join(reasons[:_REASONS])}{more}"
+    )
 
 
-def _replica(server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Scheduler) -> Server:
+def _replica(
+    server: Server, hardware: str | None, budget: int, slots: int | None, policy: str | Scheduler
+) -> Server:
     """Return one replica with what varies put into the server."""
     same = policy is server.policy or policy == server.policy.name
     changed: dict[str, Any] = {} if same else {"policy": policy, "policy_params": ()}
@@ -404,22 +456,36 @@ def _counts(replicas: int | Sequence[int]) -> tuple[int, ...]:
     """Return the numbers of replicas that are allowed, rising."""
     reason = "it is a number of replicas; a list, or the most"
     if isinstance(replicas, Iterable) and not isinstance(replicas, str):
-        counts = sorted({checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", reason) for count in replicas})
+        counts = sorted(
+            {
+                checks.whole("search.replicas", count, 1, MOST_REPLICAS, "", reason)
+                for count in replicas
+            }
+        )
         if not counts:
-            raise InputError("search.replicas is empty, so there is nothing to deploy; give at least one number")
+            raise InputError(
+                "search.replicas is empty, so there is nothing to deploy; give at least one number"
+            )
         return tuple(counts)
-    return tuple(range(1, checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", reason) + 1))
+    return tuple(
+        range(1, checks.whole("search.replicas.max", replicas, 1, MOST_REPLICAS, "", reason) + 1)
+    )
 
 
 def _ratio(text: str | None) -> tuple[int, int] | None:
     """Read prefill:decode."""
     if text is None:
         return None
-    match = re.fullmatch(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*", text) if isinstance(text, str) else None
+    match = (
+        re.fullmatch(r"\s*([0-9]{1,4})\s*:\s*([0-9]{1,4})\s*", text)
+        if isinstance(text, str)
+        else None
+    )
     prefill, decode = (int(match[1]), int(match[2])) if match else (0, 0)
     if not prefill or not decode:
         raise InputError(
-            f"search.disaggregation is {checks.shown(text)}, but must be replicas for prompts to replicas that decode, "
+            f"search.disaggregation is {checks.shown(text)}, but must be replicas for prompts to "
+            "replicas that decode, "
             'in quotes, such as "1:2"; null: each does both'
         )
     return _lowest(prefill, decode)

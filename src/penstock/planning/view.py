@@ -1,4 +1,6 @@
-"""A plan as a page: the answer, what binds it, what more buys, the day, the job, how to start it, why not others."""
+"""A plan as a page: the answer, what binds it, what more buys, the day, the job, how to start it,
+why not others.
+"""
 
 import math
 from collections.abc import Sequence
@@ -96,16 +98,25 @@ def _verdicts(plan: "Plan") -> list[Verdict]:
         return [_no_answer(plan)]
     deployment = best.deployment
     server = deployment.server
-    answer = f"{deployment.fleet}, {server.policy.name}, {server.limits}; {_cost(plan, deployment)}."
+    answer = (
+        f"{deployment.fleet}, {server.policy.name}, {server.limits}; {_cost(plan, deployment)}."
+    )
     verdicts = [Verdict("met", answer, "at the least cost")]
-    if plan.objective == "goodput":  # single targets are not judged: their values are among the facts
+    if (
+        plan.objective == "goodput"
+    ):  # single targets are not judged: their values are among the facts
         about = f"goodput of {plan.aim.goodput:.4g}"
-        return [*verdicts, Verdict(best.answer, f"{in_words('goodput', best.goodput)}.", about=about)]
+        return [
+            *verdicts,
+            Verdict(best.answer, f"{in_words('goodput', best.goodput)}.", about=about),
+        ]
     for target, estimate, judgement, margin in zip(
         plan.targets, best.estimates, best.judgements, plan.margins, strict=True
     ):
         left = "" if math.isnan(margin) else f"; margin {margin:.0%}"
-        verdicts.append(Verdict(judgement, f"{in_words(target, estimate)}{left}.", about=str(target)))
+        verdicts.append(
+            Verdict(judgement, f"{in_words(target, estimate)}{left}.", about=str(target))
+        )
     return verdicts
 
 
@@ -114,7 +125,9 @@ def _no_answer(plan: "Plan") -> Verdict:
     if plan.answer == "undecided":
         example = ""
         if not plan.undecided:
-            unknown = next(evaluation for evaluation in plan.evaluated if evaluation.answer == "undecided")
+            unknown = next(
+                evaluation for evaluation in plan.evaluated if evaluation.answer == "undecided"
+            )
             example = f", such as {unknown.deployment.name}: {unknown.known_by}"
         return Verdict("undecided", f"nothing simulated is known to do{example}.")
     unreachable = plan.unreachable
@@ -146,15 +159,22 @@ def _answer(plan: "Plan") -> Section:
                 Fact(target.label, "", f"{in_words(target, estimate)}; limit {target}")
                 for target, estimate in zip(plan.targets, best.estimates, strict=True)
             ]
-        facts.append(Fact("Goodput", "", f"{in_words('goodput', best.goodput)} of requests within all limits"))
+        facts.append(
+            Fact(
+                "Goodput", "", f"{in_words('goodput', best.goodput)} of requests within all limits"
+            )
+        )
         if plan.next_best is not None:
-            facts.append(Fact("Next best", "", _next_best(plan, best.deployment, plan.next_best.deployment)))
+            facts.append(
+                Fact("Next best", "", _next_best(plan, best.deployment, plan.next_best.deployment))
+            )
     share = f" ({plan.simulations / plan.space:.1%})" if plan.space else ""
     facts.append(
         Fact(
             "Simulated",
             "",
-            f"{plan.simulations:,} of {counted(plan.space, 'deployment')}{share}, each on the same requests; "
+            f"{plan.simulations:,} of {counted(plan.space, 'deployment')}{share}, each on the "
+            "same requests; "
             f"intervals of {plan.aim.confidence:.0%}",
         )
     )
@@ -180,7 +200,8 @@ def _undecided(plan: "Plan") -> list[str]:
         return []
     first, *others = plan.undecided
     values = ", ".join(
-        f"{target} {in_words(target, value)}" for target, value in zip(plan.targets, first.estimates, strict=True)
+        f"{target} {in_words(target, value)}"
+        for target, value in zip(plan.targets, first.estimates, strict=True)
     )
     more = f", and {len(others):,} more" if others else ""
     kind = "undecided" if plan.best is None else "cheaper, but undecided"
@@ -191,7 +212,10 @@ def _undecided(plan: "Plan") -> list[str]:
 def _remedy(plan: "Plan") -> str:
     """Say what would decide what is undecided."""
     if plan.workload.rows is not None:
-        return f"{plan.workload.rows:,} requests are recorded: take a longer recording, or arrivals: poisson"
+        return (
+            f"{plan.workload.rows:,} requests are recorded: take a longer recording, or arrivals: "
+            "poisson"
+        )
     longer = 4 * plan.aim.most_requests
     if longer <= MOST_ROWS:
         return f"`plan: {{most_requests: {longer}}}` tells more"
@@ -238,11 +262,21 @@ def _frontier_table(plan: "Plan") -> Table:
         )
     cost = "Per hour" if plan.priced else "Acc."
     per = "Req/s per acc."
-    columns = ("Deployment", cost, f"{plan.targets[0].label} (s)", "Interval", "Goodput", per, "Judged")
+    columns = (
+        "Deployment",
+        cost,
+        f"{plan.targets[0].label} (s)",
+        "Interval",
+        "Goodput",
+        per,
+        "Judged",
+    )
     return Table(columns, rows, strong=strong, spare=(per, "Interval"))
 
 
-def _about_the_best(rows: "Sequence[Evaluation]", best: "Evaluation | None") -> "Sequence[Evaluation]":
+def _about_the_best(
+    rows: "Sequence[Evaluation]", best: "Evaluation | None"
+) -> "Sequence[Evaluation]":
     """Return at most so many rows, about the best."""
     index = next((index for index, row in enumerate(rows) if row is best), len(rows) - 1)
     first = max(min(index - _MOST_SHOWN // 2, len(rows) - _MOST_SHOWN), 0)
@@ -281,9 +315,13 @@ def _groups(plan: "Plan") -> list[Fact]:
             lacks = "; ".join(shortfalls(cheapest, plan.aim))
             such = f"simulated; such as {cheapest.deployment.name}: {lacks}"
             facts.append(Fact(answer, f"{len(simulated):,}", such))
-    more = sum(evaluation.answer == "met" and evaluation is not plan.best for evaluation in plan.evaluated)
+    more = sum(
+        evaluation.answer == "met" and evaluation is not plan.best for evaluation in plan.evaluated
+    )
     if more:
-        facts.append(Fact("met", f"{more:,}", "simulated, and cost more or are slower at the same cost"))
+        facts.append(
+            Fact("met", f"{more:,}", "simulated, and cost more or are slower at the same cost")
+        )
     return facts
 
 

@@ -57,7 +57,9 @@ def _day_facts(day: "DayPlan") -> list[Fact]:
     if price != 1:
         against = f"against {static * price:,.2f}; {price:,.4g} per accelerator-hour"
         facts.append(Fact("Cost", f"{hours * price:,.2f}", against))
-    facts.append(Fact("Certificate", f"{day.certified_hours:,.1f}", "with fewer no policy is stable"))
+    facts.append(
+        Fact("Certificate", f"{day.certified_hours:,.1f}", "with fewer no policy is stable")
+    )
     if day.startup_s:
         changes = [f"{count:,} from {_clock(start)}" for start, count in day.schedule]
         more = " ..." if len(changes) > _MOST_CHANGES else ""
@@ -85,7 +87,9 @@ def _day_table(day: "DayPlan", every: int) -> Table:
         "Load": [f"{day.periods[index].rho:.2f}" for index in indices],
         "Settles": [_settles(day.periods[index].settles_s) for index in indices],
     }
-    limited = [(target.metric, target.statistic) for target in day.targets if target.metric != "tbt_s"]
+    limited = [
+        (target.metric, target.statistic) for target in day.targets if target.metric != "tbt_s"
+    ]
     usual = [("ttft_s", "p50"), ("ttft_s", "p99"), ("e2e_s", "p50")]
     caption = [] if every == 1 else [f"One interval of {every:,}."]
     if day.check is not None:
@@ -95,14 +99,17 @@ def _day_table(day: "DayPlan", every: int) -> Table:
         caption.append(
             f"Latency in seconds of {counted(day.check.requests, 'request')} in "
             f"{counted(day.check.days, 'simulated day')}, on one replica; time between tokens p99 "
-            f"{seconds(day.check.gaps.get('p99'))} s. {counted(len(day.evaluations), 'evaluation')} simulated, the "
+            f"{seconds(day.check.gaps.get('p99'))} s. "
+            f"{counted(len(day.evaluations), 'evaluation')} simulated, the "
             "rest follows."
         )
     if not all(period.met for period in day.periods):
         columns["Targets"] = ["met" if day.periods[index].met else "missed" for index in indices]
     spare = ("E2E p50", "Settles", "TTFT p50", "Load", "Certificate")
     rows = list(zip(*columns.values(), strict=True))
-    return Table(list(columns), rows, " ".join(caption), spare=[name for name in spare if name in columns])
+    return Table(
+        list(columns), rows, " ".join(caption), spare=[name for name in spare if name in columns]
+    )
 
 
 def _settles(value: float) -> str:
@@ -120,14 +127,20 @@ def job_verdict(job: "JobPlan") -> Verdict:
 def _fleet(result: "JobResult") -> str:
     deployment = result.deployment
     accelerators = counted(deployment.total_accelerators, "accelerator")
-    return f"{deployment.fleet}, {deployment.server.policy.name}, {deployment.server.limits}; {accelerators}"
+    return (
+        f"{deployment.fleet}, {deployment.server.policy.name}, {deployment.server.limits}; "
+        f"{accelerators}"
+    )
 
 
 def job_section(job: "JobPlan") -> Section:
     """Show the fleet for a job, what bounds it, and what else was tried."""
     beside = ""
     if job.online_rate is not None:
-        beside = f" beside {amount(job.online_rate)} online requests/s with {' and '.join(map(str, job.targets))}"
+        beside = (
+            f" beside {amount(job.online_rate)} online requests/s with "
+            f"{' and '.join(map(str, job.targets))}"
+        )
     paragraphs = [f"{counted(job.requests, 'request')} by {_long(job.deadline_s)}{beside}."]
     facts: list[Fact] = []
     tables: list[Table] = []
@@ -147,15 +160,29 @@ def _job_facts(job: "JobPlan", result: "JobResult") -> list[Fact]:
     left_out = ", online traffic left out" if job.targets else ""
     margin = "" if job.margin is None else f", {job.margin:.0%} of the time left"
     facts = [
-        Fact("Done after", _long(lasts.value), f"{_long(lasts.low)} to {_long(lasts.high)}{margin}"),
-        Fact("At least", _long(result.lower_bound_s), f"by theory, {result.tightness:.1%} of it{left_out}"),
+        Fact(
+            "Done after", _long(lasts.value), f"{_long(lasts.low)} to {_long(lasts.high)}{margin}"
+        ),
+        Fact(
+            "At least",
+            _long(result.lower_bound_s),
+            f"by theory, {result.tightness:.1%} of it{left_out}",
+        ),
         Fact("Tokens", f"{result.tokens_per_s:,.0f}", "of the job per second, all replicas"),
-        Fact("Accelerators", amount(result.accelerator_hours), "accelerator-hours until it is done"),
+        Fact(
+            "Accelerators", amount(result.accelerator_hours), "accelerator-hours until it is done"
+        ),
     ]
     if result.deployment.price != 1:
         facts.append(Fact("Cost", f"{result.cost:,.2f}", "until it is done"))
     if result.mode != "alone":
-        facts.append(Fact("Mode", result.mode, "online first" if result.mode == "priority" else "let in evenly"))
+        facts.append(
+            Fact(
+                "Mode",
+                result.mode,
+                "online first" if result.mode == "priority" else "let in evenly",
+            )
+        )
     for target, estimate in zip(job.targets, result.online, strict=True):
         within = f"{seconds(estimate.low)} to {seconds(estimate.high)} s: {target.judge(estimate)}"
         if estimate.value is None:
@@ -168,13 +195,17 @@ def _fleets_table(job: "JobPlan") -> Table:
     """Lay out the fleets that were simulated."""
     rows: list[tuple[str, ...]] = []
     strong = []
-    for result in sorted(job.results, key=lambda one: (one.deployment.cost, one.makespan.value or 0))[:_MOST_FLEETS]:
+    for result in sorted(
+        job.results, key=lambda one: (one.deployment.cost, one.makespan.value or 0)
+    )[:_MOST_FLEETS]:
         deployment = result.deployment
         if result is job.best:
             strong.append(len(rows))
         rows.append(
             (
-                deployment.brief if result.mode == "alone" else f"{deployment.brief}, {result.mode}",
+                deployment.brief
+                if result.mode == "alone"
+                else f"{deployment.brief}, {result.mode}",
                 f"{deployment.total_accelerators:,}",
                 _long(result.makespan.value),
                 _long(result.lower_bound_s),
@@ -184,7 +215,9 @@ def _fleets_table(job: "JobPlan") -> Table:
             )
         )
     columns = ("Fleet", "Acc.", "Done after", "At least", "Tokens/s", "Acc.-hours", "Judged")
-    return Table(columns, rows, title="Fleets simulated", strong=strong, spare=("Acc.-hours", "At least"))
+    return Table(
+        columns, rows, title="Fleets simulated", strong=strong, spare=("Acc.-hours", "At least")
+    )
 
 
 def _left_out(discarded: Sequence[tuple[str, str]]) -> Table:

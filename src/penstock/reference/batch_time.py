@@ -1,4 +1,6 @@
-"""How long a batch takes where what is in it decides, not its token load alone (paper, Appendix A)."""
+"""How long a batch takes where what is in it decides, not its token load alone (paper, Appendix
+A).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,9 +9,11 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Composition:
-    """t_b = c + a_1 sum n + a_2 sum n^2 + a_3 sum n l over requests with n new tokens and l before them (Appendix A).
+    """t_b = c + a_1 sum n + a_2 sum n^2 + a_3 sum n l over requests with n new tokens and l before
+    them (Appendix A).
 
-    A decode has n = 1, and a cost of its own for each of its l tokens. All are whole numbers of 1 / ``per_tick`` ticks.
+    A decode has n = 1, and a cost of its own for each of its l tokens. All are whole numbers of 1 /
+    ``per_tick`` ticks.
     """
 
     linear: Callable[[int], int]  # c + a_1 b, by token load b
@@ -31,7 +35,9 @@ class Composition:
         ``prefill``: (n, l) of each prompt; ``decode``: l of each decode.
         """
         decode_attention = self.mixed_attention if prefill else self.decode_attention
-        cost = self.linear(sum(n for n, _ in prefill) + len(decode)) + self.per_request * (len(prefill) + len(decode))
+        cost = self.linear(sum(n for n, _ in prefill) + len(decode)) + self.per_request * (
+            len(prefill) + len(decode)
+        )
         cost += self.with_prefill if prefill else 0
         for n, before in prefill:
             cost += self.self_attention * n**2 + self.cross_attention * n * before

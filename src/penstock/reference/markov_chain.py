@@ -1,13 +1,15 @@
 """The paper's Markov chain, transcribed literally: the specification of the simulator.
 
-This is the basic LLM queueing model of Section 3 (``sec:markov-chain``) in plain Python, one time slot after another,
-with the four policies of Section 4 (``sec:incumbent``) and the max batch size of Section 6, and the adaptive policies
-that answer its open question. Batch times go by the token load, or by what is in the batch (Appendix A). It is slow on
-purpose: every line should be checkable against the paper. The fast kernel must equal it event for event.
+This is the basic LLM queueing model of Section 3 (``sec:markov-chain``) in plain Python, one time
+slot after another, with the four policies of Section 4 (``sec:incumbent``) and the max batch size
+of Section 6, and the adaptive policies that answer its open question. Batch times go by the token
+load, or by what is in the batch (Appendix A). It is slow on purpose: every line should be checkable
+against the paper. The fast kernel must equal it event for event.
 
-Slots and ticks: slot ``n`` begins at tick ``n`` and ends at tick ``n + 1``. So a batch formed at tick ``n`` that takes
-``t_b`` slots finishes at tick ``n + t_b``, and an arrival stamped ``T`` is the paper's arrival in slot ``T - 1``: the
-scheduler sees it at tick ``T``. At a tick the order is finish, arrive, schedule.
+Slots and ticks: slot ``n`` begins at tick ``n`` and ends at tick ``n + 1``. So a batch formed at
+tick ``n`` that takes ``t_b`` slots finishes at tick ``n + t_b``, and an arrival stamped ``T`` is
+the paper's arrival in slot ``T - 1``: the scheduler sees it at tick ``T``. At a tick the order is
+finish, arrive, schedule.
 """
 
 import math
@@ -29,7 +31,9 @@ Allocation: TypeAlias = dict[int, tuple[int, int]]
 
 @dataclass
 class Request:
-    """Request i of the paper, with its unprocessed tokens ``P`` and ``D`` (``eq:state``) and what became of it."""
+    """Request i of the paper, with its unprocessed tokens ``P`` and ``D`` (``eq:state``) and what
+    became of it.
+    """
 
     index: int
     arrival: int
@@ -40,7 +44,9 @@ class Request:
     D: int  # unprocessed decode tokens
     first_token: int | None = None
     finish: int | None = None
-    token_times: list[int] = field(default_factory=list)  # the tick at which each output token was complete
+    token_times: list[int] = field(
+        default_factory=list
+    )  # the tick at which each output token was complete
 
     @property
     def admitted(self) -> bool:
@@ -55,7 +61,9 @@ class Request:
 
 @dataclass(frozen=True)
 class State:
-    """What a policy sees: X(n) of ``eq:state`` when R(n) = 0, and the limits. To be read, not changed."""
+    """What a policy sees: X(n) of ``eq:state`` when R(n) = 0, and the limits. To be read, not
+    changed.
+    """
 
     tick: int
     requests: tuple[Request, ...]  # Q_n, in arrival order
@@ -107,12 +115,16 @@ def orca(state: State) -> Allocation:
 
 
 def sarathi(state: State) -> Allocation:
-    """Serve decodes first, then prompts with what is left, from as few requests as possible (Sarathi-Serve)."""
+    """Serve decodes first, then prompts with what is left, from as few requests as possible
+    (Sarathi-Serve).
+    """
     return fill(state, state.decoding + state.candidates)
 
 
 def maxweight(state: State) -> Allocation:
-    """Serve the batch that is worth most per second, by the requests in each phase (MaxWeight back-pressure)."""
+    """Serve the batch that is worth most per second, by the requests in each phase (MaxWeight
+    back-pressure).
+    """
     m_p, m_d = mean_tokens(state)
     Zp, Zd = len(state.prompts), len(state.decoding)
     return worth_most(state, (Zp - Zd) * m_d, Zd * m_p)  # m_p m_d times that of a token
@@ -120,21 +132,29 @@ def maxweight(state: State) -> Allocation:
 
 def maxweight_tokens(state: State) -> Allocation:
     """Serve the batch that is worth most per second, by the tokens in each phase."""
-    return worth_most(state, sum(request.P for request in state.prompts), sum(request.D for request in state.decoding))
+    return worth_most(
+        state,
+        sum(request.P for request in state.prompts),
+        sum(request.D for request in state.decoding),
+    )
 
 
 def mean_tokens(state: State) -> tuple[float, float]:
-    """Return m_p of the requests that arrived and m_d of those that departed, 1 while no decode is known."""
+    """Return m_p of the requests that arrived and m_d of those that departed, 1 while no decode is
+    known.
+    """
     departed = [request.decode_tokens for request in state.arrived if request.finish is not None]
     m_p = sum(request.prompt_tokens for request in state.arrived) / len(state.arrived)
     return m_p, sum(departed) / len(departed) if sum(departed) > 0 else 1.0
 
 
 def worth_most(state: State, prefill_worth: float, decode_worth: float) -> Allocation:
-    """Serve the batch of the greatest (x prefill_worth + y decode_worth) / t_{x+y}; of equals, the first found.
+    """Serve the batch of the greatest (x prefill_worth + y decode_worth) / t_{x+y}; of equals, the
+    first found.
 
-    Every budget is tried that one more token would give another batch time, and every split of it. Prefill tokens fill
-    a budget from as many prompts as hold them; only where slots run out before the budget does, prompts are counted.
+    Every budget is tried that one more token would give another batch time, and every split of it.
+    Prefill tokens fill a budget from as many prompts as hold them; only where slots run out before
+    the budget does, prompts are counted.
     """
     prompts = state.candidates if prefill_worth > 0 else ()
     k = len(state.requests) if state.max_batch_size is None else state.max_batch_size
@@ -142,9 +162,15 @@ def worth_most(state: State, prefill_worth: float, decode_worth: float) -> Alloc
     for b in range(1, state.token_budget + 1):
         if b < state.token_budget and state.batch_time(b) == state.batch_time(b + 1):
             continue
-        for x, y in splits(prompts, min(len(state.decoding), k), b, k, prefill_first=prefill_worth > decode_worth):
+        for x, y in splits(
+            prompts, min(len(state.decoding), k), b, k, prefill_first=prefill_worth > decode_worth
+        ):
             load = math.ceil(x + y)
-            worth = (x * prefill_worth + y * decode_worth) / float(state.batch_time(load)) if load > 0 else -1.0
+            worth = (
+                (x * prefill_worth + y * decode_worth) / float(state.batch_time(load))
+                if load > 0
+                else -1.0
+            )
             if worth > best + 1e-12 * best:  # apart by more than rounding errors
                 best, chosen = worth, (b, x, y)
     b, x, y = chosen
@@ -175,7 +201,9 @@ def splits(
 
 
 def pool_controlled(state: State) -> Allocation:
-    """Serve decodes first, with a budget that falls as more requests decode, where a max batch size binds."""
+    """Serve decodes first, with a budget that falls as more requests decode, where a max batch size
+    binds.
+    """
     b_max, k, pool = state.token_budget, state.max_batch_size, len(state.decoding)
     if k is None or k >= b_max or pool < 0.9 * k:
         return sarathi(state)
@@ -184,14 +212,18 @@ def pool_controlled(state: State) -> Allocation:
     slots = k - 1 if state.candidates and k > 1 else k  # a slot for a prompt
     decoding = state.decoding[: min(slots, b_max)]
     changes = [b for b in range(1, b_max) if state.batch_time(b) != state.batch_time(b + 1)]
-    return fill(state, decoding + state.candidates, min(b for b in [*changes, b_max] if b >= len(decoding)))
+    return fill(
+        state, decoding + state.candidates, min(b for b in [*changes, b_max] if b >= len(decoding))
+    )
 
 
-def fill(state: State, requests: Iterable[Request], tokens: int | None = None, slots: int | None = None) -> Allocation:
+def fill(
+    state: State, requests: Iterable[Request], tokens: int | None = None, slots: int | None = None
+) -> Allocation:
     """Serve the requests in the order given while tokens and slots last; a prompt is cut to fit.
 
-    So many tokens and slots as given, else as many as a batch may have. In scope ``running`` slots never bind: decodes
-    and candidates together are at most the max batch size.
+    So many tokens and slots as given, else as many as a batch may have. In scope ``running`` slots
+    never bind: decodes and candidates together are at most the max batch size.
     """
     allocation: Allocation = {}
     tokens_left = state.token_budget if tokens is None else tokens
@@ -221,18 +253,28 @@ POLICIES: dict[str, Policy] = {
 
 
 def assert_feasible(state: State, allocation: Allocation) -> None:
-    """Assert ``eq:feasibility-constraint`` (a) to (d), the max batch size, and no idling beside a request.
+    """Assert ``eq:feasibility-constraint`` (a) to (d), the max batch size, and no idling beside a
+    request.
 
-    Some request of a non-empty system can always be served: an admitted one, or, if there is none, a new one.
+    Some request of a non-empty system can always be served: an admitted one, or, if there is none,
+    a new one.
     """
     p = {request.index: request.P for request in state.requests}
     at = f"at tick {state.tick}"
     for i, (delta_p, delta_d) in allocation.items():
         assert i in p, f"{at} request {i} is served, but is not in the system"
-        assert min(delta_p, delta_d) >= 0, f"{at} request {i} gets {delta_p} prefill and {delta_d} decode tokens"
-        assert p[i] == 0 or delta_d == 0, f"{at} request {i} decodes before its prefill (eq:prefill-pre-decode)"
-        assert delta_p <= p[i], f"{at} request {i} prefills {delta_p} of {p[i]} tokens (eq:prefill-unprocess)"
-        assert delta_d <= 1, f"{at} request {i} decodes {delta_d} tokens at once (eq:decode-unprocess)"
+        assert min(delta_p, delta_d) >= 0, (
+            f"{at} request {i} gets {delta_p} prefill and {delta_d} decode tokens"
+        )
+        assert p[i] == 0 or delta_d == 0, (
+            f"{at} request {i} decodes before its prefill (eq:prefill-pre-decode)"
+        )
+        assert delta_p <= p[i], (
+            f"{at} request {i} prefills {delta_p} of {p[i]} tokens (eq:prefill-unprocess)"
+        )
+        assert delta_d <= 1, (
+            f"{at} request {i} decodes {delta_d} tokens at once (eq:decode-unprocess)"
+        )
     b, b_max = token_load(allocation), state.token_budget
     assert b <= b_max, f"{at} {b} tokens exceed the budget of {b_max} (eq:batch-constraint)"
     assert b > 0 or not p, f"{at} the batch is empty, but one of {len(p)} requests can be served"
@@ -241,7 +283,9 @@ def assert_feasible(state: State, allocation: Allocation) -> None:
         if state.scope == "running":
             counted |= {request.index for request in state.requests if request.admitted}
         k, k_max = len(counted), state.max_batch_size
-        assert k <= k_max, f"{at} {k} requests exceed {k_max} in scope {state.scope} (eq:batch-size-constraint)"
+        assert k <= k_max, (
+            f"{at} {k} requests exceed {k_max} in scope {state.scope} (eq:batch-size-constraint)"
+        )
 
 
 def token_load(allocation: Allocation) -> int:
@@ -280,9 +324,11 @@ class Batch:
 
 @dataclass
 class History:
-    """What happened up to tick ``end``: every request that arrived by then, every batch formed before.
+    """What happened up to tick ``end``: every request that arrived by then, every batch formed
+    before.
 
-    The three counts are exact after the finishes and arrivals at a tick, and before the batch formed then.
+    The three counts are exact after the finishes and arrivals at a tick, and before the batch
+    formed then.
     """
 
     requests: list[Request]
@@ -291,19 +337,30 @@ class History:
 
     def requests_in_system(self, tick: int) -> int:
         """Count requests that have arrived and not departed, |Q_n|."""
-        return sum(request.finish is None or request.finish > tick for request in self._arrived(tick))
+        return sum(
+            request.finish is None or request.finish > tick for request in self._arrived(tick)
+        )
 
     def unprocessed_tokens(self, tick: int) -> int:
-        """Count tokens not yet put into a batch, |X(n)| of Theorem 1: they leave it when their batch starts."""
-        return self._arrived_tokens(tick) - sum(token_load(b.allocation) for b in self.batches if b.start < tick)
+        """Count tokens not yet put into a batch, |X(n)| of Theorem 1: they leave it when their
+        batch starts.
+        """
+        return self._arrived_tokens(tick) - sum(
+            token_load(b.allocation) for b in self.batches if b.start < tick
+        )
 
     def uncompleted_tokens(self, tick: int) -> int:
         """Count tokens not yet through a batch: they leave it when their batch ends."""
-        return self._arrived_tokens(tick) - sum(token_load(b.allocation) for b in self.batches if b.end <= tick)
+        return self._arrived_tokens(tick) - sum(
+            token_load(b.allocation) for b in self.batches if b.end <= tick
+        )
 
     def _arrived(self, tick: int) -> list[Request]:
         if not 0 <= tick <= self.end:
-            raise InputError(f"tick {tick} is outside this run, which covers ticks 0 to {self.end}; ask within it")
+            raise InputError(
+                f"tick {tick} is outside this run, which covers ticks 0 to {self.end}; ask within "
+                "it"
+            )
         return [request for request in self.requests if request.arrival <= tick]
 
     def _arrived_tokens(self, tick: int) -> int:
@@ -323,23 +380,26 @@ def simulate(
     convention: str = "engine",
     until: int | None = None,
 ) -> History:
-    """Run the system dynamics of ``sec:markov-chain``, slot by slot, from an empty server at tick 0.
+    """Run the system dynamics of ``sec:markov-chain``, slot by slot, from an empty server at tick
+    0.
 
     Parameters
     ----------
     arrival, prompt, output
         One entry per request, in arrival order: arrival tick, prompt tokens, output tokens.
     batch_time
-        Token load -> ticks, at least 1. (t_0 = 0: an empty batch is no batch.) Or what a batch costs by what is in it.
+        Token load -> ticks, at least 1. (t_0 = 0: an empty batch is no batch.) Or what a batch
+        costs by what is in it.
     token_budget, max_batch_size
         The limits b_max and k_max (None: no limit).
     policy
         A name in `POLICIES`, or a function from a `State` to ``{request: (delta_p, delta_d)}``.
     scope
-        What the max batch size counts: requests in one ``batch``, or ``running`` ones, admitted and unfinished.
+        What the max batch size counts: requests in one ``batch``, or ``running`` ones, admitted and
+        unfinished.
     convention
-        ``engine``: the end of prefill completes output token 1, then come output - 1 decode iterations.
-        ``paper``: output decode iterations, each of which completes a token.
+        ``engine``: the end of prefill completes output token 1, then come output - 1 decode
+        iterations. ``paper``: output decode iterations, each of which completes a token.
     until
         Stop at this tick, after its finishes and arrivals; None: when every request has departed.
 
@@ -351,7 +411,8 @@ def simulate(
     Raises
     ------
     InputError, AssertionError
-        If an argument cannot be used; if the policy forms an infeasible batch, or an empty one without need.
+        If an argument cannot be used; if the policy forms an infeasible batch, or an empty one
+        without need.
 
     >>> history = simulate([0, 1], [3, 2], [2, 1], batch_time=lambda b: 2, token_budget=4)
     >>> [(batch.start, batch.allocation) for batch in history.batches]
@@ -380,9 +441,17 @@ def simulate(
             state = State(n, tuple(Q), b_max, k_max, scope, batch_time, arrived)
             pi = choose(state)
             assert_feasible(state, pi)
-            served = {i: (delta_p, delta_d) for i, (delta_p, delta_d) in pi.items() if delta_p + delta_d > 0}
+            served = {
+                i: (delta_p, delta_d)
+                for i, (delta_p, delta_d) in pi.items()
+                if delta_p + delta_d > 0
+            }
             b = token_load(served)
-            t_b = ticks_of(served, Q, batch_time) if isinstance(batch_time, Composition) else batch_time(b)
+            t_b = (
+                ticks_of(served, Q, batch_time)
+                if isinstance(batch_time, Composition)
+                else batch_time(b)
+            )
             at_least(f"batch_time({b})", t_b, 1)
             batches.append(Batch(n, t_b, served))
             for request in Q:
@@ -406,7 +475,9 @@ def simulate(
 
 
 def complete(batch: Batch, requests: Iterable[Request], convention: str) -> None:
-    """End a batch: output tokens are complete, and requests without any unprocessed token finish."""
+    """End a batch: output tokens are complete, and requests without any unprocessed token
+    finish.
+    """
     for request in requests:
         delta_p, delta_d = batch.allocation.get(request.index, (0, 0))
         prefill_ended = delta_p > 0 and request.P == 0
@@ -420,11 +491,15 @@ def complete(batch: Batch, requests: Iterable[Request], convention: str) -> None
 def ticks_of(allocation: Allocation, requests: Iterable[Request], batch_time: Composition) -> int:
     """Return the ticks of a batch of requests, as they are before it (Appendix A)."""
     served = [request for request in requests if request.index in allocation]
-    prefill = [(allocation[request.index][0], request.processed) for request in served if request.P > 0]
+    prefill = [
+        (allocation[request.index][0], request.processed) for request in served if request.P > 0
+    ]
     return batch_time.ticks(prefill, [request.processed for request in served if request.P == 0])
 
 
-def arrivals(arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int], convention: str) -> list[Request]:
+def arrivals(
+    arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int], convention: str
+) -> list[Request]:
     """Return the requests in their initial state, P_i = v_p(i) and D_i = v_d(i)."""
     if not len(arrival) == len(prompt) == len(output):
         lengths = f"{len(arrival)} arrivals, {len(prompt)} prompts and {len(output)} outputs"
@@ -435,7 +510,9 @@ def arrivals(arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int
         v_p = at_least(f"prompt[{i}]", prompt[i], 1)
         out = at_least(f"output[{i}]", output[i], 1)
         if requests and a < requests[-1].arrival:
-            raise InputError(f"arrival[{i}] = {a} is before arrival[{i - 1}] = {arrival[i - 1]}; sort by arrival")
+            raise InputError(
+                f"arrival[{i}] = {a} is before arrival[{i - 1}] = {arrival[i - 1]}; sort by arrival"
+            )
         v_d = out - 1 if convention == "engine" else out
         requests.append(Request(i, a, v_p, out, v_d, P=v_p, D=v_d))
     return requests
@@ -451,5 +528,8 @@ def known(what: str, name: str, names: Iterable[str]) -> str:
 def at_least(name: str, value: int, least: int) -> int:
     """Return `value`, which must be a whole number of at least `least`."""
     if not isinstance(value, Integral) or value < least:
-        raise InputError(f"{name} = {value!r}, but ticks and tokens are counted: pass a whole number from {least} up")
+        raise InputError(
+            f"{name} = {value!r}, but ticks and tokens are counted: pass a whole number from "
+            f"{least} up"
+        )
     return int(value)

@@ -1,4 +1,6 @@
-"""The policies of the seam, transcribed: what each sees of the requests, and which tokens it asks for."""
+"""The policies of the seam, transcribed: what each sees of the requests, and which tokens it asks
+for.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -30,7 +32,9 @@ class Limits(NamedTuple):
 
 
 Policy: TypeAlias = Callable[[Any, Any, Any], tuple[int, int, int]]
-"""``(queue, limits, params) -> (prefill tokens, decode tokens, `DECODE_FIRST` or `PREFILL_FIRST`)``."""
+"""``(queue, limits, params) -> (prefill tokens, decode tokens, `DECODE_FIRST` or
+`PREFILL_FIRST`)``.
+"""
 
 
 def fastertransformer(queue: Queue, limits: Limits, params: object) -> tuple[int, int, int]:

@@ -1,4 +1,6 @@
-"""Latency of Sarathi-Serve on conversations by its token budget: end to end, and to the first token."""
+"""Latency of Sarathi-Serve on conversations by its token budget: end to end, and to the first
+token.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -40,22 +42,34 @@ class _Settings(Section):
 def run(setup: Setup) -> Reproduction:
     """Compare median latencies by token budget, at each rate."""
     settings = setup.settings(_Settings)
-    if not {SMALL, MODERATE, LARGE} <= set(settings.budgets) or not (settings.rates and settings.seeds):
+    if not {SMALL, MODERATE, LARGE} <= set(settings.budgets) or not (
+        settings.rates and settings.seeds
+    ):
         raise InputError(
-            f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and with a seed at least; "
-            f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds {settings.seeds}: add what "
+            f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and "
+            "with a seed at least; "
+            f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds "
+            f"{settings.seeds}: add what "
             "is missing"
         )
     workload, origin, scenario = traced(setup, settings.trace)
     if scenario.requests is None:
-        raise InputError("fig-ablation compares as many requests at each budget; give `simulate: {requests: 5000}`")
-    servers = {budget: dataclasses.replace(scenario.server, token_budget=budget) for budget in settings.budgets}
+        raise InputError(
+            "fig-ablation compares as many requests at each budget; give `simulate: {requests: "
+            "5000}`"
+        )
+    servers = {
+        budget: dataclasses.replace(scenario.server, token_budget=budget)
+        for budget in settings.budgets
+    }
     claims: list[Claim] = []
     rows: list[dict[str, Any]] = []
     charts: dict[str, Any] = {}
     for index, rate in enumerate(settings.rates):
         poisson = workload.with_rate(rate, "poisson")
-        medians: dict[str, dict[int, list[float]]] = {m: {b: [] for b in servers} for m in ("e2e_s", "ttft_s")}
+        medians: dict[str, dict[int, list[float]]] = {
+            m: {b: [] for b in servers} for m in ("e2e_s", "ttft_s")
+        }
         for seed in settings.seeds:
             runs = served_to_the_last(poisson.with_seed(seed), scenario.requests, servers)
             for budget, run in runs.items():
@@ -64,27 +78,38 @@ def run(setup: Setup) -> Reproduction:
                     medians[row["metric"]][budget].append(row["p50"])
                     rows.append({"rate": rate, "token_budget": budget, "seed": seed, **row})
             if seed == settings.seeds[0]:
-                charts[f"Shares of requests with at most so much E2E and TTFT at {rate:g} requests/s, by budget."] = (
-                    _cdfs(runs, rate)
-                )
-            setup.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.rates))
+                charts[
+                    f"Shares of requests with at most so much E2E and TTFT at {rate:g} "
+                    "requests/s, by budget."
+                ] = _cdfs(runs, rate)
+            setup.progress(
+                (index + (1 + settings.seeds.index(seed)) / len(settings.seeds))
+                / len(settings.rates)
+            )
         claims += _claims(rate, medians["e2e_s"], medians["ttft_s"], poisson, servers)
     return setup.answer(
         claims, pl.DataFrame(rows), charts,
-        "Share of requests with at most so much latency, with the first seed; all budgets see the same requests.",
+        "Share of requests with at most so much latency, with the first seed; all budgets see the "
+        "same requests.",
         assumed=(
             origin,
             "The paper gives neither the rate, nor the GPUs, nor how many requests: one A100, "
-            f"{scenario.requests:,} requests and the rates {', '.join(f'{rate:g}' for rate in settings.rates)} are "
-            "assumed; its order holds from about 1.9 to 2.3 requests/s, where 128 tokens come to their limit",
-            f"Measured medians are means over {len(settings.seeds)} seeds. Verdict `same`: the order holds with every "
+            f"{scenario.requests:,} requests and the rates "
+            f"{', '.join(f'{rate:g}' for rate in settings.rates)} are "
+            "assumed; its order holds from about 1.9 to 2.3 requests/s, where 128 tokens come to "
+            "their limit",
+            f"Measured medians are means over {len(settings.seeds)} seeds. Verdict `same`: the "
+            "order holds with every "
             f"seed; the lowest E2E is more than {_TIE:.0%} below the next",
         ),
     )  # fmt: skip
 
 
-def _claims(rate: float, e2e: Medians, ttft: Medians, workload: Workload, servers: Mapping[int, Server]) -> list[Claim]:
-    """Compare the orders of the medians with those of the paper; an order holds if it does with every seed.
+def _claims(
+    rate: float, e2e: Medians, ttft: Medians, workload: Workload, servers: Mapping[int, Server]
+) -> list[Claim]:
+    """Compare the orders of the medians with those of the paper; an order holds if it does with
+    every seed.
 
     A tie for the lowest is no order, and one for the slowest no overhead.
     """
@@ -100,10 +125,12 @@ def _claims(rate: float, e2e: Medians, ttft: Medians, workload: Workload, server
     return [
         Claim(f"median E2E, {at}", f"{MODERATE} lowest", _shown(e2e), first, reason),
         Claim(
-            f"median TTFT, {at}", f"{LARGE:,} below {MODERATE}", _shown(ttft), all(better), _unless(better, disorder)
+            f"median TTFT, {at}", f"{LARGE:,} below {MODERATE}", _shown(ttft), all(better),
+            _unless(better, disorder)
         ),
         Claim(
-            f"cost of chunking, {at}", f"{SMALL} incurs significant overhead from repeated chunked prefill iterations",
+            f"cost of chunking, {at}", f"{SMALL} incurs significant overhead from repeated "
+                                       "chunked prefill iterations",
             f"median TTFT {sum(ttft[SMALL]) / sum(ttft[MODERATE]):,.1f} times that of {MODERATE}",
             all(worst), _unless(worst, disorder),
         ),
@@ -132,7 +159,9 @@ def _unless(held: list[bool], reason: str) -> str:
 def _shown(medians: Medians) -> str:
     """Return the mean over seeds of each budget, the lowest first."""
     means = {budget: sum(seconds) / len(seconds) for budget, seconds in medians.items()}
-    return ", ".join(f"{budget:,}: {means[budget]:#.3g} s" for budget in sorted(means, key=lambda b: means[b]))
+    return ", ".join(
+        f"{budget:,}: {means[budget]:#.3g} s" for budget in sorted(means, key=lambda b: means[b])
+    )
 
 
 def _instead(lowest: list[int | None], workload: Workload, servers: Mapping[int, Server]) -> str:
@@ -141,17 +170,25 @@ def _instead(lowest: list[int | None], workload: Workload, servers: Mapping[int,
     if best == MODERATE:
         return f"in {lowest.count(best)} of {len(lowest)} seeds only: more requests would decide"
     certificate = certify(workload, servers[best])
-    ms = {budget: 1e3 * float(servers[budget].batch_time.by_tokens(budget)) for budget in (best, MODERATE)}
+    ms = {
+        budget: 1e3 * float(servers[budget].batch_time.by_tokens(budget))
+        for budget in (best, MODERATE)
+    }
     return (
-        f"the order depends on the rate, which the paper does not give: a budget of {best:,} is at rho "
-        f"{certificate.rho:.2f} here, and its batches of {ms[best]:.0f} ms, against {ms[MODERATE]:.0f} ms, are faster "
-        f"for whoever decodes; the paper's order appears near its limit of {certificate.max_rate:.2f} requests/s"
+        f"the order depends on the rate, which the paper does not give: a budget of {best:,} is "
+        "at rho "
+        f"{certificate.rho:.2f} here, and its batches of {ms[best]:.0f} ms, against "
+        f"{ms[MODERATE]:.0f} ms, are faster "
+        "for whoever decodes; the paper's order appears near its limit of "
+        f"{certificate.max_rate:.2f} requests/s"
     )
 
 
 def _cdfs(runs: Mapping[int, Run], rate: float) -> Any:
     """Draw E2E (left) and TTFT (right)."""
-    ttft, _, e2e = charts.latency_panels({f"{budget:,}": run for budget, run in runs.items()}, legend="Token budget")
+    ttft, _, e2e = charts.latency_panels(
+        {f"{budget:,}": run for budget, run in runs.items()}, legend="Token budget"
+    )
     panels = [
         panel.properties(title=f"{what}, {rate:g} requests/s")
         for panel, what in ((e2e, "End to end"), (ttft, "Time to first token"))

@@ -1,4 +1,6 @@
-"""Which share of the stability region's boundary policies carry under a max batch size, along that boundary."""
+"""Which share of the stability region's boundary policies carry under a max batch size, along that
+boundary.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
@@ -25,10 +27,28 @@ MAKE: Mapping[Kind, Callable[[int], Length]] = {"constant": Constant, "geometric
 
 _POLICIES = ("sarathi-128", "sarathi-256", "sarathi-1024", "maxweight", "pool-controlled")
 _KNOWN = {
-    "middle of CD": ((1.001, 0.999), (0.934, 0.921), (0.924, 0.909), (0.999, 1.001), (0.999, 1.001)),
+    "middle of CD": (
+        (1.001, 0.999),
+        (0.934, 0.921),
+        (0.924, 0.909),
+        (0.999, 1.001),
+        (0.999, 1.001),
+    ),
     "C": ((0.999, 0.971), (0.876, 0.871), (0.859, 0.849), (1.001, 1.001), (0.999, 0.991)),
-    "quarter of CB": ((0.936, 0.936), (0.926, 0.929), (0.879, 0.881), (0.999, 1.001), (0.984, 0.986)),
-    "middle of CB": ((0.881, 0.881), (0.989, 0.984), (0.921, 0.919), (0.999, 1.001), (0.986, 0.989)),
+    "quarter of CB": (
+        (0.936, 0.936),
+        (0.926, 0.929),
+        (0.879, 0.881),
+        (0.999, 1.001),
+        (0.984, 0.986),
+    ),
+    "middle of CB": (
+        (0.881, 0.881),
+        (0.989, 0.984),
+        (0.921, 0.919),
+        (0.999, 1.001),
+        (0.986, 0.989),
+    ),
     "B": ((0.789, 0.789), (0.896, 0.896), (0.999, 0.996), (0.999, 0.999), (0.996, 0.994)),
 }
 KNOWN: dict[tuple[str, str, Kind], float] = {
@@ -71,7 +91,9 @@ class Bracket(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """A policy at a point with lengths of a kind: what it carries, what is known, and why they differ if they do."""
+    """A policy at a point with lengths of a kind: what it carries, what is known, and why they
+    differ if they do.
+    """
 
     bracket: Bracket
     expected: float | None
@@ -82,7 +104,10 @@ def run(setup: Setup) -> Reproduction:
     """Search for the share of the boundary that each policy carries, at each point."""
     settings = setup.settings(_Settings)
     scenario = setup.scenario()
-    servers = {name: _server(setup, name, policy, scenario.server) for name, policy in settings.policies.items()}
+    servers = {
+        name: _server(setup, name, policy, scenario.server)
+        for name, policy in settings.policies.items()
+    }
     output = round(scenario.workload.mean_output)
     cells = [(point, name) for point in settings.points for name in servers]
     rows = []
@@ -94,7 +119,9 @@ def run(setup: Setup) -> Reproduction:
             outputs = MAKE[kind](output)
             boundary = region(scenario.server, prompt=prompts, output=outputs).max_rate
             workload = Workload.poisson(boundary, prompts, outputs, seed=scenario.workload.seed)
-            by_kind[kind] = _cell(workload, servers[name], KNOWN.get((point, name, kind)), settings.precision)
+            by_kind[kind] = _cell(
+                workload, servers[name], KNOWN.get((point, name, kind)), settings.precision
+            )
             rows.append((point, name, kind, by_kind[kind].expected, *by_kind[kind].bracket))
         claims += _claims(point, name, by_kind)
         setup.progress((index + 1) / len(cells))
@@ -102,19 +129,28 @@ def run(setup: Setup) -> Reproduction:
         ("known", "stable_at", "unstable_at"), pl.Float64
     )
     table = pl.DataFrame(rows, columns, orient="row")
-    text = "Share of the region's boundary that each policy carries, by point of the boundary, beside what is known."
+    text = (
+        "Share of the region's boundary that each policy carries, by point of the boundary, "
+        "beside what is known."
+    )
     prompts_of = ", ".join(f"{point} {tokens:,}" for point, tokens in settings.points.items())
     return setup.answer(
         claims, table, {text: _chart(table)},
-        "A bar goes from the largest share of the boundary that was found stable to the least above it that was not. "
-        "A white mark is the known share, from an independent program. Beyond 1 no policy is stable.",
+        "A bar goes from the largest share of the boundary that was found stable to the least "
+        "above it that was not. "
+        "A white mark is the known share, from an independent program. Beyond 1 no policy is "
+        "stable.",
         assumed=(
-            f"Every share was searched for, to a precision of {settings.precision:.2g}; the known one plays no part "
-            "in the search. The test of stability asks that no backlog grows: it tries one of prompts, a mixed one and "
+            f"Every share was searched for, to a precision of {settings.precision:.2g}; the known "
+            "one plays no part "
+            "in the search. The test of stability asks that no backlog grows: it tries one of "
+            "prompts, a mixed one and "
             "one of decodes",
-            f"Verdict `same`: the known share lies between the two measured ones, or at most {_KNOWN_TO} beside them, "
+            "Verdict `same`: the known share lies between the two measured ones, or at most "
+            f"{_KNOWN_TO} beside them, "
             f"since it is known to within {_KNOWN_TO}",
-            f"Arrivals are Poisson. Mean prompt tokens by point: {prompts_of}. Mean output tokens: {output:,}",
+            f"Arrivals are Poisson. Mean prompt tokens by point: {prompts_of}. Mean output "
+            f"tokens: {output:,}",
             "Policies: " + ", ".join(_described(name, server) for name, server in servers.items()),
         ),
     )  # fmt: skip
@@ -122,7 +158,11 @@ def run(setup: Setup) -> Reproduction:
 
 def _described(name: str, server: Server) -> str:
     budget = f"token budget {server.token_budget:,}"
-    return f"{name} ({budget})" if name == server.policy.name else f"{name} ({server.policy.name}, {budget})"
+    return (
+        f"{name} ({budget})"
+        if name == server.policy.name
+        else f"{name} ({server.policy.name}, {budget})"
+    )
 
 
 def _server(setup: Setup, name: str, policy: _Policy, common: Server) -> Server:
@@ -131,15 +171,19 @@ def _server(setup: Setup, name: str, policy: _Policy, common: Server) -> Server:
     server = setup.scenario(server=choice).server
     if server.token_budget > common.token_budget:
         raise InputError(
-            f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above server.token_budget, "
-            f"{common.token_budget:,}, so the region of `server` does not bound this policy; lower it, or raise "
+            f"reproduce.policies.{name}.token_budget is {server.token_budget:,}, above "
+            "server.token_budget, "
+            f"{common.token_budget:,}, so the region of `server` does not bound this policy; "
+            "lower it, or raise "
             "server.token_budget"
         )
     return server
 
 
 def _cell(workload: Workload, server: Server, expected: float | None, precision: float) -> _Cell:
-    """Search for the share of a workload's rate that a server carries, and say why if it is not the known one."""
+    """Search for the share of a workload's rate that a server carries, and say why if it is not the
+    known one.
+    """
     most = max_rate(workload, server, precision=precision, seed=workload.seed)
     bracket = Bracket(most.rate / workload.rate, most.above / workload.rate)
     if expected is None or bracket.holds(expected):
@@ -152,21 +196,33 @@ def _why(workload: Workload, server: Server, expected: float) -> str:
     share = expected - 2 * _KNOWN_TO
     watches = verdict(workload.with_rate(share * workload.rate), server, seed=workload.seed).watches
     grow, shrink = (
-        [f"{_BACKLOGS[w.start]} {does} by {abs(w.drift):.1%}" for w in watches if w.outcome == outcome]
+        [
+            f"{_BACKLOGS[w.start]} {does} by {abs(w.drift):.1%}"
+            for w in watches
+            if w.outcome == outcome
+        ]
         for outcome, does in (("unstable", "grows"), ("stable", "shrinks"))
     )
     where = f"at {share:.3f}, just below the known share,"
     if grow and shrink:
-        drifts = f"{' and '.join(shrink)}, but {' and '.join(grow)}: the answer depends on the start"
+        drifts = (
+            f"{' and '.join(shrink)}, but {' and '.join(grow)}: the answer depends on the start"
+        )
         return f"{where} {drifts}, and the test asks that no backlog grows"
     return f"{where} {' and '.join(grow or shrink) or 'the test is undecided'}"
 
 
-_BACKLOGS = {"prefill": "a backlog of prompts", "mixed": "a mixed backlog", "decode": "a backlog of decodes"}
+_BACKLOGS = {
+    "prefill": "a backlog of prompts",
+    "mixed": "a mixed backlog",
+    "decode": "a backlog of decodes",
+}
 
 
 def _claims(point: str, name: str, cells: Mapping[Kind, _Cell]) -> list[Claim]:
-    """Compare a policy at a point with what is known, a claim for all kinds of lengths; none if nothing is known."""
+    """Compare a policy at a point with what is known, a claim for all kinds of lengths; none if
+    nothing is known.
+    """
     expected = {kind: cell for kind, cell in cells.items() if cell.expected is not None}
     if not expected:
         return []
@@ -201,8 +257,10 @@ def _chart(table: pl.DataFrame) -> Any:
             x=x, xOffset=offset, y=low, y2="unstable_at:Q", color=colour
         )
         known = base.transform_filter("datum.known != null")
-        dots = known.mark_point(size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1).encode(
-            x=x, xOffset=offset, y=alt.Y("known:Q"), shape=shape
+        dots = known.mark_point(
+            size=26, filled=True, fill="white", stroke="black", strokeWidth=1, opacity=1
+        ).encode(x=x, xOffset=offset, y=alt.Y("known:Q"), shape=shape)
+        panels.append(
+            alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300)
         )
-        panels.append(alt.layer(rule, bars, dots).properties(width=max(60, 66 * len(points)), height=300))
     return on_grid(alt.hconcat(*panels))

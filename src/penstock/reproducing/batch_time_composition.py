@@ -74,15 +74,21 @@ def run(setup: Setup) -> Reproduction:
     odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
     if odd is not None or not settings.token_loads:
         raise InputError(
-            f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} models, but a comparison "
+            f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} "
+            "models, but a comparison "
             "takes a load or more, and a smaller and a larger model; give those"
         )
     # what is served, and how long each model takes for it; pairs without times are left out
     prompt, output, origin = _lengths(setup, settings)
     times = {model.name: _times(setup, model) for pair in settings.pairs for model in pair}
-    pairs = [pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)]
+    pairs = [
+        pair for pair in settings.pairs if all(times[model.name] is not None for model in pair)
+    ]
     if not pairs:
-        raise InputError("no pair of models has layer profiles or a preset here; give --data, or `hardware` for both")
+        raise InputError(
+            "no pair of models has layer profiles or a preset here; give --data, or `hardware` "
+            "for both"
+        )
     # at each token load the same batches for all models
     loads = sorted(set(settings.token_loads))
     rows = []
@@ -100,34 +106,47 @@ def run(setup: Setup) -> Reproduction:
         setup.progress((index + 1) / len(loads))
     # at full load no more variation than a good fit leaves, and less for the larger model
     most = room_for_composition(settings.relatively_constant)
-    claims = [_constant(model, variation[model.name, full], full, most) for pair in pairs for model in pair]
+    claims = [
+        _constant(model, variation[model.name, full], full, most)
+        for pair in pairs
+        for model in pair
+    ]
     claims += [_smaller(pair, variation, full) for pair in pairs]
     table = pl.DataFrame(rows, ["model", "token_load", "batches", "mean_s", "cv"], orient="row")
     (worst, at), cv = max(variation.items(), key=lambda cell: cell[1])
     assumed = (
         "The paper does not publish its times (SGLang): " + _what_for_times(setup, pairs, settings),
-        f"{origin}, prompts of at most {settings.longest_prompt:,} and requests of at most {settings.longest:,} tokens"
+        f"{origin}, prompts of at most {settings.longest_prompt:,} and requests of at most "
+        f"{settings.longest:,} tokens"
         f": {prompt.size:,} of them, means {prompt.mean():,.0f} and {output.mean():,.0f}",
-        f"The paper gives no number for 'relatively constant'. Here it means a CV of at most {most:.1%}: the error of "
-        f"a staircase with R^2 = {settings.relatively_constant.r2:g}, divided by the mean batch time. Full load means "
+        "The paper gives no number for 'relatively constant'. Here it means a CV of at most "
+        f"{most:.1%}: the error of "
+        f"a staircase with R^2 = {settings.relatively_constant.r2:g}, divided by the mean batch "
+        "time. Full load means "
         f"{full:,} tokens",
-        "The number of decodes in a batch is drawn evenly from 1 to the max batch size; in one run it varies less",
+        "The number of decodes in a batch is drawn evenly from 1 to the max batch size; in one "
+        "run it varies less",
     )
     text = "Coefficient of variation of the batch time by token load, a line per model."
     return setup.answer(
         claims, table, {text: _variation_chart(table, most)},
-        "All batches at one token load have the same number of tokens, in other mixes of prefill and decode. CV: "
-        f"standard deviation over mean. Black line: {most:.1%}, the most that counts as relatively constant. The paper "
+        "All batches at one token load have the same number of tokens, in other mixes of prefill "
+        "and decode. CV: "
+        f"standard deviation over mean. Black line: {most:.1%}, the most that counts as "
+        "relatively constant. The paper "
         "speaks of the full token load only. Over all loads, the batch time of "
         f"{worst.replace(', ', ' on ')} varies most: "
-        f"{cv:.1%} at {at:,} tokens. There attention, which reads the tokens before each decode, takes much of the "
+        f"{cv:.1%} at {at:,} tokens. There attention, which reads the tokens before each decode, "
+        "takes much of the "
         "time.",
         (), assumed,
     )  # fmt: skip
 
 
 def room_for_composition(stairs: "_Stairs") -> float:
-    """Return the error that a staircase with some R^2 leaves over loads up to the largest, over the mean batch time."""
+    """Return the error that a staircase with some R^2 leaves over loads up to the largest, over the
+    mean batch time.
+    """
     model = PiecewiseConstant(stairs.c_ms / 1e3, stairs.a_ms / 1e3, stairs.b0)
     seconds = model(np.arange(1, stairs.largest + 1))
     return float(np.sqrt((1 - stairs.r2) / stairs.r2) * seconds.std() / seconds.mean())
@@ -141,28 +160,38 @@ def _lengths(setup: Setup, settings: _Composition) -> tuple[Ints, Ints, str]:
         origin = "ShareGPT's lengths"
     else:
         workload = Workload.preset(settings.lengths.preset)
-        origin = f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} were drawn"
+        origin = (
+            f"ShareGPT's lengths are not here (--data), so those of {settings.lengths.preset} "
+            "were drawn"
+        )
     rows = workload.with_rate(1.0, "poisson").with_seed(settings.seed).requests(_DRAWN_LENGTHS)
     prompt = rows.prompt_tokens.astype(np.int64)
     output = rows.output_tokens.astype(np.int64)
     short = (prompt <= settings.longest_prompt) & (prompt + output <= settings.longest)
     if not short.any():
         raise InputError(
-            f"no request has a prompt of at most {settings.longest_prompt:,} and at most {settings.longest:,} tokens "
+            f"no request has a prompt of at most {settings.longest_prompt:,} and at most "
+            f"{settings.longest:,} tokens "
             "in all, so no batch can be drawn; raise longest_prompt or longest"
         )
     return prompt[short], output[short], origin
 
 
 def _times(setup: Setup, model: _Model) -> Callable[[BatchContents], Floats] | None:
-    """Return what gives the seconds of batches: the layer profile, else the preset, else nothing."""
+    """Return what gives the seconds of batches: the layer profile, else the preset, else
+    nothing.
+    """
     file = _profiled(setup, model)
     if file is not None:
         if model.source == "vidur":
             folder = setup.profile(model.source)
             key = f"attention of {model.name}"
-            attention = None if model.attention is None else profile_in(folder, model.attention, key)
-            return read_vidur(file, attention, layers=model.layers, tensor_parallel=model.tensor_parallel).of
+            attention = (
+                None if model.attention is None else profile_in(folder, model.attention, key)
+            )
+            return read_vidur(
+                file, attention, layers=model.layers, tensor_parallel=model.tensor_parallel
+            ).of
         return read_llmservingsim(file, model.layers, tensor_parallel=model.tensor_parallel).of
     if model.hardware is None:
         return None
@@ -184,7 +213,9 @@ def _times(setup: Setup, model: _Model) -> Callable[[BatchContents], Floats] | N
 def _profiled(setup: Setup, model: _Model) -> Path | None:
     """Return the layer profile of a model, if it is in the data."""
     of_files = model.source == "llmservingsim"
-    return profile_in(setup.profile(model.source), model.file, f"file of {model.name}", of_files=of_files)
+    return profile_in(
+        setup.profile(model.source), model.file, f"file of {model.name}", of_files=of_files
+    )
 
 
 def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -> BatchContents:
@@ -200,20 +231,26 @@ def _batches_of(prompt: Ints, output: Ints, load: int, settings: _Composition) -
     chosen = drawn.prefill + drawn.decodes == load
     if chosen.sum() < 2:
         raise InputError(
-            f"{'only one' if chosen.any() else 'no'} batch of {load:,} tokens was drawn, and a variation takes two; "
+            f"{'only one' if chosen.any() else 'no'} batch of {load:,} tokens was drawn, and a "
+            "variation takes two; "
             f"raise batches, now {settings.batches:,}, or leave this load out"
         )
     inside = chosen[drawn.batch]
     renamed = np.cumsum(chosen) - 1
     sums = (drawn.decodes[chosen], drawn.context[chosen], drawn.longest[chosen])
-    return BatchContents(*sums, renamed[drawn.batch[inside]], drawn.new[inside], drawn.before[inside])
+    return BatchContents(
+        *sums, renamed[drawn.batch[inside]], drawn.new[inside], drawn.before[inside]
+    )
 
 
 def _constant(model: _Model, cv: float, full: int, most: float) -> Claim:
     """Compare how much the batch time varies at the full token load with what a good fit leaves."""
-    reason = "attention, which reads the tokens before each decode, takes too much of the batch time"
+    reason = (
+        "attention, which reads the tokens before each decode, takes too much of the batch time"
+    )
     return Claim.judged(
-        f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})", f"{cv:.1%}", cv <= most,
+        f"CV at {full:,} tokens, {model.name}", f"relatively constant (up to {most:.1%})",
+        f"{cv:.1%}", cv <= most,
         reason,
     )  # fmt: skip
 
@@ -233,18 +270,27 @@ def _what_for_times(setup: Setup, pairs: list[list[_Model]], settings: _Composit
     by_source: dict[str, list[str]] = {}
     for model in itertools.chain.from_iterable(pairs):
         profiled = _profiled(setup, model) is not None
-        by_source.setdefault(_SOURCES[model.source] if profiled else "", []).append(f"{model.model} on {model.card}")
+        by_source.setdefault(_SOURCES[model.source] if profiled else "", []).append(
+            f"{model.model} on {model.card}"
+        )
     parts = [
-        f"{' and '.join(names)} by {source}'s layer profiles, without exchange between GPUs and the engine's own work"
+        f"{' and '.join(names)} by {source}'s layer profiles, without exchange between GPUs and "
+        "the engine's own work"
         for source, names in by_source.items()
         if source
     ]
     if "" in by_source:
         parts.append(
-            f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer profiles are not here "
+            f"{' and '.join(by_source[''])} by presets of `penstock hardware`, as their layer "
+            "profiles are not here "
             "(--data)"
         )
-    left = [f"{model.model} on {model.card}" for pair in settings.pairs if pair not in pairs for model in pair]
+    left = [
+        f"{model.model} on {model.card}"
+        for pair in settings.pairs
+        if pair not in pairs
+        for model in pair
+    ]
     if left:
         parts.append(f"{' and '.join(left)} left out, as a layer profile or a preset is missing")
     return "batches are timed for " + "; ".join(parts)
@@ -257,9 +303,15 @@ def _variation_chart(table: pl.DataFrame, most: float) -> Any:
     names = table["model"].unique(maintain_order=True).to_list()
     x = alt.X(
         "token_load:Q", title="Token load (tokens in the batch)",
-        scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=table["token_load"].unique().to_list(), format=",d"),
+        scale=alt.Scale(type="log", base=2),
+        axis=alt.Axis(values=table["token_load"].unique().to_list(), format=",d"),
     )  # fmt: skip
-    y = alt.Y("cv:Q", title="CV of the batch time", axis=alt.Axis(format="%"), scale=alt.Scale(domainMin=0))
+    y = alt.Y(
+        "cv:Q",
+        title="CV of the batch time",
+        axis=alt.Axis(format="%"),
+        scale=alt.Scale(domainMin=0),
+    )
     lines = (
         alt.Chart(table)
         .mark_line(strokeWidth=2, point=alt.OverlayMarkDef(size=45, filled=True))

@@ -55,7 +55,9 @@ class _Fits(Section):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Fitted:
-    """A case: its batch times, measured or as a preset has them, and the staircase of the width asked for."""
+    """A case: its batch times, measured or as a preset has them, and the staircase of the width
+    asked for.
+    """
 
     case: _Case
     batches: MeasuredBatches
@@ -67,7 +69,9 @@ class _Fitted:
         """The paper's staircase, of its own width."""
         constants = self.case.published
         return (
-            None if constants is None else PiecewiseConstant(constants.c_ms / 1e3, constants.a_ms / 1e3, constants.b0)
+            None
+            if constants is None
+            else PiecewiseConstant(constants.c_ms / 1e3, constants.a_ms / 1e3, constants.b0)
         )
 
 
@@ -76,8 +80,10 @@ def run(setup: Setup) -> Reproduction:
     settings = setup.settings(_Fits, sections=())
     if not settings.cases or settings.largest <= settings.b0:
         raise InputError(
-            f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest {settings.largest:,} and steps "
-            f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case or more; give a case, "
+            f"fig-batch-time-fit has {len(settings.cases)} cases, loads up to largest "
+            f"{settings.largest:,} and steps "
+            f"of b0 {settings.b0:,} tokens, but fits a staircase of two steps or more to a case "
+            "or more; give a case, "
             "and a largest above b0"
         )
     folder = setup.profile(settings.source)
@@ -91,21 +97,29 @@ def run(setup: Setup) -> Reproduction:
     missing = [fitted.case.name for fitted in fits if not fitted.measured]
     if len(missing) < len(fits):
         assumed += [
-            f"Batch times are Vidur's medians, summed over all layers without attention, up to {settings.largest:,} "
+            "Batch times are Vidur's medians, summed over all layers without attention, up to "
+            f"{settings.largest:,} "
             "tokens. The paper does not say what it measured",
-            "These times leave out attention and the exchange between GPUs, so those of TP2 and TP4 are too short",
+            "These times leave out attention and the exchange between GPUs, so those of TP2 and "
+            "TP4 are too short",
         ]
     if missing:
         assumed.append(
-            f"Layer profiles of {', '.join(missing)} are not here (--data), so those batch times are of `penstock "
-            "hardware`, linear layers only, which were themselves fitted to loads up to 4,096 tokens: the R^2 of a fit "
+            f"Layer profiles of {', '.join(missing)} are not here (--data), so those batch times "
+            "are of `penstock "
+            "hardware`, linear layers only, which were themselves fitted to loads up to 4,096 "
+            "tokens: the R^2 of a fit "
             "to measured times needs --data, and only published constants can be compared"
         )
     rows = _rows(fits, settings)
-    text = "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel per model."
+    text = (
+        "Batch time by token load with the fitted staircases, by tensor-parallel degree, a panel "
+        "per model."
+    )
     return setup.answer(
         claims, rows, {text: _stairs_chart(rows)},
-        "Points: batch times, measured or from `penstock hardware`. Coloured lines: the staircase fitted to these "
+        "Points: batch times, measured or from `penstock hardware`. Coloured lines: the staircase "
+        "fitted to these "
         "points. Thin black lines: the published staircase.", (), (_near(settings), *assumed),
     )  # fmt: skip
 
@@ -113,7 +127,8 @@ def run(setup: Setup) -> Reproduction:
 def _near(settings: _Fits) -> str:
     """Say what counts as same, and which batches an R^2 is of."""
     return (
-        f"Same means: R^2 is above {settings.r2:g}; a published constant or step lies inside the 95% interval of the "
+        f"Same means: R^2 is above {settings.r2:g}; a published constant or step lies inside the "
+        "95% interval of the "
         "one fitted here. No batch is held out: each R^2 is of the same batches that were fitted"
     )
 
@@ -123,7 +138,9 @@ def _fitted(case: _Case, file: Path | None, settings: _Fits) -> _Fitted:
         profile = read_vidur(file, layers=case.layers, tensor_parallel=case.tensor_parallel)
         batches = profile.without_attention().up_to(settings.largest)
     else:
-        loads = np.append(1.0, np.arange(_LOADS_APART, settings.largest + 1, _LOADS_APART, dtype=np.float64))
+        loads = np.append(
+            1.0, np.arange(_LOADS_APART, settings.largest + 1, _LOADS_APART, dtype=np.float64)
+        )
         seconds = hardware(case.hardware).batch_time(loads)
         batches = MeasuredBatches(seconds, loads, source=case.hardware, sweep=True, averaged=True)
     return _Fitted(case, batches, fit(batches, "steps", b0=settings.b0), file is not None)
@@ -136,7 +153,8 @@ def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
     if fitted.measured:
         claims.append(
             Claim.judged(
-                f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}", reached > settings.r2,
+                f"R^2, {case.name}", f"above {settings.r2:g}", f"{reached:.3f}",
+                reached > settings.r2,
                 _SMALLER_STEPS,
             )
         )  # fmt: skip
@@ -145,7 +163,8 @@ def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
         kept = r2(fitted.batches.seconds, published(fitted.batches.tokens))
         claims.append(
             Claim.judged(
-                f"R^2 of the published constants, {case.name}", f"above {settings.r2:g}", f"{kept:.3f}",
+                f"R^2 of the published constants, {case.name}", f"above {settings.r2:g}",
+                f"{kept:.3f}",
                 kept > settings.r2,
                 _why_low(fitted, published),
             )
@@ -157,28 +176,44 @@ def _claims_of(fitted: _Fitted, settings: _Fits) -> list[Claim]:
 
 _SMALLER_STEPS = "on more GPUs the times also have smaller steps, of 64 tokens (see the figure)"
 
-_ROUNDED_OFF = "the catalogue has straight lines between some loads there, which round steps off; give --data"
+_ROUNDED_OFF = (
+    "the catalogue has straight lines between some loads there, which round steps off; give --data"
+)
 
 
 def _why_low(fitted: _Fitted, published: PiecewiseConstant) -> str:
     bias = float(published(fitted.batches.tokens).sum() / fitted.batches.seconds.sum() - 1)
-    reason = f"summed, the published times are {bias:+.1%} off these, of linear layers only; fitted anew, R^2 is "
+    reason = (
+        f"summed, the published times are {bias:+.1%} off these, of linear layers only; fitted "
+        "anew, R^2 is "
+    )
     return f"{reason}{fitted.stairs.r2:.3f}" + ("" if fitted.measured else f", as {_ROUNDED_OFF}")
 
 
-def _parameters(fitted: _Fitted, published: PiecewiseConstant | None, settings: _Fits) -> list[Claim]:
+def _parameters(
+    fitted: _Fitted, published: PiecewiseConstant | None, settings: _Fits
+) -> list[Claim]:
     """Compare c, a and the width of a step, with their 95% intervals."""
     claims = []
     name = fitted.case.name
     if published is not None:
-        parameters = {key: [1e3 * value for value in fitted.stairs.parameters[key]] for key in ("c", "a")}
-        inside = {key: low <= 1e3 * getattr(published, key) <= high for key, (_, low, high) in parameters.items()}
-        constants = ", ".join(f"{key} {v:.2f} ({low:.2f}..{high:.2f})" for key, (v, low, high) in parameters.items())
+        parameters = {
+            key: [1e3 * value for value in fitted.stairs.parameters[key]] for key in ("c", "a")
+        }
+        inside = {
+            key: low <= 1e3 * getattr(published, key) <= high
+            for key, (_, low, high) in parameters.items()
+        }
+        constants = ", ".join(
+            f"{key} {v:.2f} ({low:.2f}..{high:.2f})" for key, (v, low, high) in parameters.items()
+        )
         outside = " and ".join(key for key, held in inside.items() if not held)
         claims.append(
             Claim(
-                f"constants, {name}", f"c {1e3 * published.c:.2f}, a {1e3 * published.a:.2f} ms", f"{constants} ms",
-                not outside, f"{outside} outside the 95% interval; {_SMALLER_STEPS}" if outside else "",
+                f"constants, {name}", f"c {1e3 * published.c:.2f}, a {1e3 * published.a:.2f} ms",
+                f"{constants} ms",
+                not outside,
+                f"{outside} outside the 95% interval; {_SMALLER_STEPS}" if outside else "",
             )
         )  # fmt: skip
     free = fit(fitted.batches, "steps")
@@ -187,8 +222,10 @@ def _parameters(fitted: _Fitted, published: PiecewiseConstant | None, settings: 
     same = low <= expected <= high
     claims.append(
         Claim.judged(
-            f"tokens of a step, {name}", f"{expected}", f"{width:.0f} ({low:.0f}..{high:.0f})", same,
-            f"R^2 {free.r2:.3f} with this step, {fitted.stairs.r2:.3f} with {settings.b0}: {_SMALLER_STEPS}",
+            f"tokens of a step, {name}", f"{expected}", f"{width:.0f} ({low:.0f}..{high:.0f})",
+            same,
+            f"R^2 {free.r2:.3f} with this step, {fitted.stairs.r2:.3f} with {settings.b0}: "
+            f"{_SMALLER_STEPS}",
         )
     )  # fmt: skip
     return claims
@@ -203,13 +240,22 @@ def _rows(fits: list[_Fitted], settings: _Fits) -> pl.DataFrame:
             ("fitted", fitted.stairs.model),
             ("published", fitted.published),
         ]
-        points = zip(fitted.batches.tokens.tolist(), (1e3 * fitted.batches.seconds).tolist(), strict=True)
-        rows += [(*about, "measured" if fitted.measured else "catalogue", load, ms) for load, ms in points]
+        points = zip(
+            fitted.batches.tokens.tolist(), (1e3 * fitted.batches.seconds).tolist(), strict=True
+        )
+        rows += [
+            (*about, "measured" if fitted.measured else "catalogue", load, ms)
+            for load, ms in points
+        ]
         for kind, model in parts:
             if model is not None:
                 width = model.b0 if isinstance(model, PiecewiseConstant) else settings.b0
-                ends = np.append(np.arange(0, settings.largest, width), settings.largest).astype(np.float64)
-                steps = zip(ends.tolist(), (1e3 * model(np.maximum(ends, 1.0))).tolist(), strict=True)
+                ends = np.append(np.arange(0, settings.largest, width), settings.largest).astype(
+                    np.float64
+                )
+                steps = zip(
+                    ends.tolist(), (1e3 * model(np.maximum(ends, 1.0))).tolist(), strict=True
+                )
                 rows += [(*about, kind, load, ms) for load, ms in steps]
     return pl.DataFrame(rows, ["model", "degree", "kind", "tokens", "ms"], orient="row")
 
@@ -220,7 +266,8 @@ def _stairs_chart(rows: pl.DataFrame) -> Any:
     shape = alt.Shape("degree:N", scale=cycled(degrees, _SHAPES), legend=None)
     largest = float(rows["tokens"].cast(pl.Float64).to_numpy().max())
     x = alt.X(
-        "tokens:Q", title="Token load (tokens in the batch)", axis=alt.Axis(format=",d", tickCount=5),
+        "tokens:Q", title="Token load (tokens in the batch)",
+        axis=alt.Axis(format=",d", tickCount=5),
         scale=alt.Scale(domain=[0, largest], nice=False),
     )  # fmt: skip
     slowest = float(rows["ms"].to_numpy().max())
@@ -232,7 +279,8 @@ def _stairs_chart(rows: pl.DataFrame) -> Any:
     )
     named = alt.Opacity(
         "kind:N", scale=alt.Scale(domain=["published"], range=[1]),
-        legend=alt.Legend(title="Thin black lines", symbolType="stroke", symbolStrokeColor="black", symbolSize=300),
+        legend=alt.Legend(title="Thin black lines", symbolType="stroke", symbolStrokeColor="black",
+        symbolSize=300),
     )  # fmt: skip
     panels = []
     for model in rows["model"].unique(maintain_order=True):
@@ -240,7 +288,9 @@ def _stairs_chart(rows: pl.DataFrame) -> Any:
         points = alt.Chart(here.filter(pl.col("kind").is_in(["measured", "catalogue"])))
         fitted, published = (alt.Chart(here.filter(kind=kind)) for kind in ("fitted", "published"))
         layers = [
-            points.mark_point(size=22, opacity=0.8, strokeWidth=1).encode(x=x, y=y, color=look["color"], shape=shape),
+            points.mark_point(size=22, opacity=0.8, strokeWidth=1).encode(
+                x=x, y=y, color=look["color"], shape=shape
+            ),
             fitted.mark_line(strokeWidth=2.2, interpolate="step-before").encode(x=x, y=y, **look),
         ]
         if here.filter(kind="published").height:

@@ -47,8 +47,9 @@ ITEMS = (
     Item("lemma-join", "A counter-example to the bound on join buffers",
          "corrects the paper", "join_buffers.run", ("simulate.requests",)),
 )  # fmt: skip
-"""In the order of the paper. Its figure 2, the demand for offline inference at a cloud provider, rests on data that are
-not public."""
+"""In the order of the paper. Its figure 2, the demand for offline inference at a cloud provider,
+rests on data that are not public.
+"""
 
 
 def item(name: Any) -> Item:
@@ -62,7 +63,8 @@ def item(name: Any) -> Item:
     names = [item.name for item in ITEMS]
     if name not in names:
         raise InputError(
-            f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario file)"
+            f"there is no item {checks.shown(name)} to reproduce (an item, `all` or a scenario "
+            "file)"
             f"{nearest(str(name), names)}"
         )
     return ITEMS[names.index(name)]
@@ -91,19 +93,26 @@ def _read(what: str | Path) -> tuple[Item, Mapping[str, Any], Path]:
         path = checks.path("the scenario to reproduce", what)
         if not path.exists():
             raise InputError(
-                f"there is no scenario file {path}; `penstock reproduce NAME` writes that of an item beside its results"
+                f"there is no scenario file {path}; `penstock reproduce NAME` writes that of an "
+                "item beside its results"
             )
         document, folder = read_document(path), path.resolve().parent
     else:
         document = yaml.safe_load(item(what).text)
     section = document.get("reproduce") if isinstance(document, Mapping) else None
     if not isinstance(section, Mapping) or "item" not in section:
-        raise InputError(f"{what} has no section `reproduce` with an `item`; such as reproduce: {{item: fig-kmax}}")
+        raise InputError(
+            f"{what} has no section `reproduce` with an `item`; such as reproduce: {{item: "
+            "fig-kmax}"
+        )
     return item(section["item"]), document, folder
 
 
 def reproduce(
-    what: str | Path, *, data: str | Path | None = None, progress: Callable[[float], None] | None = None
+    what: str | Path,
+    *,
+    data: str | Path | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> Reproduction:
     """Measure an item of the paper again.
 
@@ -112,8 +121,8 @@ def reproduce(
     what
         A name in `ITEMS`, or a scenario file with ``reproduce: {item: NAME}``.
     data
-        A folder with recorded traces and profiles. Without it, or where it lacks one, look-alikes stand for traces and
-        presets for profiles, which ``assumed`` says.
+        A folder with recorded traces and profiles. Without it, or where it lacks one, look-alikes
+        stand for traces and presets for profiles, which ``assumed`` says.
     progress
         Called with the share that is done.
 
@@ -126,7 +135,9 @@ def reproduce(
     if data is not None:
         data = checks.path("--data", data)
         if not data.is_dir():
-            raise InputError(f"--data {data} is no folder; give one with recorded traces, or leave it out")
+            raise InputError(
+                f"--data {data} is no folder; give one with recorded traces, or leave it out"
+            )
     answer = measure(Setup(chosen, document, folder, data, progress or (lambda share: None)))
     changed = _changed(yaml.safe_load(chosen.text), document, chosen.samples)
     return answer.of_changed(changed) if changed else answer
@@ -135,16 +146,22 @@ def reproduce(
 def measure(setup: Setup) -> Reproduction:
     """Measure an item with its scenario, or a changed one: the claims are judged all the same."""
     module, function = setup.item.function.split(".")
-    answer: Reproduction = getattr(importlib.import_module(f"penstock.reproducing.{module}"), function)(setup)
+    answer: Reproduction = getattr(
+        importlib.import_module(f"penstock.reproducing.{module}"), function
+    )(setup)
     return answer
 
 
 def _changed(own: Any, document: Any, samples: Collection[str], key: str = "") -> list[str]:
-    """Return the keys of a scenario whose values are others than the item's own; a larger sample is none."""
+    """Return the keys of a scenario whose values are others than the item's own; a larger sample is
+    none.
+    """
     if isinstance(own, Mapping) and isinstance(document, Mapping):
         below = [(f"{key}.{name}".lstrip("."), name) for name in dict.fromkeys([*own, *document])]
         return [
-            changed for path, name in below for changed in _changed(own.get(name), document.get(name), samples, path)
+            changed
+            for path, name in below
+            for changed in _changed(own.get(name), document.get(name), samples, path)
         ]
     if own == document:
         return []

@@ -11,7 +11,9 @@ from penstock.errors import InputError
 from penstock.show.page import Page, Shown, Table
 
 Sameness = Literal["same", "differs", "changed"]
-"""``changed``: the scenario is not that of the item, so nothing is judged: what is published is of other inputs."""
+"""``changed``: the scenario is not that of the item, so nothing is judged: what is published is of
+other inputs.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Item:
     source
         Where it stands in the paper.
     function
-        What measures it, a function from Setup to Reproduction: ``module.function`` of this package.
+        What measures it, a function from Setup to Reproduction: ``module.function`` of this
+        package.
     samples
         Settings of its file of which more make the answer surer, and no other one.
     """
@@ -41,7 +44,9 @@ class Item:
     @property
     def text(self) -> str:
         """Its scenario file."""
-        return (resources.files("penstock.reproducing") / "scenarios" / f"{self.name}.yaml").read_text(encoding="utf-8")
+        return (
+            resources.files("penstock.reproducing") / "scenarios" / f"{self.name}.yaml"
+        ).read_text(encoding="utf-8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,11 +126,14 @@ class Reproduction(Shown):
     def of_changed(self, keys: Sequence[str]) -> "Reproduction":
         """Return the same of a scenario that was changed, of which nothing is judged."""
         note = (
-            f"the scenario was changed ({', '.join(keys)}): nothing is judged; what was published belongs to the "
+            f"the scenario was changed ({', '.join(keys)}): nothing is judged; what was published "
+            "belongs to the "
             "item's own scenario, what a theorem gives is computed for yours"
         )
         claims = tuple(dataclasses.replace(claim, same=None, why="") for claim in self.claims)
-        return dataclasses.replace(self, claims=claims, assumed=(note, *self.assumed), changed=tuple(keys))
+        return dataclasses.replace(
+            self, claims=claims, assumed=(note, *self.assumed), changed=tuple(keys)
+        )
 
     @property
     def differing(self) -> tuple[Claim, ...]:
@@ -151,7 +159,9 @@ class Reproduction(Shown):
             "name": self.name,
             "title": self.title,
             "source": self.source,
-            "claims": [dataclasses.asdict(claim) | {"verdict": claim.verdict} for claim in self.claims],
+            "claims": [
+                dataclasses.asdict(claim) | {"verdict": claim.verdict} for claim in self.claims
+            ],
             "assumed": list(self.assumed),
             "changed": list(self.changed),
             "rows": self.rows.to_dicts(),

@@ -19,20 +19,34 @@ if TYPE_CHECKING:
 def reproduce(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|all|FILE]", help="An item, all of them, or a scenario file; none: list them."),
+        typer.Argument(
+            metavar="[NAME|all|FILE]",
+            help="An item, all of them, or a scenario file; none: list them.",
+        ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where pages (HTML), figures (SVG), tables (CSV) are written.")
+        Path,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Where pages (HTML), figures (SVG), tables (CSV) are written.",
+        ),
     ] = Path("reproduced"),
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Recorded traces and profiles; without it look-alikes are drawn."),
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Recorded traces and profiles; without it look-alikes are drawn.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure tables and figures of the paper again, and say what is the same, what differs and why.
+    """Measure tables and figures of the paper again, and say what is the same, what differs and
+    why.
 
-    Each item is a scenario file, written beside its results: change it, and give it back to the command.
+    Each item is a scenario file, written beside its results: change it, and give it back to the
+    command.
     """
     from penstock.reproducing.catalogue import ITEMS, is_file, item, item_of
     from penstock.reproducing.catalogue import reproduce as measure
@@ -40,7 +54,9 @@ def reproduce(
     from penstock.reproducing.write import check_folder, files_of, write, write_index
 
     if what is None:
-        items = [{"name": entry.name, "title": entry.title, "source": entry.source} for entry in ITEMS]
+        items = [
+            {"name": entry.name, "title": entry.title, "source": entry.source} for entry in ITEMS
+        ]
         show_page(items_page(), {"items": items}, None, as_json)
         return
     file = None
@@ -79,18 +95,22 @@ def _hints(results: "Sequence[Reproduction]", out: Path, *, from_file: bool) -> 
 
     if len(results) == 1 and index_is_old(results[0], out):
         yield (
-            f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock reproduce all --out "
+            f"{out / 'index.html'} still shows the earlier run of {results[0].name}; `penstock "
+            "reproduce all --out "
             f"{shlex.quote(str(out))}` writes it anew"
         )
     for result in () if from_file else results:
         path = left(result.name, out)
         if path is not None:
             yield (
-                f"{path} was left as it is, for it is not the scenario that was measured; `penstock reproduce "
+                f"{path} was left as it is, for it is not the scenario that was measured; "
+                "`penstock reproduce "
                 f"{shlex.quote(str(path))}` measures it"
             )
 
 
-def _part(show: Callable[[float, str], None], index: int, names: Sequence[str], share: float) -> None:
+def _part(
+    show: Callable[[float, str], None], index: int, names: Sequence[str], share: float
+) -> None:
     """Show how much of all items is done."""
     show((index + share) / len(names), names[index])

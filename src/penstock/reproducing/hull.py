@@ -1,4 +1,6 @@
-"""The stability region under a max batch size: the four vertices of the paper, and the region itself."""
+"""The stability region under a max batch size: the four vertices of the paper, and the region
+itself.
+"""
 
 import dataclasses
 from typing import Any
@@ -25,7 +27,9 @@ _EQUAL = 1e-9
 
 class _Settings(Section):
     beyond_b0: Whole = 200
-    """A max batch size above b0, at most the token budget, where the paper's vertices are not those of the region."""
+    """A max batch size above b0, at most the token budget, where the paper's vertices are not those
+    of the region.
+    """
 
 
 def run(setup: Setup) -> Reproduction:
@@ -50,52 +54,69 @@ def run(setup: Setup) -> Reproduction:
     claims.append(_beyond(server, settings.beyond_b0, prompt))
     chart = _chart(hull.vertices, vertices)
     text = (
-        "Stability region: prefill tokens per second against decode tokens per second, with the vertices A, B, C and D."
+        "Stability region: prefill tokens per second against decode tokens per second, with the "
+        "vertices A, B, C and D."
     )
-    table = pl.DataFrame(rows, ["of", "vertex", "prefill_tokens_per_s", "decode_tokens_per_s"], orient="row")
+    table = pl.DataFrame(
+        rows, ["of", "vertex", "prefill_tokens_per_s", "decode_tokens_per_s"], orient="row"
+    )
     return setup.answer(
         claims, table, {text: chart},
-        "Outside no policy is stable. Whether every point inside can be carried is the open problem.",
+        "Outside no policy is stable. Whether every point inside can be carried is the open "
+        "problem.",
         assumed=(
-            f"Prompts are {prompt:,} tokens. Measured: where the region ends in the direction of each published "
+            f"Prompts are {prompt:,} tokens. Measured: where the region ends in the direction of "
+            "each published "
             "vertex. Verdict `same`: the two differ by rounding only",
         ),
     )  # fmt: skip
 
 
 _SHORT = (
-    "no error of the paper, which calls its region necessary: one prompt is to fill the batch beside k_max - 1 "
+    "no error of the paper, which calls its region necessary: one prompt is to fill the batch "
+    "beside k_max - 1 "
     "decodes, and one of {:,} tokens is too short for that; more prompts take the places of decodes"
 )
-_INSIDE = "the set is that of the theorem, but this point is no corner of it: it holds more in that direction"
+_INSIDE = (
+    "the set is that of the theorem, but this point is no corner of it: it holds more in that "
+    "direction"
+)
 
 
 def _staircase(server: Server) -> tuple[PiecewiseConstant, int]:
     """Return the batch time and the max batch size of a server that has those of the theorem."""
     model, slots = server.batch_time, server.max_batch_size
     if not isinstance(model, PiecewiseConstant) or slots is None:
-        raise InputError("fig-hull needs batch_time with c_ms, a_ms and b0, and a max_batch_size; give them")
+        raise InputError(
+            "fig-hull needs batch_time with c_ms, a_ms and b0, and a max_batch_size; give them"
+        )
     return model, slots
 
 
-def _refuse_other_hypotheses(server: Server, model: PiecewiseConstant, slots: int, beyond: int) -> None:
+def _refuse_other_hypotheses(
+    server: Server, model: PiecewiseConstant, slots: int, beyond: int
+) -> None:
     """Refuse what the theorem does not speak of: k_max <= b0, b0 divides b_max, a > 0."""
     budget, b0 = server.token_budget, model.b0
     if slots > b0:
         raise InputError(
-            f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, and its vertices are "
-            "not those of the region beyond it; lower max_batch_size, or ask for it as reproduce.beyond_b0"
+            f"max_batch_size is {slots:,}, but Theorem 4 asks for at most batch_time.b0, {b0:,}, "
+            "and its vertices are "
+            "not those of the region beyond it; lower max_batch_size, or ask for it as "
+            "reproduce.beyond_b0"
         )
     if budget % b0:
         raise InputError(
-            f"token_budget is {budget:,}, but Theorem 4 asks for a multiple of batch_time.b0, {b0:,}, and its vertices "
+            f"token_budget is {budget:,}, but Theorem 4 asks for a multiple of batch_time.b0, "
+            f"{b0:,}, and its vertices "
             f"are not those of the region else; give {max(budget // b0, 1) * b0:,}"
         )
     if model.a <= 0:
         raise InputError("batch_time.a_ms is 0, but Theorem 4 asks for steps, a_ms > 0; raise it")
     if not b0 < beyond <= budget:
         raise InputError(
-            f"reproduce.beyond_b0 is {beyond:,}, but is a max batch size above batch_time.b0, {b0:,}, that a batch of "
+            f"reproduce.beyond_b0 is {beyond:,}, but is a max batch size above batch_time.b0, "
+            f"{b0:,}, that a batch of "
             f"token_budget, {budget:,}, can hold, so that the vertices fail; give one between"
         )
 
@@ -119,8 +140,10 @@ def _extreme(server: Server, vertices: dict[str, tuple[float, float]], corners: 
     condition = (slots - 1) * (model.b0 - slots) > model.b0 * model.c / model.a
     is_vertex = bool(np.any(np.all(np.isclose(corners, vertices["C"], rtol=1e-6), axis=1)))
     return Claim.judged(
-        "C is a vertex of the hull", "yes, of conv(O, A, B, C, D)", "yes" if is_vertex else "no", is_vertex,
-        f"the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > b0 c / a, which "
+        "C is a vertex of the hull", "yes, of conv(O, A, B, C, D)", "yes" if is_vertex else "no",
+        is_vertex,
+        "the set is that of the theorem, but C is a corner only where (k_max - 1)(b0 - k_max) > "
+        "b0 c / a, which "
         f"{'holds' if condition else 'does not hold'} here",
     )  # fmt: skip
 
@@ -132,9 +155,11 @@ def _beyond(server: Server, slots: int, prompt: int) -> Claim:
     best = region(wide, prompt=prompt).scale((0.0, 1.0))
     same = abs(best / vertex - 1) < _EQUAL
     return Claim.judged(
-        f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode tokens/s",
+        f"D at k_max {slots}, above b0", f"{vertex:,.0f} decode tokens/s", f"{best:,.0f} decode "
+                                                                           "tokens/s",
         same,
-        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that is filled to a step of "
+        "no error of the paper, whose theorem asks for k_max of at most b0: above, a batch that "
+        "is filled to a step of "
         "the batch time carries more",
     )  # fmt: skip
 
@@ -145,11 +170,21 @@ def _chart(region: Floats, vertices: dict[str, tuple[float, float]]) -> Any:
         "x": alt.X("prefill:Q", title="Prefill tokens/s", axis=alt.Axis(tickCount=6)),
         "y": alt.Y("decode:Q", title="Decode tokens/s", axis=alt.Axis(tickCount=6)),
     }
-    outline = pl.DataFrame({"prefill": region[:, 0], "decode": region[:, 1], "order": range(len(region))})
-    filled = alt.Chart(pl.concat([outline, outline.head(1).with_columns(order=len(region) + 0 * pl.col("order"))]))
-    line = filled.mark_line(filled=True, fill=charts.FILL, fillOpacity=0.15, stroke=charts.FILL, strokeWidth=2)
+    outline = pl.DataFrame(
+        {"prefill": region[:, 0], "decode": region[:, 1], "order": range(len(region))}
+    )
+    filled = alt.Chart(
+        pl.concat([outline, outline.head(1).with_columns(order=len(region) + 0 * pl.col("order"))])
+    )
+    line = filled.mark_line(
+        filled=True, fill=charts.FILL, fillOpacity=0.15, stroke=charts.FILL, strokeWidth=2
+    )
     named = alt.Chart(
-        pl.DataFrame([(name, *at) for name, at in vertices.items()], ["vertex", "prefill", "decode"], orient="row")
+        pl.DataFrame(
+            [(name, *at) for name, at in vertices.items()],
+            ["vertex", "prefill", "decode"],
+            orient="row",
+        )
     ).encode(**axes)
     points = named.mark_point(filled=True, size=70, color=charts.OUTLINE, opacity=1)
     words = named.mark_text(dx=14, dy=-8, fontSize=14, fontWeight="bold").encode(text="vertex:N")

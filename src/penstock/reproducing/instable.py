@@ -1,4 +1,6 @@
-"""Figure 1: two schedulers lose a load that two carry, and requests in the system while a code trace is served."""
+"""Figure 1: two schedulers lose a load that two carry, and requests in the system while a code
+trace is served.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,11 +22,18 @@ from penstock.simulation.run import Run
 from penstock.system.policies import resolve
 from penstock.system.server import Server
 
-PUBLISHED = {"fastertransformer": "unstable", "vllm-vanilla": "unstable", "orca": "stable", "sarathi": "stable"}
+PUBLISHED = {
+    "fastertransformer": "unstable",
+    "vllm-vanilla": "unstable",
+    "orca": "stable",
+    "sarathi": "stable",
+}
 """What Figure 1 says of each policy."""
 
 BEST, RATE = "sarathi", 14.0
-"""The policy with the fewest requests in the system, by Figure 1, and the requests/s of its left half, the same."""
+"""The policy with the fewest requests in the system, by Figure 1, and the requests/s of its left
+half, the same.
+"""
 
 
 class _Verdicts(Section):
@@ -38,7 +47,8 @@ def left(setup: Setup) -> Reproduction:
     scenario = setup.scenario()
     if not any(name in PUBLISHED for name in settings.policies):
         raise InputError(
-            f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of which Figure 1 shows "
+            f"fig-instable-left has the policies {', '.join(settings.policies) or 'none'}, of "
+            "which Figure 1 shows "
             f"none, so nothing can be compared; add one of {', '.join(PUBLISHED)}"
         )
     budgets = list(dict.fromkeys([scenario.server.token_budget, *settings.other_budgets]))
@@ -47,24 +57,44 @@ def left(setup: Setup) -> Reproduction:
         answers[budget] = {}
         for name in settings.policies:
             server = dataclasses.replace(_under(setup, scenario.server, name), token_budget=budget)
-            answers[budget][name] = check(scenario.workload, server, requests=scenario.requests, until=scenario.until)
+            answers[budget][name] = check(
+                scenario.workload, server, requests=scenario.requests, until=scenario.until
+            )
         setup.progress((index + 1) / len(budgets))
     first = answers[budgets[0]]
     claims = [
-        Claim(f"{name} at {budgets[0]:,} tokens", PUBLISHED[name], _judged(answer), *_same(answer, PUBLISHED[name]))
+        Claim(
+            f"{name} at {budgets[0]:,} tokens",
+            PUBLISHED[name],
+            _judged(answer),
+            *_same(answer, PUBLISHED[name]),
+        )
         for name, answer in first.items()
         if name in PUBLISHED
     ]
     claims += [_at_budget(budget, answers[budget]) for budget in budgets[1:]]
     rho = next(iter(first.values())).certificate.rho
-    lost = [f"{budget:,}" for budget in budgets if next(iter(answers[budget].values())).certificate.rho > 1]
-    because = f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable" if lost else ""
+    lost = [
+        f"{budget:,}"
+        for budget in budgets
+        if next(iter(answers[budget].values())).certificate.rho > 1
+    ]
+    because = (
+        f", since at {' and '.join(lost)} tokens the load alone makes every policy unstable"
+        if lost
+        else ""
+    )
     chart = tokens_over_time({name: answer.run for name, answer in first.items()})
-    text = f"Uncompleted tokens in the system over time at {scenario.workload.rate:g} requests/s, a line per policy."
+    text = (
+        f"Uncompleted tokens in the system over time at {scenario.workload.rate:g} requests/s, a "
+        "line per policy."
+    )
     return setup.answer(
         claims, _verdict_rows(answers), {text: chart},
-        "A verdict is that of a theorem, or else of a sequential test that starts from large backlogs and is wrong "
-        "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near zero on the left; the "
+        "A verdict is that of a theorem, or else of a sequential test that starts from large "
+        "backlogs and is wrong "
+        "with probability 1% at most. The slopes drawn decide nothing. A small backlog lies near "
+        "zero on the left; the "
         "log scale on the right tells it from others.",
         assumed=(
             f"The paper gives no token budget: {budgets[0]:,} (rho {rho:.3f}) is assumed{because}",
@@ -89,7 +119,11 @@ def _same(answer: Answer, published: str) -> tuple[bool, str]:
 
 
 def _witness(answer: Answer) -> str:
-    return "sequential test" if answer.certificate.verdict == "unknown" else answer.certificate.theorem or "theorem"
+    return (
+        "sequential test"
+        if answer.certificate.verdict == "unknown"
+        else answer.certificate.theorem or "theorem"
+    )
 
 
 def _judged(answer: Answer) -> str:
@@ -105,7 +139,11 @@ def _at_budget(budget: int, answers: Mapping[str, Answer]) -> Claim:
     """Compare the verdicts at another token budget with what the load allows."""
     rho = next(iter(answers.values())).certificate.rho
     overloaded = rho > 1
-    expected = {name: "unstable" if overloaded else answer for name, answer in PUBLISHED.items() if name in answers}
+    expected = {
+        name: "unstable" if overloaded else answer
+        for name, answer in PUBLISHED.items()
+        if name in answers
+    }
     wrong = [name for name, answer in expected.items() if answers[name].verdict != answer]
     by_verdict: dict[str, list[str]] = {}
     for name in expected:
@@ -114,7 +152,11 @@ def _at_budget(budget: int, answers: Mapping[str, Answer]) -> Claim:
         f"all {verdict}" if len(names) == len(expected) else f"{verdict}: {', '.join(names)}"
         for verdict, names in by_verdict.items()
     )
-    reason = f"the load alone is too much, so the figure cannot be made with {budget:,} tokens" if overloaded else ""
+    reason = (
+        f"the load alone is too much, so the figure cannot be made with {budget:,} tokens"
+        if overloaded
+        else ""
+    )
     if wrong:
         reason = "; ".join(f"{name}: {_same(answers[name], expected[name])[1]}" for name in wrong)
     published = "all unstable by Theorem 1(a)" if overloaded else "as in Figure 1"
@@ -130,7 +172,8 @@ def _verdict_rows(by_budget: Mapping[int, Mapping[str, Answer]]) -> pl.DataFrame
             "verdict": answer.verdict,
             "by": _witness(answer),
             "drift_of_the_test": answer.stability.drift if answer.stability.interval else None,
-            "growth_of_the_run": answer.run.growth_tokens_per_s / answer.certificate.load.offered_tokens_per_s,
+            "growth_of_the_run": answer.run.growth_tokens_per_s
+            / answer.certificate.load.offered_tokens_per_s,
         }
         for budget, answers in by_budget.items()
         for name, answer in answers.items()
@@ -154,10 +197,16 @@ class _Finite(Section):
 def right(setup: Setup) -> Reproduction:
     """Serve the same finite workload under each policy, and count the requests in the system."""
     settings = setup.settings(_Finite)
-    if BEST not in settings.policies or len(settings.policies) < 2 or not (settings.cases and settings.seeds):
+    if (
+        BEST not in settings.policies
+        or len(settings.policies) < 2
+        or not (settings.cases and settings.seeds)
+    ):
         raise InputError(
-            f"fig-instable-right compares {BEST} with other policies, in at least one case with one seed; its "
-            f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds {settings.seeds}: add "
+            f"fig-instable-right compares {BEST} with other policies, in at least one case with "
+            "one seed; its "
+            f"settings are policies {settings.policies}, {len(settings.cases)} cases and seeds "
+            f"{settings.seeds}: add "
             "what is missing"
         )
     workload, origin, scenario = traced(setup, settings.trace)
@@ -173,40 +222,76 @@ def right(setup: Setup) -> Reproduction:
             for name, run in runs.items():
                 mean = run.e2e.total * run.tick_s / horizon  # over the same time for all policies
                 means[name].append(mean)
-                rows.append((case.rate, case.arrivals, seed, name, mean, run.e2e.mean * run.tick_s, run.seconds))
+                rows.append(
+                    (
+                        case.rate,
+                        case.arrivals,
+                        seed,
+                        name,
+                        mean,
+                        run.e2e.mean * run.tick_s,
+                        run.seconds,
+                    )
+                )
             if seed == settings.seeds[0]:
                 charts |= _waiting(case, runs)
-            setup.progress((index + (1 + settings.seeds.index(seed)) / len(settings.seeds)) / len(settings.cases))
+            setup.progress(
+                (index + (1 + settings.seeds.index(seed)) / len(settings.seeds))
+                / len(settings.cases)
+            )
         claims.append(_least(case, means))
-    columns = ["rate", "arrivals", "seed", "policy", "mean_requests_in_system", "mean_e2e_s", "last_leaves_s"]
+    columns = [
+        "rate",
+        "arrivals",
+        "seed",
+        "policy",
+        "mean_requests_in_system",
+        "mean_e2e_s",
+        "last_leaves_s",
+    ]
     count = f"{settings.requests:,} requests"
     return setup.answer(
         claims, pl.DataFrame(rows, columns, orient="row"), charts,
-        "Runs of the first seed. Marks show which lines lie on each other. When each policy has served the last "
+        "Runs of the first seed. Marks show which lines lie on each other. When each policy has "
+        "served the last "
         "request, of which the paper says nothing, is in the table (last leaves s).",
         assumed=(
             origin,
-            f"The paper says `a finite, fixed workload with the same arrival rate`, which is that of the figure's left "
-            f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. It claims nothing at "
+            "The paper says `a finite, fixed workload with the same arrival rate`, which is that "
+            "of the figure's left "
+            f"half, {RATE:g} requests/s, without the number of requests: {count} are assumed. It "
+            "claims nothing at "
             "other rates; they check whether its order holds there too",
-            f"The paper gives no token budget: {scenario.server.token_budget:,} is assumed, as on the left",
-            f"A mean is over the time until every policy has served the last request, and over {len(settings.seeds)} "
+            f"The paper gives no token budget: {scenario.server.token_budget:,} is assumed, as on "
+            "the left",
+            "A mean is over the time until every policy has served the last request, and over "
+            f"{len(settings.seeds)} "
             f"seeds. Verdict `same`: no policy has a lower mean than {BEST}",
         ),
     )  # fmt: skip
 
 
 def _least(case: _Case, by_policy: Mapping[str, list[float]]) -> Claim:
-    """Compare which policy has the fewest requests on average over the seeds, and say in how many of them."""
+    """Compare which policy has the fewest requests on average over the seeds, and say in how many
+    of them.
+    """
     means = {name: sum(values) / len(values) for name, values in by_policy.items()}
     best = min(means, key=lambda name: means[name])
     first = means[BEST] <= means[best]
-    shown = ", ".join(f"{name} {means[name]:,.1f}" for name in sorted(means, key=lambda name: means[name]))
+    shown = ", ".join(
+        f"{name} {means[name]:,.1f}" for name in sorted(means, key=lambda name: means[name])
+    )
     count = len(by_policy[BEST])
-    won = sum(mean == min(of_seed) for mean, *of_seed in zip(by_policy[BEST], *by_policy.values(), strict=True))
+    won = sum(
+        mean == min(of_seed)
+        for mean, *of_seed in zip(by_policy[BEST], *by_policy.values(), strict=True)
+    )
     reasons = [f"{BEST} has the fewest in {won} of {count} seeds"] if won < count else []
     if not first:
-        reasons.append(f"on average {best} has {means[BEST] - means[best]:,.3g} fewer: the order hinges on this case")
+        reasons.append(
+            f"on average {best} has {means[BEST] - means[best]:,.3g} fewer: the order hinges on "
+            "this case"
+        )
     published = f"{BEST} the fewest"
     if case.rate != RATE:
         published += f" at {RATE:g} requests/s, checked at {case.rate:g}"
@@ -216,8 +301,14 @@ def _least(case: _Case, by_policy: Mapping[str, list[float]]) -> Claim:
 
 def _waiting(case: _Case, runs: Mapping[str, Run]) -> dict[str, Any]:
     """Draw the requests in the system over time, by what it shows in words."""
-    pattern = "the trace's own arrivals" if case.arrivals == "scaled" else f"{case.arrivals.capitalize()} arrivals"
+    pattern = (
+        "the trace's own arrivals"
+        if case.arrivals == "scaled"
+        else f"{case.arrivals.capitalize()} arrivals"
+    )
     title = f"{case.rate:g} requests/s, {pattern}"
     text = f"Requests in the system over time at {title}, a line per policy."
-    chart: Any = lines_over_time(runs, "requests", measure="Requests in the system", title=title, legend="Policy")
+    chart: Any = lines_over_time(
+        runs, "requests", measure="Requests in the system", title=title, legend="Policy"
+    )
     return {text: chart.configure_axis(gridColor=charts.GRID)}

@@ -40,7 +40,8 @@ class _Join(Section):
 
 
 class Joined(NamedTuple):
-    """A fork-join, just after each finish of a branch: its join buffers and queues, and the orders of completion.
+    """A fork-join, just after each finish of a branch: its join buffers and queues, and the orders
+    of completion.
 
     Attributes
     ----------
@@ -73,7 +74,8 @@ def fork_join(workload: Workload, runs: Callable[[int, Workload], Run], forks: i
     order = np.argsort(ready, kind="stable")
     ones = np.ones(ready.size, np.int64)
     branches = [
-        runs(index, Workload.from_arrays(ready[order] * first.tick_s, ones, ones)) for index in range(1, forks + 1)
+        runs(index, Workload.from_arrays(ready[order] * first.tick_s, ones, ones))
+        for index in range(1, forks + 1)
     ]
     came = ready[order]
     done = [_finishes(run) + came[0] for run in branches]
@@ -85,14 +87,18 @@ def fork_join(workload: Workload, runs: Callable[[int, Workload], Run], forks: i
     released = count(np.max(done, axis=0))
     buffers = np.sum([count(times) - released for times in done], axis=0)
     queue = np.max([count(came) - count(times) for times in done], axis=0)
-    ranks = np.array([np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done])
+    ranks = np.array(
+        [np.argsort(np.argsort(times, kind="stable"), kind="stable") for times in done]
+    )
     apart = int(np.ptp(ranks, axis=0).max())
     k = max(1, *(audit(run).overtake_k for run in (first, *branches)))
     return Joined(instants * first.tick_s, buffers, queue, apart, k)
 
 
 def _network(scenario: Scenario, batch_ms: Sequence[float]) -> Network:
-    """Return the same as a network: q_1, the servers of the fork, and a last one, as fast as the first, at the join."""
+    """Return the same as a network: q_1, the servers of the fork, and a last one, as fast as the
+    first, at the join.
+    """
     names = [f"q_{index}" for index in range(1, len(batch_ms) + 2)]
     models = [Affine(c=ms / 1e3, a=0.0) for ms in (*batch_ms, batch_ms[0])]
     pools = {
@@ -116,26 +122,34 @@ def _finishes(run: Run) -> Ints:
 def _server_of_joins(setup: Setup) -> Scenario:
     """Return the scenario, once nothing in its server is refused; batch times are set by server."""
     server = setup.document.get("server")
-    dropped = [key for key in ("batch_time", "hardware") if isinstance(server, Mapping) and key in server]
+    dropped = [
+        key for key in ("batch_time", "hardware") if isinstance(server, Mapping) and key in server
+    ]
     if dropped:
         raise InputError(
-            f"server.{dropped[0]} would change nothing, since reproduce.batch_ms says how long a batch of each server "
+            f"server.{dropped[0]} would change nothing, since reproduce.batch_ms says how long a "
+            "batch of each server "
             "takes; leave it out"
         )
-    scenario = setup.scenario(server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}})
+    scenario = setup.scenario(
+        server={"batch_time": {"affine": {"c_ms": 1000, "a_ms_per_token": 0}}}
+    )
     if scenario.server.policy.work_conserving is not True:
         raise InputError(
-            f"server.policy is {scenario.server.policy.name}, which is not known to be work-conserving, as the lemma "
+            f"server.policy is {scenario.server.policy.name}, which is not known to be "
+            "work-conserving, as the lemma "
             "and its theorem ask; give one that is, such as sarathi"
         )
     if scenario.server.convention != "paper":
         raise InputError(
-            f"server.convention is {scenario.server.convention}, in which a request of one output token has no decode, "
+            f"server.convention is {scenario.server.convention}, in which a request of one output "
+            "token has no decode, "
             "but the lemma counts one; give convention: paper"
         )
     if scenario.server.max_batch_size is not None or scenario.server.memory is not None:
         raise InputError(
-            "server has a max batch size or KV memory, which the lemma and the loads here leave out; leave both out"
+            "server has a max batch size or KV memory, which the lemma and the loads here leave "
+            "out; leave both out"
         )
     return scenario
 
@@ -146,25 +160,37 @@ def run(setup: Setup) -> Reproduction:
     forks = len(settings.batch_ms) - 1
     if forks < 2:
         raise InputError(
-            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has three servers at least: "
+            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
+            "three servers at least: "
             "q_1 and two of the fork; give a time for each"
         )
     scenario = _server_of_joins(setup)
-    if scenario.until is not None or scenario.workload.mean_prompt != 1 or scenario.workload.mean_output != 1:
+    if (
+        scenario.until is not None
+        or scenario.workload.mean_prompt != 1
+        or scenario.workload.mean_output != 1
+    ):
         raise InputError(
-            "lemma-join serves requests of one prompt and one output token, to the last; set prompt and output to 1, "
+            "lemma-join serves requests of one prompt and one output token, to the last; set "
+            "prompt and output to 1, "
             "and give simulate.requests"
         )
-    loads = [2 * scenario.workload.rate * ms / 1e3 / scenario.server.token_budget for ms in settings.batch_ms]
+    loads = [
+        2 * scenario.workload.rate * ms / 1e3 / scenario.server.token_budget
+        for ms in settings.batch_ms
+    ]
     if max(loads) >= 1:
         raise InputError(
-            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for ever; lower "
+            f"a server has load {max(loads):.3g}, so its queue and the join buffers grow for "
+            "ever; lower "
             "workload.rate or reproduce.batch_ms until each load is below 1"
         )
     setup.progress(0.1)
 
     def run(index: int, workload: Workload) -> Run:
-        server = dataclasses.replace(scenario.server, batch_time=Affine(c=settings.batch_ms[index] / 1e3, a=0.0))
+        server = dataclasses.replace(
+            scenario.server, batch_time=Affine(c=settings.batch_ms[index] / 1e3, a=0.0)
+        )
         joined = simulate(workload, server, requests=scenario.requests, record="allocations")
         setup.progress((index + 1) / (forks + 2))
         return joined
@@ -190,33 +216,47 @@ def run(setup: Setup) -> Reproduction:
     text = "Join buffers over time, with the bound of the lemma and the corrected one."
     return setup.answer(
         claims, shown, {text: _buffers(shown)},
-        f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join buffer, the lemma's bound, "
+        f"{settings.shown_s:g} s about the largest of {joined.time_s[-1]:,.0f} s: the join "
+        "buffer, the lemma's bound, "
         "and the corrected one.",
         assumed=(
-            f"Loads {', '.join(f'{load:.3g}' for load in loads)} of q_1 and of the fork; K-FCFS held with "
-            f"K = {joined.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers get depends on the seed and "
+            f"Loads {', '.join(f'{load:.3g}' for load in loads)} of q_1 and of the fork; K-FCFS "
+            "held with "
+            f"K = {joined.k}, so K' = K + v_max b_max = {k_prime}. How large the buffers get "
+            "depends on the seed and "
             "on the number of jobs.",
         ),
     )  # fmt: skip
 
 
 def _of_joins(
-    joined: Joined, k_prime: int, bound: int, corrected: Ints, theorem: NetworkCertificate, load: float
+    joined: Joined,
+    k_prime: int,
+    bound: int,
+    corrected: Ints,
+    theorem: NetworkCertificate,
+    load: float,
 ) -> tuple[Claim, ...]:
     largest, within = int(joined.buffers.max()), bool((joined.buffers <= corrected).all())
     same = largest <= bound
     reason = (
-        "the lemma is false: its proof bounds the order in which branches end, not when. Branches that the fast server "
+        "the lemma is false: its proof bounds the order in which branches end, not when. Branches "
+        "that the fast server "
         f"has done wait for the queue of the slow one, which reaches {joined.queue.max():,} here"
     )
     certain = theorem.verdict == "stable"
     orders = joined.apart <= 2 * k_prime
     slack = int((corrected - joined.buffers).min())
-    measured = f"{'holds' if within else 'fails'} at {joined.buffers.size:,} instants, by {slack:,} at least"
+    measured = (
+        f"{'holds' if within else 'fails'} at {joined.buffers.size:,} instants, by {slack:,} at "
+        "least"
+    )
     return (
-        Claim.judged("join buffers, sum J", f"at most 2K'(k - 1) = {bound}", f"{largest:,}", same, reason),
+        Claim.judged("join buffers, sum J", f"at most 2K'(k - 1) = {bound}", f"{largest:,}", same,
+        reason),
         Claim.judged(
-            "places between completions of a job's branches", f"at most 2K' = {2 * k_prime}", f"{joined.apart}", orders,
+            "places between completions of a job's branches", f"at most 2K' = {2 * k_prime}",
+            f"{joined.apart}", orders,
             "the lemma is false: bounded overtaking fails here",
         ),
         Claim.judged(
@@ -225,7 +265,8 @@ def _of_joins(
         ),
         Claim(
             f"thm:fork-join, load {load:.3g}", "stable", theorem.verdict, certain,
-            "the theorem does not need the lemma: in the fluid limit the buffers are empty once the forks are"
+            "the theorem does not need the lemma: in the fluid limit the buffers are empty once "
+            "the forks are"
             if certain else theorem.reason,
         ),
     )  # fmt: skip
@@ -234,17 +275,32 @@ def _of_joins(
 def _buffers(shown: pl.DataFrame) -> Any:
     """Draw the join buffers and both bounds as steps over time, thinned to the largest buffers."""
     bins = (pl.int_range(pl.len()) * _MOST_POINTS // pl.len()).alias("bin")
-    shown = shown.group_by(bins, maintain_order=True).agg(pl.all().sort_by("join_buffer").last()).drop("bin")
-    names = {"join_buffer": "join buffers", "lemma": "lemma's bound", "corrected": "corrected bound"}
+    shown = (
+        shown.group_by(bins, maintain_order=True)
+        .agg(pl.all().sort_by("join_buffer").last())
+        .drop("bin")
+    )
+    names = {
+        "join_buffer": "join buffers",
+        "lemma": "lemma's bound",
+        "corrected": "corrected bound",
+    }
     long = shown.rename(names).unpivot(index="time_s", variable_name="line", value_name="branches")
     return on_grid(
         alt.Chart(long)
         .mark_line(interpolate="step-after", strokeWidth=1.6)
         .encode(
-            x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=8), scale=alt.Scale(zero=False, nice=False)),
+            x=alt.X(
+                "time_s:Q",
+                title="Time (s)",
+                axis=alt.Axis(tickCount=8),
+                scale=alt.Scale(zero=False, nice=False),
+            ),
             y=alt.Y("branches:Q", title="Branches that wait at the join"),
             color=alt.Color("line:N", title=None, scale=cycled([*names.values()], COLOURS)),
-            strokeDash=alt.StrokeDash("line:N", title=None, scale=cycled([*names.values()], DASHES)),
+            strokeDash=alt.StrokeDash(
+                "line:N", title=None, scale=cycled([*names.values()], DASHES)
+            ),
         )
         .properties(width=620, height=280)
     )

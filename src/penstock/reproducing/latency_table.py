@@ -1,4 +1,6 @@
-"""The paper's latency table: the published rows, the paper's policies, and the variants of the Vidur simulator."""
+"""The paper's latency table: the published rows, the paper's policies, and the variants of the
+Vidur simulator.
+"""
 
 import dataclasses
 import itertools
@@ -29,10 +31,18 @@ Floats = npt.NDArray[np.float64]
 METRICS = ("E2E", "TTFT", "TBT")
 PERCENTILES = (50, 90, 95, 99)
 PUBLISHED = {
-    "FasterTransformer": ((45.38, 116.81, 123.98, 139.65), (44.61, 114.53, 123.63, 138.87), (0.04, 0.04, 0.04, 0.05)),
+    "FasterTransformer": (
+        (45.38, 116.81, 123.98, 139.65),
+        (44.61, 114.53, 123.63, 138.87),
+        (0.04, 0.04, 0.04, 0.05),
+    ),
     "Orca": ((7.1, 16.13, 18.6, 30.59), (4.55, 13.99, 14.83, 15.9), (0.08, 0.19, 0.24, 0.38)),
     "vLLM": ((6.22, 14.62, 20.74, 40.75), (2.52, 7.07, 8.58, 10.09), (0.17, 0.43, 0.47, 0.65)),
-    "Sarathi-Serve": ((3.78, 8.8, 12.29, 22.36), (2.02, 3.87, 5.81, 7.47), (0.13, 0.17, 0.17, 0.17)),
+    "Sarathi-Serve": (
+        (3.78, 8.8, 12.29, 22.36),
+        (2.02, 3.87, 5.81, 7.47),
+        (0.13, 0.17, 0.17, 0.17),
+    ),
 }
 """Seconds by scheduler, metric and percentile (tab:latency-code)."""
 
@@ -42,10 +52,13 @@ _SHAPES = ("circle", "square", "triangle-up", "diamond")
 _BEST = (("E2E", "Sarathi-Serve"), ("TTFT", "Sarathi-Serve"), ("TBT", "FasterTransformer"))
 _UNKNOWN = "what the paper measured is not stated"
 _FITTED = frozenset({"Vidur"})
-"""Families whose limits were chosen to come near the published rows: agreement is no independent check."""
+"""Families whose limits were chosen to come near the published rows: agreement is no independent
+check.
+"""
 
 _PROMPTS_FIRST = {
-    "TTFT": "as the paper defines it, it serves prompts before decodes and cuts them, so that first tokens come early",
+    "TTFT": "as the paper defines it, it serves prompts before decodes and cuts them, so that "
+    "first tokens come early",
     "E2E": "as the paper defines it, it serves prompts before decodes, so that decodes wait long",
     "TBT": "as the paper defines it, it serves prompts before decodes, so that decodes wait long",
 }
@@ -56,7 +69,8 @@ _REASONS = {
     for metric, reason in _PROMPTS_FIRST.items()
 } | {
     ("Vidur", "Orca", metric): (
-        "probably because its batches hold many whole prompts, and Vidur takes those above 4,096 tokens to cost no "
+        "probably because its batches hold many whole prompts, and Vidur takes those above 4,096 "
+        "tokens to cost no "
         "more than at 4,096, as its predictor says"
     )
     for metric in METRICS
@@ -81,7 +95,9 @@ class _Settings(Section):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Family:
-    """Four schedulers measured; ``seconds`` has the shape (seeds, schedulers, metrics, percentiles)."""
+    """Four schedulers measured; ``seconds`` has the shape (seeds, schedulers, metrics,
+    percentiles).
+    """
 
     name: str
     schedulers: tuple[str, ...]
@@ -109,10 +125,18 @@ class _Family:
 def run(setup: Setup) -> Reproduction:
     """Measure each family of schedulers, and compare it with the published rows."""
     settings = setup.settings(_Settings)
-    checks.whole("reproduce.seeds", settings.seeds, 2, 1_000, "runs", "a spread takes two, and more take longer")
+    checks.whole(
+        "reproduce.seeds",
+        settings.seeds,
+        2,
+        1_000,
+        "runs",
+        "a spread takes two, and more take longer",
+    )
     if not settings.schedulers:
         raise InputError(
-            "reproduce.schedulers is empty, but the table compares families of schedulers; give one, such as paper: "
+            "reproduce.schedulers is empty, but the table compares families of schedulers; give "
+            "one, such as paper: "
             "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
         )
     scenario = setup.scenario()
@@ -122,7 +146,8 @@ def run(setup: Setup) -> Reproduction:
         recorded, origin = setup.recorded(settings.trace)
         workload = recorded.with_rate(workload.rate, "poisson")
         assumed.append(
-            f"{origin}; its requests are drawn at random, {settings.requests:,} in each of {settings.seeds} runs"
+            f"{origin}; its requests are drawn at random, {settings.requests:,} in each of "
+            f"{settings.seeds} runs"
         )
     families = []
     for index, (name, rows) in enumerate(settings.schedulers.items()):
@@ -130,35 +155,51 @@ def run(setup: Setup) -> Reproduction:
         setup.progress((index + 1) / len(settings.schedulers))
     budget = scenario.server.token_budget
     assumed += [
-        "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but a decode alone takes "
+        "The four numbers of a row are P50 / P90 / P95 / P99 in seconds. The table says (ms), but "
+        "a decode alone takes "
         "47 ms and its TBT are 0.04 to 0.65: they are seconds",
-        f"No token budget, max batch size or number of requests is published: {budget:,} tokens, no limit for the "
+        f"No token budget, max batch size or number of requests is published: {budget:,} tokens, "
+        "no limit for the "
         f"paper's policies, {settings.requests:,} requests",
-        "TBT is (last token - first token)/output tokens of a request, as Vidur has it, and not a gap between tokens",
-        "`fitted`: the limits of Vidur's schedulers, and the flat batch times of one, were chosen to come near the "
-        "published rows, so that agreement is no independent check. No configuration of Vidur gives all four rows",
-        f"Verdict `same` of a row: the mean of the {settings.seeds} runs is within {settings.within:.0%} of each "
-        f"published number (rounded to {2 * _ROUNDED:g} s), or that lies between the lowest and the highest run. "
-        f"Verdict `same` of an order: it holds at every percentile; less than {_TIE:.1%} apart is a tie",
+        "TBT is (last token - first token)/output tokens of a request, as Vidur has it, and not a "
+        "gap between tokens",
+        "`fitted`: the limits of Vidur's schedulers, and the flat batch times of one, were chosen "
+        "to come near the "
+        "published rows, so that agreement is no independent check. No configuration of Vidur "
+        "gives all four rows",
+        f"Verdict `same` of a row: the mean of the {settings.seeds} runs is within "
+        f"{settings.within:.0%} of each "
+        f"published number (rounded to {2 * _ROUNDED:g} s), or that lies between the lowest and "
+        "the highest run. "
+        f"Verdict `same` of an order: it holds at every percentile; less than {_TIE:.1%} apart is "
+        "a tie",
     ]
     claims = [claim for family in families for claim in _orders(family)]
     claims += [claim for family in families for claim in _numbers(family, settings)]
     cells = _rows(families)
-    text = "Seconds by percentile for E2E, TTFT and TBT: filled marks are measured, hollow ones are published."
+    text = (
+        "Seconds by percentile for E2E, TTFT and TBT: filled marks are measured, hollow ones are "
+        "published."
+    )
     return setup.answer(
         claims, cells, {text: _chart(cells)},
-        "Filled marks: measured here, mean of the runs. Hollow marks: published. A line joins the two. Log scale. "
-        "`paper`: the policies as the paper defines them. `Vidur`: those of that simulator, whose limits were "
+        "Filled marks: measured here, mean of the runs. Hollow marks: published. A line joins the "
+        "two. Log scale. "
+        "`paper`: the policies as the paper defines them. `Vidur`: those of that simulator, whose "
+        "limits were "
         "fitted to the published numbers.",
         tuple(_table(families, metric) for metric in METRICS), tuple(assumed),
     )  # fmt: skip
 
 
-def _family(setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, workload: Workload) -> _Family:
+def _family(
+    setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, workload: Workload
+) -> _Family:
     unknown = [row for row in rows if row not in PUBLISHED]
     if unknown or len(rows) < 2:
         raise InputError(
-            f"reproduce.schedulers.{name} has the rows {', '.join(rows) or 'none'}, but a comparison takes two or more "
+            f"reproduce.schedulers.{name} has the rows {', '.join(rows) or 'none'}, but a "
+            "comparison takes two or more "
             f"of the table's: {', '.join(PUBLISHED)}"
         )
     seconds = np.empty((settings.seeds, len(rows), len(METRICS), len(PERCENTILES)))
@@ -167,9 +208,13 @@ def _family(setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, 
         row = parsed(document, _Row, f"reproduce.schedulers.{name}.{scheduler}", "a server")
         server = setup.scenario(server=row.server).server
         if row.flat_beyond is not None:
-            server = dataclasses.replace(server, batch_time=_flat(server.batch_time, row.flat_beyond))
+            server = dataclasses.replace(
+                server, batch_time=_flat(server.batch_time, row.flat_beyond)
+            )
         for seed in range(settings.seeds):
-            drawn = _drawn(workload.with_seed(workload.seed + seed), settings.requests, row.longest_gap)
+            drawn = _drawn(
+                workload.with_seed(workload.seed + seed), settings.requests, row.longest_gap
+            )
             seconds[seed, index] = _latency(simulate(drawn, server))
         if verdict(workload, server, resolution=0.05).verdict == "unstable":
             overloaded.add(scheduler)
@@ -178,7 +223,10 @@ def _family(setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, 
 
 def _flat(model: BatchTime, tokens: int) -> Measured:
     """Return batch times that rise no more beyond a token load."""
-    loads = np.arange(1, checks.whole("flat_beyond", tokens, 1, MOST_TOKENS - 1, "tokens", "a batch has tokens") + 1)
+    loads = np.arange(
+        1,
+        checks.whole("flat_beyond", tokens, 1, MOST_TOKENS - 1, "tokens", "a batch has tokens") + 1,
+    )
     return Measured([*loads.tolist(), MOST_TOKENS], [*model(loads).tolist(), float(model(tokens))])
 
 
@@ -195,7 +243,9 @@ def _drawn(workload: Workload, count: int, longest_gap: float | None) -> Workloa
 def _latency(run: Run) -> Floats:
     """Return seconds by metric and percentile."""
     rows = run.requests
-    arrival, first, last = (rows[name].to_numpy() * 1e-9 for name in ("arrival_ns", "first_token_ns", "finish_ns"))
+    arrival, first, last = (
+        rows[name].to_numpy() * 1e-9 for name in ("arrival_ns", "first_token_ns", "finish_ns")
+    )
     samples = (last - arrival, first - arrival, (last - first) / rows["output_tokens"].to_numpy())
     return np.array([np.percentile(sample, PERCENTILES) for sample in samples])
 
@@ -209,9 +259,14 @@ def _orders(family: _Family) -> list[Claim]:
             continue
         at = family.mean[:, METRICS.index(metric)]
         first = np.where(at[family.schedulers.index(best)] < (1 + _TIE) * at.min(axis=0), best, "")
-        lowest = [name or family.schedulers[i] for name, i in zip(first.tolist(), at.argmin(axis=0), strict=True)]
+        lowest = [
+            name or family.schedulers[i]
+            for name, i in zip(first.tolist(), at.argmin(axis=0), strict=True)
+        ]
         where_lowest = {
-            name: ", ".join(f"P{p}" for p, low in zip(PERCENTILES, lowest, strict=True) if low == name)
+            name: ", ".join(
+                f"P{p}" for p, low in zip(PERCENTILES, lowest, strict=True) if low == name
+            )
             for name in dict.fromkeys(lowest)
         }
         same = set(lowest) == {best}
@@ -223,9 +278,21 @@ def _orders(family: _Family) -> list[Claim]:
             )
         )  # fmt: skip
     published, mean = family.published, family.mean
-    held = np.array([_in_order(*pair) for pair in itertools.combinations(np.stack([published, mean], axis=1), 2)])
-    off = [f"{METRICS[i]} P{PERCENTILES[j]}" for i, j in zip(*np.nonzero(~held.all(axis=0)), strict=True)]
-    reason = f"another order at {', '.join(off)}; {_UNKNOWN if family.name in _FITTED else _CUT}" if off else ""
+    held = np.array(
+        [
+            _in_order(*pair)
+            for pair in itertools.combinations(np.stack([published, mean], axis=1), 2)
+        ]
+    )
+    off = [
+        f"{METRICS[i]} P{PERCENTILES[j]}"
+        for i, j in zip(*np.nonzero(~held.all(axis=0)), strict=True)
+    ]
+    reason = (
+        f"another order at {', '.join(off)}; {_UNKNOWN if family.name in _FITTED else _CUT}"
+        if off
+        else ""
+    )
     claims.append(
         Claim(
             f"order of the schedulers, {family.label}", f"{held.size} pairs",
@@ -236,13 +303,16 @@ def _orders(family: _Family) -> list[Claim]:
 
 
 _CUT = (
-    "vanilla vLLM and Orca, as the paper defines them, serve prompts before decodes and cut them, so that first tokens "
+    "vanilla vLLM and Orca, as the paper defines them, serve prompts before decodes and cut them, "
+    "so that first tokens "
     "come early and others late; Vidur's take prompts whole"
 )
 
 
 def _in_order(one: Floats, other: Floats) -> npt.NDArray[np.bool_]:
-    """Return where the published order of two schedulers, rows 0, is that of the measured ones, rows 1, or a tie."""
+    """Return where the published order of two schedulers, rows 0, is that of the measured ones,
+    rows 1, or a tie.
+    """
     slower = np.where(one[0] > other[0], one[1], other[1])
     faster = np.where(one[0] > other[0], other[1], one[1])
     return np.asarray(faster < (1 + _TIE) * slower)
@@ -260,9 +330,12 @@ def _numbers(family: _Family, settings: _Settings) -> list[Claim]:
     """Compare each row of the table, a claim for each metric."""
     off = _off(family, settings.within)
     claims = []
-    for (i, scheduler), (j, metric) in itertools.product(enumerate(family.schedulers), enumerate(METRICS)):
+    for (i, scheduler), (j, metric) in itertools.product(
+        enumerate(family.schedulers), enumerate(METRICS)
+    ):
         published, measured = (
-            " / ".join(f"{value:,.2f}" for value in values[i, j]) for values in (family.published, family.mean)
+            " / ".join(f"{value:,.2f}" for value in values[i, j])
+            for values in (family.published, family.mean)
         )
         same = not off[i, j].any()
         claims.append(
@@ -282,13 +355,16 @@ def _off(family: _Family, within: float) -> npt.NDArray[np.bool_]:
     return np.asarray(~(near | among))
 
 
-def _why_off(family: _Family, i: int, j: int, off: npt.NDArray[np.bool_], settings: _Settings) -> str:
+def _why_off(
+    family: _Family, i: int, j: int, off: npt.NDArray[np.bool_], settings: _Settings
+) -> str:
     """Say how far off a metric of a scheduler is, and why."""
     scheduler, ratio = family.schedulers[i], family.mean[i, j] / family.published[i, j]
     cells = ", ".join(f"{ratio[k]:.2f} at P{PERCENTILES[k]}" for k in np.flatnonzero(off))
     if scheduler in family.overloaded:
         reason = (
-            "it cannot carry this rate (unstable by the test of stability), so that latency grows with the number of "
+            "it cannot carry this rate (unstable by the test of stability), so that latency grows "
+            "with the number of "
             f"requests, {settings.requests:,} here and not published"
         )
     else:
@@ -308,7 +384,15 @@ def _rows(families: list[_Family]) -> pl.DataFrame:
         for j, metric in enumerate(METRICS)
         for k, percentile in enumerate(PERCENTILES)
     ]  # fmt: skip
-    columns = ["policies", "scheduler", "metric", "percentile", "published_s", "measured_s", "deviation_over_seeds_s"]
+    columns = [
+        "policies",
+        "scheduler",
+        "metric",
+        "percentile",
+        "published_s",
+        "measured_s",
+        "deviation_over_seeds_s",
+    ]
     return pl.DataFrame(rows, columns, orient="row")
 
 
@@ -325,7 +409,9 @@ def _table(families: list[_Family], metric: str) -> Table:
 
 
 def _chart(rows: pl.DataFrame) -> Any:
-    """Draw a panel for each family and metric, the schedulers side by side: filled is measured, hollow is published."""
+    """Draw a panel for each family and metric, the schedulers side by side: filled is measured,
+    hollow is published.
+    """
     names = [name for name in PUBLISHED if name in set(rows["scheduler"])]
     legend = alt.Legend(title=["Scheduler", "filled: measured", "hollow: published"], symbolSize=90)
     scales = {
@@ -339,13 +425,18 @@ def _chart(rows: pl.DataFrame) -> Any:
     order = [f"P{percentile}" for percentile in PERCENTILES]
     position: dict[str, Any] = {
         "x": alt.X("percentile:O", sort=order, title="Percentile", axis=alt.Axis(labelAngle=0)),
-        "xOffset": alt.XOffset("scheduler:N", sort=names, scale=alt.Scale(domain=names, paddingOuter=0.4)),
+        "xOffset": alt.XOffset(
+            "scheduler:N", sort=names, scale=alt.Scale(domain=names, paddingOuter=0.4)
+        ),
     }
     panels = []
     families = rows["policies"].unique(maintain_order=True).to_list()
     for family, metric in itertools.product(families, METRICS):
         both = rows.filter(metric=metric).select("published_s", "measured_s").to_numpy()
-        domain = [float(both.min()) / 1.2, 1.2 * float(both.max())]  # of a metric: the families can be compared
+        domain = [
+            float(both.min()) / 1.2,
+            1.2 * float(both.max()),
+        ]  # of a metric: the families can be compared
         scale = alt.Scale(type="log", domain=domain, nice=False)
         measured, published = (
             alt.Y(f"{what}_s:Q", title=f"{metric} (s)", scale=scale, axis=alt.Axis(tickCount=5))
@@ -353,11 +444,19 @@ def _chart(rows: pl.DataFrame) -> Any:
         )
         here = alt.Chart(rows.filter(policies=family, metric=metric))
         panel = alt.layer(
-            here.mark_rule(strokeWidth=1.2).encode(y=measured, y2="published_s:Q", color=looks["color"], **position),
-            here.mark_point(filled=False, size=75, opacity=1, fill="white").encode(y=published, **looks, **position),
-            here.mark_point(filled=True, size=22, opacity=1).encode(y=measured, **looks, **position),
+            here.mark_rule(strokeWidth=1.2).encode(
+                y=measured, y2="published_s:Q", color=looks["color"], **position
+            ),
+            here.mark_point(filled=False, size=75, opacity=1, fill="white").encode(
+                y=published, **looks, **position
+            ),
+            here.mark_point(filled=True, size=22, opacity=1).encode(
+                y=measured, **looks, **position
+            ),
         )
         title = f"{metric}, policies: {family}{' (fitted)' if family in _FITTED else ''}"
         panels.append(panel.properties(width=230, height=200, title=title))
-    lines = [alt.hconcat(*panels[i : i + len(METRICS)]) for i in range(0, len(panels), len(METRICS))]
+    lines = [
+        alt.hconcat(*panels[i : i + len(METRICS)]) for i in range(0, len(panels), len(METRICS))
+    ]
     return on_grid(alt.vconcat(*lines))

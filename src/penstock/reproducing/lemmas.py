@@ -1,4 +1,6 @@
-"""Two lemmas of the paper: where they fail, with which constant one holds, and what holds instead of the other."""
+"""Two lemmas of the paper: where they fail, with which constant one holds, and what holds instead
+of the other.
+"""
 
 import random
 from collections.abc import Iterable
@@ -26,7 +28,8 @@ Ints = npt.NDArray[np.int64]
 def _odd(slack: int) -> int:
     if slack % 2 == 0:
         raise ValueError(
-            f"{slack} is even, for which the burst has K = {2 * slack} and shows nobody far ahead; give {slack - 1} or "
+            f"{slack} is even, for which the burst has K = {2 * slack} and shows nobody far "
+            f"ahead; give {slack - 1} or "
             f"{slack + 1}"
         )
     return slack
@@ -81,23 +84,28 @@ class Overtaking(NamedTuple):
 
     @property
     def most_places(self) -> int:
-        """What holds instead, with an output of a token at least: 2 (K - 1) + (v_max - 1)(b_max - 1).
+        """What holds instead, with an output of a token at least: 2 (K - 1) + (v_max - 1)(b_max -
+        1).
 
-        Where j leaves before the older i, all between them but the K - 1 next to either share a batch with i.
+        Where j leaves before the older i, all between them but the K - 1 next to either share a
+        batch with i.
         """
         return 2 * (self.k - 1) + (self.tokens - 1) * (self.budget - 1)
 
 
 def newest_prompt_first(state: State) -> Allocation:
-    """Serve prompts, the newest first, then decodes, the oldest first: work-conserving, and K = 1 in every state."""
+    """Serve prompts, the newest first, then decodes, the oldest first: work-conserving, and K = 1
+    in every state.
+    """
     return fill(state, [*reversed(state.prompts), *state.decoding])
 
 
 def far_ahead(slack: int) -> markov_chain.Policy:
     """Return the order that lets request 2K - 1 leave before request 0, with K the slack of K-FCFS.
 
-    Prompts first, all but that of request 0; then requests 1 to K - 1, which may pass it without serving it; then
-    request 2K - 1 beside a token of request 0: all others that are old enough to be owed one have left.
+    Prompts first, all but that of request 0; then requests 1 to K - 1, which may pass it without
+    serving it; then request 2K - 1 beside a token of request 0: all others that are old enough to
+    be owed one have left.
     """
 
     def rank(request: markov_chain.Request) -> int:
@@ -112,13 +120,19 @@ def far_ahead(slack: int) -> markov_chain.Policy:
 
 
 def any_order(draw: random.Random) -> markov_chain.Policy:
-    """Return a policy that serves whoever is in the system in an order drawn anew for each batch."""
+    """Return a policy that serves whoever is in the system in an order drawn anew for each
+    batch.
+    """
     return lambda state: fill(state, draw.sample(state.requests, len(state.requests)))
 
 
 def fcfs_slack(history: History) -> int:
-    """Return the smallest K of K-FCFS: beside j that decodes, every i <= j - K in the system gets a token."""
-    left = {request.index: request.prompt_tokens + request.decode_tokens for request in history.requests}
+    """Return the smallest K of K-FCFS: beside j that decodes, every i <= j - K in the system gets a
+    token.
+    """
+    left = {
+        request.index: request.prompt_tokens + request.decode_tokens for request in history.requests
+    }
     came = {request.index: request.arrival for request in history.requests}
     slack = 1
     for batch in history.batches:
@@ -143,9 +157,14 @@ def prefilled(history: History) -> Ints:
 
 
 def places(done: Ints) -> int:
-    """Return the most places in the order of arrival by which a request was done ahead of an older one."""
+    """Return the most places in the order of arrival by which a request was done ahead of an older
+    one.
+    """
     last = np.maximum.accumulate(done)  # of all as old
-    return max((j - int(np.argmax(done > done[j])) for j in np.flatnonzero(done < last).tolist()), default=0)
+    return max(
+        (j - int(np.argmax(done > done[j])) for j in np.flatnonzero(done < last).tolist()),
+        default=0,
+    )
 
 
 def overtakers(done: Ints) -> int:
@@ -153,16 +172,30 @@ def overtakers(done: Ints) -> int:
     return max((int((done[i + 1 :] < done[i]).sum()) for i in range(done.size)), default=0)
 
 
-def _of(k: int, prompt: Iterable[int], output: Iterable[int], budget: int, finish: Ints) -> Overtaking:
-    return Overtaking(max(k, 1), max(prompt) + max(output), budget, places(finish), overtakers(finish))
+def _of(
+    k: int, prompt: Iterable[int], output: Iterable[int], budget: int, finish: Ints
+) -> Overtaking:
+    return Overtaking(
+        max(k, 1), max(prompt) + max(output), budget, places(finish), overtakers(finish)
+    )
 
 
 def _serve(
-    arrival: list[int], prompt: list[int], output: list[int], budget: int, policy: markov_chain.Policy
+    arrival: list[int],
+    prompt: list[int],
+    output: list[int],
+    budget: int,
+    policy: markov_chain.Policy,
 ) -> tuple[History, Overtaking]:
     """Serve requests a tick a batch, in an order of one's own."""
     history = markov_chain.simulate(
-        arrival, prompt, output, batch_time=lambda load: 1, token_budget=budget, policy=policy, convention="paper"
+        arrival,
+        prompt,
+        output,
+        batch_time=lambda load: 1,
+        token_budget=budget,
+        policy=policy,
+        convention="paper",
     )
     finish = np.array([request.finish for request in history.requests], np.int64)
     return history, _of(fcfs_slack(history), prompt, output, budget, finish)
@@ -173,7 +206,9 @@ def overtaking(setup: Setup) -> Reproduction:
     settings = setup.settings(_Overtaking)
     burst, slack = settings.prefill, settings.departures.slack
     lengths = [burst.prompt] * burst.requests, [burst.output] * burst.requests
-    prefill, newest = _serve([0] * burst.requests, *lengths, burst.token_budget, newest_prompt_first)
+    prefill, newest = _serve(
+        [0] * burst.requests, *lengths, burst.token_budget, newest_prompt_first
+    )
     setup.progress(0.3)
     n = 2 * slack + 1
     ahead, far = _serve([0] * n, [1] * n, [1] * n, 2, far_ahead(slack))
@@ -184,16 +219,24 @@ def overtaking(setup: Setup) -> Reproduction:
     everyone = [newest, far, *usual.values(), *drawn]
     claims = (
         _of_prefill(places(prefilled(prefill)), newest, burst),
-        *(_of_departures(f"departures, {name}: most ahead of an older one", run) for name, run in usual.items()),
+        *(
+            _of_departures(f"departures, {name}: most ahead of an older one", run)
+            for name, run in usual.items()
+        ),
         _of_departures(f"departures, {len(drawn):,} random orders: the closest", closest),
         _places(far),
         _corrected(everyone),
     )
-    table = pl.concat([_rows("Newest prompt first", prefill), _rows(f"Departures, K = {slack}", ahead)])
-    text = "When each prompt was done and each request left, by order of arrival, in the two bursts."
+    table = pl.concat(
+        [_rows("Newest prompt first", prefill), _rows(f"Departures, K = {slack}", ahead)]
+    )
+    text = (
+        "When each prompt was done and each request left, by order of arrival, in the two bursts."
+    )
     return setup.answer(
         claims, table, {text: _orders(table)},
-        "All requests of a burst arrive together. Where a curve falls, younger requests are done before older ones. "
+        "All requests of a burst arrive together. Where a curve falls, younger requests are done "
+        "before older ones. "
         f"The two large marks: request {2 * slack - 1} leaves before request 0.",
         assumed=("Every batch takes one tick: batch times do not change who overtakes whom here.",),
     )  # fmt: skip
@@ -203,11 +246,17 @@ def _usual(setup: Setup, name: str) -> Overtaking:
     """Serve the scenario under a policy."""
     scenario = setup.scenario(server={"policy": name})
     run = simulate(
-        scenario.workload, scenario.server, requests=scenario.requests, until=scenario.until, record="allocations"
+        scenario.workload,
+        scenario.server,
+        requests=scenario.requests,
+        until=scenario.until,
+        record="allocations",
     )
     assert run.rows is not None
     finish = np.where(run.rows.finish < 0, np.iinfo(np.int64).max, run.rows.finish)
-    prompt, output = (run.requests[column].to_list() for column in ("prompt_tokens", "output_tokens"))
+    prompt, output = (
+        run.requests[column].to_list() for column in ("prompt_tokens", "output_tokens")
+    )
     return _of(audit(run).overtake_k, prompt, output, scenario.server.token_budget, finish)
 
 
@@ -226,11 +275,15 @@ def _of_prefill(measured: int, overtaking: Overtaking, burst: _Burst) -> Claim:
     bound = overtaking.k + burst.prompt * burst.token_budget
     same = measured < bound
     reason = (
-        f"the lemma is false for prefill: K-FCFS holds with K = {overtaking.k}, but says nothing of batches without "
-        "decodes, so the newest prompts of a burst may all go first. For departures (f = d) it holds"
+        f"the lemma is false for prefill: K-FCFS holds with K = {overtaking.k}, but says nothing "
+        "of batches without "
+        "decodes, so the newest prompts of a burst may all go first. For departures (f = d) it "
+        "holds"
     )
     what = f"prefill: farthest ahead of an older one, K = {overtaking.k}"
-    return Claim.judged(what, f"fewer than K' = {bound} places", f"{measured:,} places", same, reason)
+    return Claim.judged(
+        what, f"fewer than K' = {bound} places", f"{measured:,} places", same, reason
+    )
 
 
 def _of_departures(what: str, overtaking: Overtaking) -> Claim:
@@ -248,12 +301,16 @@ def _of_departures(what: str, overtaking: Overtaking) -> Claim:
 def _places(far: Overtaking) -> Claim:
     same = far.places < far.lemma
     reason = (
-        "the lemma holds for departures, with another constant: its proof counts the requests that overtake "
-        f"({far.overtakers} here), but the lemma speaks of places. The {far.k - 1} requests just before the overtaker "
+        "the lemma holds for departures, with another constant: its proof counts the requests "
+        "that overtake "
+        f"({far.overtakers} here), but the lemma speaks of places. The {far.k - 1} requests just "
+        "before the overtaker "
         "may wait too. 2(K - 1) + (v_max - 1)(b_max - 1) places are the most"
     )
     what = f"departures: farthest ahead of an older one, K = {far.k}"
-    return Claim.judged(what, f"fewer than K' = {far.lemma} places", f"{far.places:,} places", same, reason)
+    return Claim.judged(
+        what, f"fewer than K' = {far.lemma} places", f"{far.places:,} places", same, reason
+    )
 
 
 def _corrected(runs: list[Overtaking]) -> Claim:
@@ -262,7 +319,9 @@ def _corrected(runs: list[Overtaking]) -> Claim:
     bound = "proved: 2(K - 1) + (v_max - 1)(b_max - 1) places at most"
     measured = f"in {held:,} of {len(runs):,} runs; closest: {worst.places} of {worst.most_places}"
     same = held == len(runs)
-    return Claim.judged("departures, corrected", bound, measured, same, "the correction is wrong too")
+    return Claim.judged(
+        "departures, corrected", bound, measured, same, "the correction is wrong too"
+    )
 
 
 def _rows(name: str, history: History) -> pl.DataFrame:
@@ -284,9 +343,13 @@ def _pair(burst: pl.DataFrame) -> tuple[int, int]:
 
 
 def _thinned(burst: pl.DataFrame) -> pl.DataFrame:
-    """Return a few hundred of the requests, the one that gets far ahead among them: the last but one."""
+    """Return a few hundred of the requests, the one that gets far ahead among them: the last but
+    one.
+    """
     n = burst["request"].n_unique()
-    return burst.filter((pl.col("request") % max(n // 200, 1) == 0) | pl.col("request").is_in(_pair(burst)))
+    return burst.filter(
+        (pl.col("request") % max(n // 200, 1) == 0) | pl.col("request").is_in(_pair(burst))
+    )
 
 
 def _last(table: pl.DataFrame, name: str) -> float:
@@ -298,25 +361,41 @@ def _orders(table: pl.DataFrame) -> Any:
     """Draw when each request was through its phases, a panel per burst."""
     names = table["burst"].unique(maintain_order=True).to_list()
     kinds = ["prefill", "departure"]
-    shape = alt.Shape("done:N", scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"]), title="Done")
-    colour = alt.Color("done:N", scale=alt.Scale(domain=kinds, range=list(charts.COLOURS[:2])), title="Done")
+    shape = alt.Shape(
+        "done:N", scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"]), title="Done"
+    )
+    colour = alt.Color(
+        "done:N", scale=alt.Scale(domain=kinds, range=list(charts.COLOURS[:2])), title="Done"
+    )
     panels = []
     for name in names:
         burst = table.filter(pl.col("burst") == name)
         scale = alt.Scale(domain=[0, 1.06 * _last(table, name)], nice=False)
         where: dict[str, Any] = {
-            "x": alt.X("request:Q", title="Request, in order of arrival", axis=alt.Axis(tickCount=5)),
-            "y": alt.Y("at_batch:Q", title="Done after batch", axis=alt.Axis(tickCount=5), scale=scale),
+            "x": alt.X(
+                "request:Q", title="Request, in order of arrival", axis=alt.Axis(tickCount=5)
+            ),
+            "y": alt.Y(
+                "at_batch:Q", title="Done after batch", axis=alt.Axis(tickCount=5), scale=scale
+            ),
         }
         looks = where | {"color": colour, "shape": shape}
-        layers = [alt.Chart(_thinned(burst)).mark_point(size=14, filled=True, opacity=1).encode(**looks)]
+        layers = [
+            alt.Chart(_thinned(burst)).mark_point(size=14, filled=True, opacity=1).encode(**looks)
+        ]
         if name == names[-1]:  # two single points are the whole example
-            oldest, overtaker = (burst.filter(request=request, done="departure") for request in _pair(burst))
+            oldest, overtaker = (
+                burst.filter(request=request, done="departure") for request in _pair(burst)
+            )
             layers.append(
-                alt.Chart(pl.concat([oldest, overtaker])).mark_point(size=110, filled=True, opacity=1).encode(**looks)
+                alt.Chart(pl.concat([oldest, overtaker]))
+                .mark_point(size=110, filled=True, opacity=1)
+                .encode(**looks)
             )
             for point, right in ((oldest, 40), (overtaker, -20)):
                 text = alt.Chart(point.with_columns(label=pl.format("request {}", "request")))
-                layers.append(text.mark_text(dx=right, dy=-14, fontSize=12).encode(text="label:N", **where))
+                layers.append(
+                    text.mark_text(dx=right, dy=-14, fontSize=12).encode(text="label:N", **where)
+                )
         panels.append(alt.layer(*layers).properties(width=290, height=250, title=name))
     return on_grid(alt.hconcat(*panels))

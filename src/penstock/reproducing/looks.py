@@ -1,4 +1,6 @@
-"""How figures look: the same faint grid in all, and colours, dashes and marks that keep lines apart."""
+"""How figures look: the same faint grid in all, and colours, dashes and marks that keep lines
+apart.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,8 +28,12 @@ def on_grid(chart: Any) -> Any:
 
 
 def cycled(names: Sequence[str], values: Sequence[Any]) -> alt.Scale:
-    """Return a scale that gives each name one of the values, and begins again where there are too few."""
-    return alt.Scale(domain=list(names), range=[values[index % len(values)] for index in range(len(names))])
+    """Return a scale that gives each name one of the values, and begins again where there are too
+    few.
+    """
+    return alt.Scale(
+        domain=list(names), range=[values[index % len(values)] for index in range(len(names))]
+    )
 
 
 def channels(field: str, names: Sequence[str], title: str, **legend: Any) -> dict[str, Any]:
@@ -40,7 +46,13 @@ def channels(field: str, names: Sequence[str], title: str, **legend: Any) -> dic
 
 
 def lines_over_time(
-    runs: Mapping[str, Run], column: str, *, measure: str, title: str, legend: str, log: bool = False
+    runs: Mapping[str, Run],
+    column: str,
+    *,
+    measure: str,
+    title: str,
+    legend: str,
+    log: bool = False,
 ) -> alt.LayerChart:
     """Draw a column of `Run.series` over time, a line for each run, as long as it lasted.
 
@@ -72,7 +84,9 @@ def lines_over_time(
             "value:Q",
             title=measure,
             axis=alt.Axis(format="~s", tickCount=6),
-            scale=alt.Scale(type="log") if log else alt.Scale(nice=6),  # a tick on top: titles side by side are level
+            scale=alt.Scale(type="log")
+            if log
+            else alt.Scale(nice=6),  # a tick on top: titles side by side are level
         ),
         color=alt.Color("line:N", scale=cycled(names, COLOURS), legend=key),
     )

@@ -1,4 +1,6 @@
-"""Vertex C of the region under a max batch size: one scheduler is stable there, at one token budget."""
+"""Vertex C of the region under a max batch size: one scheduler is stable there, at one token
+budget.
+"""
 
 import dataclasses
 import math
@@ -23,7 +25,12 @@ from penstock.theory.certificate import certify
 from penstock.workload.arrivals import Deterministic
 from penstock.workload.workload import Workload
 
-PUBLISHED = {"fastertransformer": "grows", "vllm-vanilla": "grows", "orca": "grows", "sarathi": "bounded"}
+PUBLISHED = {
+    "fastertransformer": "grows",
+    "vllm-vanilla": "grows",
+    "orca": "grows",
+    "sarathi": "bounded",
+}
 """What Section 6.2 shows of each policy at the smaller budget."""
 
 WATCHED = "sarathi"
@@ -43,10 +50,11 @@ class _Settings(Section):
 
 
 class _Backlog(NamedTuple):
-    """Of a run: its growth as a share of what arrives, and the backlog's span over its second half and highest before.
+    """Of a run: its growth as a share of what arrives, and the backlog's span over its second half
+    and highest before.
 
-    Nothing here is random, so a backlog with no new high in the second half goes round in a cycle. As it is looked at
-    some thousand times only, a new high by less than a request is none.
+    Nothing here is random, so a backlog with no new high in the second half goes round in a cycle.
+    As it is looked at some thousand times only, a new high by less than a request is none.
     """
 
     run: Run
@@ -83,16 +91,25 @@ def run(setup: Setup) -> Reproduction:
         for name in settings.policies:
             policy = resolve(name, folder=setup.folder)
             limited = dataclasses.replace(server, token_budget=budget).with_policy(policy)
-            scoped = [dataclasses.replace(limited, scope=scope).with_policy(policy) for scope in settings.scopes]
+            scoped = [
+                dataclasses.replace(limited, scope=scope).with_policy(policy)
+                for scope in settings.scopes
+            ]
             backlogs[budget, name] = [
-                _Backlog.of(simulate(workload, one, until=until), offered, workload.rate) for one in scoped
+                _Backlog.of(simulate(workload, one, until=until), offered, workload.rate)
+                for one in scoped
             ]
             reasons[budget, name] = certify(workload, limited).reason
         setup.progress((index + 1) / 3)
 
     claims = [_critical(workload, server)]
     claims += [
-        _grows(f"{name} at {small:,} tokens", PUBLISHED[name], backlogs[small, name], reasons[small, name])
+        _grows(
+            f"{name} at {small:,} tokens",
+            PUBLISHED[name],
+            backlogs[small, name],
+            reasons[small, name],
+        )
         for name in settings.policies
         if name in PUBLISHED
     ]
@@ -102,18 +119,25 @@ def run(setup: Setup) -> Reproduction:
     return setup.answer(
         claims, _rows(backlogs, settings.scopes),
         _charts(backlogs, settings, (small, large)),
-        "The load is exactly what can be carried. Any randomness would let every backlog wander without bound, so that "
-        "no test of random drift can judge it. Nothing is random here. A bounded backlog lies near zero on the left; "
+        "The load is exactly what can be carried. Any randomness would let every backlog wander "
+        "without bound, so that "
+        "no test of random drift can judge it. Nothing is random here. A bounded backlog lies "
+        "near zero on the left; "
         "the log scale shows that it stays level.",
         assumed=(
-            "The load is critical, so that no theorem judges it: growth is measured over the second half of the run, "
+            "The load is critical, so that no theorem judges it: growth is measured over the "
+            "second half of the run, "
             "as a share of the tokens that arrive",
-            "A backlog is `bounded` if it has no new high, by a request or more, in the second half of the run; else "
+            "A backlog is `bounded` if it has no new high, by a request or more, in the second "
+            "half of the run; else "
             "it `grows`",
-            f"Scopes that were tried: {' and '.join(settings.scopes)}. The max batch size counts the requests in a "
-            "batch (paper) or those admitted and unfinished (engines). Where growth depends on the scope both are "
+            f"Scopes that were tried: {' and '.join(settings.scopes)}. The max batch size counts "
+            "the requests in a "
+            "batch (paper) or those admitted and unfinished (engines). Where growth depends on "
+            "the scope both are "
             "given",
-            "The batches of sarathi are `same` if all of the second half are; the load is 1 to within rounding",
+            "The batches of sarathi are `same` if all of the second half are; the load is 1 to "
+            "within rounding",
         ),
     )  # fmt: skip
 
@@ -123,24 +147,32 @@ def _checked_until(settings: _Settings, scenario: Scenario) -> float:
     workload, server, until = scenario.workload, scenario.server, scenario.until
     if until is None or not settings.scopes or WATCHED not in settings.policies:
         raise InputError(
-            f"fig-kmax watches {WATCHED} and other policies for so many simulated seconds in one or two scopes; give "
+            f"fig-kmax watches {WATCHED} and other policies for so many simulated seconds in one "
+            "or two scopes; give "
             "`simulate: {until: 20000}`, `scopes: [batch]`, and sarathi among the policies"
         )
     if _random(workload):
         raise InputError(
-            "fig-kmax measures growth, which only tells where nothing is random, but arrivals or lengths are; give "
-            "`workload: {deterministic: ...}` with constant lengths, or ask `penstock check` about random ones"
+            "fig-kmax measures growth, which only tells where nothing is random, but arrivals or "
+            "lengths are; give "
+            "`workload: {deterministic: ...}` with constant lengths, or ask `penstock check` "
+            "about random ones"
         )
     if settings.larger_budget <= server.token_budget:
         raise InputError(
-            f"reproduce.larger_budget is {settings.larger_budget:,} tokens, but server.token_budget is "
+            f"reproduce.larger_budget is {settings.larger_budget:,} tokens, but "
+            "server.token_budget is "
             f"{server.token_budget:,}, so it is no larger one to compare with; raise larger_budget"
         )
-    shortest = _DECODES * workload.mean_output * float(server.batch_time.by_tokens(server.token_budget))
+    shortest = (
+        _DECODES * workload.mean_output * float(server.batch_time.by_tokens(server.token_budget))
+    )
     if until < shortest:
         raise InputError(
-            f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} s, so the backlog "
-            f"has no time to settle and show whether it grows; give at least {math.ceil(shortest):,} s"
+            f"simulate.until is {until:g} s, but a request decodes for {shortest / _DECODES:,.1f} "
+            "s, so the backlog "
+            "has no time to settle and show whether it grows; give at least "
+            f"{math.ceil(shortest):,} s"
         )
     return until
 
@@ -155,7 +187,8 @@ def _critical(workload: Workload, server: Server) -> Claim:
     certificate = certify(workload, server)
     load = workload.rate / certificate.max_rate
     return Claim.judged(
-        "load of the operating point", "1: a vertex of the region", f"{load:.6f} ({certificate.verdict})",
+        "load of the operating point", "1: a vertex of the region", f"{load:.6f} "
+                                                                    f"({certificate.verdict})",
         certificate.verdict == "critical", certificate.reason,
     )  # fmt: skip
 
@@ -168,20 +201,31 @@ def _grows(what: str, published: str, backlogs: list[_Backlog], reason: str) -> 
         shares = f"{low:.1f}%" if low == high else f"{low:.1f} to {high:.1f}%"
         shown = f"grows by {shares} of what arrives"
     else:
-        low, high = min(backlog.low for backlog in backlogs), max(backlog.high for backlog in backlogs)
+        low, high = (
+            min(backlog.low for backlog in backlogs),
+            max(backlog.high for backlog in backlogs),
+        )
         shown = f"bounded: {low:,} to {high:,} tokens"
     same = measured == published
     return Claim.judged(what, published, shown, same, f"not the figure's operating point: {reason}")
 
 
 def _mixed(workload: Workload, server: Server, until: float) -> Claim:
-    """Compare the batches of Sarathi-Serve, once it has settled, with those that hold the vertex."""
+    """Compare the batches of Sarathi-Serve, once it has settled, with those that hold the
+    vertex.
+    """
     batches = simulate(workload, server, until=until, record="batches").batches
     late = batches.slice(batches.height // 2)
-    most = late.group_by("prefill_tokens", "decode_tokens").len().sort("len", "decode_tokens", descending=True).row(0)
+    most = (
+        late.group_by("prefill_tokens", "decode_tokens")
+        .len()
+        .sort("len", "decode_tokens", descending=True)
+        .row(0)
+    )
     same = most[:2] == MIXED and most[2] == late.height
     return Claim.judged(
-        f"batches of sarathi at {server.token_budget:,}", f"{MIXED[0]} prefill + {MIXED[1]} decode tokens",
+        f"batches of sarathi at {server.token_budget:,}", f"{MIXED[0]} prefill + {MIXED[1]} "
+                                                          "decode tokens",
         f"{most[0]} + {most[1]} in {most[2] / late.height:.2%} of them", same,
         "another load or limit than the figure's needs another mix of batches",
     )  # fmt: skip
@@ -205,22 +249,39 @@ def _rows(backlogs: Mapping[tuple[int, str], list[_Backlog]], scopes: list[Any])
 
 
 def _charts(
-    backlogs: Mapping[tuple[int, str], list[_Backlog]], settings: _Settings, budgets: tuple[int, int]
+    backlogs: Mapping[tuple[int, str], list[_Backlog]],
+    settings: _Settings,
+    budgets: tuple[int, int],
 ) -> dict[str, Any]:
     """Draw the figure's two halves, in the first scope, each to scale and on a log scale."""
     small = budgets[0]
     halves = (
-        (f"All policies, token budget {small:,}", "Policy", {name: (small, name) for name in settings.policies}),
-        ("Sarathi-Serve by token budget", "Token budget", {f"{budget:,}": (budget, WATCHED) for budget in budgets}),
+        (
+            f"All policies, token budget {small:,}",
+            "Policy",
+            {name: (small, name) for name in settings.policies},
+        ),
+        (
+            "Sarathi-Serve by token budget",
+            "Token budget",
+            {f"{budget:,}": (budget, WATCHED) for budget in budgets},
+        ),
     )
     drawings: dict[str, Any] = {}
     for title, legend, lines in halves:
         runs = {name: backlogs[key][0].run for name, key in lines.items()}
         panels = [
             lines_over_time(
-                runs, "unprocessed_tokens", measure="Unprocessed tokens", title=panel, legend=legend, log=log
+                runs,
+                "unprocessed_tokens",
+                measure="Unprocessed tokens",
+                title=panel,
+                legend=legend,
+                log=log,
             )
             for panel, log in ((title, False), ("The same on a log scale", True))
         ]
-        drawings[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = on_grid(alt.hconcat(*panels))
+        drawings[f"Unprocessed tokens over time, to scale and on a log scale. {title}."] = on_grid(
+            alt.hconcat(*panels)
+        )
     return drawings

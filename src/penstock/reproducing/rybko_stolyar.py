@@ -1,4 +1,6 @@
-"""Two servers that are crossed both ways: priorities that lose a stable load, and the loads above which they do."""
+"""Two servers that are crossed both ways: priorities that lose a stable load, and the loads above
+which they do.
+"""
 
 import dataclasses
 import itertools
@@ -68,7 +70,12 @@ def figure(setup: Setup) -> Reproduction:
     for index, (name, kind) in enumerate(steps):
         network = with_lengths(orders[name], kind)
         run = simulate(
-            network, jobs=scenario.jobs, until=scenario.until, seed=_seed(network), record="jobs", drain=False
+            network,
+            jobs=scenario.jobs,
+            until=scenario.until,
+            seed=_seed(network),
+            record="jobs",
+            drain=False,
         )
         claims.append(_verdict(network, f"{name}, {kind} lengths", *_PAPER[name]))
         series = totals(run)
@@ -80,18 +87,24 @@ def figure(setup: Setup) -> Reproduction:
         setup.progress((index + 1) / len(steps))
     table = pl.concat(parts).select("order", "lengths", "time_s", "requests", "tokens")
     text = (
-        "Requests and tokens over time under the published priorities and under the reversed ones, by kind of lengths."
+        "Requests and tokens over time under the published priorities and under the reversed "
+        "ones, by kind of lengths."
     )
     return setup.answer(
         (*claims, *growth, *requests), table,
         {text: figures.panels(table, settings.lengths)},
-        f"{_slots(published)}Tokens: all that the tasks in the network still need, their later stages included.",
+        f"{_slots(published)}Tokens: all that the tasks in the network still need, their later "
+        "stages included.",
         assumed=(
-            f"Same means: the flood test says what the paper says, and no theorem says otherwise; tokens grow by more "
-            f"than half of what the fluid path gives; the most tokens over time are within {_NEAR:.0%} of the fluid "
-            f"path; the mean number of requests in the later half is below {_LEVEL:g} times that in the second quarter",
+            "Same means: the flood test says what the paper says, and no theorem says otherwise; "
+            "tokens grow by more "
+            "than half of what the fluid path gives; the most tokens over time are within "
+            f"{_NEAR:.0%} of the fluid "
+            f"path; the mean number of requests in the later half is below {_LEVEL:g} times that "
+            "in the second quarter",
             "The paper gives means only; each kind of lengths is simulated",
-            "A fixed priority between classes is not K-FCFS, so the figure shows what work conservation alone cannot "
+            "A fixed priority between classes is not K-FCFS, so the figure shows what work "
+            "conservation alone cannot "
             "do, and contradicts none of the paper's theorems",
         ),
     )  # fmt: skip
@@ -100,7 +113,9 @@ def figure(setup: Setup) -> Reproduction:
 def _slots(network: Network) -> str:
     """Say that a second is a slot, where every batch of every pool takes one."""
     servers = [pool.server for pool in network.pools.values()]
-    seconds = {float(server.batch_time(load)) for server in servers for load in (1, server.token_budget)}
+    seconds = {
+        float(server.batch_time(load)) for server in servers for load in (1, server.token_budget)
+    }
     return "A batch takes 1 s, so a second is a slot. " if seconds == {1.0} else ""
 
 
@@ -119,8 +134,14 @@ def reversed_priorities(network: Network) -> Network:
     """
     for name, pool in network.pools.items():
         if not pool.order.ranks_stages:
-            raise InputError(f"network.pools.{name}.order is {pool.order.name}, which cannot be turned around; {_GIVE}")
-    return with_order(network, {name: Order.priority(pool.order.stages[::-1]) for name, pool in network.pools.items()})
+            raise InputError(
+                f"network.pools.{name}.order is {pool.order.name}, which cannot be turned around; "
+                f"{_GIVE}"
+            )
+    return with_order(
+        network,
+        {name: Order.priority(pool.order.stages[::-1]) for name, pool in network.pools.items()},
+    )
 
 
 _GIVE = "give {priority: [stages]}, most urgent first"
@@ -136,11 +157,16 @@ def with_lengths(network: Network, kind: Kind) -> Network:
     workflows = []
     for workflow in network.workflows:
         if isinstance(workflow, Sessions):
-            raise InputError(f"workflow {workflow.name} has recorded lengths; give it stages with lengths of their own")
+            raise InputError(
+                f"workflow {workflow.name} has recorded lengths; give it stages with lengths of "
+                "their own"
+            )
         stages = {}
         for name, stage in workflow.stages.items():
             prompt, output = means[f"{workflow.name}.{name}"]
-            stages[name] = dataclasses.replace(stage, prompt=_MAKE[kind](prompt), output=_MAKE[kind](output))
+            stages[name] = dataclasses.replace(
+                stage, prompt=_MAKE[kind](prompt), output=_MAKE[kind](output)
+            )
         workflows.append(dataclasses.replace(workflow, stages=stages))
     return dataclasses.replace(network, workflows=workflows)
 
@@ -165,7 +191,9 @@ def totals(run: NetworkRun) -> pl.DataFrame:
 
 
 def fluid_envelope(network: Network) -> float | None:
-    """Return the most tokens over time, per second, along the fluid path; None where it does not grow for ever."""
+    """Return the most tokens over time, per second, along the fluid path; None where it does not
+    grow for ever.
+    """
     model = network.model()
     virtual = certify(network).virtual_station
     if virtual is None:
@@ -196,7 +224,9 @@ def _verdict(network: Network, what: str, expected: str, published: str) -> Clai
 
 
 def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Claim]:
-    """Compare the slope of all tokens, and the most tokens over time in the later half, with the fluid path."""
+    """Compare the slope of all tokens, and the most tokens over time in the later half, with the
+    fluid path.
+    """
     time, tokens = series["time_s"].to_numpy(), series["tokens"].to_numpy()
     slope = float(stats.linregress(time, tokens).slope)
     same = envelope is not None and slope > envelope / 2
@@ -222,11 +252,15 @@ def _growth(series: pl.DataFrame, kind: Kind, envelope: float | None) -> list[Cl
 
 
 _LEVEL = 1.5
-"""Ratio of requests, late in a run to earlier, below which they do not grow; it is 2 where they grow as time does."""
+"""Ratio of requests, late in a run to earlier, below which they do not grow; it is 2 where they
+grow as time does.
+"""
 
 
 def _requests(series: pl.DataFrame, kind: Kind) -> Claim:
-    """Compare the mean number of requests in the later half of a run with that in the quarter before."""
+    """Compare the mean number of requests in the later half of a run with that in the quarter
+    before.
+    """
     end = series["time_s"][-1]
     early, late = (
         float(series.filter(pl.col("time_s").is_between(a * end, b * end))["requests"].mean())  # type: ignore[arg-type]
@@ -264,12 +298,15 @@ _KNOWN_LIMIT, _KNOWN_PUSH = 0.5588, 0.5429
 _AMPLIFIED = {0.5: 0.810, 0.7: 1.676, 0.9: 4.135}
 _E2E = {
     (REVERSED, 0.9): 70, (REVERSED, 0.95): 74, (REVERSED, 0.98): 82, (REVERSED, 0.99): 93,
-    ("back-pressure", 0.9): 79, ("back-pressure", 0.95): 82, ("back-pressure", 0.98): 90, ("back-pressure", 0.99): 102,
-    ("back-pressure-phase", 0.9): 86, ("back-pressure-phase", 0.95): 91, ("back-pressure-phase", 0.98): 100,
+    ("back-pressure", 0.9): 79, ("back-pressure", 0.95): 82, ("back-pressure", 0.98): 90,
+    ("back-pressure", 0.99): 102,
+    ("back-pressure-phase", 0.9): 86, ("back-pressure-phase", 0.95): 91,
+    ("back-pressure-phase", 0.98): 100,
     ("back-pressure-phase", 0.99): 112,
     ("hlpps", 0.9): 72, ("hlpps", 0.95): 81, ("hlpps", 0.98): 107, ("hlpps", 0.99): 158,
     ("fcfs", 0.9): 77, ("fcfs", 0.95): 90, ("fcfs", 0.98): 127, ("fcfs", 0.99): 192,
-    ("global-age", 0.9): 198, ("global-age", 0.95): 281, ("global-age", 0.98): 416, ("global-age", 0.99): 515,
+    ("global-age", 0.9): 198, ("global-age", 0.95): 281, ("global-age", 0.98): 416,
+    ("global-age", 0.99): 515,
 }  # fmt: skip
 """Mean E2E in slots, by order and load, from an independent slotted program."""
 
@@ -287,7 +324,8 @@ def thresholds(setup: Setup) -> Reproduction:
     push = worst_priority(network.model(), phases=True)
     if virtual is None or push is None:
         raise InputError(
-            "the priorities of these pools have no virtual station, so nothing but a load of 1 makes them fail; serve "
+            "the priorities of these pools have no virtual station, so nothing but a load of 1 "
+            "makes them fail; serve "
             "the long second stage first at each pool"
         )
     # 1. limits and amplification by formula  2. floods below and above  3. E2E by order, simulated
@@ -300,38 +338,57 @@ def thresholds(setup: Setup) -> Reproduction:
     for index, name in enumerate(settings.orders):
         busy = _at_load(network, settings.orders_at)
         chosen = reversed_priorities(busy) if name == REVERSED else with_order(busy, name)
-        run = simulate(chosen, jobs=scenario.jobs, until=scenario.until, seed=_seed(chosen), record="jobs")
+        run = simulate(
+            chosen, jobs=scenario.jobs, until=scenario.until, seed=_seed(chosen), record="jobs"
+        )
         measured[name] = mean_e2e(run)
         claims += _e2e(name, settings.orders_at, measured[name])
         setup.progress(0.6 + 0.4 * (index + 1) / len(settings.orders))
     table = pl.DataFrame(
-        [(name, e2e.mean, e2e.half, _E2E.get((name, settings.orders_at))) for name, e2e in measured.items()],
-        {"order": pl.String, "mean_e2e_s": pl.Float64, "half_width_s": pl.Float64, "known_s": pl.Float64},
+        [
+            (name, e2e.mean, e2e.half, _E2E.get((name, settings.orders_at)))
+            for name, e2e in measured.items()
+        ],
+        {
+            "order": pl.String,
+            "mean_e2e_s": pl.Float64,
+            "half_width_s": pl.Float64,
+            "known_s": pl.Float64,
+        },
         orient="row",
     )
     charts = {
-        "Amplification of a backlog by half a cycle, over the load, for two priorities: each passes 1 at its limit.":
+        "Amplification of a backlog by half a cycle, over the load, for two priorities: each "
+        "passes 1 at its limit.":
         figures.curves({"the paper's priorities": virtual, "push start": push}, _AMPLIFIED),
-        f"Mean E2E by order at a load of {settings.orders_at:g}, with intervals, beside that of a slotted program.":
+        f"Mean E2E by order at a load of {settings.orders_at:g}, with intervals, beside that of a "
+        "slotted program.":
         figures.dots(table),
     }  # fmt: skip
     return setup.answer(
         claims, table, charts,
-        "First figure: where half a cycle multiplies a backlog by more than 1, right of the vertical line, queues grow "
+        "First figure: where half a cycle multiplies a backlog by more than 1, right of the "
+        "vertical line, queues grow "
         "without end; the dots are the formula's figures. "
-        f"Second figure: E2E of an independent slotted program beside those simulated here. {_slots(network)}".rstrip(),
+        "Second figure: E2E of an independent slotted program beside those simulated here. "
+        f"{_slots(network)}".rstrip(),
         assumed=(
-            "Rows marked formula compare formulas with a linear program or a fluid path; rows marked simulated are "
+            "Rows marked formula compare formulas with a linear program or a fluid path; rows "
+            "marked simulated are "
             "simulated here",
-            "Same means: limits within 0.0005, amplifications within 0.001; of E2E, the other figure lies in the 95% "
+            "Same means: limits within 0.0005, amplifications within 0.001; of E2E, the other "
+            "figure lies in the 95% "
             "interval widened by 5%",
-            "The E2E of the slotted program come from an independent program with slots of 1 s, where requests arrive "
+            "The E2E of the slotted program come from an independent program with slots of 1 s, "
+            "where requests arrive "
             "and move on between slots; here they arrive at any time",
         ),
     )  # fmt: skip
 
 
-def _by_formula(network: Network, ranking: Sequence[str], virtual: VirtualStation, push: VirtualStation) -> list[Claim]:
+def _by_formula(
+    network: Network, ranking: Sequence[str], virtual: VirtualStation, push: VirtualStation
+) -> list[Claim]:
     """Compare the load limits of the paper's priorities and of a push start with what is known."""
     model = network.model()
     by_stage = priority_stability(model, ranking).max_load
@@ -346,15 +403,28 @@ def _by_floods(network: Network, settings: _Thresholds) -> list[Claim]:
     """Compare the flood test below and above the limits with what the formulas say."""
     pushed = with_order(_at_load(network, settings.push_at), order(push_start))
     cases = (
-        (_at_load(network, settings.stable_at), f"the paper's priorities at {settings.stable_at:g}", "stable"),
-        (_at_load(network, settings.unstable_at), f"the paper's priorities at {settings.unstable_at:g}", "unstable"),
+        (
+            _at_load(network, settings.stable_at),
+            f"the paper's priorities at {settings.stable_at:g}",
+            "stable",
+        ),
+        (
+            _at_load(network, settings.unstable_at),
+            f"the paper's priorities at {settings.unstable_at:g}",
+            "unstable",
+        ),
         (pushed, f"a push start at {settings.push_at:g}", "unstable"),
     )
-    return [_verdict(case, f"simulated: {what}", answer, f"{answer} (formula)") for case, what, answer in cases]
+    return [
+        _verdict(case, f"simulated: {what}", answer, f"{answer} (formula)")
+        for case, what, answer in cases
+    ]
 
 
 def push_start(lines: Any, params: Any, weights: Any) -> int:
-    """Prompts of the stage with the shortest ones first, then other stages, then the decodes of that stage."""
+    """Prompts of the stage with the shortest ones first, then other stages, then the decodes of
+    that stage.
+    """
     short = 0
     for line in range(lines.shape[0]):
         if lines[line, LINE_PREFILL_MEAN] < lines[short, LINE_PREFILL_MEAN]:
@@ -368,7 +438,9 @@ def push_start(lines: Any, params: Any, weights: Any) -> int:
 
 
 def _limit(what: str, virtual: VirtualStation, program: float, expected: float) -> Claim:
-    """Compare the load limit of a virtual station, and that of the linear program, with what is known."""
+    """Compare the load limit of a virtual station, and that of the linear program, with what is
+    known.
+    """
     same = abs(virtual.max_load - expected) < _EXACT / 2 and abs(program - expected) < _EXACT / 2
     return Claim.judged(
         what, f"a load of {expected} (formula)",
@@ -378,10 +450,14 @@ def _limit(what: str, virtual: VirtualStation, program: float, expected: float) 
 
 
 def _amplified(network: Network, virtual: VirtualStation, load: float) -> Claim:
-    """Compare the amplification by half a cycle, by formula and along a fluid path, with what is known."""
+    """Compare the amplification by half a cycle, by formula and along a fluid path, with what is
+    known.
+    """
     first, second = virtual.amplification(load)
     formula = float(np.sqrt(first * second))
-    growth = network_path(_at_load(network, load).model(), virtual.ranking, _first_stage(network)).growth
+    growth = network_path(
+        _at_load(network, load).model(), virtual.ranking, _first_stage(network)
+    ).growth
     along = float("nan") if growth is None else float(np.sqrt(growth))
     published = next((value for at, value in _AMPLIFIED.items() if abs(at - load) < 1e-9), None)
     expected = formula if published is None else published
@@ -398,14 +474,19 @@ def mean_e2e(run: NetworkRun) -> E2E:
     done = run.finish >= 0
     e2e = ((run.finish - run.arrival)[done] * run.tick_s)[int(_WARMUP * done.sum()) :]
     if e2e.size < _BATCHES:
-        raise InputError(f"simulate: only {e2e.size} jobs end after the warm-up, too few for an interval; raise `jobs`")
+        raise InputError(
+            f"simulate: only {e2e.size} jobs end after the warm-up, too few for an interval; "
+            "raise `jobs`"
+        )
     means = np.array([batch.mean() for batch in np.array_split(e2e, _BATCHES)])
     half = stats.t.ppf(0.975, _BATCHES - 1) * means.std(ddof=1) / np.sqrt(_BATCHES)
     return E2E(float(e2e.mean()), float(half))
 
 
 def _e2e(name: str, load: float, measured: E2E) -> list[Claim]:
-    expected = next((value for (of, at), value in _E2E.items() if of == name and abs(at - load) < 1e-9), None)
+    expected = next(
+        (value for (of, at), value in _E2E.items() if of == name and abs(at - load) < 1e-9), None
+    )
     if expected is None:
         return []
     same = measured.holds(expected)

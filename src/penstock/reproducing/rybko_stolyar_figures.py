@@ -1,4 +1,6 @@
-"""Figures of the crossed servers: requests and tokens over time, amplification by load, and E2E by order."""
+"""Figures of the crossed servers: requests and tokens over time, amplification by load, and E2E by
+order.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,14 +28,23 @@ def panels(table: pl.DataFrame, kinds: Sequence[str]) -> Any:
             alt.Chart(thinned)
             .mark_line(strokeWidth=1.5)
             .encode(
-                x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5, format="~s", offset=5)),
+                x=alt.X(
+                    "time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5, format="~s", offset=5)
+                ),
                 y=alt.Y(f"{of}:Q", title=unit, axis=alt.Axis(format="~s", tickCount=6, offset=5)),
                 **look,
             )
             .properties(width=330, height=200)
-            for of, unit in (("requests", "Requests in the network"), ("tokens", "Tokens still needed"))
+            for of, unit in (
+                ("requests", "Requests in the network"),
+                ("tokens", "Tokens still needed"),
+            )
         ]
-        rows.append(alt.hconcat(*side_by_side).properties(title=alt.TitleParams(f"Priorities {name}", anchor="start")))
+        rows.append(
+            alt.hconcat(*side_by_side).properties(
+                title=alt.TitleParams(f"Priorities {name}", anchor="start")
+            )
+        )
     return on_grid(alt.vconcat(*rows))
 
 
@@ -47,7 +58,9 @@ def curves(stations: Mapping[str, VirtualStation], amplified: Mapping[float, flo
     table = pl.DataFrame(rows, ["order", "load", "amplification"], orient="row")
     table = table.filter(pl.col("amplification").is_between(*_SHOWN))
     limits = pl.DataFrame(
-        [(name, virtual.max_load) for name, virtual in stations.items()], ["order", "load"], orient="row"
+        [(name, virtual.max_load) for name, virtual in stations.items()],
+        ["order", "load"],
+        orient="row",
     )
     look = channels("order", list(stations), "Order")
     x = alt.X(
@@ -70,12 +83,18 @@ def curves(stations: Mapping[str, VirtualStation], amplified: Mapping[float, flo
         size=60, filled=True, fill="white", stroke="black", opacity=1
     )
     texts = [
-        alt.Chart(limits.filter(order=name).with_columns(text=pl.format("{}", pl.col("load").round(4))))
+        alt.Chart(
+            limits.filter(order=name).with_columns(text=pl.format("{}", pl.col("load").round(4)))
+        )
         .mark_text(align="right" if index else "left", dx=-5 if index else 5, fontSize=11)
         .encode(x=x, y=alt.value(12), text="text:N")
         for index, name in enumerate(stations)
     ]
-    return on_grid(alt.layer(one, rules, lines, points.encode(x=x, y=y), *texts).properties(width=430, height=280))
+    return on_grid(
+        alt.layer(one, rules, lines, points.encode(x=x, y=y), *texts).properties(
+            width=430, height=280
+        )
+    )
 
 
 def dots(table: pl.DataFrame) -> Any:
@@ -91,15 +110,32 @@ def dots(table: pl.DataFrame) -> Any:
         if expected is not None
     ]
     base = alt.Chart(pl.DataFrame(rows))
-    y = alt.Y("order:N", sort=list(table["order"]), title=None, axis=alt.Axis(labelLimit=300, minExtent=150))
-    x = alt.X("mean:Q", title="Mean E2E (s)", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6))
+    y = alt.Y(
+        "order:N",
+        sort=list(table["order"]),
+        title=None,
+        axis=alt.Axis(labelLimit=300, minExtent=150),
+    )
+    x = alt.X(
+        "mean:Q", title="Mean E2E (s)", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6)
+    )
     legend = alt.Legend(title=None, labelLimit=300, columns=1)
     marks = base.mark_point(opacity=1, strokeWidth=2).encode(
         x=x,
         y=y,
         size=alt.Size("of:N", scale=alt.Scale(domain=names, range=[150, 45]), legend=legend),
-        color=alt.Color("of:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS[:2])), legend=legend),
-        shape=alt.Shape("of:N", scale=alt.Scale(domain=names, range=["circle", "cross"]), legend=legend),
+        color=alt.Color(
+            "of:N", scale=alt.Scale(domain=names, range=list(charts.COLOURS[:2])), legend=legend
+        ),
+        shape=alt.Shape(
+            "of:N", scale=alt.Scale(domain=names, range=["circle", "cross"]), legend=legend
+        ),
     )
-    bars = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2, color=charts.COLOURS[0])
-    return on_grid(alt.layer(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=y), marks).properties(width=430, height=200))
+    bars = base.transform_filter("datum.low != null").mark_rule(
+        strokeWidth=2, color=charts.COLOURS[0]
+    )
+    return on_grid(
+        alt.layer(bars.encode(x=alt.X("low:Q"), x2="high:Q", y=y), marks).properties(
+            width=430, height=200
+        )
+    )

@@ -23,7 +23,9 @@ Settings = TypeVar("Settings", bound=Section)
 Value = TypeVar("Value", bound=Hashable)
 
 SECTIONS = ("workload", "server", "simulate", "network")
-"""Those that an item can read besides ``reproduce``; `Setup.scenario` and `Setup.network` refuse the wrong ones."""
+"""Those that an item can read besides ``reproduce``; `Setup.scenario` and `Setup.network` refuse
+the wrong ones.
+"""
 
 LOOK_ALIKES = {"azure-llm-2023-code": "azure-code", "azure-llm-2023-conv": "azure-conv"}
 """Recorded traces, and the preset that stands for each where it is not on this machine."""
@@ -32,7 +34,9 @@ LOOK_ALIKES = {"azure-llm-2023-code": "azure-code", "azure-llm-2023-conv": "azur
 def _once(values: list[Value]) -> list[Value]:
     twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
-        raise ValueError(f"{checks.shown(twice)} stands twice, which measures it again under one name; drop one")
+        raise ValueError(
+            f"{checks.shown(twice)} stands twice, which measures it again under one name; drop one"
+        )
     return values
 
 
@@ -55,7 +59,8 @@ class Setup:
     item
         What is measured.
     document
-        The file: ``reproduce`` with ``item`` and its settings, and what a scenario has where the item needs it.
+        The file: ``reproduce`` with ``item`` and its settings, and what a scenario has where the
+        item needs it.
     folder
         Where its paths begin.
     data
@@ -89,23 +94,29 @@ class Setup:
             if name != "reproduce" and name not in sections:
                 raise InputError(
                     f"{short(name)} is no section that {self.item.name} reads, so it would "
-                    f"change nothing; leave it out ({', '.join(('reproduce', *sections))} may stand there)"
+                    f"change nothing; leave it out ({', '.join(('reproduce', *sections))} may "
+                    "stand there)"
                 )
         keys = {key: value for key, value in self.document["reproduce"].items() if key != "item"}
         try:
             return parsed(keys, model, "reproduce", f"{', '.join(model.known_keys()) or 'no keys'}")
         except InputError as error:
             reason = str(error)
-            raise InputError(reason if reason.startswith("reproduce") else f"reproduce.{reason}") from None
+            raise InputError(
+                reason if reason.startswith("reproduce") else f"reproduce.{reason}"
+            ) from None
 
     def scenario(self, **sections: Any) -> Scenario:
-        """Return the file as a scenario, with keys of its sections changed: ``server={"policy": ...}``."""
+        """Return the file as a scenario, with keys of its sections changed: ``server={"policy":
+        ...}``.
+        """
         document = self._sections
         for name, changed in sections.items():
             section = document.get(name, {})
             if not isinstance(section, Mapping):
                 raise InputError(
-                    f"{name} must be a mapping of keys, not {checks.shown(section)}; give its keys below it"
+                    f"{name} must be a mapping of keys, not {checks.shown(section)}; give its "
+                    "keys below it"
                 )
             document[name] = {**section, **changed}
         return build(document, self.folder, self.item.name)
@@ -121,27 +132,38 @@ class Setup:
     def recorded(self, name: str) -> tuple[Workload, str]:
         """Return a recorded trace, or its look-alike, and what has to be said of it.
 
-        A trace is looked for in the folder of the data, by its name in the catalogue or as ``azure_llm_2023_code.csv``,
-        then among those that ``penstock traces get`` has fetched.
+        A trace is looked for in the folder of the data, by its name in the catalogue or as
+        ``azure_llm_2023_code.csv``, then among those that ``penstock traces get`` has fetched.
         """
         file = f"{name.replace('-', '_')}.csv"
-        candidates = [] if self.data is None else [self.data / name, self.data / file, self.data / "traces" / file]
+        candidates = (
+            []
+            if self.data is None
+            else [self.data / name, self.data / file, self.data / "traces" / file]
+        )
         for path in (*candidates, catalogue.path_of(name)):
             if path is not None and path.is_file():
                 trace = read_trace(path)
                 assert isinstance(trace.lengths, Recorded)
-                return trace, f"{name}: the public trace, {trace.lengths.prompt_tokens.size:,} requests"
+                return (
+                    trace,
+                    f"{name}: the public trace, {trace.lengths.prompt_tokens.size:,} requests",
+                )
         alike = LOOK_ALIKES.get(name)
         if alike is None:
             raise InputError(
-                f"the trace {name} is not on this machine; run `penstock traces get {name}`, or give --data"
+                f"the trace {name} is not on this machine; run `penstock traces get {name}`, or "
+                "give --data"
             )
         return Workload.preset(alike), (
-            f"{name} is not here (`penstock traces get {name}`, or --data), so its look-alike {alike} was drawn"
+            f"{name} is not here (`penstock traces get {name}`, or --data), so its look-alike "
+            f"{alike} was drawn"
         )
 
     def profile(self, name: str) -> Path | None:
-        """Return the folder with measured layer times of a source, such as ``vidur``, if it is in the data."""
+        """Return the folder with measured layer times of a source, such as ``vidur``, if it is in
+        the data.
+        """
         folder = None if self.data is None else self.data / "profiling" / name
         return folder if folder is not None and folder.is_dir() else None
 
@@ -156,11 +178,14 @@ class Setup:
     ) -> Reproduction:
         """Return the item measured again; parameters as in `Reproduction`."""
         name, title, source = self.item.name, self.item.title, self.item.source
-        return Reproduction(name, title, source, tuple(claims), rows, charts, caption, tuple(tables), tuple(assumed))
+        return Reproduction(
+            name, title, source, tuple(claims), rows, charts, caption, tuple(tables), tuple(assumed)
+        )
 
 
 def profile_in(folder: Path | None, file: str, key: str, *, of_files: bool = False) -> Path | None:
-    """Return the file of a folder, or folder ``of_files``, that a key of the scenario names; None if it is not here.
+    """Return the file of a folder, or folder ``of_files``, that a key of the scenario names; None
+    if it is not here.
 
     Raises
     ------
@@ -172,9 +197,13 @@ def profile_in(folder: Path | None, file: str, key: str, *, of_files: bool = Fal
     path = folder / file
     try:
         if path.is_dir() and not of_files:
-            raise InputError(f"{key} is {checks.shown(file)}, which is a folder; give the path of a file in {folder}")
+            raise InputError(
+                f"{key} is {checks.shown(file)}, which is a folder; give the path of a file in "
+                f"{folder}"
+            )
         return path if path.exists() else None
     except OSError as error:  # a name that is too long
         raise InputError(
-            f"{key} is {checks.shown(file)}, which names no file ({error.strerror}); give the path of one in {folder}"
+            f"{key} is {checks.shown(file)}, which names no file ({error.strerror}); give the "
+            f"path of one in {folder}"
         ) from None

@@ -1,4 +1,6 @@
-"""Small systems to audit a policy in, the smallest first, and random ones; and what waited before each batch."""
+"""Small systems to audit a policy in, the smallest first, and random ones; and what waited before
+each batch.
+"""
 
 import itertools
 import math
@@ -40,14 +42,21 @@ class System(NamedTuple):
         return simulate(workload, server, record="allocations", tick_s=1.0)
 
     def in_words(self) -> str:
-        """Return its requests in words: ``A 1+2 at 0`` has a prompt token, two output tokens, and comes at tick 0."""
+        """Return its requests in words: ``A 1+2 at 0`` has a prompt token, two output tokens, and
+        comes at tick 0.
+        """
         requests = zip(self.arrival, self.prompt, self.output, strict=True)
-        words = (f"{chr(65 + i)} {prompt}+{output} at {at}" for i, (at, prompt, output) in enumerate(requests))
+        words = (
+            f"{chr(65 + i)} {prompt}+{output} at {at}"
+            for i, (at, prompt, output) in enumerate(requests)
+        )
         return f"{', '.join(words)}; token budget {self.budget}"
 
 
 class Small(Section):
-    """How large the largest of the small systems are: requests, all their tokens, ticks between two arrivals."""
+    """How large the largest of the small systems are: requests, all their tokens, ticks between two
+    arrivals.
+    """
 
     requests: Annotated[Whole, Field(ge=1, le=50)] = 3
     tokens: Annotated[Whole, Field(ge=2, le=100)] = 7
@@ -55,7 +64,9 @@ class Small(Section):
 
 
 class Random(Section):
-    """How many random systems, and the most of what they have: requests, ticks between arrivals, tokens."""
+    """How many random systems, and the most of what they have: requests, ticks between arrivals,
+    tokens.
+    """
 
     systems: Annotated[Whole, Field(ge=1, le=20_000)] = 300
     requests: Annotated[Whole, Field(ge=1, le=100)] = 12
@@ -79,7 +90,8 @@ def count_small(most: Small) -> int:
 
 
 def small_systems(most: Small) -> Iterator[System]:
-    """Yield all small systems: fewest requests first, then fewest tokens, smallest budget, closest arrivals.
+    """Yield all small systems: fewest requests first, then fewest tokens, smallest budget, closest
+    arrivals.
 
     Raises
     ------
@@ -97,7 +109,12 @@ def small_systems(most: Small) -> Iterator[System]:
             for budget, gap in itertools.product(range(1, tokens + 1), gaps):
                 for fences in itertools.combinations(range(1, tokens), 2 * n - 1):
                     lengths = [b - a for a, b in itertools.pairwise((0, *fences, tokens))]
-                    yield System((0, *itertools.accumulate(gap)), tuple(lengths[:n]), tuple(lengths[n:]), budget)
+                    yield System(
+                        (0, *itertools.accumulate(gap)),
+                        tuple(lengths[:n]),
+                        tuple(lengths[n:]),
+                        budget,
+                    )
 
 
 def random_systems(most: Random) -> Iterator[System]:
@@ -106,7 +123,9 @@ def random_systems(most: Random) -> Iterator[System]:
     for _ in range(most.systems):
         n = int(rng.integers(1, most.requests + 1))
         gaps = rng.integers(0, rng.integers(1, most.gap + 1) + 1, n - 1)
-        prompt, output = (rng.integers(1, longest + 1, n) for longest in rng.integers(1, most.tokens + 1, 2))
+        prompt, output = (
+            rng.integers(1, longest + 1, n) for longest in rng.integers(1, most.tokens + 1, 2)
+        )
         arrival = (0, *np.cumsum(gaps).tolist())
         budget = int(rng.integers(1, most.token_budget + 1))
         yield System(arrival, tuple(prompt.tolist()), tuple(output.tolist()), budget)
@@ -139,8 +158,12 @@ class Waiting(NamedTuple):
         return (self.supply >= budget) & (self.load < budget)
 
 
-def waiting(run: Run, arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int]) -> Waiting:
-    """Rebuild what waited before each batch of a run without a max batch size, from its allocations."""
+def waiting(
+    run: Run, arrival: Sequence[int], prompt: Sequence[int], output: Sequence[int]
+) -> Waiting:
+    """Rebuild what waited before each batch of a run without a max batch size, from its
+    allocations.
+    """
     assert run.batch_rows is not None
     assert run.allocation_rows is not None
     came, prompts, decodes = (np.asarray(values, np.int64) for values in (arrival, prompt, output))

@@ -52,29 +52,38 @@ def run(setup: Setup) -> Reproduction:
     server = scenario.server
     if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
         raise InputError(
-            f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of {server.token_budget:,}, "
+            f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of "
+            f"{server.token_budget:,}, "
             "so Theorem 1 does not tell which loads are stable; leave it out"
         )
     if server.policy.work_conserving is not True:
         raise InputError(
-            f"server.policy is {server.policy.name}, which is not known to be work-conserving, so Theorem 1 does not "
+            f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
+            "Theorem 1 does not "
             "tell which loads are stable; give one that is, such as sarathi"
         )
     if close := [load for load in settings.loads if abs(load - 1) < _CLOSEST]:
         raise InputError(
-            f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no run of this length "
+            f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no "
+            "run of this length "
             "says what is right; give loads further below and above 1"
         )
     if scenario.requests is not None and scenario.requests < _FEWEST:
         raise InputError(
-            f"simulate.requests is {scenario.requests:,}, in which no trend can show; give at least {_FEWEST:,}"
+            f"simulate.requests is {scenario.requests:,}, in which no trend can show; give at "
+            f"least {_FEWEST:,}"
         )
     # loads are shares of the rate up to which Theorem 1 says stable, wherever its hypotheses hold
     limit = certify(scenario.workload, server).max_rate
-    fails = [h for h in certify(scenario.workload.with_rate(limit / 2), server).hypotheses if not h.held]
-    if fails := [h for h in fails if h.name != "bounded lengths"]:  # which geometric ones are but for a tail
+    fails = [
+        h for h in certify(scenario.workload.with_rate(limit / 2), server).hypotheses if not h.held
+    ]
+    if fails := [
+        h for h in fails if h.name != "bounded lengths"
+    ]:  # which geometric ones are but for a tail
         raise InputError(
-            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, but {fails[0].why}; "
+            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, "
+            f"but {fails[0].why}; "
             "change workload or server until it holds"
         )
     # each way is asked about the same workload
@@ -82,57 +91,84 @@ def run(setup: Setup) -> Reproduction:
     for index, load in enumerate(settings.loads):
         wrong = []
         for seed in range(settings.seeds):
-            workload = scenario.workload.with_rate(load * limit).with_seed(scenario.workload.seed + seed)
+            workload = scenario.workload.with_rate(load * limit).with_seed(
+                scenario.workload.seed + seed
+            )
             wrong.append(_wrong(scenario, workload, settings, load < 1))
             setup.progress((index + (seed + 1) / settings.seeds) / len(settings.loads))
         rows += [(load, way, sum(run[way] for run in wrong), settings.seeds) for way in wrong[0]]
     columns = ["load", "way", "wrong", "verdicts"]
-    table = pl.DataFrame(rows, columns, orient="row").with_columns(share=pl.col("wrong") / pl.col("verdicts"))
-    text = "Share of verdicts that are wrong, by load: slopes from an empty system, and the sequential test."
+    table = pl.DataFrame(rows, columns, orient="row").with_columns(
+        share=pl.col("wrong") / pl.col("verdicts")
+    )
+    text = (
+        "Share of verdicts that are wrong, by load: slopes from an empty system, and the "
+        "sequential test."
+    )
     return setup.answer(
         _claims(table, settings), table, {text: _chart(table, settings)},
-        "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and batch means fit a slope "
-        "to the tokens in a run that starts empty, batch means after averages over so many parts of it. They say "
-        f"unstable if the slope is above 0 at a significance of {settings.significance:.2g}. The sequential test "
+        "By Theorem 1 the server is stable below load 1 and unstable above. Least squares and "
+        "batch means fit a slope "
+        "to the tokens in a run that starts empty, batch means after averages over so many parts "
+        "of it. They say "
+        f"unstable if the slope is above 0 at a significance of {settings.significance:.2g}. The "
+        "sequential test "
         "starts from large backlogs.",
         assumed=(
             f"{settings.seeds} seeds at each load, so that a share is known to within about "
-            f"{100 * 1.96 * math.sqrt(0.25 / settings.seeds):.0f} percentage points; docs/verdicts.md has 200 seeds",
-            f"Loads below 1 and at most {settings.near:g} from it are compared with what is known. Verdict `same` of a "
+            f"{100 * 1.96 * math.sqrt(0.25 / settings.seeds):.0f} percentage points; "
+            "docs/verdicts.md has 200 seeds",
+            f"Loads below 1 and at most {settings.near:g} from it are compared with what is "
+            "known. Verdict `same` of a "
             "slope: its 95% interval, in brackets, and the known range have a share in common",
-            "Verdict `same` of the sequential test: so many wrong verdicts have a probability above 1% if each is "
+            "Verdict `same` of the sequential test: so many wrong verdicts have a probability "
+            "above 1% if each is "
             f"wrong with probability {settings.significance:.2g}, its alpha",
         ),
     )  # fmt: skip
 
 
-def _wrong(scenario: Scenario, workload: Workload, settings: _Settings, stable: bool) -> dict[str, bool]:
+def _wrong(
+    scenario: Scenario, workload: Workload, settings: _Settings, stable: bool
+) -> dict[str, bool]:
     """Return which of the ways is wrong about one run; an undecided test is wrong too."""
     run = simulate(
-        workload, scenario.server, requests=scenario.requests, until=scenario.until, record="summary", drain=False
+        workload,
+        scenario.server,
+        requests=scenario.requests,
+        until=scenario.until,
+        record="summary",
+        drain=False,
     )
     tokens = run.series_rows[:, 3].astype(np.float64)
     if tokens.size < max(settings.batches):
         raise InputError(
-            f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at {tokens.size} "
+            f"reproduce.batches has {max(settings.batches)}, but a run of this length is seen at "
+            f"{tokens.size} "
             "instants; lower it, or raise simulate.requests or simulate.until"
         )
     wrong = {LEAST_SQUARES: rising(tokens, settings.significance) == stable}
     for count in settings.batches:
         means = np.array([part.mean() for part in np.array_split(tokens, count)])
         wrong[f"{BATCH_MEANS}, {count}"] = rising(means, settings.significance) == stable
-    answer = verdict(workload, scenario.server, alpha=settings.significance, seed=workload.seed).verdict
+    answer = verdict(
+        workload, scenario.server, alpha=settings.significance, seed=workload.seed
+    ).verdict
     return wrong | {SEQUENTIAL: answer != ("stable" if stable else "unstable")}
 
 
 def rising(values: Floats, significance: float) -> bool:
-    """Whether a line through values at equal distances rises significantly, its residuals taken for independent."""
+    """Whether a line through values at equal distances rises significantly, its residuals taken for
+    independent.
+    """
     fitted = stats.linregress(np.arange(float(values.size)), values, alternative="greater")
     return bool(fitted.pvalue < significance)
 
 
 def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
-    """Compare the stable loads near 1 with what is known, and the test at all loads with its alpha."""
+    """Compare the stable loads near 1 with what is known, and the test at all loads with its
+    alpha.
+    """
     near = table.filter((pl.col("load") < 1) & (1 - pl.col("load") <= settings.near + 1e-9))
     claims = []
     for way in dict.fromkeys(near["way"]):
@@ -146,8 +182,10 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
         reasons = {
             LEAST_SQUARES: "the load, the length of the runs, or chance: see the figure",
             BATCH_MEANS: (
-                "the known shares come from a number of batches that is not stated; more batches give more wrong "
-                "verdicts, so that another number than theirs gives another share, and this is no contradiction"
+                "the known shares come from a number of batches that is not stated; more batches "
+                "give more wrong "
+                "verdicts, so that another number than theirs gives another share, and this is no "
+                "contradiction"
             ),
         }
         claims.append(
@@ -158,12 +196,16 @@ def _claims(table: pl.DataFrame, settings: _Settings) -> tuple[Claim, ...]:
             )
         )  # fmt: skip
     wrong, count = table.filter(way=SEQUENTIAL).select(pl.col("wrong", "verdicts").sum()).row(0)
-    expected = stats.binomtest(wrong, count, settings.significance, alternative="greater").pvalue > 0.01
+    expected = (
+        stats.binomtest(wrong, count, settings.significance, alternative="greater").pvalue > 0.01
+    )
     claims.append(
         Claim(
-            "wrong verdicts by the sequential test", f"at most {settings.significance:.0%}, its alpha",
+            "wrong verdicts by the sequential test", f"at most {settings.significance:.0%}, its "
+                                                     "alpha",
             f"{wrong:,} of {count:,}", bool(expected),
-            "" if expected else "alpha holds where a load is at least the test's resolution of 1% away from 1",
+            "" if expected else "alpha holds where a load is at least the test's resolution of 1% "
+                                "away from 1",
         )
     )  # fmt: skip
     return tuple(claims)

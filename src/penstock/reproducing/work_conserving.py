@@ -1,4 +1,6 @@
-"""Which schedulers are work-conserving, by audit (Table 1), and the batches in which two are not (Section 4)."""
+"""Which schedulers are work-conserving, by audit (Table 1), and the batches in which two are not
+(Section 4).
+"""
 
 import dataclasses
 import itertools
@@ -16,7 +18,15 @@ from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
 from penstock.reproducing.setup import Different, Setup
-from penstock.reproducing.small_systems import Random, Small, System, Waiting, random_systems, small_systems, waiting
+from penstock.reproducing.small_systems import (
+    Random,
+    Small,
+    System,
+    Waiting,
+    random_systems,
+    small_systems,
+    waiting,
+)
 from penstock.scenario.scenario import ServerSection
 from penstock.show import charts
 from penstock.show.page import Table
@@ -40,10 +50,14 @@ class _Row(NamedTuple):
 
 
 PUBLISHED = {
-    "fastertransformer": _Row("FasterTransformer", "decode-first", mixes=False, work_conserving=False),
+    "fastertransformer": _Row(
+        "FasterTransformer", "decode-first", mixes=False, work_conserving=False
+    ),
     "vllm-vanilla": _Row("vanilla vLLM", "prefill-first", mixes=False, work_conserving=False),
     "orca": _Row("Orca", "prefill-first", mixes=True, work_conserving=True),
-    "sarathi": _Row("Sarathi-Serve", "decode-first", mixes=True, work_conserving=True, cuts_prompts=True),
+    "sarathi": _Row(
+        "Sarathi-Serve", "decode-first", mixes=True, work_conserving=True, cuts_prompts=True
+    ),
 }
 """Table 1 of the paper."""
 
@@ -74,7 +88,8 @@ class Finding:
     cuts
         Whether a prompt was spread over several batches.
     paper, strong
-        The first system, and its batch, that refutes work conservation as the paper has it, and the strong one.
+        The first system, and its batch, that refutes work conservation as the paper has it, and the
+        strong one.
     """
 
     policy: str
@@ -126,17 +141,25 @@ class Finding:
 
 
 def search(name: str, policy: Scheduler, settings: _TableSettings) -> Finding:
-    """Audit small systems, the smallest first, until one refutes work conservation, then all the random ones."""
+    """Audit small systems, the smallest first, until one refutes work conservation, then all the
+    random ones.
+    """
     finding = Finding(name)
     small = itertools.takewhile(lambda system: finding.paper is None, small_systems(settings.small))
     for system in itertools.chain(small, random_systems(settings.random)):
         if system.fits(policy):
             finding.audit(system, policy, settings.convention)
     if not finding.both_waited or not finding.could_be_full:
-        lacks = "in which prompts and decodes waited" if not finding.both_waited else "that could have been full"
+        lacks = (
+            "in which prompts and decodes waited"
+            if not finding.both_waited
+            else "that could have been full"
+        )
         raise InputError(
-            f"reproduce.random.systems is {settings.random.systems}: in {counted(finding.systems, 'system')} {name} "
-            f"had no batch {lacks}, so nothing can be said of it; raise random.systems, or random.requests and "
+            f"reproduce.random.systems is {settings.random.systems}: in "
+            f"{counted(finding.systems, 'system')} {name} "
+            f"had no batch {lacks}, so nothing can be said of it; raise random.systems, or "
+            "random.requests and "
             "random.tokens"
         )
     return finding
@@ -146,12 +169,17 @@ def table(setup: Setup) -> Reproduction:
     """Audit each policy in small and random systems, and compare it with Table 1."""
     settings = setup.settings(_TableSettings, sections=())
     if not settings.policies:
-        raise InputError("reproduce.policies is empty, so there is nothing to audit; name a policy such as sarathi")
+        raise InputError(
+            "reproduce.policies is empty, so there is nothing to audit; name a policy such as "
+            "sarathi"
+        )
     findings = []
     for index, name in enumerate(settings.policies):
         setup.progress(index / len(settings.policies))
         findings.append(search(name, resolve(name, folder=setup.folder), settings))
-    claims = tuple(claim for finding in findings if finding.policy in PUBLISHED for claim in _claims(finding))
+    claims = tuple(
+        claim for finding in findings if finding.policy in PUBLISHED for claim in _claims(finding)
+    )
     columns = (
         "policy",
         "systems",
@@ -169,21 +197,29 @@ def table(setup: Setup) -> Reproduction:
         for finding in findings
     ]
     refuted = [
-        (finding.policy, *_example(*finding.paper, settings, resolve(finding.policy, folder=setup.folder)))
+        (
+            finding.policy,
+            *_example(*finding.paper, settings, resolve(finding.policy, folder=setup.folder)),
+        )
         for finding in findings
         if finding.paper
     ]
     heads = ("Policy", "Requests: prompt + output, tick", "Batch", "Served", "Could have been")
-    about = "The smallest system that refutes each: the first batch with fewer tokens than the budget and the supply."
+    about = (
+        "The smallest system that refutes each: the first batch with fewer tokens than the budget "
+        "and the supply."
+    )
     text = "Share of batches left short and of batches that mix phases, by policy."
     return setup.answer(
         claims, pl.DataFrame(rows), {text: _shares(findings)},
-        "Left short: of the batches for which enough waited, those below the token budget. Mixed: of the batches "
+        "Left short: of the batches for which enough waited, those below the token budget. Mixed: "
+        "of the batches "
         "before which prompts and decodes waited, those that serve both. Over all systems audited.",
         (Table(heads, refuted, about),),
         (
             "An audit can refute, not prove: Yes means that no system audited refutes it.",
-            "The paper's four cut prompts to fit the budget, since it states them in tokens; no max batch size.",
+            "The paper's four cut prompts to fit the budget, since it states them in tokens; no "
+            "max batch size.",
         ),
     )  # fmt: skip
 
@@ -196,11 +232,13 @@ def _claims(finding: Finding) -> list[Claim]:
     published = _batching(row.mixes, cuts=row.cuts_prompts)
     claims = [
         Claim.judged(
-            f"{row.name}: priority", row.priority, finding.priority, finding.priority == row.priority, seen_in
+            f"{row.name}: priority", row.priority, finding.priority,
+            finding.priority == row.priority, seen_in
         ),
         Claim.judged(f"{row.name}: batching", published, batching, batching == published, seen_in),
         Claim(
-            f"{row.name}: work-conserving", "Yes" if row.work_conserving else "No", _verdict(finding.paper),
+            f"{row.name}: work-conserving", "Yes" if row.work_conserving else "No",
+            _verdict(finding.paper),
             (finding.paper is None) == row.work_conserving,
             _refuted(finding.paper) or f"no batch refutes it, in {many}",
         ),
@@ -208,7 +246,15 @@ def _claims(finding: Finding) -> list[Claim]:
     if row.work_conserving:
         what = f"{row.name}: strong, min(supply, b_max)"
         reason = _refuted(finding.strong)
-        claims.append(Claim(what, "Yes, for Appendix C", _verdict(finding.strong), finding.strong is None, reason))
+        claims.append(
+            Claim(
+                what,
+                "Yes, for Appendix C",
+                _verdict(finding.strong),
+                finding.strong is None,
+                reason,
+            )
+        )
     return claims
 
 
@@ -229,7 +275,9 @@ def _refuted(by: tuple[System, int] | None) -> str:
     return f"batch {batch + 1} refutes it, of {system.in_words()} ({example})"
 
 
-def _example(system: System, batch: int, settings: _TableSettings, policy: Scheduler) -> tuple[str, str, str, str]:
+def _example(
+    system: System, batch: int, settings: _TableSettings, policy: Scheduler
+) -> tuple[str, str, str, str]:
     """Return the system, the batch that falls short, what it serves, and what it could have had."""
     run = system.run(policy, settings.convention)
     s = waiting(run, system.arrival, system.prompt, system.output)
@@ -244,7 +292,9 @@ def _tokens(prefill: int, decode: int) -> str:
 
 
 _ROOM = alt.Axis(labelLimit=300, minExtent=130)
-"""Of the names of policies, also where a browser's letters are wider than those the figure was laid out with."""
+"""Of the names of policies, also where a browser's letters are wider than those the figure was laid
+out with.
+"""
 
 
 def _shares(findings: list[Finding]) -> Any:
@@ -258,7 +308,9 @@ def _shares(findings: list[Finding]) -> Any:
         )
         if among
     ]
-    table = pl.DataFrame(rows, {"policy": pl.String, "what": pl.String, "share": pl.Float64}, orient="row")
+    table = pl.DataFrame(
+        rows, {"policy": pl.String, "what": pl.String, "share": pl.Float64}, orient="row"
+    )
     kinds = ["left short", "mixed"]
     base = alt.Chart(table).encode(
         x=alt.X(
@@ -272,9 +324,13 @@ def _shares(findings: list[Finding]) -> Any:
     )
     colours = alt.Scale(domain=kinds, range=[charts.COLOURS[1], charts.COLOURS[5]])
     bars = base.mark_bar(stroke="#333333", strokeWidth=0.5).encode(
-        color=alt.Color("what:N", scale=colours, legend=alt.Legend(title="Batches", symbolStrokeColor="#333333"))
+        color=alt.Color(
+            "what:N", scale=colours, legend=alt.Legend(title="Batches", symbolStrokeColor="#333333")
+        )
     )
-    words = base.mark_text(align="left", dx=4, fontSize=11).encode(text=alt.Text("share:Q", format=".0%"))
+    words = base.mark_text(align="left", dx=4, fontSize=11).encode(
+        text=alt.Text("share:Q", format=".0%")
+    )
     return on_grid(alt.LayerChart(layer=[bars, words]).properties(width=430, height={"step": 19}))
 
 
@@ -290,7 +346,9 @@ class _FigureSettings(Section):
 
 
 SHORT = {"vllm-vanilla": [2], "fastertransformer": [2, 3, 4], "orca": [], "sarathi": []}
-"""Batches, counted from 1, that are not work-conserving: the figure's two, and by Table 1 those that it leaves out."""
+"""Batches, counted from 1, that are not work-conserving: the figure's two, and by Table 1 those
+that it leaves out.
+"""
 
 _DRAWN = ("vllm-vanilla", "fastertransformer")
 """Those that the paper's figure shows."""
@@ -301,19 +359,22 @@ def figure(setup: Setup) -> Reproduction:
     settings = setup.settings(_FigureSettings, sections=("server",))
     if not settings.policies or not settings.requests:
         raise InputError(
-            "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give some of each"
+            "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give "
+            "some of each"
         )
-    server = parsed(setup.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`").build(
-        setup.folder
-    )
+    server = parsed(
+        setup.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`"
+    ).build(setup.folder)
     if server.max_batch_size is not None:
         raise InputError(
-            f"server.max_batch_size is {server.max_batch_size}, but the paper defines work conservation without one; "
+            f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
+            "conservation without one; "
             "leave it out"
         )
     if server.convention != "paper":
         raise InputError(
-            f"server.convention is {server.convention}, in which the first output token needs no batch, but the paper "
+            f"server.convention is {server.convention}, in which the first output token needs no "
+            "batch, but the paper "
             "counts one for each; give convention: paper"
         )
     arrival, prompt, output = (
@@ -333,17 +394,32 @@ def figure(setup: Setup) -> Reproduction:
         if name in SHORT:
             short, breaches = table.filter("short")["batch"].to_list(), audit(run).paper.breaches
             same = short == SHORT[name] and breaches == len(short)
-            reason = "" if same else "these requests and this token budget are not the paper's, which gives no numbers"
-            published = _numbers(SHORT[name]) + ("" if name in _DRAWN else " (by Table 1; not in the figure)")
-            claims.append(Claim(f"{name}: batches left short", published, _numbers(short), same, reason))
-    text = f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; short batches shaded."
+            reason = (
+                ""
+                if same
+                else "these requests and this token budget are not the paper's, which gives no "
+                "numbers"
+            )
+            published = _numbers(SHORT[name]) + (
+                "" if name in _DRAWN else " (by Table 1; not in the figure)"
+            )
+            claims.append(
+                Claim(f"{name}: batches left short", published, _numbers(short), same, reason)
+            )
+    text = (
+        f"Batches of {', '.join(settings.policies)} over time, each request's tokens by phase; "
+        "short batches shaded."
+    )
+    together = alt.vconcat(*panels).resolve_scale(x="shared")
     return setup.answer(
         claims, pl.concat(rows),
-        {text: alt.vconcat(*panels).resolve_scale(x="shared").configure_axis(gridColor=charts.GRID)},
-        "Above each batch its number. Shaded: a batch with fewer tokens than the budget although as many waited. "
+        {text: together.configure_axis(gridColor=charts.GRID)},
+        "Above each batch its number. Shaded: a batch with fewer tokens than the budget although "
+        "as many waited. "
         "There, 2: 6/8 says that batch 2 has 6 of the 8 tokens that it could have.",
         assumed=(
-            f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and a token budget of "
+            f"The paper draws its example without numbers: {counted(len(prompt), 'request')} and "
+            "a token budget of "
             f"{server.token_budget} were chosen here.",
         ),
     )  # fmt: skip
@@ -375,7 +451,9 @@ def _batches(name: str, run: Run, prompt: list[int], output: list[int]) -> pl.Da
 def _marked(run: Run, table: pl.DataFrame, name: str) -> alt.LayerChart:
     """Draw the batches of a run, shade those that are short, and number all."""
     drawn = first_batches(run)["batch"] + 1
-    could = pl.min_horizontal(pl.col("prompt_tokens_waiting") + pl.col("decodes_waiting"), "token_budget")
+    could = pl.min_horizontal(
+        pl.col("prompt_tokens_waiting") + pl.col("decodes_waiting"), "token_budget"
+    )
     has = pl.col("prefill_tokens") + pl.col("decode_tokens")
     table = table.filter(pl.col("batch").is_in(drawn.implode())).with_columns(
         middle_s=(pl.col("start_s") + pl.col("end_s")) / 2,

@@ -1,4 +1,6 @@
-"""A reproduction as files: a page that stands alone, its figures, its table, and the scenario to change."""
+"""A reproduction as files: a page that stands alone, its figures, its table, and the scenario to
+change.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +15,8 @@ from penstock.show import charts, html
 
 
 def write(answer: Reproduction, folder: Path, scenario: Path | None = None) -> list[Path]:
-    """Write ``NAME.html``, ``NAME.svg`` and ``.png`` (numbered if several), ``NAME.csv`` and ``NAME.yaml``.
+    """Write ``NAME.html``, ``NAME.svg`` and ``.png`` (numbered if several), ``NAME.csv`` and
+    ``NAME.yaml``.
 
     A scenario that lies there already, changed by its reader, is left as it is.
 
@@ -24,7 +27,8 @@ def write(answer: Reproduction, folder: Path, scenario: Path | None = None) -> l
     folder
         Made if it is not there.
     scenario
-        The file it was made from, if it is not the item's own; it is not copied, since its paths begin where it lies.
+        The file it was made from, if it is not the item's own; it is not copied, since its paths
+        begin where it lies.
 
     Raises
     ------
@@ -35,7 +39,9 @@ def write(answer: Reproduction, folder: Path, scenario: Path | None = None) -> l
     if len(answer.charts) != 1:
         figures = [f"{answer.name}-{index}" for index in range(1, len(answer.charts) + 1)]
     files = files_of(answer.name, scenario)
-    check_folder(folder, [*files, *(f"{name}.{kind}" for name in figures for kind in ("svg", "png"))])
+    check_folder(
+        folder, [*files, *(f"{name}.{kind}" for name in figures for kind in ("svg", "png"))]
+    )
     contents = [html.render(answer.page()), answer.rows.write_csv(), item(answer.name).text]
     texts = dict(zip(files, contents, strict=False))
     if (folder / f"{answer.name}.yaml").exists():
@@ -52,11 +58,15 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
             charts.write_whole(folder / name, text.encode())
     except OSError as error:
-        raise InputError(f"cannot write into {folder}: {error.strerror or error}; give another --out") from None
+        raise InputError(
+            f"cannot write into {folder}: {error.strerror or error}; give another --out"
+        ) from None
 
 
 def files_of(name: str, scenario: Path | None = None) -> list[str]:
-    """Return the names of an item's page, table and scenario; not those of its figures, which may be numbered."""
+    """Return the names of an item's page, table and scenario; not those of its figures, which may
+    be numbered.
+    """
     kinds = ("html", "csv", "yaml") if scenario is None else ("html", "csv")
     return [f"{name}.{kind}" for kind in kinds]
 
@@ -75,17 +85,21 @@ def check_folder(folder: Path, files: Iterable[str]) -> None:
             in_the_way = path.exists() and not path.is_file()
         except OSError as error:
             raise InputError(
-                f"cannot write {checks.shown(str(path))}: {error.strerror}; give another folder to --out"
+                f"cannot write {checks.shown(str(path))}: {error.strerror}; give another folder "
+                "to --out"
             ) from None
         if in_the_way:
             raise InputError(
-                f"cannot write {path}: something of that name is there and is no file; move it, or give another folder "
+                f"cannot write {path}: something of that name is there and is no file; move it, "
+                "or give another folder "
                 "to --out"
             )
 
 
 def left(name: str, folder: Path) -> Path | None:
-    """Return the scenario that lies beside the results of an item's own, if its reader changed it."""
+    """Return the scenario that lies beside the results of an item's own, if its reader changed
+    it.
+    """
     path = folder / f"{name}.yaml"
     return None if path.read_bytes() == item(name).text.encode() else path
 
@@ -106,7 +120,8 @@ def _row(page: str, name: str) -> str:
 
 
 def write_index(answers: Sequence[Reproduction], folder: Path) -> Path:
-    """Write ``index.html``: every item with its source, how many of its claims are the same, and a link to its page.
+    """Write ``index.html``: every item with its source, how many of its claims are the same, and a
+    link to its page.
 
     Parameters
     ----------

@@ -42,7 +42,9 @@ DEFAULT_JOBS = 20_000
 
 @contextmanager
 def within(where: str, section: str = "") -> Iterator[None]:
-    """Say where in the file a mistake is: in place of the name of the section, if the message begins with that."""
+    """Say where in the file a mistake is: in place of the name of the section, if the message
+    begins with that.
+    """
     try:
         yield
     except InputError as error:
@@ -54,12 +56,15 @@ def within(where: str, section: str = "") -> Iterator[None]:
 
 
 def _stage_length(value: Any) -> Any:
-    """Turn a length of a stage into what `Stage` takes: a number, ``job``, ``rest`` or a distribution."""
+    """Turn a length of a stage into what `Stage` takes: a number, ``job``, ``rest`` or a
+    distribution.
+    """
     if value in ("job", "rest") or type(value) in (int, float):
         return value
     if isinstance(value, str):
         raise InputError(
-            f"a length is {checks.shown(value)}, but must be a number of tokens, a distribution such as "
+            f"a length is {checks.shown(value)}, but must be a number of tokens, a distribution "
+            "such as "
             "{geometric: 112}, `job`, or for an output `rest`"
         )
     return length(value)
@@ -75,7 +80,10 @@ def _process(value: Any) -> Any:
     if isinstance(value, Mapping | ArrivalsSection) or value is None:
         return value
     rate = checks.shown(value) if type(value) in (int, float) else 3
-    raise InputError(f"arrivals are {checks.shown(value)}, but need a process; give {{poisson: {rate}}}, in jobs/s")
+    raise InputError(
+        f"arrivals are {checks.shown(value)}, but need a process; give {{poisson: {rate}}}, in "
+        "jobs/s"
+    )
 
 
 def _rate(value: Any) -> Any:
@@ -111,13 +119,16 @@ def _router(value: Any) -> Router:
 
 
 def _order(value: Any) -> str | Order:
-    """Turn ``{priority: [stages]}`` into an order; what a name stands for may lie beside the file."""
+    """Turn ``{priority: [stages]}`` into an order; what a name stands for may lie beside the
+    file.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping) and list(value) == ["priority"]:
         return Order.priority(value["priority"])
     raise InputError(
-        f"an order is {checks.shown(value)}, but must be a name such as hlpps, or {{priority: [stages]}}, most urgent "
+        f"an order is {checks.shown(value)}, but must be a name such as hlpps, or {{priority: "
+        "[stages]}, most urgent "
         "first"
     )
 
@@ -127,25 +138,33 @@ class PoolSection(ServerSection):
 
     replicas: Whole = 1
     router: Annotated[Any, BeforeValidator(_router)] = "jsq"
-    order: Annotated[Any, BeforeValidator(_order)] = "fcfs"  # between stages; that of a server is between requests
+    order: Annotated[Any, BeforeValidator(_order)] = (
+        "fcfs"  # between stages; that of a server is between requests
+    )
     affinity: bool = False
 
     @classmethod
     def unknown(cls, section: str, key: str) -> str:
         """Say where a key belongs that a pool does not have."""
         if key.replace("-", "_") in ENGINE_NAMES["order"]:
-            return f"{section}.{short(key)} ranks requests, but a pool ranks stages; give `order: {{priority: [...]}}`"
+            return (
+                f"{section}.{short(key)} ranks requests, but a pool ranks stages; give `order: "
+                "{priority: [...]}`"
+            )
         return super().unknown(section, key)
 
     def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
         """Return token budget and max batch size, which no engine chooses here."""
         if self.gpu is not None:
             raise InputError(
-                "server.gpu is for vllm and sglang, which choose their limits by it, but no pool has an engine's "
+                "server.gpu is for vllm and sglang, which choose their limits by it, but no pool "
+                "has an engine's "
                 "scheduler; leave it out, and give token_budget"
             )
         if self.token_budget is None:
-            raise InputError("server.token_budget is missing; add it, in tokens (vLLM's max_num_batched_tokens)")
+            raise InputError(
+                "server.token_budget is missing; add it, in tokens (vLLM's max_num_batched_tokens)"
+            )
         return self.token_budget, self.max_batch_size
 
     def build_pool(self, where: str, folder: Path) -> Pool:
@@ -171,10 +190,15 @@ class ArrivalsSection(Section):
 
     def build(self, seed: int) -> Workload:
         """Return such arrivals, with lengths that no stage takes."""
-        kinds = [kind for kind in ("poisson", "deterministic", "gamma") if getattr(self, kind) is not None]
+        kinds = [
+            kind
+            for kind in ("poisson", "deterministic", "gamma")
+            if getattr(self, kind) is not None
+        ]
         if len(kinds) != 1:
             raise InputError(
-                f"arrivals: give one of poisson, deterministic, gamma, not {' and '.join(kinds) or 'none'}"
+                "arrivals: give one of poisson, deterministic, gamma, not "
+                f"{' and '.join(kinds) or 'none'}"
             )
         if self.gamma is not None:
             return Workload.gamma(self.gamma.rate, self.gamma.cv, 1, 1, seed=seed)
@@ -219,7 +243,9 @@ class DisaggregatedSection(Section):
 
 
 class WorkflowSection(Section):
-    """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, or requests that all go to one ``pool``."""
+    """A workflow: ``stages``, ``sessions``, a ``disaggregated`` pair, or requests that all go to
+    one ``pool``.
+    """
 
     arrivals: Annotated[ArrivalsSection | None, BeforeValidator(_process)] = None
     workload: WorkloadSection | None = None
@@ -265,11 +291,14 @@ class WorkflowSection(Section):
         for each, stage in stages.items():
             check_stage(name, each, stage, stages)
         beginnings = _beginnings(stages) if self.first is None else [self.first]
-        first = beginnings[0] if beginnings else None  # None: some are never reached, which a workflow refuses
+        first = (
+            beginnings[0] if beginnings else None
+        )  # None: some are never reached, which a workflow refuses
         workflow = Workflow(name, arrivals, stages, first=first, context=self.context or "new")
         if len(beginnings) > 1:
             raise InputError(
-                f"its jobs may begin at {' or '.join(beginnings)}, for all other stages are reached from each of them; "
+                f"its jobs may begin at {' or '.join(beginnings)}, for all other stages are "
+                "reached from each of them; "
                 f"say at which, such as `first: {first}`"
             )
         return workflow
@@ -286,12 +315,15 @@ class WorkflowSection(Section):
             if getattr(self, key) is not None and key not in used:
                 raise InputError(f"`{key}` says nothing beside `{kind}`; leave it out")
         if kind == "pool" and self.workload is None:
-            raise InputError("a `pool` needs the `workload` that it serves; add it, or give `stages`")
+            raise InputError(
+                "a `pool` needs the `workload` that it serves; add it, or give `stages`"
+            )
 
     def _arrivals(self, where: str, folder: Path, seed: int) -> Workload:
         if (self.arrivals is None) == (self.workload is None):
             raise InputError(
-                "give either `arrivals`, where each stage has lengths of its own, or `workload`, and not both"
+                "give either `arrivals`, where each stage has lengths of its own, or `workload`, "
+                "and not both"
             )
         if self.workload is not None:
             with within(f"{where}.workload", "workload"):
@@ -300,7 +332,8 @@ class WorkflowSection(Section):
         for stage_name, stage in (self.stages or {}).items():
             if "job" in (stage.prompt, stage.output) or stage.output == "rest":
                 raise InputError(
-                    f"stage {stage_name!r} takes lengths of the job, but `arrivals` bring none; give a `workload`, or "
+                    f"stage {stage_name!r} takes lengths of the job, but `arrivals` bring none; "
+                    "give a `workload`, or "
                     "give the stage lengths of its own"
                 )
         with within(f"{where}.arrivals", "arrivals"):
@@ -313,7 +346,12 @@ class WorkflowSection(Section):
             raise InputError("sessions: their requests need a `pool`; add it beside them")
         path = folder / checks.path("sessions.trace", given.trace)
         made = read_sessions(
-            path, self.pool, rate=given.rate, arrivals=given.arrivals, most_requests=given.most_requests, seed=seed
+            path,
+            self.pool,
+            rate=given.rate,
+            arrivals=given.arrivals,
+            most_requests=given.most_requests,
+            seed=seed,
         )
         return dataclasses.replace(made, name=name)
 
@@ -341,8 +379,13 @@ class NetworkSection(Section):
 
     def build(self, folder: Path, seed: int) -> Network:
         """Return the network; relative paths are looked for in ``folder``."""
-        pools = {name: pool.build_pool(f"network.pools.{short(name)}", folder) for name, pool in self.pools.items()}
-        workflows = [workflow.build(name, folder, seed) for name, workflow in self.workflows.items()]
+        pools = {
+            name: pool.build_pool(f"network.pools.{short(name)}", folder)
+            for name, pool in self.pools.items()
+        }
+        workflows = [
+            workflow.build(name, folder, seed) for name, workflow in self.workflows.items()
+        ]
         with within("network"):
             return Network(pools, workflows, self.retention_s)
 
@@ -369,7 +412,8 @@ class NetworkScenario:
     network
         What serves, and what visits it.
     jobs, until
-        How much to simulate: jobs, or seconds since the first; one of them is None, both for whole recordings.
+        How much to simulate: jobs, or seconds since the first; one of them is None, both for whole
+        recordings.
     folder
         Where the file's own paths are looked for.
     """
@@ -387,7 +431,8 @@ def read_network(path: str | Path) -> NetworkScenario:
     Raises
     ------
     InputError
-        In one line, if the file is missing, no YAML, of the wrong shape, or names something unknown.
+        In one line, if the file is missing, no YAML, of the wrong shape, or names something
+        unknown.
     """
     path = checks.path("the name of a scenario", path)
     return build_network(read_document(path), path.parent, path.name)

@@ -24,11 +24,18 @@ from penstock.workload.workload import Workload
 DEFAULT_REQUESTS = 20_000
 MOST_ARRIVALS = 10**12
 
-_ROUNDED = 0.05  # by which the memory that a GPU is sold with may differ from what its driver reports
+_ROUNDED = (
+    0.05  # by which the memory that a GPU is sold with may differ from what its driver reports
+)
 
 
 ENGINE_NAMES = {
-    "token_budget": ("token_budget", "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
+    "token_budget": (
+        "token_budget",
+        "max_num_batched_tokens",
+        "chunked_prefill_size",
+        "max_num_tokens",
+    ),
     "max_batch_size": ("max_batch_size", "max_num_seqs", "max_running_requests"),
     "order": ("order", "scheduling_policy"),
     "kv_blocks": ("kv_blocks", "num_gpu_blocks", "num_gpu_blocks_override"),
@@ -44,7 +51,9 @@ def _alias(*names: str) -> AliasChoices:
 
 
 class MemorySection(Section):
-    """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``, and the rules of its use; see `Memory`."""
+    """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``, and the rules of its use; see
+    `Memory`.
+    """
 
     blocks: Whole | None = None
     tokens: Whole | None = None
@@ -58,7 +67,8 @@ class MemorySection(Section):
 
 
 class GpuSection(Section):
-    """The GPU from whose memory engines choose their limits, and from which with the model the KV memory follows.
+    """The GPU from whose memory engines choose their limits, and from which with the model the KV
+    memory follows.
 
     A hardware preset says all but ``gpu_memory_utilization`` and ``offline`` itself.
     """
@@ -67,9 +77,14 @@ class GpuSection(Section):
     a100: bool | None = None
     offline: bool = False
     model: str | None = None
-    tensor_parallel: Whole | None = Field(None, validation_alias=_alias("tensor_parallel", "tensor_parallel_size"))
+    tensor_parallel: Whole | None = Field(
+        None, validation_alias=_alias("tensor_parallel", "tensor_parallel_size")
+    )
     gpu_memory_utilization: float | None = Field(
-        None, validation_alias=_alias("gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction")
+        None,
+        validation_alias=_alias(
+            "gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"
+        ),
     )
 
 
@@ -79,13 +94,17 @@ class ServerSection(Section):
     hardware: str | None = None
     batch_time: BatchTimeSection | None = None
     token_budget: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
-    max_batch_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"]))
+    max_batch_size: Whole | None = Field(
+        None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"])
+    )
     gpu: GpuSection | None = None
     policy: str = "sarathi"
     policy_params: Any = ()
     scope: Literal["batch", "running"] = "running"
     convention: Literal["paper", "engine"] = "engine"
-    order: Literal["fcfs", "priority"] = Field("fcfs", validation_alias=_alias(*ENGINE_NAMES["order"]))
+    order: Literal["fcfs", "priority"] = Field(
+        "fcfs", validation_alias=_alias(*ENGINE_NAMES["order"])
+    )
     kv_blocks: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_blocks"]))
     kv_tokens: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_tokens"]))
     block_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["block_size"]))
@@ -104,27 +123,44 @@ class ServerSection(Section):
         if any(name in names for names in ENGINE_NAMES.values()):
             return f"{where} says again what another key of {section} says; give one of them"
         hint = _belongs(name)
-        return f"{where} is not a key of a server; {hint}" if hint else super().unknown(section, key)
+        return (
+            f"{where} is not a key of a server; {hint}" if hint else super().unknown(section, key)
+        )
 
     def build(self, folder: Path) -> Server:
         """Return the server; files are looked for in ``folder``."""
         if (self.hardware is None) == (self.batch_time is None):
-            raise InputError("server: give either `hardware` (a preset) or `batch_time`, and not both")
+            raise InputError(
+                "server: give either `hardware` (a preset) or `batch_time`, and not both"
+            )
         measured = self.measured(folder)
-        batch_time = self.batch_time.build(folder) if self.batch_time else hardware(str(self.hardware)).batch_time
+        batch_time = (
+            self.batch_time.build(folder)
+            if self.batch_time
+            else hardware(str(self.hardware)).batch_time
+        )
         token_budget, max_batch_size = self._limits(measured)
         policy = resolve(self.policy, folder=folder)
         if self.gpu is not None and policy.gpu_rule is None:
-            engines = ", ".join(name for name, engine in ENGINES.items() if engine.gpu_rule is not None)
+            engines = ", ".join(
+                name for name, engine in ENGINES.items() if engine.gpu_rule is not None
+            )
             raise InputError(
-                f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; leave it out, and "
+                f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; "
+                "leave it out, and "
                 "give token_budget and max_total_tokens"
             )
         gpu = self._gpu(measured)
         memory = self._memory(policy, gpu)
-        if memory is None and self.block_size is not None and self.kv_blocks is None and self.kv_tokens is None:
+        if (
+            memory is None
+            and self.block_size is not None
+            and self.kv_blocks is None
+            and self.kv_tokens is None
+        ):
             raise InputError(
-                f"server: block_size is {self.block_size}, but KV memory has no limit; give kv_blocks or kv_tokens"
+                f"server: block_size is {self.block_size}, but KV memory has no limit; give "
+                "kv_blocks or kv_tokens"
             )
         return Server(
             batch_time,
@@ -145,7 +181,11 @@ class ServerSection(Section):
     def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
         """Return what is known of the batch times, and should be told."""
         known = self.measured(folder)
-        said = () if known is None else known.notes(server.token_budget, memory=server.memory is not None)
+        said = (
+            ()
+            if known is None
+            else known.notes(server.token_budget, memory=server.memory is not None)
+        )
         return (*said, *self._slots_note(known, server))
 
     def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
@@ -160,35 +200,45 @@ class ServerSection(Section):
             a100 = "a100" in (self.hardware or "")
             usual = f"{rule.limits(memory_gib, a100, False)[1]:,} on this GPU"
         return [
-            f"no max batch size is given, so none limits this server; vLLM always has one, by default {usual}: give "
+            "no max batch size is given, so none limits this server; vLLM always has one, by "
+            f"default {usual}: give "
             "yours as max_num_seqs"
         ]
 
     def measured(self, folder: Path) -> BatchTimeFile | None:
-        """Return the preset or the file whose batch times these are, None where they stand in the scenario."""
+        """Return the preset or the file whose batch times these are, None where they stand in the
+        scenario.
+        """
         if self.batch_time is None:
             return hardware(str(self.hardware))
         return None if self.batch_time.file is None else self.batch_time.read_file(folder)
 
     def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
-        """Return token budget and max batch size: those given, else what the engine chooses for the GPU."""
+        """Return token budget and max batch size: those given, else what the engine chooses for the
+        GPU.
+        """
         budget, slots = self.token_budget, self.max_batch_size
         engine = self.policy.lower()
         if self.gpu is not None and engine in choosing():
             a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
-            chosen = engine_defaults(engine, self._memory_gib(measured), a100=a100, offline=self.gpu.offline)
+            chosen = engine_defaults(
+                engine, self._memory_gib(measured), a100=a100, offline=self.gpu.offline
+            )
             budget = chosen.token_budget if budget is None else budget
             slots = chosen.max_batch_size if slots is None else slots
         if budget is None:
             engines = " and ".join(choosing())
             raise InputError(
-                f"server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for {engines} "
+                "server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for "
+                f"{engines} "
                 "`gpu: {memory_gib: 80}`, from which they choose it"
             )
         return budget, slots
 
     def _gpu(self, measured: BatchTimeFile | None) -> Gpu | None:
-        """Return the model on its GPUs; None where one of them is not known, or KV memory has a size or no limit."""
+        """Return the model on its GPUs; None where one of them is not known, or KV memory has a
+        size or no limit.
+        """
         given, asked = self.memory, self.gpu
         sized = self.kv_blocks is not None or self.kv_tokens is not None
         if isinstance(given, MemorySection):
@@ -206,7 +256,8 @@ class ServerSection(Section):
             idle = asked.model_fields_set & {"tensor_parallel", "gpu_memory_utilization"}
             if idle:
                 raise InputError(
-                    f"server.gpu: {min(idle)} says how much KV memory is left only with the model; add `model`, or "
+                    f"server.gpu: {min(idle)} says how much KV memory is left only with the "
+                    "model; add `model`, or "
                     "give kv_tokens"
                 )
             return None
@@ -216,14 +267,18 @@ class ServerSection(Section):
         if known is not None and parallel != known.tensor_parallel:
             name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
             raise InputError(
-                f"server.gpu.tensor_parallel is {parallel}, but the batch times of {name} are those of a tensor "
-                f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was measured with "
+                f"server.gpu.tensor_parallel is {parallel}, but the batch times of {name} are "
+                "those of a tensor "
+                f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was "
+                "measured with "
                 f"{parallel}"
             )
         return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization)
 
     def _memory_gib(self, measured: BatchTimeFile | None) -> float:
-        """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is known."""
+        """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is
+        known.
+        """
         assert self.gpu is not None
         given = self.gpu.memory_gib
         if given is not None:
@@ -232,12 +287,15 @@ class ServerSection(Section):
         known = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
         if known is None:
             if given is None:
-                raise InputError("server.gpu.memory_gib is missing; add it, such as gpu: {memory_gib: 80}")
+                raise InputError(
+                    "server.gpu.memory_gib is missing; add it, such as gpu: {memory_gib: 80}"
+                )
             return given
         if given is not None and abs(given - known) > _ROUNDED * known:
             name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
             raise InputError(
-                f"server.gpu.memory_gib is {given:g}, but the batch times of {name} are those of a GPU with "
+                f"server.gpu.memory_gib is {given:g}, but the batch times of {name} are those of "
+                "a GPU with "
                 f"{known:g} GiB; leave it out, or give batch times of your own"
             )
         return known
@@ -247,18 +305,26 @@ class ServerSection(Section):
         given = self.memory
         follows = gpu is not None and policy.gpu_rule is not None
         if given is None:
-            return Memory(1, self.block_size, estimated=True) if follows and self.block_size is not None else None
-        beside = self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None
+            return (
+                Memory(1, self.block_size, estimated=True)
+                if follows and self.block_size is not None
+                else None
+            )
+        beside = (
+            self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None
+        )
         if given == "unlimited":
             if beside:
                 raise InputError(
-                    "server: memory is unlimited, but kv_blocks, kv_tokens or block_size (num_gpu_blocks, "
+                    "server: memory is unlimited, but kv_blocks, kv_tokens or block_size "
+                    "(num_gpu_blocks, "
                     "max_total_tokens, page_size) say how large it is; give one of them"
                 )
             return None
         if beside:
             raise InputError(
-                "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, max_total_tokens, "
+                "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, "
+                "max_total_tokens, "
                 "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
             )
         block_size = policy.block_size if given.block_size is None else given.block_size
@@ -283,7 +349,9 @@ class ServerSection(Section):
 
 def _belongs(key: str) -> str | None:
     """Say where a setting of an engine, or of its memory, is given."""
-    settings = {n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n}
+    settings = {
+        n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n
+    }
     if key in settings:
         return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
     if key in MemorySection.model_fields:
@@ -292,20 +360,40 @@ def _belongs(key: str) -> str | None:
 
 
 class RunSection(Section):
-    """How much to simulate: ``until`` so many simulated seconds, or so many arrivals, which a subclass names."""
+    """How much to simulate: ``until`` so many simulated seconds, or so many arrivals, which a
+    subclass names.
+    """
 
     until: float | None = None
     seed: Whole = 0
 
     def arrivals(self, unit: str) -> int | None:
-        """Return how many arrivals of this unit there are to be, if this says how much to simulate."""
+        """Return how many arrivals of this unit there are to be, if this says how much to
+        simulate.
+        """
         count: int | None = getattr(self, unit)
         if count is not None and self.until is not None:
-            raise InputError(f"simulate: `{unit}` and `until` both say when to stop; give one of them")
+            raise InputError(
+                f"simulate: `{unit}` and `until` both say when to stop; give one of them"
+            )
         if count is not None:
-            checks.whole(f"simulate.{unit}", count, 1, MOST_ARRIVALS, "", f"it is the number of {unit} that arrive")
+            checks.whole(
+                f"simulate.{unit}",
+                count,
+                1,
+                MOST_ARRIVALS,
+                "",
+                f"it is the number of {unit} that arrive",
+            )
         if self.until is not None:
-            checks.number("simulate.until", self.until, 1e-9, 1e9, "s", "it is the simulated time at which to stop")
+            checks.number(
+                "simulate.until",
+                self.until,
+                1e-9,
+                1e9,
+                "s",
+                "it is the simulated time at which to stop",
+            )
         checks.whole("simulate.seed", self.seed, 0, 2**128, "", "take any")
         return count
 
@@ -361,7 +449,8 @@ def read_scenario(path: str | Path) -> Scenario:
     Raises
     ------
     InputError
-        In one line, if the file is missing, no YAML, of the wrong shape, or names something unknown.
+        In one line, if the file is missing, no YAML, of the wrong shape, or names something
+        unknown.
     """
     path = checks.path("the name of a scenario", path)
     return build(read_document(path), path.parent, path.name)
@@ -377,14 +466,24 @@ def build(document: Any, folder: Path, name: str = "scenario") -> Scenario:
     notices = workload.notices
     if server.order == "priority" and workload.priority is None:
         notices += (
-            "no request has a priority (a trace has them with `columns: {priority: NAME}`): first come, first served",
+            "no request has a priority (a trace has them with `columns: {priority: NAME}`): first "
+            "come, first served",
         )
     notices += sections.server.notes(folder, server)
     workload = dataclasses.replace(workload, notices=notices)
     if requests is None and simulate.until is None:
         requests = workload.rows or DEFAULT_REQUESTS
     measured = sections.server.measured(folder)
-    return Scenario(Path(name).stem, workload, server, requests, simulate.until, folder, str(folder / name), measured)
+    return Scenario(
+        Path(name).stem,
+        workload,
+        server,
+        requests,
+        simulate.until,
+        folder,
+        str(folder / name),
+        measured,
+    )
 
 
 def describes_network(document: Any) -> bool:

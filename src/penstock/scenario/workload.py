@@ -1,4 +1,6 @@
-"""What arrives, in a scenario: a trace, a look-alike, or a process with lengths that are numbers or distributions."""
+"""What arrives, in a scenario: a trace, a look-alike, or a process with lengths that are numbers or
+distributions.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +12,15 @@ from penstock import checks
 from penstock.document import Section, Whole
 from penstock.errors import InputError, nearest
 from penstock.traces import catalogue
-from penstock.workload.lengths import Constant, Gamma, Geometric, Length, LogNormal, Mixture, Uniform
+from penstock.workload.lengths import (
+    Constant,
+    Gamma,
+    Geometric,
+    Length,
+    LogNormal,
+    Mixture,
+    Uniform,
+)
 from penstock.workload.workload import Workload, read_trace
 
 
@@ -34,23 +44,30 @@ def _one_key(value: Mapping[str, Any], known: Mapping[str, Any], what: str) -> s
     if len(value) != 1 or not chosen:
         odd = next((str(key) for key in value if key not in known), "")
         hint = nearest(odd, known) if odd else f"; choose one of {', '.join(known)}"
-        raise InputError(f"{what}: unexpected {checks.shown(list(value)) if value else 'nothing'}{hint}")
+        raise InputError(
+            f"{what}: unexpected {checks.shown(list(value)) if value else 'nothing'}{hint}"
+        )
     return chosen[0]
 
 
 def length(value: Any) -> Length:
-    """Turn ``112``, ``{geometric: 112}``, ``{lognormal: {mean: 200, cv: 1.5, max: 4096}}`` ... into a distribution."""
+    """Turn ``112``, ``{geometric: 112}``, ``{lognormal: {mean: 200, cv: 1.5, max: 4096}}`` ... into
+    a distribution.
+    """
     if isinstance(value, Length):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Constant(value)  # type: ignore[arg-type]
     if not isinstance(value, Mapping):
         raise InputError(
-            f"a length is {checks.shown(value)}, but must be a number of tokens or a distribution such as "
+            f"a length is {checks.shown(value)}, but must be a number of tokens or a distribution "
+            "such as "
             "{geometric: 112}"
         )
     kind = _one_key(
-        value, dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")), "length"
+        value,
+        dict.fromkeys(("constant", "geometric", "uniform", "lognormal", "gamma", "mixture")),
+        "length",
     )
     given = value[kind]
     if kind == "constant":
@@ -60,12 +77,15 @@ def length(value: Any) -> Length:
         return Geometric(mean.mean, mean.max)
     if kind == "uniform":
         if not (isinstance(given, list) and len(given) == 2):
-            raise InputError(f"a uniform length is {checks.shown(given)}, but must be a list of two, [low, high]")
+            raise InputError(
+                f"a uniform length is {checks.shown(given)}, but must be a list of two, [low, high]"
+            )
         return Uniform(*given)
     if kind == "mixture":
         if not isinstance(given, list):
             raise InputError(
-                f"a mixture is {checks.shown(given)}, but must be a list of parts {{weight: 1, length: 9}}"
+                f"a mixture is {checks.shown(given)}, but must be a list of parts {{weight: 1, "
+                "length: 9}"
             )
         parts = [_Part.model_validate(part) for part in given]
         return Mixture([length(part.length) for part in parts], [part.weight for part in parts])
@@ -86,9 +106,9 @@ class _Generated(Section):
 class WorkloadSection(Section):
     """What arrives: a ``trace``, a ``preset`` look-alike, or a generated process; one of them.
 
-    ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``, ``deterministic``
-    and ``gamma`` (with ``cv``) draw its requests at random under such a process. ``max_gib`` is what a trace may hold,
-    unpacked.
+    ``rate`` and ``arrivals`` change a trace or a preset: ``scaled`` keeps its pattern, ``poisson``,
+    ``deterministic`` and ``gamma`` (with ``cv``) draw its requests at random under such a process.
+    ``max_gib`` is what a trace may hold, unpacked.
     """
 
     trace: str | None = None
@@ -108,11 +128,14 @@ class WorkloadSection(Section):
         kinds = ("trace", "preset", "poisson", "deterministic", "gamma")
         chosen = [kind for kind in kinds if getattr(self, kind) is not None]
         if len(chosen) != 1:
-            raise InputError(f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}")
+            raise InputError(
+                f"workload: give one of {', '.join(kinds)}, not {' and '.join(chosen) or 'none'}"
+            )
         kind = chosen[0]
         if kind != "trace" and (self.format or self.columns or self.max_gib):
             raise InputError(
-                f"workload: `format`, `columns` and `max_gib` describe a trace, not {kind!r}; leave them out"
+                f"workload: `format`, `columns` and `max_gib` describe a trace, not {kind!r}; "
+                "leave them out"
             )
         if kind == "trace":
             return self._with_rate(self._recorded(folder, seed))
@@ -120,22 +143,29 @@ class WorkloadSection(Section):
             return self._with_rate(Workload.preset(self.preset, seed=seed))
         if self.rate is not None or self.arrivals is not None or self.cv is not None:
             raise InputError(
-                f"workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them inside {kind!r}"
+                "workload: `rate`, `arrivals` and `cv` change a trace or a preset; put them "
+                f"inside {kind!r}"
             )
         return self._generated(kind, seed)
 
     def _recorded(self, folder: Path, seed: int) -> Workload:
         assert self.trace is not None
         if self.trace == "-":
-            raise InputError("workload.trace is '-', standard input, which a scenario cannot name; save it as a file")
+            raise InputError(
+                "workload.trace is '-', standard input, which a scenario cannot name; save it as "
+                "a file"
+            )
         path = folder / checks.path("workload.trace", self.trace)
         if self.trace in {entry.name for entry in catalogue.CATALOGUE} and not path.exists():
             path = catalogue.path_of(self.trace) or path
             if not path.exists():
                 raise InputError(
-                    f"trace {self.trace!r} is not on this machine; run `penstock traces get {self.trace}` first"
+                    f"trace {self.trace!r} is not on this machine; run `penstock traces get "
+                    f"{self.trace}` first"
                 )
-        return read_trace(path, format=self.format, columns=self.columns, seed=seed, max_gib=self.max_gib)
+        return read_trace(
+            path, format=self.format, columns=self.columns, seed=seed, max_gib=self.max_gib
+        )
 
     def _with_rate(self, workload: Workload) -> Workload:
         if self.rate is None and self.arrivals in (None, "scaled") and self.cv is None:
@@ -147,10 +177,13 @@ class WorkloadSection(Section):
         process: _Generated = getattr(self, kind)
         if (process.cv is not None) != (kind == "gamma"):
             raise InputError(
-                f"workload.{kind}: gamma arrivals need `cv`, the standard deviation of a gap over its mean, and no "
+                f"workload.{kind}: gamma arrivals need `cv`, the standard deviation of a gap over "
+                "its mean, and no "
                 "others take it"
             )
         if process.cv is not None:
-            return Workload.gamma(process.rate, process.cv, process.prompt, process.output, seed=seed)
+            return Workload.gamma(
+                process.rate, process.cv, process.prompt, process.output, seed=seed
+            )
         make = Workload.poisson if kind == "poisson" else Workload.deterministic
         return make(process.rate, process.prompt, process.output, seed=seed)

@@ -14,13 +14,15 @@ from penstock.errors import InputError
 
 Chart = TypeVar("Chart", alt.LayerChart, alt.HConcatChart, alt.ConcatChart)
 
-# Okabe and Ito's colours, told apart by colour-blind readers; dashes tell the lines apart on a grey printer.
+# Okabe and Ito's colours, told apart by colour-blind readers; dashes tell the lines apart on a grey
+# printer.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (10, 4), (4, 2, 1, 2), (1, 3))
 GRID = "#ebebeb"
 
 SHORT = "datum.label === '' ? '' : format(datum.value, abs(datum.value) >= 1000 ? '.3~s' : '.3~g')"
-"""Labels of axes and legends: 20k, but 0.2 and not 200m, which nobody reads as a fifth of a second."""
+"""Labels of axes and legends: 20k, but 0.2 and not 200m, which nobody reads as a fifth of a second.
+"""
 FILL, OUTLINE, RAY = COLOURS[0], COLOURS[1], "#555555"
 
 GANTT_WIDTH = 680
@@ -35,16 +37,20 @@ def side_by_side(panels: list[alt.Chart], about: str) -> alt.HConcatChart:
 
 def with_line_under(chart: Chart, about: str) -> Chart:
     """Return the chart with a line of text below it."""
-    title = alt.TitleParams(about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12)
+    title = alt.TitleParams(
+        about, anchor="start", fontWeight="normal", fontSize=12, orient="bottom", offset=12
+    )
     titled: Chart = chart.properties(title=title)
     return titled if about else chart
 
 
 def stacked(chart: Any) -> Any:
-    """Return a chart for a phone: panels below one another, 280 px wide at most, legends at the bottom.
+    """Return a chart for a phone: panels below one another, 280 px wide at most, legends at the
+    bottom.
 
-    A chart that is as narrow already is returned as it is, and so is one that needs its width, such as a Gantt chart,
-    or whose width is not in pixels. Panels that need theirs are marked by ``usermeta: {wide: true}``.
+    A chart that is as narrow already is returned as it is, and so is one that needs its width, such
+    as a Gantt chart, or whose width is not in pixels. Panels that need theirs are marked by
+    ``usermeta: {wide: true}``.
     """
     before, after = chart.to_dict(), chart.to_dict()
     if _sized_otherwise(before) or "usermeta" in before:
@@ -56,7 +62,13 @@ def stacked(chart: Any) -> Any:
     if narrower and "width" in after:  # one panel, whose labels count too
         after |= {"width": _PHONE_PAGE, "autosize": {"type": "fit-x", "contains": "padding"}}
     look = {
-        "legend": {"orient": "bottom", "columns": 2, "columnPadding": 20, "labelLimit": 130, "labelFontSize": 12},
+        "legend": {
+            "orient": "bottom",
+            "columns": 2,
+            "columnPadding": 20,
+            "labelLimit": 130,
+            "labelFontSize": 12,
+        },
         "axis": {"labelFontSize": 12, "titleFontSize": 12},
     }
     config = after.setdefault("config", {})
@@ -72,8 +84,12 @@ _ROWS = ("hconcat", "vconcat", "concat")
 
 
 def _sized_otherwise(part: dict[str, Any]) -> bool:
-    """Return whether a panel is a table of panels, or its width follows its steps or its container."""
-    if {"facet", "repeat"} & part.keys() or {"facet", "column", "row"} & part.get("encoding", {}).keys():
+    """Return whether a panel is a table of panels, or its width follows its steps or its
+    container.
+    """
+    if {"facet", "repeat"} & part.keys() or {"facet", "column", "row"} & part.get(
+        "encoding", {}
+    ).keys():
         return True
     if not isinstance(part.get("width", 0), int | float):
         return True
@@ -126,7 +142,9 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}; give another folder") from None
+            raise InputError(
+                f"cannot write {path}: {error.strerror}; give another folder"
+            ) from None
     return list(drawn)
 
 

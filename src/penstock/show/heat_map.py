@@ -1,4 +1,6 @@
-"""Heat maps: a figure over two quantities, its cells coloured and labelled; the stable rate over both limits."""
+"""Heat maps: a figure over two quantities, its cells coloured and labelled; the stable rate over
+both limits.
+"""
 
 import altair as alt
 import polars as pl
@@ -7,11 +9,20 @@ from penstock.show.charts import SHORT
 
 _WIDE, _NARROW, _HIGH, _LOW = 62, 26, 44, 22  # px of a cell with text, and without
 _MOST_WITH_TEXT = 12  # columns
-_INK = 0.68  # of the way from the lightest to the darkest colour white letters become easier to read
+_INK = (
+    0.68  # of the way from the lightest to the darkest colour white letters become easier to read
+)
 
 
 def heat_map(
-    rows: pl.DataFrame, *, x: alt.X, y: alt.Y, value: str, title: str, name: str, cells: tuple[int, int]
+    rows: pl.DataFrame,
+    *,
+    x: alt.X,
+    y: alt.Y,
+    value: str,
+    title: str,
+    name: str,
+    cells: tuple[int, int],
 ) -> alt.LayerChart:
     """Draw coloured cells with their figures: light is low, dark is high; the best is framed.
 
@@ -34,10 +45,17 @@ def heat_map(
     high = high if high > low else low + abs(low) + 1e-9
     scale = alt.Scale(scheme="blues", domain=[low, high], nice=False)
     legend = alt.Legend(
-        title=title, labelExpr=SHORT, gradientLength=200, direction="horizontal", orient="bottom", tickCount=4
+        title=title,
+        labelExpr=SHORT,
+        gradientLength=200,
+        direction="horizontal",
+        orient="bottom",
+        tickCount=4,
     )
     base = alt.Chart(rows).encode(x=x, y=y)
-    frame = base.transform_filter("datum.best").mark_rect(fillOpacity=0, stroke="black", strokeWidth=2.5)
+    frame = base.transform_filter("datum.best").mark_rect(
+        fillOpacity=0, stroke="black", strokeWidth=2.5
+    )
     colour = alt.Color(f"{value}:Q", scale=scale, legend=legend)
     drawn = base.transform_filter(f"datum.{value} !== null")
     layers = [drawn.mark_rect(stroke="#ffffff", strokeWidth=1).encode(color=colour), frame]

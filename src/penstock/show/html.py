@@ -19,9 +19,16 @@ from penstock.show.page import BAD, GOOD, OPEN, PLAIN, Page
 
 _LOOK = {
     "aria": False,  # the chart has one description, its marks need none
-    "background": "transparent",  # so that the shadow shows at the side where more of a wide chart is
-    "padding": {"left": 5, "top": 5, "bottom": 5, "right": 24},  # fonts may be wider where the page is read
-    "font": "Arial, Helvetica, 'Liberation Sans', sans-serif",  # of the widths that the layout was computed with
+    # so that the shadow shows at the side where more of a wide chart is
+    "background": "transparent",
+    "padding": {
+        "left": 5,
+        "top": 5,
+        "bottom": 5,
+        "right": 24,
+    },  # fonts may be wider where the page is read
+    # of the widths that the layout was computed with
+    "font": "Arial, Helvetica, 'Liberation Sans', sans-serif",
     "legend": {
         "orient": "bottom",
         "columns": 2,
@@ -73,7 +80,9 @@ def rendered(template: str, **values: Any) -> str:
     drawn = iter(range(1_000_000))
     environment.globals["stacked"] = charts.stacked
     environment.globals["svg"] = lambda chart, text: _svg(chart, text, f"c{next(drawn)}-")
-    return environment.get_template(template).render(version=metadata.version("penstock-llm"), **values)
+    return environment.get_template(template).render(
+        version=metadata.version("penstock-llm"), **values
+    )
 
 
 def _tone(word: str) -> str:
@@ -83,13 +92,17 @@ def _tone(word: str) -> str:
 
 
 def _svg(chart: Any, text: str, prefix: str) -> Markup:
-    """Draw a chart that scales to its container, with a text alternative and identifiers of its own on the page."""
+    """Draw a chart that scales to its container, with a text alternative and identifiers of its own
+    on the page.
+    """
     specification = chart.to_dict()
     specification["config"] = specification.get("config", {}) | _LOOK
     drawing = vlc.vegalite_to_svg(specification)
     start = drawing.index(">") + 1
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing[:start])
     assert size is not None
-    inside = re.sub(r'(id="|url\(#)(?=(?:clip|gradient)_?\d+["\)])', rf"\g<1>{prefix}", drawing[start:])
+    inside = re.sub(
+        r'(id="|url\(#)(?=(?:clip|gradient)_?\d+["\)])', rf"\g<1>{prefix}", drawing[start:]
+    )
     most = f"max-width:{1.25 * float(size[1]):.0f}px"
     return Markup(f'<svg role="img" aria-label="{escape(text)}" {size[0]} style="{most}">{inside}')

@@ -1,7 +1,8 @@
 """Ctrl-C on the command line is one line and status 130, whenever it comes.
 
-Imported by the command line alone, and first, for what follows takes a second to import. An exception there would
-end in a traceback, or in none: some libraries swallow what is raised while they are imported.
+Imported by the command line alone, and first, for what follows takes a second to import. An
+exception there would end in a traceback, or in none: some libraries swallow what is raised while
+they are imported.
 """
 
 import contextlib
@@ -24,7 +25,9 @@ def _leave_at_once() -> None:
 
 
 def _on_signal(_: int, frame: FrameType | None) -> None:
-    """Leave where a module is being imported, when nothing is written yet; else let the work clean up."""
+    """Leave where a module is being imported, when nothing is written yet; else let the work clean
+    up.
+    """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             _leave_at_once()
@@ -40,7 +43,9 @@ def _on_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 _usual_hook = sys.unraisablehook
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in the background
+if (
+    signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):  # else it is ignored, as in the background
     with contextlib.suppress(ValueError):  # not the main thread, so not the command line
         signal.signal(signal.SIGINT, _on_signal)
         sys.unraisablehook = _on_unraisable

@@ -1,4 +1,6 @@
-"""Any page as Markdown, to be put into a document: what a terminal shows of it, tables as tables."""
+"""Any page as Markdown, to be put into a document: what a terminal shows of it, tables as
+tables.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +10,9 @@ from penstock.show.page import Page, Section
 def markdown(page: Page) -> str:
     """Return a page as Markdown."""
     parts = [f"**{page.title}** {page.heading}"]
-    parts += [f"- **{verdict.word}** {verdict.about}: {verdict.reason}" for verdict in page.verdicts]
+    parts += [
+        f"- **{verdict.word}** {verdict.about}: {verdict.reason}" for verdict in page.verdicts
+    ]
     for section in page.sections:
         parts += _section(section)
     notes = [*page.notes, *(note for section in page.sections for note in section.notes)]
@@ -22,7 +26,13 @@ def _section(section: Section) -> Iterator[str]:
     yield from section.paragraphs
     yield from (f"- {fact.name}: {fact.figure}, {fact.explanation}" for fact in section.facts)
     for table in tables:
-        yield "\n".join([_row(table.columns), _row([_rule(words) for words in table.of_words]), *map(_row, table.rows)])
+        yield "\n".join(
+            [
+                _row(table.columns),
+                _row([_rule(words) for words in table.of_words]),
+                *map(_row, table.rows),
+            ]
+        )
         if table.caption:
             yield table.caption
 

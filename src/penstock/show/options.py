@@ -1,4 +1,6 @@
-"""What the commands of the command line share: their options, exit statuses, and what they write."""
+"""What the commands of the command line share: their options, exit statuses, and what they
+write.
+"""
 
 import json
 import os
@@ -21,21 +23,40 @@ EXIT_BAD_INPUT = 2
 _DATA = (".json", ".csv", ".jsonl", ".parquet", ".gz")
 """Endings of what is read from a folder; a report in it may be written again."""
 
-ScenarioPath = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")]
+ScenarioPath = Annotated[
+    Path, typer.Argument(metavar="SCENARIO", help="A YAML file: workload, server, simulate.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed, instead of the scenario's.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Figures = Annotated[Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")]
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Exit with status 1 if it is not known to be stable, or a target to be met.")
+Figures = Annotated[
+    Path | None, typer.Option("--figures", metavar="DIR", help="Write figures as SVG and PNG.")
 ]
-Resolution = Annotated[float, typer.Option("--resolution", help="Share of the load that the test must tell from none.")]
-Report = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML).")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit with status 1 if it is not known to be stable, or a target to be met.",
+    ),
+]
+Resolution = Annotated[
+    float, typer.Option("--resolution", help="Share of the load that the test must tell from none.")
+]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Write a page that stands alone (HTML)."),
+]
 
 Output = Annotated[
-    Path | None, typer.Option("--output", metavar="FILE", help="Write a batch-time file (YAML), which scenarios read.")
+    Path | None,
+    typer.Option(
+        "--output", metavar="FILE", help="Write a batch-time file (YAML), which scenarios read."
+    ),
 ]
 Description = Annotated[
-    str, typer.Option("--description", help="Model, accelerator, parallelism: what the batch-time file says.")
+    str,
+    typer.Option(
+        "--description", help="Model, accelerator, parallelism: what the batch-time file says."
+    ),
 ]
 
 
@@ -48,7 +69,9 @@ MaxGib = Annotated[
 ]
 
 
-def check_outputs(inputs: Iterable[Path], outputs: Mapping[str, Path | None], figures: Path | None = None) -> None:
+def check_outputs(
+    inputs: Iterable[Path], outputs: Mapping[str, Path | None], figures: Path | None = None
+) -> None:
     """Refuse before the work what could not be written after it, or would be lost.
 
     Parameters
@@ -76,17 +99,23 @@ def check_outputs(inputs: Iterable[Path], outputs: Mapping[str, Path | None], fi
             continue
         checks.writable(option, output)
         if any(_overwrites(output, path) for path in read):
-            raise InputError(f"{option} {output} is what is read, which would be lost; give another file")
+            raise InputError(
+                f"{option} {output} is what is read, which would be lost; give another file"
+            )
         for other, path in others.items():
             if _overwrites(output, path):
-                raise InputError(f"{other} and {option} are both {output}, so one would be lost; give two files")
+                raise InputError(
+                    f"{other} and {option} are both {output}, so one would be lost; give two files"
+                )
         others[option] = output
 
 
 def files_of(scenario: Path, *values: str) -> Iterator[Path]:
-    """Yield the files that a scenario is read from: itself, and those named in it or in values beside it.
+    """Yield the files that a scenario is read from: itself, and those named in it or in values
+    beside it.
 
-    A batch-time file that it names may name a table. What cannot be read is refused where it is read.
+    A batch-time file that it names may name a table. What cannot be read is refused where it is
+    read.
     """
     from penstock.document import files_named, read_document
 
@@ -129,9 +158,16 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def show_page(
-    page: "Page", document: dict[str, Any], report: Path | None, as_json: bool, *, as_markdown: bool = False
+    page: "Page",
+    document: dict[str, Any],
+    report: Path | None,
+    as_json: bool,
+    *,
+    as_markdown: bool = False,
 ) -> None:
-    """Print an answer as words or as one JSON document, after it was written as a page where that is asked for."""
+    """Print an answer as words or as one JSON document, after it was written as a page where that
+    is asked for.
+    """
     if report is not None:
         from penstock.show import html
 

@@ -1,7 +1,8 @@
 """A page: what an answer says, as plain data that a terminal, a browser and a notebook can show.
 
-`penstock.show.terminal` prints any page, `penstock.show.html` writes any page as one file. A page says what is in the
-answer and computes nothing; charts alone are drawn late, because a terminal has no use for them.
+`penstock.show.terminal` prints any page, `penstock.show.html` writes any page as one file. A page
+says what is in the answer and computes nothing; charts alone are drawn late, because a terminal has
+no use for them.
 """
 
 import abc
@@ -11,8 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 GOOD = frozenset({"stable", "met", "held", "same", "inside"})
-BAD = frozenset({"contradiction", "unstable", "critical", "missed", "unreachable", "fails", "outside", "overloaded"})
-PLAIN = frozenset({"swept", "compared", "calibrated", "changed", "fitted", "measured", "keep", "change"})
+BAD = frozenset(
+    {
+        "contradiction",
+        "unstable",
+        "critical",
+        "missed",
+        "unreachable",
+        "fails",
+        "outside",
+        "overloaded",
+    }
+)
+PLAIN = frozenset(
+    {"swept", "compared", "calibrated", "changed", "fitted", "measured", "keep", "change"}
+)
 """Words that say what was done and judge nothing."""
 OPEN = frozenset({"unknown", "undecided", "not tested", "not checked", "differs"})
 
@@ -28,8 +42,8 @@ class Verdict:
     Attributes
     ----------
     word
-        ``stable``, ``unstable``, ``unknown``, ``met`` ...; good, bad and open ones differ in colour and in shape, and
-        one that judges nothing has neither.
+        ``stable``, ``unstable``, ``unknown``, ``met`` ...; good, bad and open ones differ in colour
+        and in shape, and one that judges nothing has neither.
     reason
         One sentence.
     source
@@ -98,7 +112,9 @@ class Table:
 
     @property
     def of_words(self) -> list[bool]:
-        """Of each column whether it holds words and not figures: flush left, and its lines may break."""
+        """Of each column whether it holds words and not figures: flush left, and its lines may
+        break.
+        """
         return [
             self.prose
             or index == 0
@@ -109,8 +125,12 @@ class Table:
 
     @property
     def stacks(self) -> bool:
-        """Whether a phone shows each row as a list of its cells, because a cell is a phrase or a sentence."""
-        return any(words and self._longest(index) > _PHRASE for index, words in enumerate(self.of_words))
+        """Whether a phone shows each row as a list of its cells, because a cell is a phrase or a
+        sentence.
+        """
+        return any(
+            words and self._longest(index) > _PHRASE for index, words in enumerate(self.of_words)
+        )
 
     def without(self, column: str) -> "Table":
         """Return the table without a column."""
@@ -138,8 +158,8 @@ class Figure:
     caption
         How to read it.
     wide
-        Whether a phone shows its charts with panels below one another, or lets those that need their width scroll
-        sideways, instead of shrinking them below legibility.
+        Whether a phone shows its charts with panels below one another, or lets those that need
+        their width scroll sideways, instead of shrinking them below legibility.
     """
 
     title: str

@@ -1,4 +1,6 @@
-"""What a terminal shows while work goes on, on standard error, and nothing for work that is done in a moment."""
+"""What a terminal shows while work goes on, on standard error, and nothing for work that is done in
+a moment.
+"""
 
 import contextlib
 import functools
@@ -38,7 +40,9 @@ class Show(Protocol):
 
 
 def columns() -> list[ProgressColumn]:
-    """Return what a line shows: the words get what the bar and the times leave, and never push them away."""
+    """Return what a line shows: the words get what the bar and the times leave, and never push them
+    away.
+    """
     words = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return [
         SpinnerColumn(),
@@ -52,7 +56,9 @@ def columns() -> list[ProgressColumn]:
 
 class _TimeLeft(TimeRemainingColumn):
     def render(self, task: Task) -> Text:
-        """Return the time that is left, in words that tell it from the time that has gone; nothing if unknown."""
+        """Return the time that is left, in words that tell it from the time that has gone; nothing
+        if unknown.
+        """
         left = super().render(task)
         return Text(f"{left.plain} left") if task.time_remaining is not None else Text()
 
@@ -66,7 +72,9 @@ class _Line:
         self.task = self.progress.add_task(title, total=None)
         self.title = title
         self._lock = threading.Lock()
-        self._timer = threading.Timer(PATIENCE_S, self._start)  # work that reports nothing is shown too
+        self._timer = threading.Timer(
+            PATIENCE_S, self._start
+        )  # work that reports nothing is shown too
         self._timer.daemon = True
         if console.is_terminal:
             self._timer.start()
@@ -144,7 +152,9 @@ def count(title: str, noun: str) -> Iterator[Callable[[int, int], None]]:
 
 @functools.cache
 def announce_compilation() -> None:
-    """Say what is being compiled and how far it is, when that begins: it takes seconds the first time on a machine."""
+    """Say what is being compiled and how far it is, when that begins: it takes seconds the first
+    time on a machine.
+    """
     from numba.core import event
 
     class Announcement(event.Listener):
@@ -157,11 +167,16 @@ def announce_compilation() -> None:
             if not self.depth:
                 self._begin()
             self.depth += 1
-            _open[-1].say(f"Compiling, once: {self.done} done, {event.data['dispatcher'].py_func.__name__}")
+            _open[-1].say(
+                f"Compiling, once: {self.done} done, {event.data['dispatcher'].py_func.__name__}"
+            )
 
         def _begin(self) -> None:
             if not (self.done or sys.stderr.isatty()):
-                words = "Compiling, once for the simulator and once for each policy, which takes some ten seconds ..."
+                words = (
+                    "Compiling, once for the simulator and once for each policy, which takes some "
+                    "ten seconds ..."
+                )
                 print(words, file=sys.stderr, flush=True)
             if not _open:
                 self.lines.enter_context(bar("Compiling"))

@@ -45,7 +45,9 @@ def print_page(page: pages.Page) -> None:
 
 def _print_section(console: Console, section: pages.Section) -> None:
     tables = [table for table in section.tables if not table.detail]
-    if not (section.paragraphs or section.facts or section.hypotheses or section.commands or tables):
+    if not (
+        section.paragraphs or section.facts or section.hypotheses or section.commands or tables
+    ):
         return
     title = f"[bold]{escape(section.title)}[/bold]" if section.title else ""
     first, *others = section.paragraphs or [""]
@@ -86,7 +88,9 @@ def _hypotheses(hypotheses: Sequence[pages.Hypothesis]) -> Table:
 
 
 def _print_table(console: Console, table: pages.Table) -> None:
-    """Print a table, without its spare columns where there is no room for them, row by row where there is none."""
+    """Print a table, without its spare columns where there is no room for them, row by row where
+    there is none.
+    """
     for column in table.spare:
         if _width(table, [False] * len(table.columns)) > console.width:
             table = table.without(column)
@@ -99,10 +103,16 @@ def _print_table(console: Console, table: pages.Table) -> None:
 
 
 def _width(table: pages.Table, broken: Sequence[bool]) -> int:
-    """Return the columns of a terminal that a table needs if some of its own are broken between words."""
+    """Return the columns of a terminal that a table needs if some of its own are broken between
+    words.
+    """
     widths = []
     for head, breaks, *cells in zip(table.columns, broken, *table.rows, strict=True):
-        parts = [part for cell in (head, *cells) for part in (cell.split() if breaks else cell.splitlines())]
+        parts = [
+            part
+            for cell in (head, *cells)
+            for part in (cell.split() if breaks else cell.splitlines())
+        ]
         widths.append(max(map(cell_len, parts), default=0))
     return sum(widths) + _GAP * (len(widths) - 1)
 

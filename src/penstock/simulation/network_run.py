@@ -107,8 +107,8 @@ class NetworkRun:
     def requests(self) -> pl.DataFrame:
         """One row per request: who, where, when, how long.
 
-        Columns: request, job, stage, pool, replica, ready_ns (arrival at the replica), first_token_ns, finish_ns,
-        prompt_tokens, cached_tokens, output_tokens.
+        Columns: request, job, stage, pool, replica, ready_ns (arrival at the replica),
+        first_token_ns, finish_ns, prompt_tokens, cached_tokens, output_tokens.
         """
         rows = recorded(self.rows, "requests")
         network = self.network
@@ -123,14 +123,18 @@ class NetworkRun:
                 "ready_ns": in_ns(rows.ready, self.tick_s),
                 "first_token_ns": in_ns(rows.first_token, self.tick_s),
                 "finish_ns": in_ns(rows.finish, self.tick_s),
-                "prompt_tokens": rows.jobs.prompt.astype(np.int64),  # or Polars would sum them in 32 bits
+                "prompt_tokens": rows.jobs.prompt.astype(
+                    np.int64
+                ),  # or Polars would sum them in 32 bits
                 "cached_tokens": rows.cached.astype(np.int64),
                 "output_tokens": rows.jobs.output.astype(np.int64),
             }
         )
 
     def workflows(self) -> pl.DataFrame:
-        """E2E of the jobs of each workflow that ended, s: workflow, jobs, unfinished, mean, p50, p90, p95, p99."""
+        """E2E of the jobs of each workflow that ended, s: workflow, jobs, unfinished, mean, p50,
+        p90, p95, p99.
+        """
         rows = []
         for index, workflow in enumerate(self.network.workflows):
             mine = self.workflow == index
@@ -141,7 +145,9 @@ class NetworkRun:
         return pl.DataFrame(rows, schema_overrides=COLUMN_TYPES)
 
     def stages(self) -> pl.DataFrame:
-        """Latency at each stage, seconds: stage, pool, metric, requests, mean, p50, p90, p95, p99; see `samples`."""
+        """Latency at each stage, seconds: stage, pool, metric, requests, mean, p50, p90, p95, p99;
+        see `samples`.
+        """
         table = []
         pools = tuple(self.network.pools)
         for index, stage in enumerate(self.network.stages):
@@ -152,11 +158,13 @@ class NetworkRun:
         return pl.DataFrame(table, schema_overrides=COLUMN_TYPES)
 
     def samples(self, stage: int) -> dict[str, tuple[Ints, Ints | Floats]]:
-        """Return, for each metric at a stage by its number, the requests that have it, and its ticks.
+        """Return, for each metric at a stage by its number, the requests that have it, and its
+        ticks.
 
-        ``ttft_s``: from arrival at a replica to the first token. ``e2e_s``: to the last. ``tpot_s``: from the first to
-        the last over the tokens after the first, where there are some. ``join_wait_s``, at joins: what each branch
-        that is done waits for the others, under its last request.
+        ``ttft_s``: from arrival at a replica to the first token. ``e2e_s``: to the last.
+        ``tpot_s``: from the first to the last over the tokens after the first, where there are
+        some. ``join_wait_s``, at joins: what each branch that is done waits for the others, under
+        its last request.
         """
         rows = recorded(self.rows, "requests")
         jobs = rows.jobs
@@ -167,7 +175,10 @@ class NetworkRun:
         samples: dict[str, tuple[Ints, Ints | Floats]] = {
             "ttft_s": (started, (rows.first_token - rows.ready)[started]),
             "e2e_s": (done, (rows.finish - rows.ready)[done]),
-            "tpot_s": (several, (rows.finish - rows.first_token)[several] / (jobs.output[several] - 1)),
+            "tpot_s": (
+                several,
+                (rows.finish - rows.first_token)[several] / (jobs.output[several] - 1),
+            ),
         }
         if (jobs.pending[here] > 1).any():
             ended = np.flatnonzero((jobs.child > 0) & (rows.finish >= 0))
@@ -179,7 +190,8 @@ class NetworkRun:
         return samples
 
     def replicas(self) -> pl.DataFrame:
-        """One row per replica: pool, replica, batches, busy (share of the time), tokens_per_s, load.
+        """One row per replica: pool, replica, batches, busy (share of the time), tokens_per_s,
+        load.
 
         ``load`` is the tokens that it processed over what it could have: at most 1.
         """
@@ -190,7 +202,8 @@ class NetworkRun:
         return pl.DataFrame(
             {
                 "pool": self._named(tuple(network.pools), self.replica_pool),
-                "replica": np.arange(self.replica_pool.size) - first_replicas(network)[self.replica_pool],
+                "replica": np.arange(self.replica_pool.size)
+                - first_replicas(network)[self.replica_pool],
                 "batches": self.batches,
                 "busy": self.busy * self.tick_s / seconds,
                 "tokens_per_s": self.tokens / seconds,
@@ -200,11 +213,13 @@ class NetworkRun:
 
     @functools.cached_property
     def series(self) -> pl.DataFrame:
-        """At most 2,000 equally spaced instants (fewer for hundreds of replicas), long form: time_s, what, name, value.
+        """At most 2,000 equally spaced instants (fewer for hundreds of replicas), long form:
+        time_s, what, name, value.
 
-        Exact values after finishes and arrivals at that instant and before a batch formed then. ``what`` is
-        ``prefill`` or ``decode`` (requests of a stage in that phase), ``unprocessed_tokens`` (of a replica, called
-        ``pool/0``), or ``job_tokens``: all that the jobs in the network still need, requests to come included.
+        Exact values after finishes and arrivals at that instant and before a batch formed then.
+        ``what`` is ``prefill`` or ``decode`` (requests of a stage in that phase),
+        ``unprocessed_tokens`` (of a replica, called ``pool/0``), or ``job_tokens``: all that the
+        jobs in the network still need, requests to come included.
         """
         network, rows = self.network, self.series_rows
         columns = [("job_tokens", "network", rows[:, -1])]
@@ -226,11 +241,14 @@ class NetworkRun:
 
     @functools.cached_property
     def growth_tokens_per_s(self) -> float:
-        """Slope of all that the jobs in the network still need, over the second half of the arrivals, tokens/s.
+        """Slope of all that the jobs in the network still need, over the second half of the
+        arrivals, tokens/s.
 
         A fact about this run, no verdict. NaN for a run too short to have a slope.
         """
-        return growth_per_s(self.series_rows[:, 0], self.series_rows[:, -1], self.last_arrival, self.tick_s)
+        return growth_per_s(
+            self.series_rows[:, 0], self.series_rows[:, -1], self.last_arrival, self.tick_s
+        )
 
     def _spread(self, ticks: npt.NDArray[np.integer] | Floats) -> dict[str, float | None]:
         """Return mean and quantiles in seconds."""
@@ -238,9 +256,13 @@ class NetworkRun:
             return dict.fromkeys(STATISTICS)
         levels = np.quantile(ticks, list(QUANTILES.values()), method="inverted_cdf")
         values = [ticks.mean(), *levels]
-        return {name: float(value) * self.tick_s for name, value in zip(STATISTICS, values, strict=True)}
+        return {
+            name: float(value) * self.tick_s for name, value in zip(STATISTICS, values, strict=True)
+        }
 
-    def _named(self, names: tuple[str, ...] | list[str], indices: npt.NDArray[np.integer]) -> pl.Series:
+    def _named(
+        self, names: tuple[str, ...] | list[str], indices: npt.NDArray[np.integer]
+    ) -> pl.Series:
         return pl.Series(names)[indices] if indices.size else pl.Series([], dtype=pl.String)
 
 

@@ -1,4 +1,6 @@
-"""Simulate a network: unfold jobs, turn them into integer ticks, run the kernel, hand back a `NetworkRun`."""
+"""Simulate a network: unfold jobs, turn them into integer ticks, run the kernel, hand back a
+`NetworkRun`.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -28,9 +30,15 @@ _MOST_JOBS = 10**12
 
 
 def run_network(
-    network: Network, jobs: int | None, seed: int | None, options: RunOptions, record: str = "requests"
+    network: Network,
+    jobs: int | None,
+    seed: int | None,
+    options: RunOptions,
+    record: str = "requests",
 ) -> NetworkRun:
-    """Run so many jobs through a network, those that arrive until the run stops, or whole recordings."""
+    """Run so many jobs through a network, those that arrive until the run stops, or whole
+    recordings.
+    """
     level = checked_record(record, _RECORDS)
     drain = options.drain
     if drain is None:
@@ -48,7 +56,9 @@ def jobs_of_run(
     most: int = _MOST_JOBS,
     meaning: str = "it is the number of jobs that arrive",
 ) -> int | None:
-    """Check what was asked for, up to ``most`` jobs; return None if `until` or recordings bound the run."""
+    """Check what was asked for, up to ``most`` jobs; return None if `until` or recordings bound the
+    run.
+    """
     refuse_both("jobs", jobs, until)
     if jobs is not None:
         return checks.whole("jobs", jobs, 1, most, "", meaning)
@@ -58,7 +68,12 @@ def jobs_of_run(
 
 
 def simulate_jobs(
-    network: Network, jobs: Jobs, *, tick_s: float = TICK_S, until: int | None = None, compress: bool = True
+    network: Network,
+    jobs: Jobs,
+    *,
+    tick_s: float = TICK_S,
+    until: int | None = None,
+    compress: bool = True,
 ) -> NetworkRun:
     """Run given jobs through a network, up to a tick if one is given."""
     session = NetworkSession(network, tick_s, compress, NEVER if until is None else until)
@@ -73,7 +88,8 @@ def _blocks(blocks: Iterator[Jobs], jobs: int | None, options: RunOptions) -> It
         yield block
     if jobs is not None and arrived < jobs:
         raise InputError(
-            f"jobs is {jobs:,}, but the recording has {arrived:,} and is replayed once; ask for fewer, or give it "
+            f"jobs is {jobs:,}, but the recording has {arrived:,} and is replayed once; ask for "
+            "fewer, or give it "
             "a rate"
         )
 
@@ -92,10 +108,14 @@ class _Running:
     arrived: int = 0
 
     def through(self, blocks: Iterator[Jobs]) -> NetworkRun:
-        """Run block after block; the last two go in together, for a batch may outlast a short last one."""
+        """Run block after block; the last two go in together, for a batch may outlast a short last
+        one.
+        """
         held: list[Jobs] = []
         for block in blocks:
-            if held and (self.record == "requests" or sum(part.requests for part in held) < _WINDOW):
+            if held and (
+                self.record == "requests" or sum(part.requests for part in held) < _WINDOW
+            ):
                 held.append(block)
                 continue
             if held:
@@ -166,7 +186,9 @@ def _job_finish(passed: Passed) -> Ints:
     """Return when the last request of each job finished, -1 while one has not."""
     if not passed.jobs.count:
         return np.zeros(0, np.int64)
-    if passed.finish.size == passed.jobs.count:  # one left of each: see `_ends_only`, or one request per job
+    if (
+        passed.finish.size == passed.jobs.count
+    ):  # one left of each: see `_ends_only`, or one request per job
         return passed.finish
     first = passed.jobs.first_request[:-1]
     last = np.maximum.reduceat(passed.finish, first)
@@ -177,4 +199,12 @@ def _ends_only(passed: Passed) -> Passed:
     """Keep of each job its arrival and its end."""
     jobs = passed.jobs.without_requests()
     unknown = passed.ready[:0]
-    return Passed(jobs, passed.arrival, passed.server[:0], unknown, unknown, _job_finish(passed), passed.cached[:0])
+    return Passed(
+        jobs,
+        passed.arrival,
+        passed.server[:0],
+        unknown,
+        unknown,
+        _job_finish(passed),
+        passed.cached[:0],
+    )

@@ -11,7 +11,9 @@ def silent(share: float) -> None:
 
 
 def part_of(progress: Progress | None, begin: float, end: float) -> Progress:
-    """Return what reports the progress of a part of the work, from one share of all of it to another."""
+    """Return what reports the progress of a part of the work, from one share of all of it to
+    another.
+    """
     if progress is None:
         return silent
     return lambda share: progress(begin + (end - begin) * min(share, 1.0))

@@ -30,14 +30,18 @@ COLUMN_TYPES: dict[str, type[pl.DataType]] = dict.fromkeys(STATISTICS, pl.Float6
 
 def checked_tick(tick_s: float) -> float:
     """Return the seconds of a tick, if times can be counted in them."""
-    return checks.number("tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds")
+    return checks.number(
+        "tick_s", tick_s, 1e-18, 1e6, "s", "times are counted in ticks of so many seconds"
+    )
 
 
 def stop_tick(until: float | None, tick_s: float) -> int:
     """Return the tick at which a run is to stop, or NEVER."""
     if until is None:
         return NEVER
-    checks.number("until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop")
+    checks.number(
+        "until", until, tick_s, NEVER / 4 * tick_s, "s", "it is the simulated time at which to stop"
+    )
     return round(until / tick_s)
 
 
@@ -87,28 +91,40 @@ class Distribution:
         return self.total / self.size
 
     def quantile(self, share: float) -> float:
-        """Return the quantile in ticks, linear between neighbouring samples as in `numpy.quantile`."""
+        """Return the quantile in ticks, linear between neighbouring samples as in
+        `numpy.quantile`.
+        """
         rank = share * (self.size - 1)
         low = int(rank)
         neighbours = [low, min(low + 1, self.size - 1)]
-        below, above = self.values[np.searchsorted(np.cumsum(self.counts), neighbours, side="right")]
+        below, above = self.values[
+            np.searchsorted(np.cumsum(self.counts), neighbours, side="right")
+        ]
         return float(below + (above - below) * (rank - low))
 
 
 class Fold:
-    """A distribution that grows by samples, in constant memory: values are rounded, their sum is not."""
+    """A distribution that grows by samples, in constant memory: values are rounded, their sum is
+    not.
+    """
 
     def __init__(self) -> None:
         self._total = 0
-        self._counts = np.zeros((64 - LEADING_BITS) << LEADING_BITS, np.int64)  # by shift, then by leading digits
+        self._counts = np.zeros(
+            (64 - LEADING_BITS) << LEADING_BITS, np.int64
+        )  # by shift, then by leading digits
 
     def add(self, samples: Ints) -> None:
         """Add samples, each kept to its leading binary digits."""
         if not samples.size:
             return
         self._total += exact_sum(samples)
-        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - LEADING_BITS, 0).astype(np.int64)
-        self._counts += np.bincount((shift << LEADING_BITS) + (samples >> shift), minlength=self._counts.size)
+        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - LEADING_BITS, 0).astype(
+            np.int64
+        )
+        self._counts += np.bincount(
+            (shift << LEADING_BITS) + (samples >> shift), minlength=self._counts.size
+        )
 
     @property
     def distribution(self) -> Distribution:
@@ -154,8 +170,8 @@ class Rows:
 class Run:
     """What happened.
 
-    Times count from the first arrival. Requests that were not finished when the run stopped have null times; they
-    count as unfinished and enter no end-to-end latency.
+    Times count from the first arrival. Requests that were not finished when the run stopped have
+    null times; they count as unfinished and enter no end-to-end latency.
 
     Attributes
     ----------
@@ -178,20 +194,23 @@ class Run:
     started_tokens
         Tokens in batches that started.
     gaps
-        Times between successive output tokens of a request, stalls included, pooled over requests. Where the batch
-        time depends on more than the token load, values are rounded to 0.05%.
+        Times between successive output tokens of a request, stalls included, pooled over requests.
+        Where the batch time depends on more than the token load, values are rounded to 0.05%.
     mixes, mix_ticks
-        Batch compositions (prefill << 32 | decode), rising, how many batches that ended had each, and their ticks.
+        Batch compositions (prefill << 32 | decode), rising, how many batches that ended had each,
+        and their ticks.
     preemptions, recomputed_tokens
-        How often a request had to make room, and the tokens that were processed again (they count as tokens too).
+        How often a request had to make room, and the tokens that were processed again (they count
+        as tokens too).
     reused_tokens
-        Tokens that requests found computed when they were admitted (they count as no tokens of any batch). With prefix
-        caching what is processed again may be found too, so ``tokens`` are those of the finished requests, plus
-        ``recomputed_tokens``, less ``reused_tokens``.
+        Tokens that requests found computed when they were admitted (they count as no tokens of any
+        batch). With prefix caching what is processed again may be found too, so ``tokens`` are
+        those of the finished requests, plus ``recomputed_tokens``, less ``reused_tokens``.
     dropped
         Requests left out because they could never fit.
     rows, folded
-        Either what happened to each request, or (ttft, e2e) of all of them with values rounded to 0.05%.
+        Either what happened to each request, or (ttft, e2e) of all of them with values rounded to
+        0.05%.
     """
 
     server: Server
@@ -238,7 +257,9 @@ class Run:
         facts = ""
         if self.preemptions:
             share = self.recomputed_tokens / self.tokens if self.tokens else 0.0
-            facts += f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
+            facts += (
+                f"; {self.preemptions:,} preemptions, {share:.1%} of the tokens were done again"
+            )
         if self.reused_tokens:
             facts += f"; {self.reused_tokens:,} tokens were found in the prefix cache"
         if self.dropped:
@@ -270,14 +291,17 @@ class Run:
     def growth_tokens_per_s(self) -> float:
         """Slope of the uncompleted tokens over the second half of the arrivals, tokens per second.
 
-        A fact about this run, no verdict: near the critical load a stable queue wanders just as far.
-        NaN for a run too short to have a slope.
+        A fact about this run, no verdict: near the critical load a stable queue wanders just as
+        far. NaN for a run too short to have a slope.
         """
-        return growth_per_s(self.series_rows[:, 0], self.series_rows[:, 3], self.last_arrival, self.tick_s)
+        return growth_per_s(
+            self.series_rows[:, 0], self.series_rows[:, 3], self.last_arrival, self.tick_s
+        )
 
     @functools.cached_property
     def requests(self) -> pl.DataFrame:
-        """One row per request: request, arrival_ns, first_token_ns, finish_ns, prompt_tokens, output_tokens.
+        """One row per request: request, arrival_ns, first_token_ns, finish_ns, prompt_tokens,
+        output_tokens.
 
         And preemptions, on a server with memory or the scheduler of an engine.
         """
@@ -287,7 +311,9 @@ class Run:
             "arrival_ns": in_ns(rows.arrival, self.tick_s),
             "first_token_ns": in_ns(rows.first_token, self.tick_s),
             "finish_ns": in_ns(rows.finish, self.tick_s),
-            "prompt_tokens": rows.prompt_tokens.astype(np.int64),  # or Polars would sum them in 32 bits
+            "prompt_tokens": rows.prompt_tokens.astype(
+                np.int64
+            ),  # or Polars would sum them in 32 bits
             "output_tokens": rows.output_tokens.astype(np.int64),
         }
         if rows.preemptions is not None:
@@ -296,10 +322,12 @@ class Run:
 
     @functools.cached_property
     def series(self) -> pl.DataFrame:
-        """At most 2,000 equally spaced instants: time_s, requests, unprocessed_tokens, uncompleted_tokens.
+        """At most 2,000 equally spaced instants: time_s, requests, unprocessed_tokens,
+        uncompleted_tokens.
 
-        Exact values after the finishes and arrivals at that instant and before the batch formed then. Unprocessed
-        tokens (the paper's abs(X)) fall when a batch starts, uncompleted ones when it ends.
+        Exact values after the finishes and arrivals at that instant and before the batch formed
+        then. Unprocessed tokens (the paper's abs(X)) fall when a batch starts, uncompleted ones
+        when it ends.
         """
         time, requests, unprocessed, uncompleted = self.series_rows.T
         return pl.DataFrame(
@@ -313,7 +341,9 @@ class Run:
 
     @functools.cached_property
     def batches(self) -> pl.DataFrame:
-        """One row per batch that started: start_ns, duration_ns, prefill_tokens, decode_tokens, requests."""
+        """One row per batch that started: start_ns, duration_ns, prefill_tokens, decode_tokens,
+        requests.
+        """
         start, duration, prefill, decode, requests = recorded(self.batch_rows, "batches").T
         return pl.DataFrame(
             {
@@ -327,13 +357,19 @@ class Run:
 
     @functools.cached_property
     def allocations(self) -> pl.DataFrame:
-        """One row per request in a batch: batch, request, prefill_tokens, decode_tokens (the paper's delta)."""
+        """One row per request in a batch: batch, request, prefill_tokens, decode_tokens (the
+        paper's delta).
+        """
         rows = recorded(self.allocation_rows, "allocations")
-        return pl.DataFrame(rows, schema=["batch", "request", "prefill_tokens", "decode_tokens"], orient="row")
+        return pl.DataFrame(
+            rows, schema=["batch", "request", "prefill_tokens", "decode_tokens"], orient="row"
+        )
 
     @functools.cached_property
     def compositions(self) -> pl.DataFrame:
-        """Use of each batch composition: prefill_tokens, decode_tokens, batches, seconds, share of the busy time."""
+        """Use of each batch composition: prefill_tokens, decode_tokens, batches, seconds, share of
+        the busy time.
+        """
         keys, counts = self.mixes
         prefill, decode = keys >> 32, keys & 0xFFFFFFFF
         seconds = self.mix_ticks * self.tick_s
@@ -350,9 +386,10 @@ class Run:
     def latency(self) -> pl.DataFrame:
         """Latency of the requests of this run: metric, mean, p50, p90, p95, p99, in seconds.
 
-        ``ttft_s`` runs from arrival to first token, ``e2e_s`` from arrival to finish, ``tbt_s`` has one sample per gap
-        between tokens. Exact where requests were recorded; quantiles within 0.1% in a summary, and those of ``tbt_s``
-        within 0.05% where the batch time depends on more than the token load. Null without samples.
+        ``ttft_s`` runs from arrival to first token, ``e2e_s`` from arrival to finish, ``tbt_s`` has
+        one sample per gap between tokens. Exact where requests were recorded; quantiles within 0.1%
+        in a summary, and those of ``tbt_s`` within 0.05% where the batch time depends on more than
+        the token load. Null without samples.
         """
         rows: list[dict[str, str | float | None]] = []
         for metric, samples in (("ttft_s", self.ttft), ("tbt_s", self.gaps), ("e2e_s", self.e2e)):
@@ -380,7 +417,9 @@ def recorded(rows: T | None, level: Record) -> T:
 
 
 def growth_per_s(time: Ints, tokens: Ints, last_arrival: int, tick_s: float) -> float:
-    """Return the slope of a series over the second half of the arrivals, per second; NaN if that is too short."""
+    """Return the slope of a series over the second half of the arrivals, per second; NaN if that is
+    too short.
+    """
     half = (2 * time >= last_arrival) & (time <= last_arrival)
     if half.sum() < 3:
         return float("nan")
@@ -392,7 +431,10 @@ def in_ns(ticks: Ints, tick_s: float) -> pl.Series:
     """Return ticks as nanoseconds, null where they are negative: what did not happen."""
     per_tick = tick_s * 1e9
     if ticks.size and ticks.max() * per_tick >= 2.0**63:
-        raise InputError(f"{ticks.max() * tick_s:g} s is more ns than 64 bits hold; read the run's `rows`, in ticks")
+        raise InputError(
+            f"{ticks.max() * tick_s:g} s is more ns than 64 bits hold; read the run's `rows`, in "
+            "ticks"
+        )
     whole = per_tick >= 1 and per_tick == round(per_tick)
     ns = ticks * round(per_tick) if whole else np.rint(ticks * per_tick)
     series = pl.Series(ns.astype(np.int64))

@@ -1,4 +1,6 @@
-"""A session on a server whose requests hold memory, come by priority, or are scheduled as an engine does it."""
+"""A session on a server whose requests hold memory, come by priority, or are scheduled as an engine
+does it.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -15,7 +17,11 @@ from penstock.simulation.session_server import Session, Window
 from penstock.system.server import Server
 from penstock.workload.prefixes import Prefixes
 
-_ADMISSIONS = {"input": running.INPUT, "completion": running.COMPLETION, "optimistic": running.OPTIMISTIC}
+_ADMISSIONS = {
+    "input": running.INPUT,
+    "completion": running.COMPLETION,
+    "optimistic": running.OPTIMISTIC,
+}
 _REMEDY = "raise the limit or shorten the requests"
 _OR_DROP = ", or drop them with `memory: {too_long: drop}`"
 _FIRST_SLOTS = 256  # where nothing bounds how many requests run
@@ -25,7 +31,12 @@ MOST_CACHED_BLOCKS = 2**24
 
 
 def open_session(
-    server: Server, record: Record, tick_s: float, compress: bool, stop: int, prefixes: Prefixes | None = None
+    server: Server,
+    record: Record,
+    tick_s: float,
+    compress: bool,
+    stop: int,
+    prefixes: Prefixes | None = None,
 ) -> Session:
     """Return the session that a server needs."""
     if server.by_phase:
@@ -45,7 +56,13 @@ class EngineSession(Session):
     sizes = (running.N_OPTIONS, running.N_STATE, running.N_SLOT_ROWS)
 
     def __init__(
-        self, server: Server, record: Record, tick_s: float, compress: bool, stop: int, prefixes: Prefixes | None = None
+        self,
+        server: Server,
+        record: Record,
+        tick_s: float,
+        compress: bool,
+        stop: int,
+        prefixes: Prefixes | None = None,
     ) -> None:
         super().__init__(server, record, tick_s, compress, stop)
         self.resume = np.empty((0, running.N_RESUME), np.int64)
@@ -62,7 +79,9 @@ class EngineSession(Session):
         options[running.BY_PRIORITY] = server.order == "priority"
         options[running.CHUNKED] = policy.cuts_prompts
         options[running.RESERVED] = -(-policy.reserved_tokens // self.block_size) if memory else 0
-        options[running.ADMISSION] = _ADMISSIONS[memory.admission or "input"] if memory else running.INPUT
+        options[running.ADMISSION] = (
+            _ADMISSIONS[memory.admission or "input"] if memory else running.INPUT
+        )
         for option, value in policy.kernel_options.items():
             options[option] = value
         swaps = memory is not None and memory.preemption == "swap"
@@ -88,7 +107,8 @@ class EngineSession(Session):
         ids, bounds = (prefixes.ids, prefixes.bounds) if prefixes else (nothing, nothing)
         if prefixes and prefixes.block_size != self.block_size:
             raise InputError(
-                f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is {self.block_size:,}, so no "
+                f"hash ids name blocks of {prefixes.block_size:,} tokens, but block_size is "
+                f"{self.block_size:,}, so no "
                 f"block of one is a block of the other; set block_size to {prefixes.block_size:,}"
             )
         if usable > MOST_CACHED_BLOCKS:
@@ -99,16 +119,24 @@ class EngineSession(Session):
         return blocks.new_cache(usable, self.slots.shape[1], ids, bounds)
 
     def slots_at_first(self) -> int:
-        """Return for how many running requests there is room; more is made where nothing bounds them."""
+        """Return for how many running requests there is room; more is made where nothing bounds
+        them.
+        """
         server = self.server
         if server.scope == "running" and server.most_requests is not None:
             return server.most_requests
         return max(_FIRST_SLOTS, 2 * super().slots_at_first())
 
     def keep(self, window: Window) -> Window:
-        """Return the requests that can ever be served; name the first that cannot, or leave them out if told so."""
+        """Return the requests that can ever be served; name the first that cannot, or leave them
+        out if told so.
+        """
         limits = self._too_long(window)
-        fits = ~np.any([over for over, _ in limits], axis=0) if limits else np.ones(window.arrival.size, bool)
+        fits = (
+            ~np.any([over for over, _ in limits], axis=0)
+            if limits
+            else np.ones(window.arrival.size, bool)
+        )
         too_long = np.flatnonzero(~fits)
         memory = self.server.memory
         if too_long.size and (memory is None or memory.too_long == "error"):
@@ -116,9 +144,13 @@ class EngineSession(Session):
             lengths = f"{window.prompt[first]:,} prompt and {window.output[first]:,} output tokens"
             reason = next(reason for over, reason in limits if over[first])
             drop = _OR_DROP if memory is not None else ""
-            raise InputError(f"request {self.offered + first} has {lengths}: {reason}; {_REMEDY}{drop}")
+            raise InputError(
+                f"request {self.offered + first} has {lengths}: {reason}; {_REMEDY}{drop}"
+            )
         if self.recorded:
-            self.rows = np.concatenate([self.rows, (self.offered + np.flatnonzero(fits)) % self.recorded])
+            self.rows = np.concatenate(
+                [self.rows, (self.offered + np.flatnonzero(fits)) % self.recorded]
+            )
         if too_long.size:
             self.left_out.append((self.offered + too_long, window.where(~fits)))
             kept = window.where(fits)
@@ -134,7 +166,9 @@ class EngineSession(Session):
         peak = whole - self.options[kernel.ENGINE]
         limits = []
         if most := policy.reserved_tokens:
-            limits.append((whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves"))
+            limits.append(
+                (whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves")
+            )
         usable = server.usable_blocks
         if usable is not None:
             needed = np.maximum(-(-peak // self.block_size), self.options[running.RESERVED])
@@ -143,12 +177,15 @@ class EngineSession(Session):
             beside = f" beside a watermark of {spare:,}" if spare else ""
             worst = int(needed[over][0]) if over.any() else 0
             reason = (
-                f"it needs {worst:,} blocks of {self.block_size:,}{beside}, but the KV memory has {usable:,}, so it "
+                f"it needs {worst:,} blocks of {self.block_size:,}{beside}, but the KV memory has "
+                f"{usable:,}, so it "
                 "never fits and blocks the server"
             )
             limits.append((over, reason))
         if policy.has_token_budget and not policy.cuts_prompts:
-            again = server.memory is not None and self.options[running.GROWS] > 0  # what is preempted comes back longer
+            again = (
+                server.memory is not None and self.options[running.GROWS] > 0
+            )  # what is preempted comes back longer
             lost = ", with outputs that it lost" if again else ""
             reason = (
                 f"{policy.name} takes a prompt whole{lost}, but a batch holds "
@@ -158,7 +195,9 @@ class EngineSession(Session):
         return limits
 
     def fit(self, window: Window) -> None:
-        """Make the ring of due epochs larger than the longest output, and room for what preempted requests leave."""
+        """Make the ring of due epochs larger than the longest output, and room for what preempted
+        requests leave.
+        """
         self.check_costs(window)
         begin = self.resume.shape[0]
         count = window.arrival.size - begin
@@ -189,22 +228,31 @@ class EngineSession(Session):
     def waiting(self) -> tuple[int, int]:
         """Requests in prefill, and their unprocessed tokens."""
         state = self.state
-        return int(running.waiting(state) + state[running.PREFILLING]), int(state[kernel.WAITING_TOKENS])
+        return int(running.waiting(state) + state[running.PREFILLING]), int(
+            state[kernel.WAITING_TOKENS]
+        )
 
     @property
     def useful(self) -> int:
-        """Tokens in batches that ended, without those that had to be done again, and with those found computed."""
-        return int(self.state[kernel.COMPLETED] - self.state[running.LOST] + self.state[running.REUSED])
+        """Tokens in batches that ended, without those that had to be done again, and with those
+        found computed.
+        """
+        return int(
+            self.state[kernel.COMPLETED] - self.state[running.LOST] + self.state[running.REUSED]
+        )
 
     def prefilled(self, window: Window, count: int) -> None:
-        """Begin with the first requests of a window decoding, up to ``count`` and to what slots and memory hold.
+        """Begin with the first requests of a window decoding, up to ``count`` and to what slots and
+        memory hold.
 
         The others up to ``count`` wait as prompts.
         """
         state, options, engine = self.state, self.options, int(self.options[kernel.ENGINE])
         most = min(int(options[kernel.BATCH_SIZE]), self.slots.shape[1], count)
         if not self.server.policy.by_phase:
-            most = min(most, self.server.most_tokens)  # no run of an engine leads to more decodes than fill a batch
+            most = min(
+                most, self.server.most_tokens
+            )  # no run of an engine leads to more decodes than fill a batch
         while state[running.RUNNING] < most and state[kernel.HEAD] < count:
             request = int(state[kernel.HEAD])
             prompt, output = int(window.prompt[request]), int(window.output[request])
@@ -224,7 +272,15 @@ class EngineSession(Session):
                 continue
             held = -(-prompt // self.block_size) if options[running.GROWS] else needed
             slot = running.admit(
-                state, options, self.slots, self.resume, window.prompt, window.output, request, held, self.cache
+                state,
+                options,
+                self.slots,
+                self.resume,
+                window.prompt,
+                window.output,
+                request,
+                held,
+                self.cache,
             )
             if self.cache:
                 row = int(self.resume[request, running.RESUME_ROW])
@@ -234,17 +290,29 @@ class EngineSession(Session):
                 self.slots[running.SLOT_LAST, slot] = running.IN_STEP
             else:
                 state[running.OWN] += 1
-            running.begin_decode(state, options, self.slots, self.heads, self.bits, self.growth, slot, output - engine)
+            running.begin_decode(
+                state,
+                options,
+                self.slots,
+                self.heads,
+                self.bits,
+                self.growth,
+                slot,
+                output - engine,
+            )
         state[[kernel.ARRIVED, running.QUEUED]] = state[kernel.HEAD]
 
     def _advance(self, window: Window) -> int:
         """Call the kernel once."""
         return loop.compiled_advance(self.cache is not None, self.terms is not None)(
             self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
-            window.arrival, window.prompt, window.output, window.first_token, window.finish, self.resume,
-            self.state, self.slots, self.heads, self.bits, self.growth, self.segments[0], self.ring, self.ratio,
+            window.arrival, window.prompt, window.output, window.first_token, window.finish,
+            self.resume,
+            self.state, self.slots, self.heads, self.bits, self.growth, self.segments[0],
+            self.ring, self.ratio,
             self.cache,
-            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
+            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows,
+            self.allocation_rows,
         )  # fmt: skip
 
     def fold(self, window: Window, everything: bool) -> Window:
@@ -281,20 +349,29 @@ class EngineSession(Session):
         part = Window.joined([window for _, window in self.left_out])
         never = np.full(numbers.size, -1, np.int64)
         times = np.zeros(numbers.size, np.int64)
-        filling = Rows(part.arrival, part.prompt, part.output, never, never, times, np.ones(numbers.size, bool))
+        filling = Rows(
+            part.arrival, part.prompt, part.output, never, never, times, np.ones(numbers.size, bool)
+        )
         rows = dataclasses.replace(rows, dropped=np.zeros(rows.finish.size, bool))
         before = numbers - np.arange(numbers.size)  # np.insert counts in what is there
         names = [field.name for field in dataclasses.fields(Rows)]
-        return Rows(*(np.insert(getattr(rows, name), before, getattr(filling, name)) for name in names))
+        return Rows(
+            *(np.insert(getattr(rows, name), before, getattr(filling, name)) for name in names)
+        )
 
     def _make_room(self) -> None:
         super()._make_room()
         needed = int(self.state[running.RUNNING] + self.options[kernel.BATCH_SIZE])
         room = self.slots.shape[1]
         bounded = self.options[kernel.RUNNING_SCOPE] and self.options[kernel.BATCH_SIZE] <= room
-        if not bounded and min(needed, int(self.state[running.RUNNING]) + self.server.token_budget) > room:
+        if (
+            not bounded
+            and min(needed, int(self.state[running.RUNNING]) + self.server.token_budget) > room
+        ):
             self._more_slots()
-        wanted = int(self.state[running.RING_SIZE] + self.state[running.HEAP_SIZE]) + self.slots.shape[1]
+        wanted = (
+            int(self.state[running.RING_SIZE] + self.state[running.HEAP_SIZE]) + self.slots.shape[1]
+        )
         if self.options[running.BY_PRIORITY]:
             wanted += int(self.state[kernel.ARRIVED] - self.state[running.QUEUED])
         if wanted > self.ring.shape[1]:

@@ -1,4 +1,6 @@
-"""A network session: the kernel's arrays for a network, run until something is known, looked at, and gone on with."""
+"""A network session: the kernel's arrays for a network, run until something is known, looked at,
+and gone on with.
+"""
 
 import dataclasses
 import warnings
@@ -33,13 +35,25 @@ from penstock.workload.jobs import Jobs
 
 _NO_LIMIT = 2**40  # a max batch size that never binds
 _MOST_SERIES, _FEWEST_INSTANTS = 2**22, 64  # values of a series, instants
-_PER_REQUEST = ("rows", "delay", "coin", "context", "reuse", "home", "cached", "ready", "first_token", "finish")
+_PER_REQUEST = (
+    "rows",
+    "delay",
+    "coin",
+    "context",
+    "reuse",
+    "home",
+    "cached",
+    "ready",
+    "first_token",
+    "finish",
+)
 _PER_JOB = ("job_arrival", "job_root", "job_tokens")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Passed:
-    """Jobs of which everything is known, or that the run ended with; ticks, -1 for what did not happen.
+    """Jobs of which everything is known, or that the run ended with; ticks, -1 for what did not
+    happen.
 
     Attributes
     ----------
@@ -79,7 +93,9 @@ class NetworkSession:
         self.network, self.tick_s, self.stop = network, tick_s, stop
         pools = list(network.pools.values())
         self.policies = _distinct([pool.policy for pool in pools], "policies")
-        self.orders = _distinct([pool.order for pool in pools if not pool.order.single_line], "orders")
+        self.orders = _distinct(
+            [pool.order for pool in pools if not pool.order.single_line], "orders"
+        )
         state = np.zeros(kernel.N_STATE, np.int64)
         state[kernel.COMPRESS], state[kernel.UNTIL], state[kernel.SERIES_STEP] = compress, stop, 1
         # A row per pool, replica and stage; a line per stage at a replica, or one for all.
@@ -87,7 +103,10 @@ class NetworkSession:
         servers = self._servers(table)
         n_lines = int((network.replicas * network.pool_lines).sum())
         stages = np.zeros((len(network.stages), kernel.N_STAGE), np.int64)
-        stages[:, kernel.STAGE_POOL], stages[:, kernel.STAGE_LINE] = network.stage_pool, network.stage_line
+        stages[:, kernel.STAGE_POOL], stages[:, kernel.STAGE_LINE] = (
+            network.stage_pool,
+            network.stage_line,
+        )
         stages[:, [kernel.PREFILL_WEIGHT, kernel.DECODE_WEIGHT]] = network.router_weights
         # Ends of batches are the leaves of a tree, whose root is the next one.
         leaves = 1 << max(len(servers) - 1, 1).bit_length()
@@ -119,12 +138,16 @@ class NetworkSession:
         self.jobs = _no_jobs()
 
     def _pools(self, pools: list[Pool]) -> tuple[Ints, Floats, Ints]:
-        """Return batch times in ticks, parameters of policies and orders, and the table of pools."""
+        """Return batch times in ticks, parameters of policies and orders, and the table of
+        pools.
+        """
         network = self.network
         table = np.zeros((len(pools), kernel.N_POOL), np.int64)
         durations: list[Ints] = []
         params: list[Floats] = []
-        retention = NEVER if network.retention_s is None else round(network.retention_s / self.tick_s)
+        retention = (
+            NEVER if network.retention_s is None else round(network.retention_s / self.tick_s)
+        )
         for index, (row, pool) in enumerate(zip(table, pools, strict=True)):
             server = pool.server
             row[kernel.FIRST_SERVER] = network.replicas[:index].sum()
@@ -137,12 +160,15 @@ class NetworkSession:
             row[kernel.SLOTS] = server.max_batch_size or _NO_LIMIT
             row[kernel.RUNNING_SCOPE] = server.scope == "running"
             row[kernel.ENGINE] = server.convention == "engine"
-            # Batch times and parameters of all pools lie one after another; a row says where its own begin.
+            # Batch times and parameters of all pools lie one after another; a row says where its
+            # own begin.
             row[kernel.DURATION] = sum(part.size for part in durations)
             durations.append(ticks_of_batches(server, self.tick_s))
             row[kernel.POLICY_INDEX] = _index(self.policies, pool.policy)
             row[kernel.REPEATS] = pool.repeats
-            row[kernel.ORDER_INDEX] = -1 if pool.order.single_line else _index(self.orders, pool.order)
+            row[kernel.ORDER_INDEX] = (
+                -1 if pool.order.single_line else _index(self.orders, pool.order)
+            )
             for field, own in (
                 (kernel.POLICY_PARAMS, np.array(server.params, np.float64)),
                 (kernel.ORDER_PARAMS, network.order_params[index]),
@@ -162,7 +188,9 @@ class NetworkSession:
         return servers
 
     def _slots(self) -> Ints:
-        """Return a slot for every request that may have decoded: as many as a batch takes, in each line."""
+        """Return a slot for every request that may have decoded: as many as a batch takes, in each
+        line.
+        """
         room = 0
         for pool, replicas, lines in zip(
             self.network.pools.values(), self.network.replicas, self.network.pool_lines, strict=True
@@ -206,10 +234,14 @@ class NetworkSession:
 
     def _arrays(self, jobs: Jobs) -> dict[str, npt.NDArray[Any]]:
         """Return what the kernel needs of some jobs."""
-        engine = np.array([pool.server.convention == "engine" for pool in self.network.pools.values()])
+        engine = np.array(
+            [pool.server.convention == "engine" for pool in self.network.pools.values()]
+        )
         rows = np.zeros((jobs.requests, line_fields.N_ROW), np.int32)
         rows[:, line_fields.LEFT] = jobs.prompt
-        first_comes_with_prefill = engine[self.network.stage_pool[jobs.stage]] & (jobs.prompt > 0) & (jobs.output > 0)
+        first_comes_with_prefill = (
+            engine[self.network.stage_pool[jobs.stage]] & (jobs.prompt > 0) & (jobs.output > 0)
+        )
         rows[:, line_fields.DECODES] = jobs.output - first_comes_with_prefill
         rows[:, line_fields.SERVER] = rows[:, line_fields.NEXT] = -1
         rows[:, line_fields.PENDING] = jobs.pending
@@ -231,7 +263,9 @@ class NetworkSession:
             "finish": never.copy(),
             "job_arrival": self._counted("an arrival", jobs.arrival_s),
             "job_root": jobs.first_request[:-1].copy(),
-            "job_tokens": np.add.reduceat(tokens, jobs.first_request[:-1]) if jobs.count else np.zeros(0, np.int64),
+            "job_tokens": np.add.reduceat(tokens, jobs.first_request[:-1])
+            if jobs.count
+            else np.zeros(0, np.int64),
         }
 
     def _counted(self, what: str, seconds: Floats) -> Ints:
@@ -239,13 +273,16 @@ class NetworkSession:
         longest = float(seconds.max(initial=0.0))
         if longest / self.tick_s >= NEVER / 4:
             raise InputError(
-                f"{what} of {longest:g} s is more ticks of {self.tick_s:g} s than can be counted; give a larger "
+                f"{what} of {longest:g} s is more ticks of {self.tick_s:g} s than can be counted; "
+                "give a larger "
                 "tick_s, or ask for less"
             )
         return np.rint(seconds / self.tick_s).astype(np.int64)
 
     def _homes(self, jobs: Jobs) -> Ints32:
-        """Return the offset to the first request of the same job at the same pool, where a pool has affinity."""
+        """Return the offset to the first request of the same job at the same pool, where a pool has
+        affinity.
+        """
         if not any(pool.affinity for pool in self.network.pools.values()):
             return np.zeros(jobs.requests, np.int32)
         key = jobs.job * len(self.network.pools) + self.network.stage_pool[jobs.stage]
@@ -253,12 +290,17 @@ class NetworkSession:
         return np.asarray(first[group] - np.arange(jobs.requests), np.int32)
 
     def _fit(self, longest: int) -> None:
-        """Make the rings of due epochs larger than the longest output, and put the linked requests in anew."""
+        """Make the rings of due epochs larger than the longest output, and put the linked requests
+        in anew.
+        """
         size = max(64, 1 << longest.bit_length())
         if size <= self.net.heads.shape[1]:
             return
         n_lines = len(self.net.lines)
-        heads, bits = np.full((n_lines, size), -1, np.int64), np.zeros((n_lines, size // 64), np.uint64)
+        heads, bits = (
+            np.full((n_lines, size), -1, np.int64),
+            np.zeros((n_lines, size // 64), np.uint64),
+        )
         for line in np.flatnonzero(self.net.lines[:, line_fields.LINKED]):
             slot = int(self.net.lines[line, line_fields.FIRST_LINKED])
             while slot >= 0:
@@ -267,20 +309,32 @@ class NetworkSession:
         self.net = self.net._replace(heads=heads, bits=bits)
 
     def run(self, final: bool, until: int | None = None, steps: int = NEVER) -> bool:
-        """Call the kernel until the jobs known are used up, or for so many batches; return whether they are."""
+        """Call the kernel until the jobs known are used up, or for so many batches; return whether
+        they are.
+        """
         state = self.net.state
         state[kernel.FINAL], state[kernel.STEPS] = final, steps
         state[kernel.UNTIL] = self.stop if until is None else until
         policies = _functions(self.policies)
         orders = _functions(self.orders or [ORDERS["round-robin"]])
         try:
-            with warnings.catch_warnings():  # functions as arguments: Numba calls them experimental at every first call
+            with (
+                warnings.catch_warnings()
+            ):  # functions as arguments: Numba calls them experimental at every first call
                 warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
                 status = compiled_advance()(policies, orders, self.net)
-        except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AssertionError,
+            SystemError,
+        ) as error:
             names = ", ".join(repr(rule.name) for rule in (*self.policies, *self.orders))
             raise InputError(
-                f"one of {names} failed: {type(error).__name__}: {error}; a policy or an order must answer for every "
+                f"one of {names} failed: {type(error).__name__}: {error}; a policy or an order "
+                "must answer for every "
                 "queue"
             ) from error
         if status not in (DONE, MORE, PAUSED):
@@ -292,14 +346,16 @@ class NetworkSession:
         name, pool = list(self.network.pools.items())[failed]
         if status == kernel.BAD_ORDER:
             raise InputError(
-                f"order {pool.order.name!r} of pool {name!r} gave a weight that is not finite, a share below 0, or an "
+                f"order {pool.order.name!r} of pool {name!r} gave a weight that is not finite, a "
+                "share below 0, or an "
                 "unknown mode; give finite weights, and return BY_LINE, BY_PHASE or SPLIT"
             )
         policy = f"policy {pool.policy.name!r} of pool {name!r}"
         if status == BAD_POLICY:
             raise InputError(f"{policy} asked for a negative number of tokens; return at least 0")
         raise InputError(
-            f"{policy} formed an empty batch while requests wait, so they would wait for ever; let it serve something "
+            f"{policy} formed an empty batch while requests wait, so they would wait for ever; "
+            "let it serve something "
             "whenever it can"
         )
 
@@ -377,5 +433,6 @@ def _series(columns: int) -> Ints:
 
 def _no_jobs() -> Jobs:
     none, reals = np.zeros(0, np.int32), np.zeros(0)
-    return Jobs(reals, none, np.zeros(1, np.int64), none, none, none, none, none, reals, none, none, none,
+    return Jobs(reals, none, np.zeros(1, np.int64), none, none, none, none, none, reals, none,
+    none, none,
                 np.zeros(0, np.uint32))  # fmt: skip

@@ -1,4 +1,6 @@
-"""A session: the kernel's arrays for one server, run until something is known, looked at, and gone on with."""
+"""A session: the kernel's arrays for one server, run until something is known, looked at, and gone
+on with.
+"""
 
 import dataclasses
 import time
@@ -26,13 +28,17 @@ MOST_BATCHES = 1_000
 """Batches that a run can surely count in ticks, however long one takes."""
 
 _NO_LIMIT = 2**40  # a max batch size that never binds
-_ROUNDING = 1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
+_ROUNDING = (
+    1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
+)
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
 
 
 @dataclasses.dataclass
 class Window:
-    """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what is not known yet."""
+    """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what
+    is not known yet.
+    """
 
     arrival: Ints
     prompt: Ints32
@@ -42,7 +48,9 @@ class Window:
     finish: Ints
 
     @classmethod
-    def of(cls, arrival: Ints, prompt: Ints32, output: Ints32, priority: npt.NDArray[Any] | None = None) -> "Window":
+    def of(
+        cls, arrival: Ints, prompt: Ints32, output: Ints32, priority: npt.NDArray[Any] | None = None
+    ) -> "Window":
         """Take requests of which nothing has happened yet."""
         never = np.full(arrival.size, -1, np.int64)
         rank = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
@@ -54,11 +62,15 @@ class Window:
         latest = float(requests.arrival_s.max(initial=0.0))
         if latest / tick_s >= NEVER / 4:
             raise InputError(
-                f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can be counted; "
+                f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can "
+                "be counted; "
                 "ask for fewer requests, a higher rate, or a larger tick_s"
             )
         arrival = np.rint(requests.arrival_s / tick_s).astype(np.int64)
-        prompt, output = requests.prompt_tokens.astype(np.int32), requests.output_tokens.astype(np.int32)
+        prompt, output = (
+            requests.prompt_tokens.astype(np.int32),
+            requests.output_tokens.astype(np.int32),
+        )
         return cls.of(arrival, prompt, output, requests.priority)
 
     @classmethod
@@ -100,20 +112,23 @@ def ticks_of_batches(server: Server, tick_s: float) -> Ints:
     if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
         load = int(np.argmax(seconds))
         raise InputError(
-            f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than can be counted; "
+            f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than "
+            "can be counted; "
             "raise tick_s"
         )
     duration: Ints = np.rint(seconds / tick_s).astype(np.int64)
     if duration[1:].min() < 1:
         load = int(np.argmin(duration[1:])) + 1
         raise InputError(
-            f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of {tick_s:g} s; lower tick_s"
+            f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of "
+            f"{tick_s:g} s; lower tick_s"
         )
     return duration
 
 
 def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
-    """Return what batches cost, each term rounded once, or None where their token load alone decides.
+    """Return what batches cost, each term rounded once, or None where their token load alone
+    decides.
 
     Raises
     ------
@@ -129,15 +144,24 @@ def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
     dearest = max(*seconds, float(linear.max()))
     if dearest / unit >= composition.MOST_COST:
         raise InputError(
-            f"the batch time has a term of {dearest:g} s, more ticks of {tick_s:g} s than can be counted; raise tick_s"
+            f"the batch time has a term of {dearest:g} s, more ticks of {tick_s:g} s than can be "
+            "counted; raise tick_s"
         )
-    linear_costs, per = (np.rint(np.array(values) / unit).astype(np.int64) for values in (linear, seconds))
+    linear_costs, per = (
+        np.rint(np.array(values) / unit).astype(np.int64) for values in (linear, seconds)
+    )
     return composition.Terms(linear_costs, per)
 
 
 def _term_seconds(model: Composition) -> tuple[float, ...]:
     """Return the seconds of each term, in the order in which the kernel has their costs."""
-    return (model.per_request, model.self_attention, model.cross_attention, *model.of_decodes, model.with_prefill)
+    return (
+        model.per_request,
+        model.self_attention,
+        model.cross_attention,
+        *model.of_decodes,
+        model.with_prefill,
+    )
 
 
 class Session:
@@ -155,7 +179,9 @@ class Session:
 
     sizes: tuple[int, int, int] = (kernel.N_OPTIONS, kernel.N_STATE, kernel.N_SLOT_ROWS)
 
-    def __init__(self, server: Server, record: Record, tick_s: float, compress: bool, stop: int) -> None:
+    def __init__(
+        self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
+    ) -> None:
         self.server, self.tick_s, self.stop = server, tick_s, stop
         n_options, n_state, n_slot_rows = self.sizes
         # What the kernel reads: the policy's numbers, batch times in ticks, and options.
@@ -173,7 +199,8 @@ class Session:
         self.options[kernel.GAP_BITS] = LEADING_BITS if record == "summary" or self.terms else 0
         self.options[kernel.UNTIL] = stop
 
-        # What it changes: the state, and slots of requests in service with their rings of due epochs.
+        # What it changes: the state, and slots of requests in service with their rings of due
+        # epochs.
         self.state = np.zeros(n_state, np.int64)
         self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
         self.state[kernel.NEXT_DUE] = NEVER
@@ -186,7 +213,9 @@ class Session:
         # What it counts: by token load where that decides, else in cells and multisets.
         self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
         self.cell_columns = room + 1
-        self.cells = np.zeros(min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64)
+        self.cells = np.zeros(
+            min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64
+        )
         self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
         if self.terms:
             self.cells = np.zeros(2 * self.cells.size, np.int64)
@@ -194,7 +223,9 @@ class Session:
         self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
         level = self.options[kernel.RECORD]
         self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
-        self.allocation_rows = np.empty((max(4 * server.most_tokens, 65_536) if level > 1 else 0, 4), np.int64)
+        self.allocation_rows = np.empty(
+            (max(4 * server.most_tokens, 65_536) if level > 1 else 0, 4), np.int64
+        )
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
         self.ttft, self.e2e = Fold(), Fold()
@@ -226,7 +257,9 @@ class Session:
         self.widen_ring(int(window.output.max(initial=1)))
 
     def widen_ring(self, longest: int) -> None:
-        """Make the ring of due epochs larger than the longest output, and put the linked requests in anew."""
+        """Make the ring of due epochs larger than the longest output, and put the linked requests
+        in anew.
+        """
         size = max(64, 1 << longest.bit_length())
         if size <= self.heads.size:
             return
@@ -242,7 +275,9 @@ class Session:
             slot = int(self.slots[kernel.SLOT_NEXT, slot])
 
     def check_costs(self, window: Window) -> None:
-        """Refuse requests so long that a batch costs more than can be counted, and ticks too long for the terms."""
+        """Refuse requests so long that a batch costs more than can be counted, and ticks too long
+        for the terms.
+        """
         model = self.server.batch_time
         if self.terms is None or not isinstance(model, Composition):
             return
@@ -252,7 +287,12 @@ class Session:
         longest = window.longest
         requests = min(budget, self.server.max_batch_size or budget)
 
-        counts = (requests, budget**2, *[budget * longest] * 3, 1)  # of each term in a batch, at most
+        counts = (
+            requests,
+            budget**2,
+            *[budget * longest] * 3,
+            1,
+        )  # of each term in a batch, at most
         costs = [cost * count for cost, count in zip(per, counts, strict=True)]
         linear = self.terms.linear
         most = int(linear.max()) + sum(costs)
@@ -266,20 +306,27 @@ class Session:
             lost = abs(seconds / unit - cost) * count / (int(linear[1:].min()) + cost * count)
             if lost > _ROUNDING:
                 raise InputError(
-                    f"rounded to 2^-{composition.BITS} ticks of {self.tick_s:g} s, a term of {seconds:g} s changes the "
+                    f"rounded to 2^-{composition.BITS} ticks of {self.tick_s:g} s, a term of "
+                    f"{seconds:g} s changes the "
                     f"time of batches by up to {lost:.1%}; lower tick_s"
                 )
 
     def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
-        """Call the kernel until the window is used up; a final one is run to its end, or to its last arrival."""
-        last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival  # all may be dropped
+        """Call the kernel until the window is used up; a final one is run to its end, or to its
+        last arrival.
+        """
+        last = (
+            int(window.arrival[-1]) if window.arrival.size else self.last_arrival
+        )  # all may be dropped
         self.last_arrival = last if self.stop == NEVER else self.stop
         stops_at_last = final and not drain and self.stop == NEVER
         self.options[kernel.FINAL] = final
         self.options[kernel.UNTIL] = last if stops_at_last else self.stop
         while True:
             done = self.step(window, STEPS)
-            if time.monotonic() - self.reported > 0.1:  # across windows: each may be done in a blink
+            if (
+                time.monotonic() - self.reported > 0.1
+            ):  # across windows: each may be done in a blink
                 self.reported = time.monotonic()
                 report()
             if done:
@@ -301,8 +348,12 @@ class Session:
         return int(self.state[kernel.COMPLETED])
 
     def prefilled(self, window: Window, count: int) -> None:
-        """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to decode."""
-        alone = window.output[:count] == self.options[kernel.ENGINE]  # their only token comes with the end of prefill
+        """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to
+        decode.
+        """
+        alone = (
+            window.output[:count] == self.options[kernel.ENGINE]
+        )  # their only token comes with the end of prefill
         if self.options[kernel.ENGINE]:
             window.first_token[:count] = 0
         window.finish[:count][alone] = 0
@@ -315,19 +366,28 @@ class Session:
         self.state[kernel.DECODE_TOKENS] = decodes
 
     def step(self, window: Window, steps: int) -> bool:
-        """Call the kernel for so many policy decisions, making room as it asks; return whether the window is used up.
+        """Call the kernel for so many policy decisions, making room as it asks; return whether the
+        window is used up.
 
-        Unless the options say otherwise the window is not the last, and the kernel stops when it knows no further
-        arrival.
+        Unless the options say otherwise the window is not the last, and the kernel stops when it
+        knows no further arrival.
         """
         status = kernel.FULL
         while status == kernel.FULL:
             self.options[kernel.STEPS] = steps
             try:
                 status = self._advance(window)
-            except (ArithmeticError, LookupError, TypeError, ValueError, AssertionError, SystemError) as error:
+            except (
+                ArithmeticError,
+                LookupError,
+                TypeError,
+                ValueError,
+                AssertionError,
+                SystemError,
+            ) as error:
                 raise InputError(
-                    f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; it must answer for "
+                    f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; "
+                    "it must answer for "
                     f"every queue, with the {self.params.size} policy_params it was given"
                 ) from error
             if status == kernel.FULL:
@@ -342,7 +402,8 @@ class Session:
             self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
             window.arrival, window.prompt, window.output, window.first_token, window.finish,
             self.state, self.slots, self.heads, self.bits, self.segments,
-            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows, self.allocation_rows,
+            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows,
+            self.allocation_rows,
         )  # fmt: skip
 
     def fold(self, window: Window, everything: bool) -> Window:
@@ -357,11 +418,15 @@ class Session:
         self.e2e.add(gone.finish[finished] - gone.arrival[finished])
         # What left has arrived before any instant of the series that is still to come.
         unseen = slice(int(self.state[kernel.SEEN]), count)
-        forward = gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options[kernel.ENGINE]
+        forward = (
+            gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options[kernel.ENGINE]
+        )
         self.state[kernel.SEEN_TOKENS] += forward.sum()
         self.state[kernel.SEEN] = max(self.state[kernel.SEEN], count)
         self.state[kernel.FRESH] = max(self.state[kernel.FRESH], count)
-        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE, kernel.FRESH, kernel.SEEN]] -= count
+        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE, kernel.FRESH, kernel.SEEN]] -= (
+            count
+        )
         self.state[kernel.DROPPED] += count
         self.slots[kernel.SLOT_REQUEST] -= count
         return kept
@@ -372,7 +437,9 @@ class Session:
         mixes, mix_ticks = self._mixes()
         rows = None
         if window is not None:
-            rows = Rows(window.arrival, window.prompt, window.output, window.first_token, window.finish)
+            rows = Rows(
+                window.arrival, window.prompt, window.output, window.first_token, window.finish
+            )
         state, level = self.state, self.options[kernel.RECORD]
         return Run(
             server=self.server,
@@ -391,8 +458,12 @@ class Session:
             mix_ticks=mix_ticks,
             series_rows=self.series[: state[kernel.SERIES_ROWS]],
             rows=rows,
-            batch_rows=np.concatenate(self.kept_batches) if level >= kernel.RECORD_BATCHES else None,
-            allocation_rows=np.concatenate(self.kept_allocations) if level >= kernel.RECORD_ALLOCATIONS else None,
+            batch_rows=np.concatenate(self.kept_batches)
+            if level >= kernel.RECORD_BATCHES
+            else None,
+            allocation_rows=np.concatenate(self.kept_allocations)
+            if level >= kernel.RECORD_ALLOCATIONS
+            else None,
         )
 
     def gaps(self) -> Distribution:
@@ -400,20 +471,29 @@ class Session:
         tally = self.tallies[kernel.TALLY_GAPS]
         stalls, counts = counting.contents(self.stalls)
         total = sum(int(t) * int(d) for t, d in zip(tally, self.duration, strict=True))
-        total += int(self.state[kernel.STALL_SUM]) + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
+        total += (
+            int(self.state[kernel.STALL_SUM])
+            + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
+        )
         used = np.flatnonzero(tally)
         return Distribution.merged(
-            np.concatenate([self.duration[used], stalls]), np.concatenate([tally[used], counts]), total
+            np.concatenate([self.duration[used], stalls]),
+            np.concatenate([tally[used], counts]),
+            total,
         )
 
     def _mixes(self) -> tuple[tuple[Ints, Ints], Ints]:
-        """Put the batch compositions together: prefill << 32 | decode, how many batches had it, and their ticks."""
+        """Put the batch compositions together: prefill << 32 | decode, how many batches had it, and
+        their ticks.
+        """
         budget = self.server.token_budget
         cells = self.cells.reshape(2 if self.terms else 1, -1)
         used, full = np.flatnonzero(cells[0]), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
         prefill, decode = np.divmod(used, self.cell_columns)
         others, counts = counting.contents(self.mixes)
-        apart = int(np.searchsorted(others, kernel.MIX_TICKS))  # from there on ticks, in the same order
+        apart = int(
+            np.searchsorted(others, kernel.MIX_TICKS)
+        )  # from there on ticks, in the same order
         mixes, counts, ticks = others[:apart], counts[:apart], counts[apart:]
         keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
         counts = np.concatenate([cells[0, used], self.tallies[kernel.TALLY_FULL, full], counts])
@@ -421,7 +501,9 @@ class Session:
         total = every.counts * self.duration[(every.values >> 32) + (every.values & 0xFFFFFFFF)]
         if self.terms:
             total = np.zeros_like(total)
-            np.add.at(total, np.searchsorted(every.values, keys), np.concatenate([cells[1, used], ticks]))
+            np.add.at(
+                total, np.searchsorted(every.values, keys), np.concatenate([cells[1, used], ticks])
+            )
         return (every.values, every.counts), total
 
     def _make_room(self) -> None:
@@ -434,17 +516,26 @@ class Session:
     def _keep_rows(self) -> None:
         """Move recorded rows out of the kernel's buffers."""
         self.kept_batches.append(self.batch_rows[: self.state[kernel.BATCH_ROWS]].copy())
-        self.kept_allocations.append(self.allocation_rows[: self.state[kernel.ALLOCATION_ROWS]].copy())
+        self.kept_allocations.append(
+            self.allocation_rows[: self.state[kernel.ALLOCATION_ROWS]].copy()
+        )
         self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
 
     def _refuse(self, status: int) -> None:
         name = self.server.policy.name
         when = self.now * self.tick_s
         prompts, tokens = self.waiting
-        state = f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding requests"
+        state = (
+            f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding "
+            "requests"
+        )
         if status == kernel.IDLE_POLICY:
             raise InputError(
                 f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "
-                "a policy must serve something while anything can be served, or the server would idle for ever"
+                "a policy must serve something while anything can be served, or the server would "
+                "idle for ever"
             )
-        raise InputError(f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} waiting")
+        raise InputError(
+            f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} "
+            "waiting"
+        )

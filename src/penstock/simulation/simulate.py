@@ -1,4 +1,6 @@
-"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`, or a `NetworkRun`."""
+"""Simulate: validate, turn into integer ticks, run the kernel, hand back a `Run`, or a
+`NetworkRun`.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -91,20 +93,22 @@ def simulate(
     workload, server
         What arrives and what serves; or a network alone.
     requests, jobs
-        Number of arrivals: requests at a server, jobs of a network. All of them leave before the run ends (see
-        ``drain``). Default: whole recordings.
+        Number of arrivals: requests at a server, jobs of a network. All of them leave before the
+        run ends (see ``drain``). Default: whole recordings.
     until
         Simulated seconds since the first arrival at which to stop instead.
     seed
         Of a network, for everything random; None: the seeds of the workflows' workloads.
     record
-        What to keep. Of a server: ``summary`` (memory for unfinished requests only), ``requests`` (a row each),
-        ``batches`` (also a row per batch), ``allocations`` (also a row per request and batch, for audits). Of a
-        network: ``jobs`` (arrival and end of each; memory for unfinished requests only) or ``requests``.
+        What to keep. Of a server: ``summary`` (memory for unfinished requests only), ``requests``
+        (a row each), ``batches`` (also a row per batch), ``allocations`` (also a row per request
+        and batch, for audits). Of a network: ``jobs`` (arrival and end of each; memory for
+        unfinished requests only) or ``requests``.
     drain
-        Whether to go on after the last arrival until everything has left. Default: yes, unless more is surely offered
-        to the server, or to a pool, than its capacity: a backlog says nothing more by draining. (Where attention takes
-        time, that is judged by mean lengths, which is the least that it may come to.)
+        Whether to go on after the last arrival until everything has left. Default: yes, unless more
+        is surely offered to the server, or to a pool, than its capacity: a backlog says nothing
+        more by draining. (Where attention takes time, that is judged by mean lengths, which is the
+        least that it may come to.)
     tick_s
         Seconds per tick. Arrivals, delays and batch times are rounded to the nearest tick once.
     compress
@@ -115,13 +119,18 @@ def simulate(
     Raises
     ------
     InputError
-        If a value cannot be used, or a policy forms an empty batch while a non-empty one is possible.
+        If a value cannot be used, or a policy forms an empty batch while a non-empty one is
+        possible.
     """
     tick_s = checked_tick(tick_s)
-    options = RunOptions(stop_tick(until, tick_s), drain, tick_s, compress, part_of(progress, 0.0, 1.0))
+    options = RunOptions(
+        stop_tick(until, tick_s), drain, tick_s, compress, part_of(progress, 0.0, 1.0)
+    )
     if isinstance(workload, Workload) and isinstance(server, Server):
         refuse(jobs=jobs, seed=seed)
-        return run_server(workload, server, length_of_run(workload, requests, until), options, record)
+        return run_server(
+            workload, server, length_of_run(workload, requests, until), options, record
+        )
     network = as_network("simulate", workload, server)
     refuse(requests=requests)
     from penstock.simulation.network_simulation import jobs_of_run, run_network
@@ -130,15 +139,23 @@ def simulate(
 
 
 def run_server(
-    workload: Workload, server: Server, requests: int | None, options: RunOptions, record: str = "requests"
+    workload: Workload,
+    server: Server,
+    requests: int | None,
+    options: RunOptions,
+    record: str = "requests",
 ) -> Run:
     """Run so many requests through a server, or those that arrive until the run stops."""
     level = checked_record(record, RECORDS)
     drain = options.drain
     if drain is None:
         drain = workload.rows is not None or not _overloads(workload, server)
-    session = open_session(server, level, options.tick_s, options.compress, options.stop, workload.prefixes)
-    blocks = (session.keep(block) for block in windows(workload, requests, options.stop, options.tick_s))
+    session = open_session(
+        server, level, options.tick_s, options.compress, options.stop, workload.prefixes
+    )
+    blocks = (
+        session.keep(block) for block in windows(workload, requests, options.stop, options.tick_s)
+    )
     report = _reporter(session, requests, drain, options.progress)
     if level == "summary":
         _stream(session, blocks, drain, report)
@@ -175,7 +192,8 @@ def simulate_closed(
     pause_s: float = 0.0,
     until: float | None = None,
 ) -> Run:
-    """Run a closed loop: each client sends its next request, the first that is left, when its own one has ended.
+    """Run a closed loop: each client sends its next request, the first that is left, when its own
+    one has ended.
 
     Parameters
     ----------
@@ -186,10 +204,11 @@ def simulate_closed(
     clients
         Requests under way at a time; so many come at the start.
     pause_s
-        Seconds between an answer and the next request; at least a tick, so that the batch which starts at the answer
-        has gone.
+        Seconds between an answer and the next request; at least a tick, so that the batch which
+        starts at the answer has gone.
     until
-        Simulated seconds at which to stop; None: when all have finished. Requests that were never sent are left out.
+        Simulated seconds at which to stop; None: when all have finished. Requests that were never
+        sent are left out.
     """
     stop = NEVER if until is None else round(until / TICK_S)
     session = open_session(server, "requests", TICK_S, True, stop)
@@ -203,16 +222,22 @@ def simulate_closed(
 
 
 def _overloads(workload: Workload, server: Server) -> bool:
-    """Return whether more is offered than the server carries: tokens in the best batches, and attention beside.
+    """Return whether more is offered than the server carries: tokens in the best batches, and
+    attention beside.
 
-    Beside `Composition.table` a prompt of v tokens takes at least min(self, cross / 2) (v^2 - v), and D decodes
-    d (D v + D (D - 1) / 2): least at the means where lengths are independent (Jensen). Where memory is short, other
-    work may stand in for some of it, so there it counts none.
+    Beside `Composition.table` a prompt of v tokens takes at least min(self, cross / 2) (v^2 - v),
+    and D decodes d (D v + D (D - 1) / 2): least at the means where lengths are independent
+    (Jensen). Where memory is short, other work may stand in for some of it, so there it counts
+    none.
     """
     prompt, model, lengths = workload.mean_prompt, server.batch_time, workload.lengths
     tokens = server.tokens_per_request(prompt, workload.mean_output)
     offered, capacity = workload.rate * tokens, model.capacity(server.token_budget)
-    if not isinstance(model, Composition) or server.memory is not None or not isinstance(lengths, Independent):
+    if (
+        not isinstance(model, Composition)
+        or server.memory is not None
+        or not isinstance(lengths, Independent)
+    ):
         return offered > capacity
     decodes = tokens - prompt
     before = decodes * (decodes - 1) / 2 + (decodes * prompt if lengths.correlation >= 0 else 0.0)
@@ -228,19 +253,28 @@ def refuse_both(unit: str, count: int | None, until: float | None) -> None:
 
 
 def length_of_run(workload: Workload, requests: int | None, until: float | None) -> int | None:
-    """Check what was asked for; return the number of arrivals, or None if `until` bounds the run."""
+    """Check what was asked for; return the number of arrivals, or None if `until` bounds the
+    run.
+    """
     refuse_both("requests", requests, until)
     if until is not None:
         return None
     if requests is None:
         if workload.rows is None:
-            raise InputError(f"{workload.name} never ends; say how much of it to simulate with `requests` or `until`")
+            raise InputError(
+                f"{workload.name} never ends; say how much of it to simulate with `requests` or "
+                "`until`"
+            )
         return workload.rows
-    tells = "it is the number of arrivals, of which more take days; give fewer, a million tells a mean well"
+    tells = (
+        "it is the number of arrivals, of which more take days; give fewer, a million tells a "
+        "mean well"
+    )
     requests = checks.whole("requests", requests, 1, _MOST_REQUESTS, "", tells)
     if workload.rows is not None and requests > workload.rows:
         raise InputError(
-            f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed once; "
+            f"requests is {requests:,}, but {workload.name} has {workload.rows:,} and is replayed "
+            "once; "
             "ask for fewer, or resample it with arrivals 'poisson'"
         )
     return requests
@@ -279,7 +313,9 @@ def _whole(session: Session, blocks: Iterator[Window], drain: bool, progress: _R
 def _stream(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
     """Run in constant memory: fold what has finished into the summary, keep what has not."""
     kept: list[Window] = []
-    held: list[Window] = []  # the last two blocks go in as one: a batch could outlast a short last one
+    held: list[
+        Window
+    ] = []  # the last two blocks go in as one: a batch could outlast a short last one
     for block in blocks:
         if len(held) == 2:
             window = Window.joined([*kept, held.pop(0)])

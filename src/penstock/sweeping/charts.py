@@ -1,4 +1,5 @@
-"""Charts of a sweep, chosen by what varies: lines over one number, heat maps over two, points over many.
+"""Charts of a sweep, chosen by what varies: lines over one number, heat maps over two, points over
+many.
 
 Text (a policy, a preset) and what has few values beside a rate take colours and dashes.
 """
@@ -57,14 +58,18 @@ def figures(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, Any]:
     for name, drawn in panels(rows, fields).items():
         charts: Any = alt.hconcat(*drawn.values())
         if name.endswith("map"):
-            charts = alt.concat(*drawn.values(), columns=_MOST_MAPS // 2).resolve_scale(color="independent")
+            charts = alt.concat(*drawn.values(), columns=_MOST_MAPS // 2).resolve_scale(
+                color="independent"
+            )
         about = LIMITS if name.endswith("limits") else ""
         drawings[name] = with_line_under(charts.configure_axis(gridColor=GRID), about)
     return drawings
 
 
 def panels(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return charts that belong together, by file name, then by what a reader who cannot see them is told."""
+    """Return charts that belong together, by file name, then by what a reader who cannot see them
+    is told.
+    """
     points, what = averages(rows, fields), varied(rows, fields)
     if points.is_empty() or not (what.numbers or what.names):
         return {}
@@ -93,50 +98,80 @@ def panels(rows: pl.DataFrame, fields: Sequence[str]) -> dict[str, dict[str, Any
 
 
 def _as_lines(points: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, str] | None:
-    """Return the field across, the rows with the name of each line, and what the lines are; None if too many."""
+    """Return the field across, the rows with the name of each line, and what the lines are; None if
+    too many.
+    """
     x = what.rate or (what.numbers[0] if len(what.numbers) == 1 else None)
     if x is None:
         return None
     others = [field for field in what.numbers if field != x]
     words = [pl.col("line")] if what.names else []
-    words += [pl.col(f).map_elements(_tick, pl.String, skip_nulls=False) for f in others]  # the title has their names
-    shown = points.with_columns(pl.concat_str(words, separator=", ").alias("line")) if words else points
+    words += [
+        pl.col(f).map_elements(_tick, pl.String, skip_nulls=False) for f in others
+    ]  # the title has their names
+    shown = (
+        points.with_columns(pl.concat_str(words, separator=", ").alias("line")) if words else points
+    )
     if shown["line"].n_unique() > _MOST_NAMES or shown.height < 2 * shown["line"].n_unique():
         return None
-    titles = [resolved(field)[-1].replace("_", " ").capitalize() for field in (*what.names, *others)]
+    titles = [
+        resolved(field)[-1].replace("_", " ").capitalize() for field in (*what.names, *others)
+    ]
     return x, shown, ", ".join(titles)
 
 
 def _channels(names: list[str], title: str) -> dict[str, Any]:
     columns = 1 if max(map(len, names)) > _LONG else 2
-    look: dict[str, Any] = {"symbolType": "stroke", "symbolStrokeWidth": 2.5, "symbolSize": 300, "labelLimit": 280}
+    look: dict[str, Any] = {
+        "symbolType": "stroke",
+        "symbolStrokeWidth": 2.5,
+        "symbolSize": 300,
+        "labelLimit": 280,
+    }
     legend = alt.Legend(title=title, columns=columns, **look) if names != [""] else None
     many = len(COLOURS)
     colours = [COLOURS[i % many] for i in range(len(names))]
     dashes = [list(DASHES[(i + i // many) % many]) for i in range(len(names))]
     return {
         "color": alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend),
+        "strokeDash": alt.StrokeDash(
+            "line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
+        ),
     }
 
 
-def _lines(points: pl.DataFrame, x: str, statistic: str, title: str, limits: bool) -> dict[str, Any]:
+def _lines(
+    points: pl.DataFrame, x: str, statistic: str, title: str, limits: bool
+) -> dict[str, Any]:
     of = f", a line per {title.lower()}" if points["line"].n_unique() > 1 else ""
     limited = f" {LIMITS}" if limits else ""
     return {
         f"{_TITLES[metric]}, {statistic}, over {label(x)}{of}.{limited}": _line(
-            points, x, f"{metric[:-2]}_{statistic}_s", "Seconds", f"{_TITLES[metric]}, {statistic}", title, limits
+            points,
+            x,
+            f"{metric[:-2]}_{statistic}_s",
+            "Seconds",
+            f"{_TITLES[metric]}, {statistic}",
+            title,
+            limits,
         )
         for metric in METRICS
     }
 
 
-def _line(points: pl.DataFrame, x: str, column: str, unit: str, name: str, title: str, limits: bool) -> alt.LayerChart:
+def _line(
+    points: pl.DataFrame, x: str, column: str, unit: str, name: str, title: str, limits: bool
+) -> alt.LayerChart:
     """Draw one figure over a field; the shape of a point is its verdict, a vertical line a limit.
 
-    Over the rate, latency is drawn where there is a steady state; else a cross says that there is none.
+    Over the rate, latency is drawn where there is a steady state; else a cross says that there is
+    none.
     """
-    shown = points.select("line", "state", x=pl.col(x), y=pl.col(column)).drop_nulls("y").sort("line", "x")
+    shown = (
+        points.select("line", "state", x=pl.col(x), y=pl.col(column))
+        .drop_nulls("y")
+        .sort("line", "x")
+    )
     if is_rate(x):
         shown = shown.filter(pl.col("state") != "unstable")
     log = shown.height and float(shown["y"].max()) > _SPREAD * max(float(shown["y"].min()), 1e-12)  # type: ignore[arg-type]
@@ -150,46 +185,74 @@ def _line(points: pl.DataFrame, x: str, column: str, unit: str, name: str, title
     )
     look, across = _channels(lines, title), _across(points[x], x)
     if points[x].null_count():
-        shown = shown.with_columns(x=pl.Series([_tick(value) for value in shown["x"]], dtype=pl.String))
+        shown = shown.with_columns(
+            x=pl.Series([_tick(value) for value in shown["x"]], dtype=pl.String)
+        )
     kinds = [state for state in _SHAPES if (shown["state"] == state).any()]
     shape = alt.Shape(
         "state:N",
         scale=alt.Scale(domain=kinds, range=[_SHAPES[kind] for kind in kinds]),
-        legend=alt.Legend(title="Verdict", symbolSize=70) if kinds not in ([], ["stable"]) else None,
+        legend=alt.Legend(title="Verdict", symbolSize=70)
+        if kinds not in ([], ["stable"])
+        else None,
     )
     base = alt.Chart(shown)
     layers = [base.mark_line(strokeWidth=1.8).encode(x=across, y=y, **look)]
     if limits:
         ends = points.select("line", x=pl.col(RATE)).unique(maintain_order=True).drop_nulls()
-        layers.insert(0, alt.Chart(ends).mark_rule(strokeWidth=1.6, opacity=0.75).encode(x=alt.X("x:Q"), **look))
+        layers.insert(
+            0,
+            alt.Chart(ends).mark_rule(strokeWidth=1.6, opacity=0.75).encode(x=alt.X("x:Q"), **look),
+        )
     marks = base.mark_point(size=45, filled=True, opacity=1)
     layers.append(marks.encode(x=across, y=y, color=look["color"], shape=shape))
-    panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(width=260, height=260, title=name)
+    panel: alt.LayerChart = alt.LayerChart(layer=layers).properties(
+        width=260, height=260, title=name
+    )
     return panel
 
 
 def _across(values: pl.Series, field: str) -> alt.X:
-    """Return the axis of a field: its own few values as ticks, on a log scale where they spread; null comes last."""
+    """Return the axis of a field: its own few values as ticks, on a log scale where they spread;
+    null comes last.
+    """
     title, ticks = label(field), values.unique().sort(nulls_last=True)
     if values.null_count():
-        return alt.X("x:N", title=title, sort=[_tick(value) for value in ticks], axis=alt.Axis(labelAngle=0))
+        return alt.X(
+            "x:N", title=title, sort=[_tick(value) for value in ticks], axis=alt.Axis(labelAngle=0)
+        )
     if is_rate(field) or ticks.len() > _MOST_TICKS:
-        axis = alt.Axis(tickCount=6, labelFlush=False)  # a label that is moved inwards runs into the next
+        axis = alt.Axis(
+            tickCount=6, labelFlush=False
+        )  # a label that is moved inwards runs into the next
         return alt.X("x:Q", title=title, scale=alt.Scale(zero=is_rate(field)), axis=axis)
     spread = ticks[0] > 0 and ticks[-1] >= 8 * ticks[0]
-    scale = alt.Scale(type="log", nice=False, padding=12) if spread else alt.Scale(zero=False, padding=12)
+    scale = (
+        alt.Scale(type="log", nice=False, padding=12)
+        if spread
+        else alt.Scale(zero=False, padding=12)
+    )
     axis = alt.Axis(values=ticks.to_list(), format=",~g", labelOverlap=True)
     return alt.X(
-        "x:Q", title=f"{title[:-1]}, log scale)" if spread and title.endswith(")") else title, scale=scale, axis=axis
+        "x:Q",
+        title=f"{title[:-1]}, log scale)" if spread and title.endswith(")") else title,
+        scale=scale,
+        axis=axis,
     )
 
 
 def _as_map(points: pl.DataFrame, what: Varied) -> tuple[str, str] | None:
-    """Return the fields across and upwards, where two numbers vary on a grid that is not mostly empty."""
+    """Return the fields across and upwards, where two numbers vary on a grid that is not mostly
+    empty.
+    """
     if len(what.numbers) != 2:
         return None
     first, second = what.numbers
-    x, y = (second, first) if is_rate(second) or resolved(first)[-1] == "max_batch_size" else (first, second)
+    x, y = (
+        (second, first)
+        if is_rate(second) or resolved(first)[-1] == "max_batch_size"
+        else (first, second)
+    )
     columns, rows = points[x].n_unique(), points[y].n_unique()
     maps = points["line"].n_unique()
     full = columns * rows * maps <= 2 * points.height
@@ -197,9 +260,14 @@ def _as_map(points: pl.DataFrame, what: Varied) -> tuple[str, str] | None:
 
 
 def _maps(points: pl.DataFrame, x: str, y: str) -> dict[str, dict[str, Any]]:
-    """Draw heat maps over two fields, one per line: the stable rate where it is known, median TTFT and E2E."""
+    """Draw heat maps over two fields, one per line: the stable rate where it is known, median TTFT
+    and E2E.
+    """
     groups: dict[str, dict[str, Any]] = {}
-    wanted = [(f"{metric[:-2]}_p50_s", f"Median {metric[:-2].upper()}", "Seconds") for metric in ("ttft_s", "e2e_s")]
+    wanted = [
+        (f"{metric[:-2]}_p50_s", f"Median {metric[:-2].upper()}", "Seconds")
+        for metric in ("ttft_s", "e2e_s")
+    ]
     if points[RATE].count() and not (is_rate(x) or is_rate(y)):
         wanted.insert(0, (RATE, "Highest stable rate", "Requests/s"))
     for column, name, unit in wanted:
@@ -223,14 +291,18 @@ def _map(points: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str
             note = "simulated" if row[KNOWN] == "simulation" else "theorem"
             if row[RATE] is None:
                 note = "not served"
-        value = row[column] if row["state"] != "unstable" or column == RATE else None  # no steady state to colour
+        value = (
+            row[column] if row["state"] != "unstable" or column == RATE else None
+        )  # no steady state to colour
         first = value is not None and value == best
         cell = {"x": _tick(row[x]), "y": _tick(row[y]), "value": value, "text": significant(value)}
         rows.append(cell | {"note": note, "best": first})
     across, up = (points[field].unique().sort(nulls_last=True) for field in (x, y))
     return heat_map(
         pl.DataFrame(rows, schema_overrides={"value": pl.Float64}),
-        x=alt.X("x:N", sort=[_tick(v) for v in across], title=label(x), axis=alt.Axis(labelAngle=0)),
+        x=alt.X(
+            "x:N", sort=[_tick(v) for v in across], title=label(x), axis=alt.Axis(labelAngle=0)
+        ),
         y=alt.Y("y:N", sort=[_tick(v) for v in up][::-1], title=label(y)),
         value="value",
         title=unit,
@@ -254,15 +326,28 @@ def _scattered(points: pl.DataFrame, what: Varied) -> dict[str, Any]:
         shapes = [_SHAPES[kind] for kind in kinds]
         color: Any = alt.value(COLOURS[0])
         if few and len(names) > 1:
-            color = alt.Color("line:N", scale=alt.Scale(domain=names, range=list(COLOURS[: len(names)])), title=None)
-        charts[f"Median end-to-end latency over {label(field)}, a point for each point of the sweep."] = (
+            color = alt.Color(
+                "line:N",
+                scale=alt.Scale(domain=names, range=list(COLOURS[: len(names)])),
+                title=None,
+            )
+        charts[
+            f"Median end-to-end latency over {label(field)}, a point for each point of the sweep."
+        ] = (
             alt.Chart(shown, title="End to end, p50")
             .mark_point(size=45, filled=True, opacity=0.7)
             .encode(
-                x=alt.X("x:Q", title=label(field), scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
+                x=alt.X(
+                    "x:Q",
+                    title=label(field),
+                    scale=alt.Scale(zero=False),
+                    axis=alt.Axis(tickCount=5),
+                ),
                 y=alt.Y("y:Q", title="Seconds (log scale)", scale=_LOG, axis=_SECONDS),
                 color=color,
-                shape=alt.Shape("state:N", scale=alt.Scale(domain=kinds, range=shapes), title="Verdict"),
+                shape=alt.Shape(
+                    "state:N", scale=alt.Scale(domain=kinds, range=shapes), title="Verdict"
+                ),
             )
             .properties(width=260, height=260)
         )
@@ -272,11 +357,17 @@ def _scattered(points: pl.DataFrame, what: Varied) -> dict[str, Any]:
 def _dots(points: pl.DataFrame) -> dict[str, Any]:
     """Draw the median and the 99th percentile of each, where no number varies."""
     charts: dict[str, Any] = {}
-    mark = pl.when(pl.col("state") == "stable").then(pl.lit("")).otherwise(pl.format(" ({})", "state"))
+    mark = (
+        pl.when(pl.col("state") == "stable").then(pl.lit("")).otherwise(pl.format(" ({})", "state"))
+    )
     named = points.with_columns(pl.concat_str("line", mark))
     for metric in METRICS:
         columns = {f"{metric[:-2]}_{statistic}_s": statistic for statistic in SHOWN}
-        shown = named.select("line", *columns).rename(columns).unpivot(index="line", variable_name="statistic")
+        shown = (
+            named.select("line", *columns)
+            .rename(columns)
+            .unpivot(index="line", variable_name="statistic")
+        )
         shape = alt.Scale(domain=list(SHOWN), range=["circle", "diamond"])
         color = alt.Scale(domain=list(SHOWN), range=[COLOURS[0], COLOURS[1]])
         charts[f"{_TITLES[metric]} of each: median and 99th percentile."] = (
@@ -284,7 +375,9 @@ def _dots(points: pl.DataFrame) -> dict[str, Any]:
             .mark_point(size=90, filled=True, opacity=1)
             .encode(
                 x=alt.X("value:Q", title="Seconds (log scale)", scale=_LOG, axis=_SECONDS),
-                y=alt.Y("line:N", title=None, sort=list(named["line"]), axis=alt.Axis(labelLimit=320)),
+                y=alt.Y(
+                    "line:N", title=None, sort=list(named["line"]), axis=alt.Axis(labelLimit=320)
+                ),
                 shape=alt.Shape("statistic:N", scale=shape, title="Statistic"),
                 color=alt.Color("statistic:N", scale=color, title="Statistic"),
             )

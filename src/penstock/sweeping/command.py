@@ -29,25 +29,43 @@ Vary = Annotated[
     typer.Option(
         "--vary",
         metavar="FIELD=VALUES",
-        help="A field and what it takes: server.token_budget=128,512, workload.rate=1:10:0.5, or with --sample "
+        help="A field and what it takes: server.token_budget=128,512, workload.rate=1:10:0.5, or "
+        "with --sample "
         "1:10 or 1:10:log; may be repeated. Default: the section `sweep` of the scenario.",
     ),
 ]
-Sample = Annotated[int | None, typer.Option("--sample", help="Random points, instead of the whole grid.")]
+Sample = Annotated[
+    int | None, typer.Option("--sample", help="Random points, instead of the whole grid.")
+]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="The table, .parquet or .csv; the same call resumes it."),
+    typer.Option(
+        "--out", metavar="FILE", help="The table, .parquet or .csv; the same call resumes it."
+    ),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", help="Workers; -1: one to each core, all of a cluster.")]
+Jobs = Annotated[
+    int, typer.Option("--jobs", help="Workers; -1: one to each core, all of a cluster.")
+]
 Backend = Annotated[
-    str, typer.Option("--backend", help="loky (this machine), ray, dask, ray://host:port or dask://host:port.")
+    str,
+    typer.Option(
+        "--backend", help="loky (this machine), ray, dask, ray://host:port or dask://host:port."
+    ),
 ]
-Seeds = Annotated[int | None, typer.Option("--seeds", help="Runs of each point, with seeds one after another.")]
+Seeds = Annotated[
+    int | None, typer.Option("--seeds", help="Runs of each point, with seeds one after another.")
+]
 Independent = Annotated[
-    bool, typer.Option("--independent", help="A seed of its own for each point, not common random numbers.")
+    bool,
+    typer.Option(
+        "--independent", help="A seed of its own for each point, not common random numbers."
+    ),
 ]
 Test = Annotated[
-    bool, typer.Option("--test/--no-test", help="Test whether a point is stable where no theorem says so.")
+    bool,
+    typer.Option(
+        "--test/--no-test", help="Test whether a point is stable where no theorem says so."
+    ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever --out holds.")]
 Sort = Annotated[
@@ -73,9 +91,11 @@ def sweep(
     figures: Figures = None,
     report: Report = None,
 ) -> None:
-    """Run a scenario with every combination of some of its fields, or a random sample, and tabulate what happens.
+    """Run a scenario with every combination of some of its fields, or a random sample, and tabulate
+    what happens.
 
-    Killed at any moment, the same call goes on where it stopped: finished points are kept beside the table.
+    Killed at any moment, the same call goes on where it stopped: finished points are kept beside
+    the table.
     """
     from penstock.show import progress
     from penstock.sweeping.points import checked_order
@@ -94,7 +114,8 @@ def sweep(
     check_outputs(files_of(scenario, *values), outputs, figures)
     checked_order(sort)
     chosen = set_up(
-        scenario, varied, sample=sample, seed=seed, seeds=seeds, independent=independent or None, test=test,
+        scenario, varied, sample=sample, seed=seed, seeds=seeds, independent=independent or None,
+        test=test,
     )  # fmt: skip
     with progress.count("Sweeping", "point") as show:
         table = run_sweep(chosen, out=out, jobs=jobs, backend=backend, fresh=fresh, progress=show)
@@ -122,7 +143,9 @@ def _refuse_if_all_bad(table: "pl.DataFrame", *files: Path | None) -> None:
     for file in files:
         if file is not None:
             file.unlink(missing_ok=True)
-    raise InputError(f"every point of the sweep is bad, so there is no table; the first: {table['error'][0]}")
+    raise InputError(
+        f"every point of the sweep is bad, so there is no table; the first: {table['error'][0]}"
+    )
 
 
 def fields(options: list[str]) -> dict[str, str]:
@@ -133,7 +156,8 @@ def fields(options: list[str]) -> dict[str, str]:
         name = name.strip()
         if not (name and equals and values.strip()):
             raise InputError(
-                f"--vary {checks.shown(text)} names no field and values; give --vary server.token_budget=128,512"
+                f"--vary {checks.shown(text)} names no field and values; give --vary "
+                "server.token_budget=128,512"
             )
         if name in pairs:
             raise InputError(f"--vary {name} stands twice; give all its values at once")

@@ -1,4 +1,6 @@
-"""Figures of a sweep: charts that fit what varied, what they show in words, and their figures as a table."""
+"""Figures of a sweep: charts that fit what varied, what they show in words, and their figures as a
+table.
+"""
 
 from collections.abc import Sequence
 
@@ -19,7 +21,13 @@ def sweep_figures(rows: pl.DataFrame, fields: Sequence[str]) -> list[Figure]:
     """Draw the figures of a sweep; none where nothing that varies can be drawn."""
     points = averages(rows, fields)
     return [
-        Figure(_title(name), charts, [_table(points, fields, name)], _caption(name, points), wide="each" in name)
+        Figure(
+            _title(name),
+            charts,
+            [_table(points, fields, name)],
+            _caption(name, points),
+            wide="each" in name,
+        )
         for name, charts in charts.panels(rows, fields).items()
     ]
 
@@ -37,12 +45,18 @@ def _title(name: str) -> str:
 
 def _caption(name: str, points: pl.DataFrame) -> str:
     if name.endswith("limits"):
-        steady = "Latency is drawn where there is a steady state: points of unstable servers are left out."
+        steady = (
+            "Latency is drawn where there is a steady state: points of unstable servers are left "
+            "out."
+        )
         return f"{charts.LIMITS} {steady}"
     if name == f"{RATE}_map":
         return "Theorem: what is certified is all that any policy could carry. Framed: the highest."
     if name.endswith("map"):
-        return "Framed: the least of the stable ones. Unstable ones have no steady state, so they are white."
+        return (
+            "Framed: the least of the stable ones. Unstable ones have no steady state, so they "
+            "are white."
+        )
     if name.startswith(RATE) or not (points["state"] == "unstable").any():
         return ""
     if name.endswith("each"):
@@ -58,6 +72,8 @@ def _table(points: pl.DataFrame, fields: Sequence[str], name: str) -> Table:
     others = [field for field in fields if not is_rate(field)]
     rows = [
         (*(cell(row[field]) for field in others), significant(row[RATE]), row[KNOWN] or "-")
-        for row in points.unique(others, keep="first", maintain_order=True).head(_MOST_ROWS).iter_rows(named=True)
+        for row in points.unique(others, keep="first", maintain_order=True)
+        .head(_MOST_ROWS)
+        .iter_rows(named=True)
     ]
     return Table((*heads(others), "Stable rate (requests/s)", "Known by"), rows)

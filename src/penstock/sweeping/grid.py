@@ -1,8 +1,9 @@
 """Which scenarios a sweep runs: dotted fields, their values, grids and random samples of them.
 
-A field is a path into the scenario file: ``server.token_budget``, ``workload.poisson.output.geometric``. Its values
-are written as ``128,512,1024`` (each of them), ``1:10:0.5`` (from, to, step; the end belongs to it), ``64:1024:x2``
-(each so many times the one before), or, to be drawn at random, ``1:10`` and ``1:10:log``.
+A field is a path into the scenario file: ``server.token_budget``,
+``workload.poisson.output.geometric``. Its values are written as ``128,512,1024`` (each of them),
+``1:10:0.5`` (from, to, step; the end belongs to it), ``64:1024:x2`` (each so many times the one
+before), or, to be drawn at random, ``1:10`` and ``1:10:log``.
 """
 
 import copy
@@ -77,17 +78,23 @@ class Range:
         name = f"the range {self.low:g}:{self.high:g}"
         limit = _FARTHEST_WHOLE if self.whole else _FARTHEST
         if not (abs(self.low) <= limit and abs(self.high) <= limit):
-            raise InputError(f"{name} goes beyond {limit:g}, so not all of it could be drawn; narrow it")
+            raise InputError(
+                f"{name} goes beyond {limit:g}, so not all of it could be drawn; narrow it"
+            )
         if not self.low < self.high:
             raise InputError(f"{name} is empty; give the lower end first")
         if self.log and self.low <= 0:
             raise InputError(f"{name}:log has no logarithm at its lower end; raise it")
         if self.whole and math.ceil(self.low) > math.floor(self.high):
-            raise InputError(f"{name} holds no whole number, and the field takes no others; widen it")
+            raise InputError(
+                f"{name} holds no whole number, and the field takes no others; widen it"
+            )
 
     def draw(self, rng: np.random.Generator, count: int) -> list[Any]:
         """Return so many numbers."""
-        low, high = (math.ceil(self.low), math.floor(self.high)) if self.whole else (self.low, self.high)
+        low, high = (
+            (math.ceil(self.low), math.floor(self.high)) if self.whole else (self.low, self.high)
+        )
         reach = 0.5 if self.whole else 0.0  # so that the ends are as likely as the others
         least, most = low - reach, high + reach
         if self.log:
@@ -111,7 +118,8 @@ class Point:
 
 
 def axis(field: str, values: Any) -> Axis:
-    """Return what a field takes: text as on the command line, a list of values, or (low, high) to draw from.
+    """Return what a field takes: text as on the command line, a list of values, or (low, high) to
+    draw from.
 
     Raises
     ------
@@ -122,7 +130,10 @@ def axis(field: str, values: Any) -> Axis:
     if isinstance(values, str):
         return _parsed(field, values, whole)
     if isinstance(values, tuple) and len(values) == 2:
-        low, high = (checks.number(f"an end of {field}", end, -1e300, 1e300, "", "it is drawn from") for end in values)
+        low, high = (
+            checks.number(f"an end of {field}", end, -1e300, 1e300, "", "it is drawn from")
+            for end in values
+        )
         both = all(isinstance(end, int | np.integer) for end in values)
         return Range(low, high, whole=both if whole is None else whole)
     if isinstance(values, np.ndarray) and values.ndim == 1:
@@ -132,7 +143,8 @@ def axis(field: str, values: Any) -> Axis:
     if isinstance(values, Sequence) and values:
         return _values(field, values)
     raise InputError(
-        f"{field} varies over {checks.shown(values)}, which gives no values; give a list such as [128, 512], or text "
+        f"{field} varies over {checks.shown(values)}, which gives no values; give a list such as "
+        "[128, 512], or text "
         "such as '1:10:0.5'"
     )
 
@@ -147,7 +159,8 @@ def axes(vary: Any) -> dict[str, Axis]:
     """
     if not isinstance(vary, Mapping) or not vary:
         raise InputError(
-            f"a sweep varies {checks.shown(vary)}, but needs fields of the scenario with their values; give "
+            f"a sweep varies {checks.shown(vary)}, but needs fields of the scenario with their "
+            "values; give "
             "server.token_budget=128,512 or the like"
         )
     fields: dict[tuple[str, ...], str] = {}
@@ -155,7 +168,9 @@ def axes(vary: Any) -> dict[str, Axis]:
         keys = resolved(field)
         for before, name in fields.items():
             if before[: len(keys)] == keys or keys[: len(before)] == before:
-                raise InputError(f"{field} and {name} are one field, or one lies in the other; vary one of them")
+                raise InputError(
+                    f"{field} and {name} are one field, or one lies in the other; vary one of them"
+                )
         fields[keys] = field
     return {field: axis(field, values) for field, values in vary.items()}
 
@@ -172,15 +187,29 @@ def resolved(field: Any) -> tuple[str, ...]:
 
 
 def _annotated(field: Any) -> tuple[tuple[str, ...], Any]:
-    """Return the keys that lead to a field, and its annotation: `Any` where that depends on more than its name."""
+    """Return the keys that lead to a field, and its annotation: `Any` where that depends on more
+    than its name.
+    """
     parts = tuple(field.split(".")) if isinstance(field, str) else ()
     if len(parts) == 1 and parts[0] in SECTIONS:
         first = next(name for name in known_fields() if name.startswith(f"{field}."))
-        raise InputError(f"{field!r} is a whole section of a scenario; vary a field in it, such as {first!r}")
+        raise InputError(
+            f"{field!r} is a whole section of a scenario; vary a field in it, such as {first!r}"
+        )
     if len(parts) < 2 or parts[0] not in SECTIONS:
-        hint = nearest(parts[-1], [name.rsplit(".", 1)[-1] for name in known_fields()]) if parts else ""
-        fits = next((n for n in known_fields() if hint.endswith(f"'{n.rsplit('.', 1)[-1]}'?")), None)
-        hint = f"; did you mean {fits!r}?" if fits else f"; fields begin with {', '.join(SECTIONS)} and a dot"
+        hint = (
+            nearest(parts[-1], [name.rsplit(".", 1)[-1] for name in known_fields()])
+            if parts
+            else ""
+        )
+        fits = next(
+            (n for n in known_fields() if hint.endswith(f"'{n.rsplit('.', 1)[-1]}'?")), None
+        )
+        hint = (
+            f"; did you mean {fits!r}?"
+            if fits
+            else f"; fields begin with {', '.join(SECTIONS)} and a dot"
+        )
         raise InputError(f"{checks.shown(field)} is no field of a scenario{hint}")
     kind: Any = SECTIONS[parts[0]]
     path = [parts[0]]
@@ -188,12 +217,16 @@ def _annotated(field: Any) -> tuple[tuple[str, ...], Any]:
         section = _section(kind)
         if section is None:
             if not _holds_any(kind):
-                raise InputError(f"{field} is no field of a scenario: {'.'.join(path)} holds one value; vary that")
+                raise InputError(
+                    f"{field} is no field of a scenario: {'.'.join(path)} holds one value; vary "
+                    "that"
+                )
             return (*path, *parts[len(path) :]), Any
         name = _own_name(section, part)
         if name is None:
             raise InputError(
-                f"{checks.shown(field)} is no field of a scenario" + _nearest_in(section, ".".join(path), part)
+                f"{checks.shown(field)} is no field of a scenario"
+                + _nearest_in(section, ".".join(path), part)
             )
         kind = section.model_fields[name].annotation
         path.append(name)
@@ -205,7 +238,9 @@ def known_fields() -> list[str]:
     return [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.known_keys()]
 
 
-def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int], seed: int) -> list[Point]:
+def points(
+    chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int], seed: int
+) -> list[Point]:
     """Return the points: the grid of all values, or a random sample; each with every seed.
 
     Parameters
@@ -234,14 +269,17 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
                 if values.whole:
                     step = max(1, round(step))
                 raise InputError(
-                    f"{field}={ends} has no step, so it is no grid; add one ({ends}:{step:.2g}), or draw from it with "
+                    f"{field}={ends} has no step, so it is no grid; add one ({ends}:{step:.2g}), "
+                    "or draw from it with "
                     "--sample"
                 )
         lists = [axis.values for axis in chosen.values() if isinstance(axis, Values)]
         count = math.prod(len(values) for values in lists)
         combinations = itertools.product(*lists)
     else:
-        count = checks.whole("sample", sample, 1, MOST_POINTS, "points", "so many are drawn at random")
+        count = checks.whole(
+            "sample", sample, 1, MOST_POINTS, "points", "so many are drawn at random"
+        )
         streams = np.random.SeedSequence([seed, 0]).spawn(len(chosen))
         columns = [
             axis.draw(np.random.default_rng(stream), count)
@@ -250,14 +288,17 @@ def points(chosen: Mapping[str, Axis], sample: int | None, seeds: Sequence[int],
         combinations = list(zip(*columns, strict=True))
     if count * len(seeds) > MOST_POINTS:
         raise InputError(
-            f"the sweep has {count * len(seeds):,} points, but at most {MOST_POINTS:,} are run; vary less, or draw "
+            f"the sweep has {count * len(seeds):,} points, but at most {MOST_POINTS:,} are run; "
+            "vary less, or draw "
             "some of them with --sample"
         )
     every = itertools.product(combinations, seeds)
     return [Point(index, *values_and_seed) for index, values_and_seed in enumerate(every)]
 
 
-def at(document: Mapping[str, Any], paths: Sequence[tuple[str, ...]], values: Sequence[Any]) -> dict[str, Any]:
+def at(
+    document: Mapping[str, Any], paths: Sequence[tuple[str, ...]], values: Sequence[Any]
+) -> dict[str, Any]:
     """Return the scenario document with values put in."""
     changed = copy.deepcopy(dict(document))
     for keys, value in zip(paths, values, strict=True):
@@ -292,7 +333,8 @@ def _parsed(field: str, text: str, whole: bool | None) -> Axis:
         count = math.log(high / low) / math.log(by)
     if not 0 < count <= MOST_POINTS:
         raise InputError(
-            f"{field}={text} never gets from {low:g} to {high:g} in up to {MOST_POINTS:,} steps; give from, to and a "
+            f"{field}={text} never gets from {low:g} to {high:g} in up to {MOST_POINTS:,} steps; "
+            "give from, to and a "
             "step above 0, or x and a factor above 1"
         )
     last = math.floor(count + _SHORT_OF_A_STEP * max(count, 1.0))
@@ -301,7 +343,9 @@ def _parsed(field: str, text: str, whole: bool | None) -> Axis:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which only what looks like `_NUMBER` is a number, no text is a date, and nothing contains itself."""
+    """YAML in which only what looks like `_NUMBER` is a number, no text is a date, and nothing
+    contains itself.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML has it
         first: [(tag, pattern) for tag, pattern in kinds if tag.endswith((":bool", ":null"))]
@@ -311,7 +355,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "anchor", None) or getattr(event, "tag", None):
-            raise InputError("anchors (&), aliases (*) and tags (!) are not read among values; quote such text")
+            raise InputError(
+                "anchors (&), aliases (*) and tags (!) are not read among values; quote such text"
+            )
         return super().compose_node(parent, index)
 
 
@@ -327,32 +373,42 @@ def _listed(field: str, text: str) -> list[Any]:
         values = yaml.load(f"[{text}]", _Loader)
     except InputError as error:
         raise InputError(f"{field}={checks.shown(text)}: {error}") from None
-    except (yaml.YAMLError, ArithmeticError, ValueError, RecursionError):  # "\Uffffffff"; brackets without end
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        ValueError,
+        RecursionError,
+    ):  # "\Uffffffff"; brackets without end
         values = None
     if not values or not isinstance(values, list):
         raise InputError(
-            f"{field}={checks.shown(text)} gives no values; give 128,512 or 1:10:0.5 (from, to, step), or with "
+            f"{field}={checks.shown(text)} gives no values; give 128,512 or 1:10:0.5 (from, to, "
+            "step), or with "
             "--sample 1:10 or 1:10:log"
         )
     return values
 
 
 def _values(field: str, values: Sequence[Any]) -> Values:
-    """Return values as given, none of them twice, and where numbers belong none that only looks like one."""
+    """Return values as given, none of them twice, and where numbers belong none that only looks
+    like one.
+    """
     kept = tuple(_kept(field, value) for value in values)
     numeric = all(kind in (int, float, type(None)) for kind in _choices(_annotated(field)[1]))
     before = set()
     for value in kept:
         if numeric and isinstance(value, str) and re.match(r"\s*[-+.]?[0-9]", value):
             raise InputError(
-                f"{field} takes {checks.shown(value)}, which is text, but only numbers belong there; write it as "
+                f"{field} takes {checks.shown(value)}, which is text, but only numbers belong "
+                "there; write it as "
                 "1000, 0.5 or 1e3, without quotes or other signs"
             )
         plain = isinstance(value, int | float) and not isinstance(value, bool)
         same = float(value) if plain else json.dumps(value, sort_keys=True)
         if same in before:
             raise InputError(
-                f"{field} takes {checks.shown(value)} twice, so points would be run twice; give it once, or repeat "
+                f"{field} takes {checks.shown(value)} twice, so points would be run twice; give "
+                "it once, or repeat "
                 "every point with --seeds 5"
             )
         before.add(same)
@@ -366,17 +422,26 @@ def _kept(field: str, value: Any) -> Any:
         return json.loads(text.encode(), parse_int=_number)
     except (TypeError, ValueError, RecursionError):
         raise InputError(
-            f"{field} takes {checks.shown(value)}, which no table can hold; give a finite number, text, true, false, "
+            f"{field} takes {checks.shown(value)}, which no table can hold; give a finite number, "
+            "text, true, false, "
             "null, or a list or mapping of these"
         ) from None
 
 
 def _number(text: str) -> int | float:
-    """Read a number; without point and exponent it is whole, as far as floats tell whole numbers apart."""
+    """Read a number; without point and exponent it is whole, as far as floats tell whole numbers
+    apart.
+    """
     number = math.nan if re.fullmatch(_ENDLESS, text) else float(text)
     if not math.isfinite(number):
-        raise InputError(f"{checks.shown(text)} is no finite number that fits; give one up to 1.8e308")
-    return int(number) if re.fullmatch(r"[-+]?[0-9]+", text) and abs(number) < _FARTHEST_WHOLE else number
+        raise InputError(
+            f"{checks.shown(text)} is no finite number that fits; give one up to 1.8e308"
+        )
+    return (
+        int(number)
+        if re.fullmatch(r"[-+]?[0-9]+", text) and abs(number) < _FARTHEST_WHOLE
+        else number
+    )
 
 
 def _tidy(value: float) -> float:
@@ -385,7 +450,9 @@ def _tidy(value: float) -> float:
 
 
 def _takes_whole(field: str) -> bool | None:
-    """Return whether a field takes whole numbers only, or None where that depends on more than its name."""
+    """Return whether a field takes whole numbers only, or None where that depends on more than its
+    name.
+    """
     kinds = {typing.get_origin(k) or k for k in _choices(_annotated(field)[1])}
     if int in kinds:
         return True
@@ -406,7 +473,9 @@ def _section(kind: Any) -> type[Section] | None:
 
 
 def _holds_any(kind: Any) -> bool:
-    """Return whether there may be keys below that no section lists: lengths, columns, params of a policy."""
+    """Return whether there may be keys below that no section lists: lengths, columns, params of a
+    policy.
+    """
     plain = (int, float, str, bool, type(None))
     return not all(c in plain or typing.get_origin(c) is typing.Literal for c in _choices(kind))
 
@@ -417,7 +486,9 @@ def _own_name(section: type[Section], key: str) -> str | None:
         return key
     if section is not ServerSection:
         return None
-    return next((own for own, names in ENGINE_NAMES.items() if key.replace("-", "_") in names), None)
+    return next(
+        (own for own, names in ENGINE_NAMES.items() if key.replace("-", "_") in names), None
+    )
 
 
 def _spellings(own: str) -> list[str]:

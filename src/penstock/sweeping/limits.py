@@ -1,4 +1,6 @@
-"""The highest stable rate of every server in a sweep, beside the rows: by theorem where one applies."""
+"""The highest stable rate of every server in a sweep, beside the rows: by theorem where one
+applies.
+"""
 
 from typing import Any
 
@@ -12,7 +14,8 @@ from penstock.sweeping.grid import at, resolved
 from penstock.sweeping.sweep import Sweep
 
 MOST = 100
-"""Combinations of fields whose stable rate is sought; a random sample of more would take minutes."""
+"""Combinations of fields whose stable rate is sought; a random sample of more would take minutes.
+"""
 
 RATE, KNOWN = "stable_rate", "stable_rate_known"
 
@@ -23,7 +26,9 @@ def is_rate(field: str) -> bool:
     return keys[0] == "workload" and keys[-1] == "rate"
 
 
-def with_stable_rates(plan: Sweep, rows: pl.DataFrame, *, progress: Progress | None = None) -> pl.DataFrame:
+def with_stable_rates(
+    plan: Sweep, rows: pl.DataFrame, *, progress: Progress | None = None
+) -> pl.DataFrame:
     """Return the rows with the highest stable rate of their servers, whatever rate arrives.
 
     Parameters
@@ -38,8 +43,9 @@ def with_stable_rates(plan: Sweep, rows: pl.DataFrame, *, progress: Progress | N
     Returns
     -------
     pl.DataFrame
-        With the columns ``stable_rate`` (requests/s, null where there is none) and ``stable_rate_known`` (the theorem,
-        ``simulation``, or why there is none). As it was where there are more than `MOST` servers.
+        With the columns ``stable_rate`` (requests/s, null where there is none) and
+        ``stable_rate_known`` (the theorem, ``simulation``, or why there is none). As it was where
+        there are more than `MOST` servers.
     """
     kept = [index for index, field in enumerate(plan.fields) if not is_rate(field)]
     servers: dict[tuple[Any, ...], tuple[Any, ...]] = {}

@@ -42,16 +42,25 @@ def varied(rows: pl.DataFrame, fields: Sequence[str]) -> Varied:
 def averages(rows: pl.DataFrame, fields: Sequence[str]) -> pl.DataFrame:
     """Return a row per point, latencies averaged over seeds; bad points are left out.
 
-    Columns: the fields, ``state`` (one of `STATES`, the worst of the seeds), the columns of latency, ``stable_rate``
-    and how it is known (null where it was not asked for), and ``line``: the values of all fields that are text.
+    Columns: the fields, ``state`` (one of `STATES`, the worst of the seeds), the columns of
+    latency, ``stable_rate`` and how it is known (null where it was not asked for), and ``line``:
+    the values of all fields that are text.
     """
     if RATE not in rows.columns:
-        rows = rows.with_columns(pl.lit(None, pl.Float64).alias(RATE), pl.lit(None, pl.String).alias(KNOWN))
-    rank = pl.col("verdict").replace_strict({"stable": 0, "unstable": 2}, default=1, return_dtype=pl.Int64)
-    latencies = [f"{metric[:-2]}_{statistic}_s" for metric in METRICS for statistic in ("mean", *SHOWN)]
+        rows = rows.with_columns(
+            pl.lit(None, pl.Float64).alias(RATE), pl.lit(None, pl.String).alias(KNOWN)
+        )
+    rank = pl.col("verdict").replace_strict(
+        {"stable": 0, "unstable": 2}, default=1, return_dtype=pl.Int64
+    )
+    latencies = [
+        f"{metric[:-2]}_{statistic}_s" for metric in METRICS for statistic in ("mean", *SHOWN)
+    ]
     good = rows.filter(pl.col("error").is_null() & pl.col("verdict").is_not_null())
     points = good.group_by(list(fields), maintain_order=True).agg(
-        rank.max().alias("rank"), *(pl.col(name).mean() for name in latencies), pl.col(RATE, KNOWN).first()
+        rank.max().alias("rank"),
+        *(pl.col(name).mean() for name in latencies),
+        pl.col(RATE, KNOWN).first(),
     )
     state = pl.col("rank").replace_strict(dict(enumerate(STATES)), return_dtype=pl.String)
     names = varied(rows, fields).names

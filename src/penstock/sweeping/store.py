@@ -1,8 +1,8 @@
 """Results that survive kill -9: a journal beside the file, one line for each finished point.
 
-The first line says whose results they are (a fingerprint); each other one is a point. Lines are appended whole and
-flushed; the disk is waited for now and then. Each ends with a checksum: one torn by a crash, or changed since, is
-passed over, and its point run again.
+The first line says whose results they are (a fingerprint); each other one is a point. Lines are
+appended whole and flushed; the disk is waited for now and then. Each ends with a checksum: one torn
+by a crash, or changed since, is passed over, and its point run again.
 """
 
 import contextlib
@@ -24,7 +24,9 @@ from penstock.errors import DISK_FULL, InputError
 Row = dict[str, Any]
 
 MEANING = 3
-"""Of a row: raised when the same scenario would give another row, or a journal is written in another way."""
+"""Of a row: raised when the same scenario would give another row, or a journal is written in
+another way.
+"""
 
 _SYNC_S = 1.0
 _FORMATS = (".parquet", ".csv")
@@ -36,7 +38,9 @@ def fingerprint(description: Mapping[str, Any]) -> str:
     try:
         text = json.dumps({"meaning": MEANING, **description}, sort_keys=True, default=str)
     except TypeError as error:
-        raise InputError(f"a mapping of the scenario has a key that is no text ({error}); put it in quotes") from None
+        raise InputError(
+            f"a mapping of the scenario has a key that is no text ({error}); put it in quotes"
+        ) from None
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -52,22 +56,35 @@ def checked_output(path: Any) -> Path:
     if os.path.islink(out):  # what it leads to is written, and the link kept
         out = Path(os.path.realpath(out))
         if os.path.islink(out):
-            raise InputError(f"cannot write {out}: it is a link that leads nowhere but to itself; give another file")
+            raise InputError(
+                f"cannot write {out}: it is a link that leads nowhere but to itself; give another "
+                "file"
+            )
     if os.path.isdir(out):  # never raises, whatever the name
-        raise InputError(f"cannot write {out}: it is a folder; give a file, such as {out / 'sweep.csv'}")
+        raise InputError(
+            f"cannot write {out}: it is a folder; give a file, such as {out / 'sweep.csv'}"
+        )
     if out.name.lower() in _FORMATS:
-        raise InputError(f"--out {out} is an ending without a name; give {out.with_name('sweep' + out.name)}")
+        raise InputError(
+            f"--out {out} is an ending without a name; give {out.with_name('sweep' + out.name)}"
+        )
     if os.path.isdir(journal_of(out)):
         raise InputError(
-            f"cannot write {out}: {journal_of(out)}, where finished points go, is a folder; move it, or give "
+            f"cannot write {out}: {journal_of(out)}, where finished points go, is a folder; move "
+            "it, or give "
             "another file"
         )
     for written in (out, journal_of(out)):  # longer names may be too long
         checks.writable("--out", written)
     if out.suffix.lower() not in _FORMATS:
-        raise InputError(f"--out {out} ends in neither .parquet nor .csv, which says what to write; give one of them")
+        raise InputError(
+            f"--out {out} ends in neither .parquet nor .csv, which says what to write; give one "
+            "of them"
+        )
     if not out.parent.is_dir():
-        raise InputError(f"cannot write {out}: there is no folder {out.parent}; make it, or give another file")
+        raise InputError(
+            f"cannot write {out}: there is no folder {out.parent}; make it, or give another file"
+        )
     return out
 
 
@@ -92,11 +109,14 @@ def named_if_full(out: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, pl.exceptions.PolarsError) as error:
-        if isinstance(error, OSError) and error.errno not in DISK_FULL:  # of a worker, a trace, the terminal
+        if (
+            isinstance(error, OSError) and error.errno not in DISK_FULL
+        ):  # of a worker, a trace, the terminal
             raise
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
         raise InputError(
-            f"cannot write {out}: {reason}; finished points are kept in {journal_of(out).name} as far as there was "
+            f"cannot write {out}: {reason}; finished points are kept in {journal_of(out).name} as "
+            "far as there was "
             "room: make some, and the same call goes on from there"
         ) from None
 
@@ -130,18 +150,22 @@ class Journal:
         path = journal_of(out)
         if out.exists() and not fresh and not (path.exists() and path.stat().st_size):
             raise InputError(
-                f"{out} exists, but no {path.name} beside it says what it holds, so it would be lost; give another "
+                f"{out} exists, but no {path.name} beside it says what it holds, so it would be "
+                "lost; give another "
                 "file, or --fresh to begin anew"
             )
         try:
             file = path.open("a+b")
         except (OSError, ValueError) as error:  # it may not be written to; its name holds a zero
             reason = error.strerror if isinstance(error, OSError) else error
-            raise InputError(f"cannot write {checks.shown(str(path))}: {reason}; give another file to --out") from None
+            raise InputError(
+                f"cannot write {checks.shown(str(path))}: {reason}; give another file to --out"
+            ) from None
         with file:
             _lock(file, out)
             rows = {} if fresh else _read(file, out, digest)
-            if not rows:  # the head is written with the first row: what fails before it leaves no results behind
+            # the head is written with the first row: what fails before it leaves no results behind
+            if not rows:
                 file.truncate(0)
             journal = cls(path, file, digest, rows)
             try:
@@ -179,12 +203,16 @@ def _head(digest: str) -> bytes:
 
 
 def _sealed(text: bytes, digest: str) -> bytes:
-    """Return a line: the text, a tab, which JSON has not, and a checksum of both it and whose results they are."""
+    """Return a line: the text, a tab, which JSON has not, and a checksum of both it and whose
+    results they are.
+    """
     return b"%b\t%08x\n" % (text, zlib.crc32(digest.encode() + text))
 
 
 def _lock(file: IO[bytes], out: Path) -> None:
-    """Let one sweep at a time write a journal; the lock ends with the process, however that ends."""
+    """Let one sweep at a time write a journal; the lock ends with the process, however that
+    ends.
+    """
     if sys.platform == "win32":
         return
     import fcntl
@@ -192,7 +220,9 @@ def _lock(file: IO[bytes], out: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise InputError(f"another sweep is writing {out} now; wait for it, or give another file") from None
+        raise InputError(
+            f"another sweep is writing {out} now; wait for it, or give another file"
+        ) from None
 
 
 def _read(file: IO[bytes], out: Path, digest: str) -> dict[int, Row]:
@@ -203,11 +233,13 @@ def _read(file: IO[bytes], out: Path, digest: str) -> dict[int, Row]:
         return {}
     if not head.startswith(_HEAD):
         raise InputError(
-            f"{file.name} is no journal of a sweep, which is kept under this name; move it, or give another --out"
+            f"{file.name} is no journal of a sweep, which is kept under this name; move it, or "
+            "give another --out"
         )
     if head != _head(digest):
         raise InputError(
-            f"{out} holds the results of another sweep (the scenario, its files, the fields or the seeds differ, or an "
+            f"{out} holds the results of another sweep (the scenario, its files, the fields or "
+            "the seeds differ, or an "
             "older Penstock made it); give another file, or --fresh to begin anew"
         )
     rows: dict[int, Row] = {}

@@ -1,4 +1,6 @@
-"""A sweep: points to workers, rows to the journal as they come, and the table from them in the end."""
+"""A sweep: points to workers, rows to the journal as they come, and the table from them in the
+end.
+"""
 
 import dataclasses
 import functools
@@ -20,13 +22,17 @@ from penstock.sweeping.tasks import FACTS, LATENCIES, Job, Row, run_points
 Progress = Callable[[int, int], None]
 """Called with the number of finished points, and of all."""
 
-_REQUESTS_TO_A_CHUNK = 400_000  # a fifth of a second: little is lost with a worker, and little spent on messages
+_REQUESTS_TO_A_CHUNK = (
+    400_000  # a fifth of a second: little is lost with a worker, and little spent on messages
+)
 _MOST_TO_A_CHUNK = 64
 _FRUITLESS = 3  # times that workers may die without a single point done
 
 
 class SweepSection(Section):
-    """The section ``sweep`` of a scenario: what varies, how much of it, and how often each point is repeated."""
+    """The section ``sweep`` of a scenario: what varies, how much of it, and how often each point is
+    repeated.
+    """
 
     vary: dict[str, Any]
     sample: Whole | None = None
@@ -86,23 +92,30 @@ def sweep(
 ) -> pl.DataFrame:
     """Run a scenario with every combination of some of its fields, or a random sample of them.
 
-    The rows are the same whatever the backend, the number of workers and the order in which they finish.
+    The rows are the same whatever the backend, the number of workers and the order in which they
+    finish.
 
     Parameters
     ----------
     scenario
-        A file, what one would hold (paths then begin in the working folder), or what `set_up` made of it.
+        A file, what one would hold (paths then begin in the working folder), or what `set_up` made
+        of it.
     vary, sample
-        Dotted fields and what they take: a list of values, text such as ``"1:10:0.5"`` (from, to, step), and to draw
-        so many random points from, ``(low, high)`` or ``"1:10:log"``. Default: the scenario's ``sweep``.
+        Dotted fields and what they take: a list of values, text such as ``"1:10:0.5"`` (from, to,
+        step), and to draw so many random points from, ``(low, high)`` or ``"1:10:log"``. Default:
+        the scenario's ``sweep``.
     out
-        A ``.parquet`` or ``.csv`` file, and a journal beside it, so that the next call goes on where this one stopped.
+        A ``.parquet`` or ``.csv`` file, and a journal beside it, so that the next call goes on
+        where this one stopped.
     jobs, backend, progress
-        Number and kind of workers, see `penstock.sweeping.workers.gathered`; called as points are finished.
+        Number and kind of workers, see `penstock.sweeping.workers.gathered`; called as points are
+        finished.
     seed, seeds, independent
-        Instead of the scenario's; runs of each point, with seeds counted from it; whether each point has its own seed.
+        Instead of the scenario's; runs of each point, with seeds counted from it; whether each
+        point has its own seed.
     test, fresh
-        Whether to test points that no theorem judges; whether to begin anew whatever ``out`` and its journal hold.
+        Whether to test points that no theorem judges; whether to begin anew whatever ``out`` and
+        its journal hold.
 
     Returns
     -------
@@ -117,16 +130,23 @@ def sweep(
     target = None if out is None else store.checked_output(out)
     plan = scenario
     if not isinstance(plan, Sweep):
-        plan = set_up(plan, vary, sample=sample, seed=seed, seeds=seeds, independent=independent, test=test)
+        plan = set_up(
+            plan, vary, sample=sample, seed=seed, seeds=seeds, independent=independent, test=test
+        )
     workers.checked(backend, jobs)
     if target is None:
         rows: dict[int, Row] = {}
         _finish(plan, backend, jobs, rows, lambda row: rows.setdefault(row["point"], row), progress)
         return table(plan, rows)
-    with store.named_if_full(target), store.Journal.opened(target, plan.digest, fresh=fresh) as journal:
+    with (
+        store.named_if_full(target),
+        store.Journal.opened(target, plan.digest, fresh=fresh) as journal,
+    ):
         _finish(plan, backend, jobs, journal.rows, journal.add, progress)
         result = table(plan, journal.rows)
-        if result["error"].null_count():  # else there is nothing but mistakes, and no table to take for an answer
+        if result[
+            "error"
+        ].null_count():  # else there is nothing but mistakes, and no table to take for an answer
             store.write_table(result, target)
     return result
 
@@ -151,25 +171,33 @@ def set_up(
             "server.token_budget=128,512 or the like"
         )
     if own is not None or vary is None:
-        section = parsed(own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`")
+        section = parsed(
+            own if own is not None else {}, SweepSection, f"{name}: the section sweep", "`vary`"
+        )
         if vary is None:
             vary = section.vary
             sample = section.sample if sample is None else sample
         seeds = section.seeds if seeds is None else seeds
         independent = section.independent if independent is None else independent
     # what varies, where it stands in the scenario, and the points with their seeds
-    count = checks.whole("seeds", 1 if seeds is None else seeds, 1, 10_000, "", "each point is run so many times")
+    count = checks.whole(
+        "seeds", 1 if seeds is None else seeds, 1, 10_000, "", "each point is run so many times"
+    )
     chosen = grid.axes(vary)
     keys = tuple(grid.resolved(field) for field in chosen)
     if ("simulate", "seed") in keys:
-        raise InputError("simulate.seed does not vary like a field; repeat every point with --seeds 5")
+        raise InputError(
+            "simulate.seed does not vary like a field; repeat every point with --seeds 5"
+        )
     simulate = document.get("simulate")
     own_seed = simulate.get("seed", 0) if isinstance(simulate, Mapping) else 0
     first = own_seed if seed is None else seed
     first = checks.whole("seed", first, 0, 2**62, "", "take any")
     points = grid.points(chosen, sample, range(first, first + count), first)
     if independent:
-        points = [dataclasses.replace(point, seed=_own_seed(first, point.index)) for point in points]
+        points = [
+            dataclasses.replace(point, seed=_own_seed(first, point.index)) for point in points
+        ]
     # the digest covers all that rows depend on, files that the scenario names included
     job = Job(document, folder, keys, test)
     varied = [axis.values for axis in chosen.values() if isinstance(axis, grid.Values)]
@@ -189,19 +217,24 @@ def set_up(
 def table(plan: Sweep, rows: Mapping[int, Row]) -> pl.DataFrame:
     """Return the finished points as a table, in the order of the grid.
 
-    Its columns: ``point``, the fields, ``seed``, ``verdict`` (the theorem's, or where it says nothing the test's),
-    ``theory``, ``rho``, ``max_rate``, what the finite run did, its latencies (``ttft_p99_s`` ...; of a steady state
-    only where the verdict is stable), and ``error``: why a bad point has nothing else.
+    Its columns: ``point``, the fields, ``seed``, ``verdict`` (the theorem's, or where it says
+    nothing the test's), ``theory``, ``rho``, ``max_rate``, what the finite run did, its latencies
+    (``ttft_p99_s`` ...; of a steady state only where the verdict is stable), and ``error``: why a
+    bad point has nothing else.
     """
     done = [point for point in plan.points if point.index in rows]
-    columns: dict[str, pl.Series] = {"point": pl.Series([point.index for point in done], dtype=pl.Int64)}
+    columns: dict[str, pl.Series] = {
+        "point": pl.Series([point.index for point in done], dtype=pl.Int64)
+    }
     for index, field in enumerate(plan.fields):
         columns[field] = _column([point.values[index] for point in done])
     columns["seed"] = pl.Series([point.seed for point in done], dtype=pl.Int64)
     kinds = {str: pl.String, float: pl.Float64, int: pl.Int64}
     wanted = {**FACTS, **dict.fromkeys(LATENCIES, float), "error": str}
     for name, kind in wanted.items():
-        columns[name] = pl.Series([rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False)
+        columns[name] = pl.Series(
+            [rows[point.index].get(name) for point in done], dtype=kinds[kind], strict=False
+        )
     return pl.DataFrame(columns)
 
 
@@ -209,9 +242,14 @@ def _column(values: Sequence[Any]) -> pl.Series:
     """Return the values of a field: numbers where all are, else text."""
     present = [value for value in values if value is not None]
     for kinds, dtype in (((bool,), pl.Boolean), ((int,), pl.Int64), ((int, float), pl.Float64)):
-        if all(isinstance(value, kinds) and (dtype is pl.Boolean or not isinstance(value, bool)) for value in present):
+        if all(
+            isinstance(value, kinds) and (dtype is pl.Boolean or not isinstance(value, bool))
+            for value in present
+        ):
             return pl.Series(values, dtype=dtype, strict=False)
-    return pl.Series([None if value is None else grid.as_text(value) for value in values], dtype=pl.String)
+    return pl.Series(
+        [None if value is None else grid.as_text(value) for value in values], dtype=pl.String
+    )
 
 
 def _finish(
@@ -222,7 +260,9 @@ def _finish(
     add: Callable[[Row], object],
     progress: Progress | None,
 ) -> None:
-    """Run what is left with as many workers as have something to do; where they die, go on with what they left."""
+    """Run what is left with as many workers as have something to do; where they die, go on with
+    what they left.
+    """
     count = len(plan.points)
     report = progress or (lambda done, count: None)
     if len(rows) == count:
@@ -244,8 +284,10 @@ def _finish(
                 fruitless = fruitless + 1 if len(rows) == before else 0
                 if fruitless == _FRUITLESS:
                     raise InputError(
-                        f"workers died {_FRUITLESS} times without finishing one of the {len(left):,} points left "
-                        f"(memory? {' '.join(str(error).split())[:200]}); what is finished is kept, and with --out the "
+                        f"workers died {_FRUITLESS} times without finishing one of the "
+                        f"{len(left):,} points left "
+                        f"(memory? {' '.join(str(error).split())[:200]}); what is finished is "
+                        "kept, and with --out the "
                         "next call goes on from there; try fewer --jobs"
                     ) from None
 
@@ -276,9 +318,13 @@ def _document(scenario: Any) -> tuple[dict[str, Any], Path, str]:
         name = path.name
     if not isinstance(document, dict):
         raise InputError(
-            f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` and `server`"
+            f"{name} holds {checks.shown(document)}, but a scenario is a mapping with `workload` "
+            "and `server`"
         )
     if describes_network(document):
-        raise InputError(f"{name} describes a network; sweeps vary scenarios of one server: `workload` and `server`")
+        raise InputError(
+            f"{name} describes a network; sweeps vary scenarios of one server: `workload` and "
+            "`server`"
+        )
     parsed(document, _Parts, name, "`workload` and `server`")
     return document, folder, Path(name).stem

@@ -1,4 +1,6 @@
-"""One point of a sweep to one row of its table: built, certified, tested where no theorem speaks, simulated."""
+"""One point of a sweep to one row of its table: built, certified, tested where no theorem speaks,
+simulated.
+"""
 
 import dataclasses
 import functools
@@ -27,12 +29,16 @@ Row = dict[str, Any]
 Sections = TypeVar("Sections", bound=Section)
 
 FACTS = {
-    "verdict": str, "theory": str, "rho": float, "max_rate": float, "requests": int, "unfinished": int, "batches": int,
-    "seconds": float, "throughput": float, "tokens_per_s": float, "utilisation": float, "preemptions": int,
+    "verdict": str, "theory": str, "rho": float, "max_rate": float, "requests": int,
+    "unfinished": int, "batches": int,
+    "seconds": float, "throughput": float, "tokens_per_s": float, "utilisation": float,
+    "preemptions": int,
 }  # fmt: skip
 """Columns of a row beside its fields and its latencies, and what they hold."""
 
-LATENCIES = [f"{metric.removesuffix('_s')}_{statistic}_s" for metric in METRICS for statistic in STATISTICS]
+LATENCIES = [
+    f"{metric.removesuffix('_s')}_{statistic}_s" for metric in METRICS for statistic in STATISTICS
+]
 """Columns of latencies, seconds: ``ttft_p99_s`` and the like."""
 
 MOST_REQUESTS = 1_000_000_000
@@ -76,8 +82,14 @@ def run_point(job: Job, point: Point) -> Row:
     except InputError as error:
         row = {"error": str(error)}
     except Exception as error:  # one point that hits a bug must not cost the others
-        row = {"error": f"{type(error).__name__}: {error} (a bug of Penstock: please report the scenario)"}
-    numbers = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in row.items()}
+        row = {
+            "error": f"{type(error).__name__}: {error} (a bug of Penstock: please report the "
+            "scenario)"
+        }
+    numbers = {
+        name: None if isinstance(v, float) and not math.isfinite(v) else v
+        for name, v in row.items()
+    }
     return {"point": point.index, **numbers}
 
 
@@ -107,9 +119,14 @@ def _refuse_endless(workload: Workload, requests: int | None, until: float | Non
     """Refuse a run of which nobody would see the end; a recording has one."""
     count = requests if until is None else workload.rate * until
     if workload.rows is None and count is not None and count > MOST_REQUESTS:
-        size = f"requests is {requests:,}" if until is None else f"until is {until:g} s, for {count:.4g} requests"
+        size = (
+            f"requests is {requests:,}"
+            if until is None
+            else f"until is {until:g} s, for {count:.4g} requests"
+        )
         raise InputError(
-            f"simulate.{size}, but one run of a sweep has at most {MOST_REQUESTS:,}, which take some ten minutes or "
+            f"simulate.{size}, but one run of a sweep has at most {MOST_REQUESTS:,}, which take "
+            "some ten minutes or "
             "more; lower it, or repeat the point with --seeds"
         )
 
@@ -133,13 +150,17 @@ def _measured(run: Run) -> Row:
 
 
 def _workload(document: Mapping[str, Any], folder: Path) -> Workload:
-    """Return the workload of a scenario, whatever its seed; its recording is read once by a worker."""
+    """Return the workload of a scenario, whatever its seed; its recording is read once by a
+    worker.
+    """
     section = _section(WorkloadSection, document, "workload")
     keys = document.get("workload", {})
     if section.trace is None and section.preset is None:
         return section.build(folder, 0)
     changes = {"rate", "arrivals", "cv"}
-    kept = _recorded(json.dumps({k: v for k, v in keys.items() if k not in changes}, sort_keys=True), folder)
+    kept = _recorded(
+        json.dumps({k: v for k, v in keys.items() if k not in changes}, sort_keys=True), folder
+    )
     if not any(getattr(section, name) is not None for name in changes):
         return kept
     rate = kept.rate if section.rate is None else section.rate

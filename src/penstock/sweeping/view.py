@@ -1,4 +1,6 @@
-"""A sweep as a page: how many points are stable, what varied, the points, the figures that fit what varied."""
+"""A sweep as a page: how many points are stable, what varied, the points, the figures that fit what
+varied.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -34,18 +36,22 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 """The head of a column of the sweep's table, and how a value is written."""
 
 _SPARE = (
-    "E2E mean", "TBT mean", "TTFT mean", "Stable rate (req/s)", "TBT p50", "E2E p99", "TTFT p99", "req/s",
+    "E2E mean", "TBT mean", "TTFT mean", "Stable rate (req/s)", "TBT p50", "E2E p99", "TTFT p99",
+    "req/s",
     "TBT p99", "rho",
 )  # fmt: skip
 
 
-def sweep_page(rows: pl.DataFrame, fields: Sequence[str], title: str, order: str | None = None) -> Page:
+def sweep_page(
+    rows: pl.DataFrame, fields: Sequence[str], title: str, order: str | None = None
+) -> Page:
     """Show a sweep.
 
     Parameters
     ----------
     rows
-        The table of the sweep; with ``stable_rate`` (`penstock.sweeping.limits`) the limits are shown too.
+        The table of the sweep; with ``stable_rate`` (`penstock.sweeping.limits`) the limits are
+        shown too.
     fields
         The names of what varies.
     title
@@ -68,8 +74,11 @@ def sweep_page(rows: pl.DataFrame, fields: Sequence[str], title: str, order: str
 
     return Page(
         title=title,
-        heading=f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}, over {', '.join(fields)}",
-        verdicts=[Verdict("swept", f"{outcome}.", "by theorems, and by the test where none speaks")],
+        heading=f"{counted(rows.height, 'run')} of {counted(points.height, 'point')}, over "
+        f"{', '.join(fields)}",
+        verdicts=[
+            Verdict("swept", f"{outcome}.", "by theorems, and by the test where none speaks")
+        ],
         sections=[
             Section("What varied", facts=_varied(rows, fields), notes=_bad(bad, fields)),
             Section("Points", tables=_tables(rows, points, fields, order)),
@@ -103,8 +112,12 @@ def _bad(bad: pl.DataFrame, fields: Sequence[str]) -> list[str]:
     return notes
 
 
-def _tables(rows: pl.DataFrame, points: pl.DataFrame, fields: Sequence[str], order: str | None) -> list[Table]:
-    """Lay out the runs: in the order of the grid if they are few, else the best of them, and then every point."""
+def _tables(
+    rows: pl.DataFrame, points: pl.DataFrame, fields: Sequence[str], order: str | None
+) -> list[Table]:
+    """Lay out the runs: in the order of the grid if they are few, else the best of them, and then
+    every point.
+    """
     runs = rows.filter(pl.col("error").is_null())
     repeated = rows["seed"].n_unique() > 1
     if not runs.height:
@@ -127,7 +140,10 @@ def _tables(rows: pl.DataFrame, points: pl.DataFrame, fields: Sequence[str], ord
 
 
 def points_table(
-    rows: pl.DataFrame, fields: Sequence[str], caption: str = "", statistics: Sequence[str] = ("mean", *SHOWN)
+    rows: pl.DataFrame,
+    fields: Sequence[str],
+    caption: str = "",
+    statistics: Sequence[str] = ("mean", *SHOWN),
 ) -> Table:
     """Lay out points, or single runs of them: their fields, and what is known of them."""
     left_out = {column for column in _LATENCIES if column.rsplit("_", 2)[1] not in statistics}
@@ -136,26 +152,46 @@ def points_table(
         shown.remove(RATE)
     cells = []
     for row in rows.head(_MOST_POINTS).iter_rows(named=True):
-        known = ["-" if row[column] is None else _COLUMNS[column][1](row[column]) for column in shown]
+        known = [
+            "-" if row[column] is None else _COLUMNS[column][1](row[column]) for column in shown
+        ]
         cells.append([*(cell(row[field]) for field in fields), *known])
     parts = [f"{caption}Latencies in seconds."]
     if (rows["verdict"] != "stable").any():
-        parts.append("Where it is not stable, they are those of a finite run, and grow with its length.")
+        parts.append(
+            "Where it is not stable, they are those of a finite run, and grow with its length."
+        )
     if rows.height > _MOST_POINTS:
-        parts.append(f"The first {_MOST_POINTS:,} of {rows.height:,} points; the table of the sweep has all.")
+        parts.append(
+            f"The first {_MOST_POINTS:,} of {rows.height:,} points; the table of the sweep has all."
+        )
     names = [_COLUMNS[column][0] for column in shown]
-    return Table([*heads(fields), *names], cells, " ".join(parts), spare=[name for name in _SPARE if name in names])
+    return Table(
+        [*heads(fields), *names],
+        cells,
+        " ".join(parts),
+        spare=[name for name in _SPARE if name in names],
+    )
 
 
 def heads(fields: Sequence[str]) -> list[str]:
-    """Return the last part of each field, or all of it where two would be alike, and the unit of a rate."""
+    """Return the last part of each field, or all of it where two would be alike, and the unit of a
+    rate.
+    """
     short = [field.rsplit(".", 1)[-1].replace("_", " ").replace("-", " ") for field in fields]
     names = short if len(set(short)) == len(short) else fields
-    return [f"{name} (req/s)" if is_rate(field) else name for name, field in zip(names, fields, strict=True)]
+    return [
+        f"{name} (req/s)" if is_rate(field) else name
+        for name, field in zip(names, fields, strict=True)
+    ]
 
 
 def cell(value: Any) -> str:
     """Return the value of a field."""
     if value is None:
         return NO_LIMIT
-    return f"{value:,.6g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return (
+        f"{value:,.6g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else str(value)
+    )

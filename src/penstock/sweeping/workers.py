@@ -1,4 +1,6 @@
-"""Who runs the points: processes of this machine, or those of a Ray or Dask cluster, all through joblib."""
+"""Who runs the points: processes of this machine, or those of a Ray or Dask cluster, all through
+joblib.
+"""
 
 import contextlib
 import dataclasses
@@ -24,10 +26,13 @@ Wanted = Callable[[int], int]  # workers, where there are so many cores
 KINDS = ("loky", "ray", "dask")
 """Backends of joblib: processes of this machine, and clusters."""
 
-_ROUND = 4  # chunks to each worker before Ray's are waited for: its backend hands results back all at once
+# chunks to each worker before Ray's are waited for: its backend hands results back all at once
+_ROUND = 4
 _PATIENCE_S = 30.0
 _NO_LEAKS = "ignore::UserWarning:joblib.externals.loky.backend.resource_tracker"
-"""For the process that cleans up after loky: what an interrupt leaves behind is removed without a word."""
+"""For the process that cleans up after loky: what an interrupt leaves behind is removed without a
+word.
+"""
 
 _WATCH_S = 0.1
 
@@ -70,7 +75,9 @@ class Workers:
             return
         try:
             with warnings.catch_warnings(), _quiet():
-                warnings.filterwarnings("ignore", "A worker stopped while some jobs")  # loky renews those that grew
+                warnings.filterwarnings(
+                    "ignore", "A worker stopped while some jobs"
+                )  # loky renews those that grew
                 yield from self._through_joblib(function, tasks)
         except self.died as error:
             raise WorkersDied(f"{type(error).__name__}: {error}") from error
@@ -81,7 +88,9 @@ class Workers:
         streams: dict[str, Any] = {"return_as": "generator_unordered", "pre_dispatch": "3*n_jobs"}
         with joblib.parallel_config(backend=self.kind, n_jobs=self.count, **self.options):
             parallel = joblib.Parallel(batch_size=1, **({} if self.kind == "ray" else streams))
-        call = joblib.delayed(_OfThisProcess(function, os.getpid()) if self.kind == "loky" else function)
+        call = joblib.delayed(
+            _OfThisProcess(function, os.getpid()) if self.kind == "loky" else function
+        )
         if self.kind != "ray":
             yield from parallel(call(task) for task in tasks)
             return
@@ -93,7 +102,9 @@ class Workers:
 
 @dataclasses.dataclass(frozen=True)
 class _OfThisProcess(Generic[T, R]):
-    """A function that a worker calls for one process of its machine, and not for longer than that lives."""
+    """A function that a worker calls for one process of its machine, and not for longer than that
+    lives.
+    """
 
     function: Callable[[T], R]
     process: int
@@ -105,20 +116,26 @@ class _OfThisProcess(Generic[T, R]):
 
 @functools.cache
 def _end_with(process: int) -> None:
-    """End this worker when the process that started it has ended; kill -9 leaves that no time to say so."""
+    """End this worker when the process that started it has ended; kill -9 leaves that no time to
+    say so.
+    """
 
     def watch() -> None:
         while os.getppid() == process:
             time.sleep(_WATCH_S)
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which ends its workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for that process, which ends its workers
     threading.Thread(target=watch, daemon=True).start()
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let loky's own thread stumble without a word over work that was cancelled under its hands, as by Ctrl-C."""
+    """Let loky's own thread stumble without a word over work that was cancelled under its hands, as
+    by Ctrl-C.
+    """
     usual = threading.excepthook
 
     def hook(failed: threading.ExceptHookArgs) -> None:
@@ -144,8 +161,8 @@ def gathered(backend: str, jobs: int, most: int) -> Iterator[Workers]:
     Parameters
     ----------
     backend
-        ``loky``: processes of this machine; ``ray`` or ``dask``: a cluster started on it; ``ray://host:port`` and
-        ``dask://host:port``: one that runs.
+        ``loky``: processes of this machine; ``ray`` or ``dask``: a cluster started on it;
+        ``ray://host:port`` and ``dask://host:port``: one that runs.
     jobs
         Workers; -1: a process to each core, and all that a cluster has.
     most
@@ -163,15 +180,20 @@ def gathered(backend: str, jobs: int, most: int) -> Iterator[Workers]:
 
 
 def checked(backend: str, jobs: int) -> tuple[str, str]:
-    """Return the kind and the address of a backend; both of what `gathered` takes are checked, nothing is started."""
+    """Return the kind and the address of a backend; both of what `gathered` takes are checked,
+    nothing is started.
+    """
     kind, _, address = str(backend).partition("://")
     if kind not in KINDS or (address and kind == "loky") or ("://" in str(backend) and not address):
         raise InputError(
-            f"the backend is {checks.shown(backend)}, but must be one of loky, ray, dask, ray://host:port and "
+            f"the backend is {checks.shown(backend)}, but must be one of loky, ray, dask, "
+            "ray://host:port and "
             f"dask://host:port{nearest(kind, KINDS)}"
         )
     if jobs != -1:
-        checks.whole("jobs", jobs, 1, 100_000, "", "it is the number of workers, or -1 for one to each core")
+        checks.whole(
+            "jobs", jobs, 1, 100_000, "", "it is the number of workers, or -1 for one to each core"
+        )
     return kind, address
 
 
@@ -233,7 +255,9 @@ def _dask(address: str, wanted: Wanted) -> Iterator[Workers]:
             n_workers=wanted(os.cpu_count() or 1), threads_per_worker=1, dashboard_address=None
         )
     try:
-        client = distributed.Client(cluster or f"tcp://{address}", timeout=_PATIENCE_S, set_as_default=False)
+        client = distributed.Client(
+            cluster or f"tcp://{address}", timeout=_PATIENCE_S, set_as_default=False
+        )
     except (OSError, TimeoutError, ValueError) as error:
         raise _unreached("dask", address, error) from None
     try:
@@ -252,11 +276,15 @@ def _dask(address: str, wanted: Wanted) -> Iterator[Workers]:
 
 
 Installed = tuple[str | None, str | None, bool]
-"""Of a worker: the distribution's version, the file imported as `penstock`, and whether that is this package."""
+"""Of a worker: the distribution's version, the file imported as `penstock`, and whether that is
+this package.
+"""
 
 
 def _look() -> Callable[[], Installed]:
-    """Return a function that says what a worker has; it travels whole, for a worker may lack this module."""
+    """Return a function that says what a worker has; it travels whole, for a worker may lack this
+    module.
+    """
 
     def look() -> tuple[str | None, str | None, bool]:
         import importlib
@@ -280,10 +308,15 @@ def _look() -> Callable[[], Installed]:
 
 def _looks_of_ray(ray: Any) -> dict[str, Installed]:
     """Look at one worker of each node."""
-    on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    on_node = importlib.import_module(
+        "ray.util.scheduling_strategies"
+    ).NodeAffinitySchedulingStrategy
     look = ray.remote(_look())
     nodes = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    looks = [look.options(scheduling_strategy=on_node(node, soft=False)).remote() for node in nodes.values()]
+    looks = [
+        look.options(scheduling_strategy=on_node(node, soft=False)).remote()
+        for node in nodes.values()
+    ]
     return dict(zip(nodes, ray.get(looks), strict=True))
 
 
@@ -294,26 +327,32 @@ def _check_installed(workers: Mapping[str, Installed]) -> None:
     for name, (version, path, ours) in workers.items():
         if not ours and path is not None:
             raise InputError(
-                f"the worker {name} imports another package as `penstock`, {path}: that name on PyPI is a stranger's; "
+                f"the worker {name} imports another package as `penstock`, {path}: that name on "
+                "PyPI is a stranger's; "
                 f"run `pip uninstall penstock` there, and {remedy}"
             )
         if not ours:
-            raise InputError(f"the worker {name} has no Penstock, so it could run no point; {remedy}")
+            raise InputError(
+                f"the worker {name} has no Penstock, so it could run no point; {remedy}"
+            )
         if version != own:
             raise InputError(
-                f"the worker {name} has penstock-llm {version or 'without a version'}, but this process {own}, so its "
+                f"the worker {name} has penstock-llm {version or 'without a version'}, but this "
+                f"process {own}, so its "
                 f"rows could mean something else; {remedy}"
             )
 
 
 def _missing(kind: str) -> InputError:
     return InputError(
-        f"the backend {kind} needs a package that is not installed; run `pip install 'penstock-llm[{kind}]'`"
+        f"the backend {kind} needs a package that is not installed; run `pip install "
+        f"'penstock-llm[{kind}]'`"
     )
 
 
 def _unreached(kind: str, address: str, error: BaseException) -> InputError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return InputError(
-        f"no {kind} cluster answers at {address or 'this machine'} ({reason}); start one, or leave the address out"
+        f"no {kind} cluster answers at {address or 'this machine'} ({reason}); start one, or "
+        "leave the address out"
     )

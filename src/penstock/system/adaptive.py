@@ -1,8 +1,10 @@
-"""Policies that weigh prefill against decode as the queues stand: for servers whose max batch size binds.
+"""Policies that weigh prefill against decode as the queues stand: for servers whose max batch size
+binds.
 
-Under a max batch size k no fixed budget reaches the whole stability region (Section 6 of the paper): a large batch is
-the cheapest per token, but spends a whole batch time on k decodes at most. These policies choose the budget anew for
-each batch. Their parameters follow from the batch times and the limits; the first of them can be given.
+Under a max batch size k no fixed budget reaches the whole stability region (Section 6 of the
+paper): a large batch is the cheapest per token, but spends a whole batch time on k decodes at most.
+These policies choose the budget anew for each batch. Their parameters follow from the batch times
+and the limits; the first of them can be given.
 """
 
 import bisect
@@ -20,12 +22,17 @@ from penstock.system.batch_time import BatchTime
 Parameters = Callable[[BatchTime, int, int | None], tuple[float, ...]]
 
 MOST_BUDGETS = 40
-"""So many budgets are weighed for a batch at most, besides those that the best mixes of batches need."""
+"""So many budgets are weighed for a batch at most, besides those that the best mixes of batches
+need.
+"""
 
 STARVES_DECODES = (
-    "starves decodes where the max batch size counts running requests (scope running, as in engines), for there only "
-    "prompts can wait in numbers: on 24 servers it carried 0.77 to 0.98 of the bound on any policy, and "
-    "pool-controlled 0.92 to 0.98; use that, or sarathi with the token budget that `recommend` finds"
+    "starves decodes where the max batch size counts running requests (scope running, as in "
+    "engines), for there only "
+    "prompts can wait in numbers: on 24 servers it carried 0.77 to 0.98 of the bound on any "
+    "policy, and "
+    "pool-controlled 0.92 to 0.98; use that, or sarathi with the token budget that `recommend` "
+    "finds"
 )
 """What is wrong with MaxWeight in scope ``running``, after its name."""
 
@@ -36,11 +43,12 @@ _TIE = 1e-12  # values closer than this share of them are equal: the batch found
 
 
 def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> Ints:
-    """Return the budgets worth weighing: loads at which one more token changes the batch time, and the largest.
+    """Return the budgets worth weighing: loads at which one more token changes the batch time, and
+    the largest.
 
-    For `PiecewiseConstant` they are the multiples of b0. More than `MOST_BUDGETS` are thinned to as many, in steps of
-    about equal ratio; those of the region's corners stay. Where what is in a batch counts too, they are those of the
-    part that goes by token load.
+    For `PiecewiseConstant` they are the multiples of b0. More than `MOST_BUDGETS` are thinned to as
+    many, in steps of about equal ratio; those of the region's corners stay. Where what is in a
+    batch counts too, they are those of the part that goes by token load.
     """
     seconds = batch_time.by_tokens.table(token_budget)
     loads = np.append(np.flatnonzero(np.diff(seconds[1:])) + 1, token_budget)
@@ -54,14 +62,18 @@ def budgets(batch_time: BatchTime, token_budget: int, max_batch_size: int | None
 
 
 def _corner_loads(seconds: Floats, slots: int) -> Ints:
-    """Return the token loads from k_max on at which the lower convex envelope of the batch times has a corner.
+    """Return the token loads from k_max on at which the lower convex envelope of the batch times
+    has a corner.
 
-    With k_max requests a batch of b tokens is worth a linear function of b, so worth / t_b is largest at one of them
-    whatever the tokens of each phase are worth: they are the corners of the region for long prompts. Where there are
-    many, so many stay that the envelope rises by `_CLOSE` at most.
+    With k_max requests a batch of b tokens is worth a linear function of b, so worth / t_b is
+    largest at one of them whatever the tokens of each phase are worth: they are the corners of the
+    region for long prompts. Where there are many, so many stay that the envelope rises by `_CLOSE`
+    at most.
     """
     scale = np.array([seconds.size, seconds.max()])
-    corners = hull.corners(np.column_stack([np.arange(slots, seconds.size), seconds[slots:]]) / scale)
+    corners = hull.corners(
+        np.column_stack([np.arange(slots, seconds.size), seconds[slots:]]) / scale
+    )
 
     def rise(first: int, last: int) -> float:
         load, time = corners[first : last + 1].T
@@ -79,26 +91,36 @@ def _corner_loads(seconds: Floats, slots: int) -> Ints:
 def maxweight_parameters(
     batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None
 ) -> tuple[float, ...]:
-    """Return mean prompt and mean decode tokens (0: learn it), then each budget and 1 / its batch time, 1/s."""
+    """Return mean prompt and mean decode tokens (0: learn it), then each budget and 1 / its batch
+    time, 1/s.
+    """
     loads = budgets(batch_time, token_budget, max_batch_size)
     pairs = np.column_stack([loads, 1 / batch_time.by_tokens(loads)])
     return (_LEARN, _LEARN, *pairs.ravel().tolist())
 
 
-def pool_parameters(batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None) -> tuple[float, ...]:
+def pool_parameters(
+    batch_time: BatchTime, token_budget: int, max_batch_size: int | None = None
+) -> tuple[float, ...]:
     """Return the numbers of decoding requests L = .9 k and U = 1.2 k, then the budgets."""
-    low, high = (_NEVER, _NEVER) if max_batch_size is None else (0.9 * max_batch_size, 1.2 * max_batch_size)
+    low, high = (
+        (_NEVER, _NEVER) if max_batch_size is None else (0.9 * max_batch_size, 1.2 * max_batch_size)
+    )
     return (low, high, *budgets(batch_time, token_budget, max_batch_size).astype(float).tolist())
 
 
 def maxweight(queue, limits, params):  # type: ignore[no-untyped-def]
-    """Take the batch that is worth most per second, by the requests in each phase (MaxWeight back-pressure).
+    """Take the batch that is worth most per second, by the requests in each phase (MaxWeight
+    back-pressure).
 
-    With Zp and Zd requests in prefill and in decode, of m_p and m_d tokens on average, a batch of x prefill and y
-    decode tokens is worth [x (Zp - Zd) / m_p + y Zd / m_d] / t_{x+y}: x / m_p requests go from one queue to the next,
-    y / m_d leave. Decodes may wait although they are ready, so more than k requests may come to be in decode.
+    With Zp and Zd requests in prefill and in decode, of m_p and m_d tokens on average, a batch of x
+    prefill and y decode tokens is worth [x (Zp - Zd) / m_p + y Zd / m_d] / t_{x+y}: x / m_p
+    requests go from one queue to the next, y / m_d leave. Decodes may wait although they are ready,
+    so more than k requests may come to be in decode.
     """
-    prompt, decode = _means(params, queue.arrived, queue.arrived_tokens, queue.finished, queue.finished_decodes)
+    prompt, decode = _means(
+        params, queue.arrived, queue.arrived_tokens, queue.finished, queue.finished_decodes
+    )
     return _worth_most(
         (queue.waiting - queue.decoding) * decode,
         queue.decoding * prompt,
@@ -112,7 +134,8 @@ def maxweight(queue, limits, params):  # type: ignore[no-untyped-def]
 
 
 def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
-    """MaxWeight by the tokens in each phase: x prefill and y decode tokens are worth [x Wp + y Wd] / t_{x+y}.
+    """MaxWeight by the tokens in each phase: x prefill and y decode tokens are worth [x Wp + y Wd]
+    / t_{x+y}.
 
     Wp counts the prompt tokens that wait, Wd the decode iterations to come of requests in decode.
     """
@@ -132,7 +155,8 @@ def maxweight_tokens(queue, limits, params):  # type: ignore[no-untyped-def]
 def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type: ignore[no-untyped-def]
     """Return the mean prompt and decode tokens: as given, or as learnt.
 
-    Until a request finishes a decode token counts as a whole request: to learn how long decodes are, serve some.
+    Until a request finishes a decode token counts as a whole request: to learn how long decodes
+    are, serve some.
     """
     prompt, decode = params[0], params[1]
     if prompt <= 0:
@@ -144,9 +168,11 @@ def _means(params, arrived, arrived_tokens, finished, finished_decodes):  # type
 
 @njit(cache=True, inline="always")
 def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, limits, params):  # type: ignore[no-untyped-def]
-    """Return the batch that maximises (x by_prefill + y by_decode) / t over budgets and numbers of prompts.
+    """Return the batch that maximises (x by_prefill + y by_decode) / t over budgets and numbers of
+    prompts.
 
-    The phase whose token is worth more fills the budget first. Each budget is the smallest that fits its batch.
+    The phase whose token is worth more fills the budget first. Each budget is the smallest that
+    fits its batch.
     """
     slots = limits.batch_size
     if by_prefill <= 0:
@@ -167,34 +193,60 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
             y = min(decodes, budget)
             x = min(tokens, budget - y)
         else:
-            x, y = _share_slots((by_prefill, by_decode), prompts, prompt_tokens, head, decoding, budget, slots, smaller)
+            x, y = _share_slots(
+                (by_prefill, by_decode),
+                prompts,
+                prompt_tokens,
+                head,
+                decoding,
+                budget,
+                slots,
+                smaller,
+            )
         value = (x * by_prefill + y * by_decode) * params[entry + 1]
         if value > bar and x + y > smaller:
             bar, best_x, best_y, best_budget = value * (1 + _TIE), x, y, budget
         if tokens + decodes <= budget:
             break
         smaller = budget
-    if best_x < best_budget - best_y and not prefill_first:  # whole prompts: as many as there are slots, however long
+    if (
+        best_x < best_budget - best_y and not prefill_first
+    ):  # whole prompts: as many as there are slots, however long
         return int(best_budget - best_y) if best_x > 0 else 0, int(best_y), DECODE_FIRST
-    return int(best_x), int(best_budget) - int(best_x), PREFILL_FIRST  # so many tokens, from as many as hold them
+    return (
+        int(best_x),
+        int(best_budget) - int(best_x),
+        PREFILL_FIRST,
+    )  # so many tokens, from as many as hold them
 
 
 @njit(cache=True, inline="always")
 def _share_slots(worth, prompts, prompt_tokens, head, decoding, budget, slots, smaller):  # type: ignore[no-untyped-def]
-    """Return prefill and decode tokens of the best batch within a budget, above a smaller one, where slots are short.
+    """Return prefill and decode tokens of the best batch within a budget, above a smaller one,
+    where slots are short.
 
-    A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd, b) decodes and
-    x = min(b - y, their tokens, on average). As n rises beyond the slots that are free anyway, x grows by a prompt at a
-    time until the budget is full, then by the token that the decode leaves: the best n is at an end of such a stretch,
-    or the least that fills more than the smaller budget.
+    A prompt takes a slot whatever is left of it. n prompts leave room for y = min(slots - n, Zd, b)
+    decodes and x = min(b - y, their tokens, on average). As n rises beyond the slots that are free
+    anyway, x grows by a prompt at a time until the budget is full, then by the token that the
+    decode leaves: the best n is at an end of such a stretch, or the least that fills more than the
+    smaller budget.
     """
     fits = min(decoding, budget)
     free = min(prompts, slots - fits)
     mean_prompt = (prompt_tokens - head) / max(prompts - 1, 1)
     least = full = free
     if mean_prompt > 1:
-        least = max(free, min(prompts, int(np.floor((smaller - slots + mean_prompt - head) / (mean_prompt - 1))) + 1))
-        full = max(free, min(prompts, int(np.floor((budget - slots + mean_prompt - head) / (mean_prompt - 1)))))
+        least = max(
+            free,
+            min(
+                prompts,
+                int(np.floor((smaller - slots + mean_prompt - head) / (mean_prompt - 1))) + 1,
+            ),
+        )
+        full = max(
+            free,
+            min(prompts, int(np.floor((budget - slots + mean_prompt - head) / (mean_prompt - 1)))),
+        )
     best, best_x, best_y = -1.0, 0.0, 0
     for n in (free, max(free, 1), least, full, min(prompts, full + 1)):
         y = min(fits, slots - n)
@@ -216,8 +268,9 @@ def _prompts_in(tokens, prompts, prompt_tokens, head):  # type: ignore[no-untype
 def pool_controlled(queue, limits, params):  # type: ignore[no-untyped-def]
     """Decodes first, with a budget by the number of requests in decode, which it keeps bounded.
 
-    Below L the whole token budget; from L to U the smallest budget that fits the decodes, with a slot for a prompt;
-    from U on decodes alone. Where no max batch size below the token budget binds, this is Sarathi-Serve.
+    Below L the whole token budget; from L to U the smallest budget that fits the decodes, with a
+    slot for a prompt; from U on decodes alone. Where no max batch size below the token budget
+    binds, this is Sarathi-Serve.
     """
     decode = min(queue.decoding, limits.batch_size, limits.token_budget)
     budget = limits.token_budget

@@ -28,7 +28,14 @@ _SHORTEST_S = 1e-12
 
 
 def _check_seconds(name: str, value: float, unit: str = "s") -> None:
-    checks.number(name, value, 0, _LONGEST_S, unit, "no batch takes negative time, or days; give seconds, not ms or us")
+    checks.number(
+        name,
+        value,
+        0,
+        _LONGEST_S,
+        unit,
+        "no batch takes negative time, or days; give seconds, not ms or us",
+    )
 
 
 class BatchTime(abc.ABC):
@@ -63,7 +70,8 @@ class BatchTime(abc.ABC):
         bad = ~(np.isfinite(load) & (load >= 0))
         if bad.any():
             raise InputError(
-                f"a batch of {load[bad][0]} tokens: a token load is a finite number of at least 0; mend it"
+                f"a batch of {load[bad][0]} tokens: a token load is a finite number of at least "
+                "0; mend it"
             )
         return np.where(load > 0, self._checked(np.where(load > 0, load, 1.0)), 0.0)
 
@@ -73,13 +81,15 @@ class BatchTime(abc.ABC):
         seconds = checks.array(what, self._seconds(tokens))
         if seconds.shape != tokens.shape:
             raise InputError(
-                f"{what} has the shape {seconds.shape} for token loads of shape {tokens.shape}, so which batch takes "
+                f"{what} has the shape {seconds.shape} for token loads of shape {tokens.shape}, "
+                "so which batch takes "
                 "how long is unclear; return one number of seconds for each load"
             )
         bad = ~(np.isfinite(seconds) & (seconds > 0))
         if bad.any():
             raise InputError(
-                f"{what} for {tokens[bad][0]:g} tokens is {seconds[bad][0]:g} s, but a batch takes a positive, finite "
+                f"{what} for {tokens[bad][0]:g} tokens is {seconds[bad][0]:g} s, but a batch "
+                "takes a positive, finite "
                 "time; mend the model"
             )
         return seconds
@@ -104,9 +114,14 @@ class BatchTime(abc.ABC):
         context
             Over decodes: the sum of tokens before them.
         """
-        return self(checks.array("prefill_tokens", prefill_tokens) + checks.array("decode_tokens", decode_tokens))
+        return self(
+            checks.array("prefill_tokens", prefill_tokens)
+            + checks.array("decode_tokens", decode_tokens)
+        )
 
-    def of_batch(self, prefill: Sequence[tuple[int, int]] = (), decode: Sequence[int] = ()) -> float:
+    def of_batch(
+        self, prefill: Sequence[tuple[int, int]] = (), decode: Sequence[int] = ()
+    ) -> float:
         """Return the seconds of one batch.
 
         Parameters
@@ -124,13 +139,17 @@ class BatchTime(abc.ABC):
     def table(self, token_budget: int) -> Floats:
         """Return t_b for b = 0 .. token_budget, in seconds; shape (token_budget + 1,)."""
         remedy = "a batch carries at least one token"
-        return self(np.arange(checks.whole("the token budget", token_budget, 1, MOST_TOKENS, "tokens", remedy) + 1))
+        return self(
+            np.arange(
+                checks.whole("the token budget", token_budget, 1, MOST_TOKENS, "tokens", remedy) + 1
+            )
+        )
 
     def capacity(self, token_budget: int) -> float:
         """Return the most tokens per second that batches within the budget can carry.
 
-        It is max over 1 <= b <= token_budget of b / t_b, which is b_max / t_bmax where a fuller batch is never
-        slower per token (the paper's Assumption 1).
+        It is max over 1 <= b <= token_budget of b / t_b, which is b_max / t_bmax where a fuller
+        batch is never slower per token (the paper's Assumption 1).
         """
         return self.best_load(token_budget)[1]
 
@@ -144,7 +163,8 @@ class BatchTime(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class PiecewiseConstant(BatchTime):
-    """t_b = c + a ceil(b / b0): a step for every block of b0 tokens (paper, eq:batch-processing-time).
+    """t_b = c + a ceil(b / b0): a step for every block of b0 tokens (paper,
+    eq:batch-processing-time).
 
     Parameters
     ----------
@@ -163,7 +183,9 @@ class PiecewiseConstant(BatchTime):
     def __post_init__(self) -> None:
         _check_seconds("c", self.c)
         _check_seconds("a", self.a)
-        b0 = checks.whole("b0", self.b0, 1, MOST_TOKENS, "tokens", "a block holds a whole number of tokens")
+        b0 = checks.whole(
+            "b0", self.b0, 1, MOST_TOKENS, "tokens", "a block holds a whole number of tokens"
+        )
         object.__setattr__(self, "b0", b0)
         _not_instant(self)
 
@@ -227,8 +249,8 @@ class Hinge(BatchTime):
 class Measured(BatchTime):
     """Measured batch times, straight lines between them.
 
-    Below the first measurement a batch takes as long as the first; beyond the last the model refuses, because
-    nothing is known there.
+    Below the first measurement a batch takes as long as the first; beyond the last the model
+    refuses, because nothing is known there.
 
     Parameters
     ----------
@@ -242,18 +264,33 @@ class Measured(BatchTime):
     seconds: Sequence[float]
 
     def __post_init__(self) -> None:
-        tokens, seconds = (checks.column(name, getattr(self, name)) for name in ("tokens", "seconds"))
+        tokens, seconds = (
+            checks.column(name, getattr(self, name)) for name in ("tokens", "seconds")
+        )
         if tokens.size != seconds.size:
-            raise InputError(f"{tokens.size:,} token loads and {seconds.size:,} batch times: give one time per load")
+            raise InputError(
+                f"{tokens.size:,} token loads and {seconds.size:,} batch times: give one time per "
+                "load"
+            )
         for load, time in zip(tokens.tolist(), seconds.tolist(), strict=True):
-            checks.number("a measured token load", load, 1, MOST_TOKENS, "tokens", "an empty batch is none; drop it")
+            checks.number(
+                "a measured token load",
+                load,
+                1,
+                MOST_TOKENS,
+                "tokens",
+                "an empty batch is none; drop it",
+            )
             what = f"the measured batch time at {load:g} tokens"
-            checks.number(what, time, _SHORTEST_S, _LONGEST_S, "s", "give seconds, or drop the measurement")
+            checks.number(
+                what, time, _SHORTEST_S, _LONGEST_S, "s", "give seconds, or drop the measurement"
+            )
         falls = np.diff(tokens) <= 0
         if falls.any():
             row = int(np.argmax(falls))
             raise InputError(
-                f"measured token loads must rise, but {tokens[row + 1]:g} follows {tokens[row]:g}, so t_b is unclear; "
+                f"measured token loads must rise, but {tokens[row + 1]:g} follows "
+                f"{tokens[row]:g}, so t_b is unclear; "
                 "sort them and average repeats"
             )
         object.__setattr__(self, "tokens", tuple(tokens.tolist()))
@@ -275,23 +312,34 @@ class Measured(BatchTime):
         per_second = {"seconds": 1, "ms": 1_000, "us": 1_000_000}
         units = [name for name in per_second if name in table.header]
         if len(units) > 1:
-            raise source.fault(f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one")
+            raise source.fault(
+                f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
+            )
         unit = units[0] if units else None
         if unit is None or "tokens" not in table.header:
             columns = checks.shown(", ".join(table.header))
             raise source.fault(
-                f"has the columns {columns}, but batch times need tokens and seconds, ms or us. Rename them"
+                f"has the columns {columns}, but batch times need tokens and seconds, ms or us. "
+                "Rename them"
             )
         text = table.read(("tokens", unit))
         if text.is_empty():
-            raise source.fault("has no rows, so no batch time is known. Check that the file was written completely")
+            raise source.fault(
+                "has no rows, so no batch time is known. Check that the file was written completely"
+            )
         measured = text.select(pl.all().str.strip_chars().cast(pl.Float64, strict=False))
-        limits = {"tokens": (1, MOST_TOKENS), unit: (_SHORTEST_S * per_second[unit], _LONGEST_S * per_second[unit])}
+        limits = {
+            "tokens": (1, MOST_TOKENS),
+            unit: (_SHORTEST_S * per_second[unit], _LONGEST_S * per_second[unit]),
+        }
         for row, values in enumerate(measured.iter_rows(named=True)):
             for name, (low, high) in limits.items():
                 if values[name] is None or not low <= values[name] <= high:
                     where, problem = table.explain(row)
-                    wrong = f"has the {name} {checks.shown(text[name][row])}, which is no number from {low:g} to "
+                    wrong = (
+                        f"has the {name} {checks.shown(text[name][row])}, which is no number from "
+                        f"{low:g} to "
+                    )
                     wrong += f"{high:,.0f}. Correct or delete it"
                     raise source.fault(f"{where} {problem or wrong}")
         mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
@@ -300,7 +348,8 @@ class Measured(BatchTime):
     def _seconds(self, tokens: Floats) -> Floats:
         if tokens.max(initial=0) > self.tokens[-1]:
             raise InputError(
-                f"a batch of {tokens.max():,.0f} tokens is beyond the last measurement, {self.tokens[-1]:,.0f} tokens, "
+                f"a batch of {tokens.max():,.0f} tokens is beyond the last measurement, "
+                f"{self.tokens[-1]:,.0f} tokens, "
                 "and nothing is known there; measure further or lower the token budget"
             )
         return np.interp(tokens, self.tokens, self.seconds)
@@ -314,16 +363,19 @@ COSTS = {
     "per_request": ("us", 1e6, "s per request"),
     "with_prefill": ("ms", 1e3, "s"),
 }
-"""What a `Composition` counts beside the token load: the unit in files, how many make a second, and the unit here."""
+"""What a `Composition` counts beside the token load: the unit in files, how many make a second, and
+the unit here.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Composition(BatchTime):
     """Batch times that depend on what is in a batch (paper, Appendix A).
 
-    A request with n new tokens in the batch and l before them adds ``per_request + self_attention n^2``, and
-    ``cross_attention n l`` in prefill or ``decode_attention l`` in decode, to what the token load costs. The paper's
-    t_b = c + a_1 sum n + a_2 sum n^2 + a_3 sum n l is ``Composition(Affine(c, a_1), a_2, a_3)``.
+    A request with n new tokens in the batch and l before them adds ``per_request + self_attention
+    n^2``, and ``cross_attention n l`` in prefill or ``decode_attention l`` in decode, to what the
+    token load costs. The paper's t_b = c + a_1 sum n + a_2 sum n^2 + a_3 sum n l is
+    ``Composition(Affine(c, a_1), a_2, a_3)``.
 
     Parameters
     ----------
@@ -334,14 +386,15 @@ class Composition(BatchTime):
     cross_attention
         Seconds for each pair of a new token and one before it (a_3), in prefill.
     decode_attention
-        Seconds for each token before a decode; None: as ``cross_attention``. Decodes read memory where prefill
-        computes, so on real machines it is much larger.
+        Seconds for each token before a decode; None: as ``cross_attention``. Decodes read memory
+        where prefill computes, so on real machines it is much larger.
     mixed_attention
         The same in a batch that has prefill, too; None: as ``decode_attention``.
     per_request
         Seconds for each request in the batch: sampling, and the engine's own work.
     with_prefill
-        Seconds that a batch with prefill takes beside: engines run decodes alone from CUDA graphs, and others not.
+        Seconds that a batch with prefill takes beside: engines run decodes alone from CUDA graphs,
+        and others not.
 
     >>> batch_time = Composition(Affine(c=0.01, a=1e-4), self_attention=1e-8, cross_attention=2e-8)
     >>> batch_time.of_batch(prefill=[(512, 0)], decode=[1_000, 3_000])
@@ -361,11 +414,15 @@ class Composition(BatchTime):
     def __post_init__(self) -> None:
         if not isinstance(self.linear, BatchTime) or not self.linear.by_load:
             raise InputError(
-                f"linear is {checks.shown(self.linear)}, but the linear layers take a time by token load; give a model "
+                f"linear is {checks.shown(self.linear)}, but the linear layers take a time by "
+                "token load; give a model "
                 "such as Affine(c, a)"
             )
         for name, (_, _, unit) in COSTS.items():
-            if getattr(self, name) is not None or name not in ("decode_attention", "mixed_attention"):
+            if getattr(self, name) is not None or name not in (
+                "decode_attention",
+                "mixed_attention",
+            ):
                 _check_seconds(name, getattr(self, name), unit)
 
     @property
@@ -375,12 +432,16 @@ class Composition(BatchTime):
 
     @property
     def of_decodes(self) -> tuple[float, float]:
-        """Seconds for each token before a decode: in a batch of decodes alone, and in one with prefill."""
+        """Seconds for each token before a decode: in a batch of decodes alone, and in one with
+        prefill.
+        """
         alone = self.cross_attention if self.decode_attention is None else self.decode_attention
         return alone, alone if self.mixed_attention is None else self.mixed_attention
 
     def _seconds(self, tokens: Floats) -> Floats:
-        """Return a time that no batch of so many tokens stays below: nothing before them, the fewest pairs."""
+        """Return a time that no batch of so many tokens stays below: nothing before them, the
+        fewest pairs.
+        """
         return self.linear._seconds(tokens) + self.self_attention * tokens + self.per_request
 
     def of_batches(
@@ -394,9 +455,15 @@ class Composition(BatchTime):
     ) -> Floats:
         """Return the seconds of batches; see `BatchTime.of_batches`."""
         sums = (prefill_tokens, decode_tokens, requests, squares, pairs, context)
-        x, y, k, nn, nl, before = (checks.array("what a batch adds up to", column) for column in sums)
+        x, y, k, nn, nl, before = (
+            checks.array("what a batch adds up to", column) for column in sums
+        )
         alone, mixed = self.of_decodes
-        attention = self.self_attention * (nn + y) + self.cross_attention * nl + np.where(x > 0, mixed, alone) * before
+        attention = (
+            self.self_attention * (nn + y)
+            + self.cross_attention * nl
+            + np.where(x > 0, mixed, alone) * before
+        )
         others = self.per_request * k + np.where(x > 0, self.with_prefill, 0.0)
         return np.where(x + y > 0, self.linear(x + y) + others + attention, 0.0)
 
@@ -408,13 +475,20 @@ def _counts(name: str, values: Sequence[Any], columns: int) -> Floats:
     counts = checks.array(name, values)
     shape = (len(values), columns) if columns > 1 else (len(values),)
     if counts.shape != shape or not (np.isfinite(counts) & (counts >= 0)).all():
-        what = "pairs of tokens, (new, before)" if columns == 2 else "numbers of tokens before each decode"
-        raise InputError(f"{name} is {checks.shown(values)}, but must be a list of {what}, none below 0; mend it")
+        what = (
+            "pairs of tokens, (new, before)"
+            if columns == 2
+            else "numbers of tokens before each decode"
+        )
+        raise InputError(
+            f"{name} is {checks.shown(values)}, but must be a list of {what}, none below 0; mend it"
+        )
     return counts.reshape(-1, columns).astype(np.float64)
 
 
 def scaled(model: BatchTime, factor: float) -> BatchTime:
-    """Return batch times so many times as long: the same work on a machine that is slower or faster.
+    """Return batch times so many times as long: the same work on a machine that is slower or
+    faster.
 
     Raises
     ------
@@ -425,18 +499,26 @@ def scaled(model: BatchTime, factor: float) -> BatchTime:
         case PiecewiseConstant() | Affine() | Hinge():
             return dataclasses.replace(model, c=model.c * factor, a=model.a * factor)
         case Measured():
-            return dataclasses.replace(model, seconds=[seconds * factor for seconds in model.seconds])
+            return dataclasses.replace(
+                model, seconds=[seconds * factor for seconds in model.seconds]
+            )
         case Composition():
             costs = {name: getattr(model, name) for name in COSTS}
-            costs |= dict(zip(("decode_attention", "mixed_attention"), model.of_decodes, strict=True))
+            costs |= dict(
+                zip(("decode_attention", "mixed_attention"), model.of_decodes, strict=True)
+            )
             longer = {name: cost * factor for name, cost in costs.items()}
             return dataclasses.replace(model, linear=scaled(model.linear, factor), **longer)
         case _:
             raise InputError(
-                f"{checks.shown(model)} is a model of your own, which is scaled by you alone; give another"
+                f"{checks.shown(model)} is a model of your own, which is scaled by you alone; "
+                "give another"
             )
 
 
 def _not_instant(model: BatchTime) -> None:
     if model._seconds(np.ones(1))[0] < _SHORTEST_S:
-        raise InputError(f"{model} takes no time for one token, so its capacity is infinite; give a positive c or a")
+        raise InputError(
+            f"{model} takes no time for one token, so its capacity is infinite; give a positive c "
+            "or a"
+        )

@@ -11,7 +11,15 @@ from pydantic import Field
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
-from penstock.system.batch_time import COSTS, Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import (
+    COSTS,
+    Affine,
+    BatchTime,
+    Composition,
+    Hinge,
+    Measured,
+    PiecewiseConstant,
+)
 from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
 from penstock.words import digits
 
@@ -35,7 +43,8 @@ class _Table(Section):
 class BatchTimeSection(Section):
     """Seconds of a batch: ``{c_ms, a_ms, b0}`` steps, or one of the other keys.
 
-    ``table`` and ``file`` are paths: of measurements, and of a batch-time file such as `write_batch_time` writes.
+    ``table`` and ``file`` are paths: of measurements, and of a batch-time file such as
+    `write_batch_time` writes.
     """
 
     c_ms: float | None = None
@@ -74,7 +83,9 @@ class BatchTimeSection(Section):
         if self.table is not None:
             return Measured.read(folder / checks.path("server.batch_time.table", self.table))
         if self.measured:
-            return Measured(self.measured.tokens, [_seconds("measured.ms", ms) for ms in self.measured.ms])
+            return Measured(
+                self.measured.tokens, [_seconds("measured.ms", ms) for ms in self.measured.ms]
+            )
         if self.composition:
             return self.composition.build(folder)
         if self.file is not None:
@@ -82,7 +93,8 @@ class BatchTimeSection(Section):
         if self.c_ms is None or self.a_ms is None or self.b0 is None:
             missing = ", ".join(name for name, value in steps.items() if value is None)
             raise InputError(
-                f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, a_ms and b0"
+                f"server.batch_time: {missing} missing; the steps c + a ceil(b / b0) need c_ms, "
+                "a_ms and b0"
             )
         return PiecewiseConstant(_seconds("c_ms", self.c_ms), _seconds("a_ms", self.a_ms), self.b0)
 
@@ -92,7 +104,9 @@ class BatchTimeSection(Section):
 
 
 class _Composition(Section):
-    """A `Composition`: ``linear`` by token load, attention in ns per pair of tokens or per token of context."""
+    """A `Composition`: ``linear`` by token load, attention in ns per pair of tokens or per token of
+    context.
+    """
 
     linear: BatchTimeSection
     self_attention_ns: float = 0.0
@@ -176,7 +190,8 @@ class BatchTimeFile:
         return f"{self.description}; {self.source}; newer engines may be faster"
 
     def notes(self, token_budget: int, *, memory: bool) -> tuple[str, ...]:
-        """Return what one should know who uses it for such a server: what was not measured, what it does not hold.
+        """Return what one should know who uses it for such a server: what was not measured, what it
+        does not hold.
 
         Parameters
         ----------
@@ -186,21 +201,33 @@ class BatchTimeFile:
             Whether the server's KV memory has a limit.
         """
         warnings, tokens = self.fit.get("warnings"), self.fit.get("tokens")
-        notes = [f"batch times: {warning}" for warning in (warnings if isinstance(warnings, list) else ())]
-        most = tokens[-1] if isinstance(tokens, list) and tokens and isinstance(tokens[-1], int | float) else None
+        notes = [
+            f"batch times: {warning}"
+            for warning in (warnings if isinstance(warnings, list) else ())
+        ]
+        most = (
+            tokens[-1]
+            if isinstance(tokens, list) and tokens and isinstance(tokens[-1], int | float)
+            else None
+        )
         if most is not None and most < token_budget:
             notes.append(
-                f"batch times were measured for up to {most:,.0f} tokens; those of batches of up to {token_budget:,} "
+                f"batch times were measured for up to {most:,.0f} tokens; those of batches of up "
+                f"to {token_budget:,} "
                 "are extrapolated"
             )
         kv_tokens, overhead = self.fit.get("kv_tokens"), self.fit.get("overhead_ms")
         if isinstance(kv_tokens, int | float) and kv_tokens > 0 and not memory:
             notes.append(
-                f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here it has no limit; add "
+                f"the batch-time file says that KV memory holds {kv_tokens:,.0f} tokens, but here "
+                "it has no limit; add "
                 f"`kv_tokens: {kv_tokens:.0f}` to the server"
             )
         if isinstance(overhead, int | float) and overhead > 0:
-            notes.append(f"clients wait {digits(overhead)} ms more (overhead), which no latency here includes")
+            notes.append(
+                f"clients wait {digits(overhead)} ms more (overhead), which no latency here "
+                "includes"
+            )
         return tuple(notes)
 
 
@@ -216,23 +243,32 @@ def read_batch_time(path: str | Path) -> BatchTimeFile:
     needs = "description, batch_time and source"
     section = parsed(read_document(path, "batch-time file"), _File, str(path), needs)
     if section.batch_time.file is not None:
-        raise InputError(f"{path} names another file, {checks.shown(section.batch_time.file)}; use that one")
+        raise InputError(
+            f"{path} names another file, {checks.shown(section.batch_time.file)}; use that one"
+        )
     fields = {name: getattr(section, name) for name in _File.model_fields if name != "batch_time"}
     return BatchTimeFile(batch_time=section.batch_time.build(path.parent), **fields)
 
 
 def write_batch_time(path: str | Path, file: BatchTimeFile) -> None:
-    """Write a batch-time file, which `read_batch_time` and a scenario's ``batch_time: {file: ...}`` read.
+    """Write a batch-time file, which `read_batch_time` and a scenario's ``batch_time: {file: ...}``
+    read.
 
     Raises
     ------
     InputError
-        If the model is one of the user's own, which YAML cannot hold, or the file cannot be written.
+        If the model is one of the user's own, which YAML cannot hold, or the file cannot be
+        written.
     """
-    fields = {name: getattr(file, name) for name in _File.model_fields} | {"batch_time": section_of(file.batch_time)}
+    fields = {name: getattr(file, name) for name in _File.model_fields} | {
+        "batch_time": section_of(file.batch_time)
+    }
     content = {name: value for name, value in fields.items() if value}
     try:
-        Path(path).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+        Path(path).write_text(
+            yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120),
+            encoding="utf-8",
+        )
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}; choose another place") from None
 
@@ -257,5 +293,6 @@ def section_of(model: BatchTime) -> dict[str, Any]:
             return {"composition": section}
         case _:
             raise InputError(
-                f"{checks.shown(model)} is a model of your own, which a file cannot hold; give a table of it, Measured"
+                f"{checks.shown(model)} is a model of your own, which a file cannot hold; give a "
+                "table of it, Measured"
             )

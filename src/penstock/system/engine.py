@@ -1,4 +1,5 @@
-"""The scheduler of an engine, in general: its settings, how a server is given it, and what it cannot be told.
+"""The scheduler of an engine, in general: its settings, how a server is given it, and what it
+cannot be told.
 
 The engines themselves are entries in `penstock.system.engines`.
 """
@@ -52,7 +53,9 @@ class Engine(Scheduler, abc.ABC):
 
     def __init__(self, options: Options | None = None) -> None:
         defaults = {key: option.default for key, option in self.known.items()}
-        self.options = defaults if options is None else defaults | _checked(self.name, self.known, options)
+        self.options = (
+            defaults if options is None else defaults | _checked(self.name, self.known, options)
+        )
         if self.cut_by:
             self.cuts_prompts = self.options[self.cut_by]
         self.settle()
@@ -109,14 +112,19 @@ class Engine(Scheduler, abc.ABC):
         scope, convention, slots = server.scope, server.convention, server.most_requests or 0
         if scope != "running" or convention != "engine":
             raise InputError(
-                f"scope {scope!r} and convention {convention!r}: {self.name} counts running requests, and its prefill "
+                f"scope {scope!r} and convention {convention!r}: {self.name} counts running "
+                "requests, and its prefill "
                 "yields the first token; leave both out"
             )
         if server.order not in self.orders:
-            raise InputError(f"order is {server.order!r}, but {self.name} serves in order of arrival; leave it out")
+            raise InputError(
+                f"order is {server.order!r}, but {self.name} serves in order of arrival; leave it "
+                "out"
+            )
         if self.decodes_at_once and slots > server.token_budget:
             raise InputError(
-                f"max_batch_size is {slots:,}, but {self.name} decodes all that run in one batch of at most "
+                f"max_batch_size is {slots:,}, but {self.name} decodes all that run in one batch "
+                "of at most "
                 f"{server.token_budget:,} tokens (token_budget); lower one or raise the other"
             )
         if server.memory is not None:
@@ -125,16 +133,23 @@ class Engine(Scheduler, abc.ABC):
     def _check_memory(self, memory: Memory, token_budget: int) -> None:
         if self.whole_blocks and memory.block_size > token_budget:
             raise InputError(
-                f"block_size is {memory.block_size:,}, but a chunk of {self.name} is whole blocks within the token "
-                f"budget of {token_budget:,}, so no prompt is ever served; lower the one or raise the other"
+                f"block_size is {memory.block_size:,}, but a chunk of {self.name} is whole blocks "
+                "within the token "
+                f"budget of {token_budget:,}, so no prompt is ever served; lower the one or raise "
+                "the other"
             )
         if memory.admission is not None:
-            raise InputError(f"admission is {memory.admission!r}, but {self.name} has its own; leave it out")
+            raise InputError(
+                f"admission is {memory.admission!r}, but {self.name} has its own; leave it out"
+            )
         if memory.watermark is not None and not self.has_watermark:
-            raise InputError(f"watermark is {memory.watermark:g}, but {self.name} has none; leave it out")
+            raise InputError(
+                f"watermark is {memory.watermark:g}, but {self.name} has none; leave it out"
+            )
         if memory.preemption != "recompute":
             raise InputError(
-                f"preemption is {memory.preemption!r}, but {self.name} preempts by recompute; leave it out"
+                f"preemption is {memory.preemption!r}, but {self.name} preempts by recompute; "
+                "leave it out"
             )
 
 
@@ -152,7 +167,8 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
     """Return the settings given, by their own names, once their values are sound."""
     if not isinstance(options, Mapping):
         raise InputError(
-            f"the policy_params of {name!r} are {checks.shown(options)}, but it has settings with names "
+            f"the policy_params of {name!r} are {checks.shown(options)}, but it has settings with "
+            "names "
             f"({', '.join(known) or 'none'}); give a mapping"
         )
     aliases = {option.alias: key for key, option in known.items() if option.alias}
@@ -161,24 +177,39 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
         text = str(word).replace("-", "_")
         key = aliases.get(text, text)
         if key not in known:
-            raise InputError(f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}")
+            raise InputError(
+                f"{name} has no setting {checks.shown(word)}{nearest(text, [*known, *aliases])}"
+            )
         if key in settings:
             raise InputError(f"{name}: {key} is given twice; give it once")
         option = known[key]
         if option.known is not None:
-            word = value.lower() if isinstance(value, str) else ""  # TensorRT-LLM writes them in capitals
+            word = (
+                value.lower() if isinstance(value, str) else ""
+            )  # TensorRT-LLM writes them in capitals
             if word not in option.known:
-                raise InputError(f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}")
+                raise InputError(
+                    f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}"
+                )
             settings[key] = word
         elif isinstance(option.default, bool):
             if not isinstance(value, bool):
-                raise InputError(f"{name}: {key} is {checks.shown(value)}, but must be true or false")
+                raise InputError(
+                    f"{name}: {key} is {checks.shown(value)}, but must be true or false"
+                )
             settings[key] = value
         elif isinstance(option.default, float):
-            settings[key] = checks.number(f"{name}: {key}", value, option.low, option.high, "", "it is a share")
+            settings[key] = checks.number(
+                f"{name}: {key}", value, option.low, option.high, "", "it is a share"
+            )
         else:
             low, high = int(option.low), int(option.high)
             settings[key] = checks.whole(
-                f"{name}: {key}", value, low, high, "", "it is a number of tokens, requests or steps"
+                f"{name}: {key}",
+                value,
+                low,
+                high,
+                "",
+                "it is a number of tokens, requests or steps",
             )
     return settings

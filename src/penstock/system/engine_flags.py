@@ -1,18 +1,30 @@
-"""Flags of vLLM, SGLang and TensorRT-LLM that a scenario does not have under that name, and what each would be here."""
+"""Flags of vLLM, SGLang and TensorRT-LLM that a scenario does not have under that name, and what
+each would be here.
+"""
 
 _LENGTHS = (
-    "lengths come from the workload: cap them there with `max`, or drop longer ones with memory: {too_long: drop}"
+    "lengths come from the workload: cap them there with `max`, or drop longer ones with memory: "
+    "{too_long: drop}"
 )
 _MODEL = (
-    "the model is part of the batch times: choose `hardware`, and for its KV memory gpu: {model: ..., memory_gib: 80}"
+    "the model is part of the batch times: choose `hardware`, and for its KV memory gpu: {model: "
+    "..., memory_gib: 80}"
 )
 _PARALLEL = (
-    "how a model is split is part of the batch times: choose `hardware`, and for KV memory gpu: {tensor_parallel: ...}"
+    "how a model is split is part of the batch times: choose `hardware`, and for KV memory gpu: "
+    "{tensor_parallel: ...}"
 )
-_SHARE = "it is given in gpu: {memory_gib: 80, gpu_memory_utilization: ...}, from which KV memory follows"
-_REPLICAS = "one scenario is one replica: give it its share of the rate, or ask `penstock plan` for how many are needed"
+_SHARE = (
+    "it is given in gpu: {memory_gib: 80, gpu_memory_utilization: ...}, from which KV memory "
+    "follows"
+)
+_REPLICAS = (
+    "one scenario is one replica: give it its share of the rate, or ask `penstock plan` for how "
+    "many are needed"
+)
 _NO_PART = (
-    "it changes the time of a batch, which is measured: fit batch times to an engine that has it, and give batch_time"
+    "it changes the time of a batch, which is measured: fit batch times to an engine that has it, "
+    "and give batch_time"
 )
 _NOT_MODELLED = "it is not modelled here; leave it out"
 _PREFIX = "it is given in memory: {prefix_caching: true}"
@@ -20,16 +32,20 @@ _PREFIX = "it is given in memory: {prefix_caching: true}"
 EXPLAINED = {
     **dict.fromkeys(
         (
-            "max_model_len", "context_length", "max_context_length", "max_seq_len", "max_sequence_length",
-            "max_input_len", "max_input_length", "max_output_len", "max_total_len", "max_new_tokens", "max_tokens",
+            "max_model_len", "context_length", "max_context_length", "max_seq_len",
+            "max_sequence_length",
+            "max_input_len", "max_input_length", "max_output_len", "max_total_len",
+            "max_new_tokens", "max_tokens",
         ),
         _LENGTHS,
     ),
     **dict.fromkeys(("model", "model_path", "served_model_name", "dtype", "tokenizer"), _MODEL),
     **dict.fromkeys(
         (
-            "tensor_parallel_size", "tensor_parallel", "tp", "tp_size", "pipeline_parallel_size", "pp", "pp_size",
-            "expert_parallel_size", "ep", "ep_size", "enable_expert_parallel", "moe_expert_parallel_size",
+            "tensor_parallel_size", "tensor_parallel", "tp", "tp_size", "pipeline_parallel_size",
+            "pp", "pp_size",
+            "expert_parallel_size", "ep", "ep_size", "enable_expert_parallel",
+            "moe_expert_parallel_size",
         ),
         _PARALLEL,
     ),
@@ -37,21 +53,29 @@ EXPLAINED = {
     **dict.fromkeys(
         (
             "gpu_memory_utilization", "mem_fraction_static", "kv_cache_free_gpu_memory_fraction",
-            "kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", "memory_gib", "gpu_memory_gib",
+            "kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", "memory_gib",
+            "gpu_memory_gib",
         ),
         _SHARE,
     ),
-    **dict.fromkeys(("kv_cache_memory_bytes", "num_gpu_tokens"), "it is given as tokens: max_total_tokens"),
-    **dict.fromkeys(("num_cpu_blocks", "swap_space", "cpu_offload_gb", "kv_offloading_size"), _NOT_MODELLED),
+    **dict.fromkeys(("kv_cache_memory_bytes", "num_gpu_tokens"), "it is given as tokens: "
+                                                                 "max_total_tokens"),
+    **dict.fromkeys(("num_cpu_blocks", "swap_space", "cpu_offload_gb", "kv_offloading_size"),
+    _NOT_MODELLED),
     **dict.fromkeys(
-        ("quantization", "kv_cache_dtype", "enforce_eager", "attention_backend", "max_seq_len_to_capture",
-         "speculative_config", "speculative_algorithm", "num_speculative_tokens", "cuda_graph_max_bs"),
+        ("quantization", "kv_cache_dtype", "enforce_eager", "attention_backend",
+        "max_seq_len_to_capture",
+         "speculative_config", "speculative_algorithm", "num_speculative_tokens",
+         "cuda_graph_max_bs"),
         _NO_PART,
     ),
-    **dict.fromkeys(("schedule_policy",), "the order of the queue is given as `order`: fcfs or priority"),
+    **dict.fromkeys(("schedule_policy",), "the order of the queue is given as `order`: fcfs or "
+                                          "priority"),
     **dict.fromkeys(("enable_prefix_caching", "enable_block_reuse"), _PREFIX),
-    "disable_radix_cache": "prefixes are reused only with memory: {prefix_caching: true}; leave it out",
-    "max_concurrency": "requests arrive at the rate of the workload; max_num_seqs limits those that run",
+    "disable_radix_cache": "prefixes are reused only with memory: {prefix_caching: true}; leave "
+                           "it out",
+    "max_concurrency": "requests arrive at the rate of the workload; max_num_seqs limits those "
+                       "that run",
     "max_num_active_seqs": "it is given as max_num_seqs",
     "seed": "it is given in simulate: {seed: ...}",
 }  # fmt: skip

@@ -1,8 +1,9 @@
-"""Schedulers of real engines, by name: how they really compose batches, which no policy of a few numbers can say.
+"""Schedulers of real engines, by name: how they really compose batches, which no policy of a few
+numbers can say.
 
-Each is a rule of the kernel (`penstock.kernel.rules`) and an entry here, which states all that sets it apart: settings,
-limits, KV memory, how it is started. Facts about the engines: vLLM 0.33, vLLM up to 0.9 (V0), SGLang 0.5.23,
-TensorRT-LLM, and the Vidur simulator's own variants.
+Each is a rule of the kernel (`penstock.kernel.rules`) and an entry here, which states all that sets
+it apart: settings, limits, KV memory, how it is started. Facts about the engines: vLLM 0.33, vLLM
+up to 0.9 (V0), SGLang 0.5.23, TensorRT-LLM, and the Vidur simulator's own variants.
 """
 
 from typing import NamedTuple
@@ -22,7 +23,9 @@ _GRAPHS = 0.02  # of the memory of a GPU: CUDA graphs count in the share since 0
 
 
 def _limits_of_vllm(gib: float, a100: bool, offline: bool) -> tuple[int, int]:
-    """Return its token budget and max batch size; its ``LLM`` class, without a server, batches more."""
+    """Return its token budget and max batch size; its ``LLM`` class, without a server, batches
+    more.
+    """
     if gib >= 160:
         return 16384, 1024
     if gib >= 70 and not a100:
@@ -42,7 +45,9 @@ def _flags_of_vllm(options: Options) -> list[str]:
 def _notes_of_vllm(options: Options) -> list[str]:
     if options["chunked_prefill"]:
         return []
-    return ["without chunked prefill vLLM wants max-num-batched-tokens to reach the longest context"]
+    return [
+        "without chunked prefill vLLM wants max-num-batched-tokens to reach the longest context"
+    ]
 
 
 class Vllm(Engine):
@@ -78,7 +83,8 @@ class Vllm(Engine):
         by_priority=("--scheduling-policy", "priority"),
         flags=_flags_of_vllm,
         notes=_notes_of_vllm,
-        other="the plan runs the scheduler {name!r}, which vLLM does not have: plan again with vllm",
+        other="the plan runs the scheduler {name!r}, which vLLM does not have: plan again with "
+        "vllm",
         capped=True,
         plugin="--scheduler-cls",
     )
@@ -113,11 +119,15 @@ _BUDGET_BELOW_GIB = {20: 2048, 60: 4096, 160: 8192}
 
 
 def _limits_of_sglang(gib: float, a100: bool, offline: bool) -> tuple[int, None]:
-    return next((budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit), 16_384), None
+    return next(
+        (budget for limit, budget in _BUDGET_BELOW_GIB.items() if gib < limit), 16_384
+    ), None
 
 
 def _left_by_sglang(gpu: GpuBytes, share: float | None) -> float:
-    """Return what is left of a share of the memory, else of all but what it keeps for everything else."""
+    """Return what is left of a share of the memory, else of all but what it keeps for everything
+    else.
+    """
     if share is not None:
         return share * gpu.memory - gpu.weights
     large = gpu.memory > 60 * 2**30
@@ -157,7 +167,8 @@ def _flags_of_sglang(options: Options) -> list[str]:
 
 
 class Sglang(Engine):
-    """SGLang 0.5.23: new prompts in chunks, alone or beside the decodes, as far as an estimate of memory allows.
+    """SGLang 0.5.23: new prompts in chunks, alone or beside the decodes, as far as an estimate of
+    memory allows.
 
     Its mixed chunks fill the budget, except beside a prompt of about ``max_prefill_tokens``.
     """
@@ -191,7 +202,8 @@ class Sglang(Engine):
         by_arrival=("--schedule-policy", "fcfs"),
         flags=_flags_of_sglang,
         environment=_environment_of_sglang,
-        other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with decodes in prefill "
+        other="the plan runs {name!r}, which SGLang does not have: its own scheduler, with "
+        "decodes in prefill "
         "batches, is another; plan again with the policy sglang",
         beside_other=("--enable-mixed-chunk",),
     )
@@ -203,7 +215,8 @@ class Sglang(Engine):
         low = options["min_new_token_ratio"]
         if low > high:
             raise InputError(
-                f"{self.name}: min_new_token_ratio is {low:g}, above new_token_ratio, {high:g}, which falls to it; "
+                f"{self.name}: min_new_token_ratio is {low:g}, above new_token_ratio, {high:g}, "
+                "which falls to it; "
                 "lower it"
             )
         self.kernel_options = {
@@ -258,7 +271,9 @@ class TensorRtLlm(Engine):
 
 
 class _WithoutBudget(Engine):
-    """One of Vidur's that knows no token budget: every request has memory for ``max_tokens``, and may not exceed it."""
+    """One of Vidur's that knows no token budget: every request has memory for ``max_tokens``, and
+    may not exceed it.
+    """
 
     known = {"max_tokens": Option(4096, low=2)}  # noqa: RUF012
     has_token_budget = False
@@ -285,7 +300,9 @@ class VidurOrca(_WithoutBudget):
 
 
 class VidurVllm(Engine):
-    """Vidur's vLLM: whole prompts, padded to the longest, alone while any can be admitted, else all decodes."""
+    """Vidur's vLLM: whole prompts, padded to the longest, alone while any can be admitted, else all
+    decodes.
+    """
 
     name = "vidur-vllm"
     rule = running.VIDUR_VLLM
@@ -295,7 +312,9 @@ class VidurVllm(Engine):
 
 
 class VidurSarathi(Engine):
-    """Vidur's Sarathi: decodes, then prompts, cut to fit; what is left of a prompt broken off becomes output."""
+    """Vidur's Sarathi: decodes, then prompts, cut to fit; what is left of a prompt broken off
+    becomes output.
+    """
 
     name = "vidur-sarathi"
     rule = running.VIDUR_SARATHI
@@ -325,13 +344,17 @@ ENGINES: dict[str, Engine] = {
 
 
 class Defaults(NamedTuple):
-    """The limits that an engine sets by itself: most tokens and most requests (None: it sets none) of a batch."""
+    """The limits that an engine sets by itself: most tokens and most requests (None: it sets none)
+    of a batch.
+    """
 
     token_budget: int
     max_batch_size: int | None
 
 
-def engine_defaults(name: str, gpu_memory_gib: float, *, a100: bool = False, offline: bool = False) -> Defaults:
+def engine_defaults(
+    name: str, gpu_memory_gib: float, *, a100: bool = False, offline: bool = False
+) -> Defaults:
     """Return the limits that an engine chooses for a GPU.
 
     Parameters
@@ -345,11 +368,14 @@ def engine_defaults(name: str, gpu_memory_gib: float, *, a100: bool = False, off
     offline
         Whether the engine is a library without a server (vLLM's ``LLM`` class), which batches more.
     """
-    gib = checks.number("gpu_memory_gib", gpu_memory_gib, 1, 4096, "GiB", "it is the memory of one GPU")
+    gib = checks.number(
+        "gpu_memory_gib", gpu_memory_gib, 1, 4096, "GiB", "it is the memory of one GPU"
+    )
     engine = ENGINES.get(name)
     if engine is None or engine.limit_rule is None:
         raise InputError(
-            f"no default limits are known for {checks.shown(name)}{nearest(str(name), choosing())}; "
+            "no default limits are known for "
+            f"{checks.shown(name)}{nearest(str(name), choosing())}; "
             "give token_budget and max_batch_size"
         )
     return Defaults(*engine.limit_rule.limits(gib, a100, offline))

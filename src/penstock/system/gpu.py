@@ -1,23 +1,27 @@
-"""KV memory that a model leaves on its GPUs: an estimate from weights, GPU memory, and what an engine keeps for itself.
+"""KV memory that a model leaves on its GPUs: an estimate from weights, GPU memory, and what an
+engine keeps for itself.
 
-    KV tokens = (what the engine may use of a GPU - weights / TP - overhead) / (KV bytes per token of a GPU)
+    KV tokens = (what the engine may use of a GPU - weights / TP - overhead) / (KV bytes per token
+    of a GPU)
 
-A token's keys and values take 2 x layers x KV heads x head dimension x 2 bytes; tensor parallelism shares out the KV
-heads, and copies them where there are fewer heads than GPUs. The engines' rules:
+A token's keys and values take 2 x layers x KV heads x head dimension x 2 bytes; tensor parallelism
+shares out the KV heads, and copies them where there are fewer heads than GPUs. The engines' rules:
 
-* vllm (0.33): a share of 0.92 of the memory, in which CUDA graphs count since 0.21; they take about 2%.
+* vllm (0.33): a share of 0.92 of the memory, in which CUDA graphs count since 0.21; they take about
+  2%.
 * vllm-v0: a share of 0.9, without CUDA graphs.
-* sglang (0.5): all but 512 MB, 1.5 MB per token of the token budget, 2 MB per CUDA graph and 128 MB per GPU, and of
-  GPUs above 60 GB all but at least 10 GB.
+* sglang (0.5): all but 512 MB, 1.5 MB per token of the token budget, 2 MB per CUDA graph and 128 MB
+  per GPU, and of GPUs above 60 GB all but at least 10 GB.
 * tensorrt-llm: 0.9 of what weights and overhead leave.
 
-The overhead (activations, the CUDA context, communication) is the one figure that no engine publishes: 1 GiB and
-100 KiB per token of the token budget. Of eleven start-up logs of vLLM 0.4 to 0.19, with models of 7 to 20 billion
-parameters on one to four GPUs of 24 to 80 GB, nine lie within `UNCERTAIN_GIB` of that; two of vLLM 0.6.5 took 1.3 and
-3.1 GiB more. Large mixtures of experts may take more too. So this is an estimate, and the engine's log decides.
+The overhead (activations, the CUDA context, communication) is the one figure that no engine
+publishes: 1 GiB and 100 KiB per token of the token budget. Of eleven start-up logs of vLLM 0.4 to
+0.19, with models of 7 to 20 billion parameters on one to four GPUs of 24 to 80 GB, nine lie within
+`UNCERTAIN_GIB` of that; two of vLLM 0.6.5 took 1.3 and 3.1 GiB more. Large mixtures of experts may
+take more too. So this is an estimate, and the engine's log decides.
 
-Models are left out whose KV memory is not of that form: latent attention (DeepSeek), sliding windows (gpt-oss), linear
-attention (Qwen3.5).
+Models are left out whose KV memory is not of that form: latent attention (DeepSeek), sliding
+windows (gpt-oss), linear attention (Qwen3.5).
 """
 
 import dataclasses
@@ -79,7 +83,9 @@ MODELS = {
     "Qwen3-235B-A22B": Model(470.19, 94, 4, 128),
     "Qwen3-235B-A22B-FP8": Model(236.34, 94, 4, 128),
 }
-"""Known models, from the config.json that their makers publish; weights in 16 bits, FP8 with embeddings in 16."""
+"""Known models, from the config.json that their makers publish; weights in 16 bits, FP8 with
+embeddings in 16.
+"""
 
 GPU_MEMORY_GIB = {"A100 80 GB": 79.2, "H100 80 GB": 79.2, "RTX 4090": 23.5, "RTX PRO 6000": 95.0}
 """Memory of known GPUs, as their driver reports it."""
@@ -115,8 +121,9 @@ class Gpu:
     tensor_parallel
         How many GPUs share each layer.
     utilization
-        Share of the memory that the engine may use (vLLM's gpu_memory_utilization, SGLang's mem_fraction_static,
-        TensorRT-LLM's free_gpu_memory_fraction). None: what the engine takes by itself.
+        Share of the memory that the engine may use (vLLM's gpu_memory_utilization, SGLang's
+        mem_fraction_static, TensorRT-LLM's free_gpu_memory_fraction). None: what the engine takes
+        by itself.
     engine
         Whose KV memory a policy has that stands in the place of an engine; a server keeps it here.
     """
@@ -132,12 +139,17 @@ class Gpu:
         name = names.get(_plain(self.model)) if isinstance(self.model, str) else None
         if name is None:
             raise InputError(
-                f"the memory of the model {checks.shown(self.model)} is not known{nearest(str(self.model), MODELS)}; "
+                f"the memory of the model {checks.shown(self.model)} is not "
+                f"known{nearest(str(self.model), MODELS)}; "
                 "or give kv_tokens, which the engine logs at its start"
             )
         object.__setattr__(self, "model", name)
-        checks.number("gpu.memory_gib", self.memory_gib, 1, 4096, "GiB", "it is the memory of one GPU")
-        checks.whole("gpu.tensor_parallel", self.tensor_parallel, 1, 1024, "", "it is a number of GPUs")
+        checks.number(
+            "gpu.memory_gib", self.memory_gib, 1, 4096, "GiB", "it is the memory of one GPU"
+        )
+        checks.whole(
+            "gpu.tensor_parallel", self.tensor_parallel, 1, 1024, "", "it is a number of GPUs"
+        )
         if self.utilization is not None:
             share = "it is the share of the memory that the engine uses"
             checks.number("gpu.gpu_memory_utilization", self.utilization, 0.01, 1, "", share)
@@ -157,12 +169,15 @@ class Gpu:
         tokens = int(left / bytes_per_token)
         if tokens < 1:
             raise InputError(
-                f"the weights of {self.model} ({model.weights_gb:,.1f} GB) and what {engine.name} needs besides leave "
+                f"the weights of {self.model} ({model.weights_gb:,.1f} GB) and what {engine.name} "
+                "needs besides leave "
                 f"no KV memory on {self.words}, so it would not start; take more GPUs, or say "
                 "`memory: unlimited` to go on without a limit"
             )
         return KVTokens(
-            tokens, max(int((left - uncertain) / bytes_per_token), 0), int((left + uncertain) / bytes_per_token)
+            tokens,
+            max(int((left - uncertain) / bytes_per_token), 0),
+            int((left + uncertain) / bytes_per_token),
         )
 
     @property
@@ -172,13 +187,17 @@ class Gpu:
         return f"{many} of {self.memory_gib:g} GiB"
 
     def share_words(self, engine: Scheduler) -> str:
-        """The share of the memory that an engine is taken to use, by its own name for it; or nothing."""
+        """The share of the memory that an engine is taken to use, by its own name for it; or
+        nothing.
+        """
         rule = engine.gpu_rule
         share = self._share(engine)
         return "" if rule is None or share is None else f" at {rule.option} {share:g}"
 
     def _share(self, engine: Scheduler) -> float | None:
-        """Return the share of the memory that an engine is told to use, or takes by itself; None: by another rule."""
+        """Return the share of the memory that an engine is told to use, or takes by itself; None:
+        by another rule.
+        """
         if self.utilization is not None or engine.gpu_rule is None:
             return self.utilization
         return engine.gpu_rule.share

@@ -11,8 +11,8 @@ FLAT = 1e-12
 def corners(path: Floats) -> Floats:
     """Return the points of a path at which its convex hull turns left, its ends included.
 
-    A path that goes right by (b, t_b) gives the lower convex envelope of t; one that goes left and up gives the upper
-    right side of the hull.
+    A path that goes right by (b, t_b) gives the lower convex envelope of t; one that goes left and
+    up gives the upper right side of the hull.
 
     Parameters
     ----------

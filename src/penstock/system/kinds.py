@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 _REFUSED = {
     "jobs": "a server has requests, not jobs; give requests=...",
     "most_jobs": "a server has arrivals of requests, not of jobs; give most_arrivals=...",
-    "seed": "a server draws by the seed of its workload, not by another; give workload.with_seed(...)",
+    "seed": "a server draws by the seed of its workload, not by another; give "
+    "workload.with_seed(...)",
     "requests": "a network has jobs, not requests; give jobs=...",
     "most_arrivals": "a network has arrivals of jobs, not of requests; give most_jobs=...",
     "alpha": "the test of a network has a resolution, not an alpha; give resolution=...",
-    "targets": "a network has no targets, since each stage has a latency of its own; read them in the answer",
+    "targets": "a network has no targets, since each stage has a latency of its own; read them in "
+    "the answer",
     "precision": "a run of a network has no precision to reach; give more jobs=...",
     "estimate_memory": "a network has no estimate of its KV memory; leave estimate_memory out",
 }
@@ -45,7 +47,8 @@ def refuse_all_but_a_server(verb: str, workload: object, server: object) -> None
     """Refuse what is no workload on a server, where networks cannot be asked about."""
     if not isinstance(workload, Workload) or not isinstance(server, Server):
         raise InputError(
-            f"{verb} takes a Workload and a Server, not {checks.shown(workload)} and {checks.shown(server)}"
+            f"{verb} takes a Workload and a Server, not {checks.shown(workload)} and "
+            f"{checks.shown(server)}"
         )
 
 

@@ -1,4 +1,6 @@
-"""KV memory: how many tokens the requests that run may hold together, and who waits or leaves when it is short."""
+"""KV memory: how many tokens the requests that run may hold together, and who waits or leaves when
+it is short.
+"""
 
 import dataclasses
 from typing import Literal, get_args
@@ -17,9 +19,9 @@ MOST_BLOCKS = 2**40
 class Memory:
     """KV memory in blocks, and the rules of its use.
 
-    A request holds blocks for the tokens it has processed. A decoding request takes another block when its last one is
-    full; if none is free, the last of the running requests (under ``order="priority"`` the one of lowest priority) is
-    preempted.
+    A request holds blocks for the tokens it has processed. A decoding request takes another block
+    when its last one is full; if none is free, the last of the running requests (under
+    ``order="priority"`` the one of lowest priority) is preempted.
 
     Parameters
     ----------
@@ -28,21 +30,25 @@ class Memory:
     block_size
         Tokens in a block.
     watermark
-        Share of the blocks that an admission must leave free. Default: what the policy's engine does, else 0.
+        Share of the blocks that an admission must leave free. Default: what the policy's engine
+        does, else 0.
     admission
-        What must be free before a request is admitted: its ``input`` (held from then on), all that it needs to
-        ``completion`` (no preemption), or ``optimistic``: the next block. Default: ``input``; engines have their own.
+        What must be free before a request is admitted: its ``input`` (held from then on), all that
+        it needs to ``completion`` (no preemption), or ``optimistic``: the next block. Default:
+        ``input``; engines have their own.
     preemption
-        A preempted request loses its tokens and does them again (``recompute``), or they are moved out and back
-        (``swap``).
+        A preempted request loses its tokens and does them again (``recompute``), or they are moved
+        out and back (``swap``).
     swap_s
         Seconds that moving a block out or in adds to a batch.
     too_long
-        What to do about a request that can never fit: ``error`` names it; ``drop`` leaves it out and counts it.
+        What to do about a request that can never fit: ``error`` names it; ``drop`` leaves it out
+        and counts it.
     prefix_caching
         Reuse blocks of prompts that begin alike, where the workload says which do.
     estimated
-        Whether ``blocks`` stands for what the ``gpu`` of a server leaves, which the server puts in its place.
+        Whether ``blocks`` stands for what the ``gpu`` of a server leaves, which the server puts in
+        its place.
     """
 
     blocks: int
@@ -60,11 +66,15 @@ class Memory:
         holds = "it is what the KV cache holds"
         checked["blocks"] = checks.whole("kv_blocks", self.blocks, 1, MOST_BLOCKS, "blocks", holds)
         tokens = "it is the tokens of one block"
-        checked["block_size"] = checks.whole("block_size", self.block_size, 1, 2**20, "tokens", tokens)
+        checked["block_size"] = checks.whole(
+            "block_size", self.block_size, 1, 2**20, "tokens", tokens
+        )
         if self.watermark is not None:
             share = "it is the share of the blocks that stays free"
             checked["watermark"] = checks.number("watermark", self.watermark, 0.0, 0.9, "", share)
-        checked["swap_s"] = checks.number("swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block")
+        checked["swap_s"] = checks.number(
+            "swap_s", self.swap_s, 0.0, 1e3, "s", "it is the time to move a block"
+        )
         for name, choices in (
             ("admission", (None, *get_args(Admission))),
             ("preemption", get_args(Preemption)),
@@ -75,18 +85,24 @@ class Memory:
             checks.word(name, getattr(self, name), choices)
         if self.swap_s and self.preemption != "swap":
             raise InputError(
-                f"swap_s is {self.swap_s:g} s, but requests are preempted by recompute, which moves nothing; "
+                f"swap_s is {self.swap_s:g} s, but requests are preempted by recompute, which "
+                "moves nothing; "
                 "set preemption to 'swap', or leave swap_s out"
             )
 
     @classmethod
     def of_tokens(cls, tokens: int, block_size: int = 16) -> "Memory":
         """Return the memory that holds so many tokens, in whole blocks."""
-        tokens = checks.whole("kv_tokens", tokens, 1, MOST_BLOCKS, "tokens", "it is what the KV cache holds")
-        block_size = checks.whole("block_size", block_size, 1, 2**20, "tokens", "it is the tokens of one block")
+        tokens = checks.whole(
+            "kv_tokens", tokens, 1, MOST_BLOCKS, "tokens", "it is what the KV cache holds"
+        )
+        block_size = checks.whole(
+            "block_size", block_size, 1, 2**20, "tokens", "it is the tokens of one block"
+        )
         if tokens < block_size:
             raise InputError(
-                f"kv_tokens is {tokens:,}, less than one block of {block_size:,}, so nothing fits; raise it"
+                f"kv_tokens is {tokens:,}, less than one block of {block_size:,}, so nothing "
+                "fits; raise it"
             )
         return cls(tokens // block_size, block_size)
 

@@ -37,8 +37,8 @@ class Network:
     workflows
         What visits them: `Workflow` and `Sessions`, each with a name of its own.
     retention_s
-        How long a replica keeps what it computed for a finished request, for those that go on with its context; None:
-        always. Only where contexts are reused.
+        How long a replica keeps what it computed for a finished request, for those that go on with
+        its context; None: always. Only where contexts are reused.
     """
 
     pools: Mapping[str, Pool]
@@ -52,11 +52,17 @@ class Network:
         )
         self._check_stages()
         if self.retention_s is not None:
-            reason = "a replica keeps nothing for less than no time; give seconds, or leave it out to keep it always"
-            vars(self)["retention_s"] = checks.number("retention_s", self.retention_s, 0, _LONGEST_S, "s", reason)
+            reason = (
+                "a replica keeps nothing for less than no time; give seconds, or leave it out to "
+                "keep it always"
+            )
+            vars(self)["retention_s"] = checks.number(
+                "retention_s", self.retention_s, 0, _LONGEST_S, "s", reason
+            )
             if not any(_reuses(workflow) for workflow in self.workflows):
                 raise InputError(
-                    f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so nothing is kept; "
+                    f"retention_s is {self.retention_s:g}, but no workflow reuses its context, so "
+                    "nothing is kept; "
                     "leave it out, or give a workflow context 'reuse'"
                 )
         _ = self.order_params
@@ -70,21 +76,30 @@ class Network:
                 )
         for pool in self.pools:
             if pool not in self._pool_names:
-                raise InputError(f"pool {pool!r} serves no stage, so it would stand idle; send it a stage or drop it")
+                raise InputError(
+                    f"pool {pool!r} serves no stage, so it would stand idle; send it a stage or "
+                    "drop it"
+                )
 
     @classmethod
-    def single(cls, workload: Workload, server: Server, replicas: int = 1, router: str | Router = "jsq") -> "Network":
+    def single(
+        cls, workload: Workload, server: Server, replicas: int = 1, router: str | Router = "jsq"
+    ) -> "Network":
         """Return one pool, called ``pool``, whose requests each are a job of their own."""
         return cls({"pool": Pool(server, replicas, router)}, [Workflow.single(workload, "pool")])
 
     @functools.cached_property
     def stages(self) -> tuple[str, ...]:
         """Names of the stages of all workflows, ``workflow.stage``, in order of workflows."""
-        return tuple(f"{workflow.name}.{stage}" for workflow in self.workflows for stage in workflow.stages)
+        return tuple(
+            f"{workflow.name}.{stage}" for workflow in self.workflows for stage in workflow.stages
+        )
 
     @functools.cached_property
     def _pool_names(self) -> tuple[str, ...]:
-        return tuple(stage.pool for workflow in self.workflows for stage in workflow.stages.values())
+        return tuple(
+            stage.pool for workflow in self.workflows for stage in workflow.stages.values()
+        )
 
     @functools.cached_property
     def stage_pool(self) -> Ints:
@@ -94,7 +109,9 @@ class Network:
 
     @functools.cached_property
     def first_stage(self) -> Ints:
-        """Shape (workflows + 1,): the stages of workflow w are ``first_stage[w]:first_stage[w + 1]``."""
+        """Shape (workflows + 1,): the stages of workflow w are ``first_stage[w]:first_stage[w +
+        1]``.
+        """
         return np.cumsum([0, *(len(workflow.stages) for workflow in self.workflows)])
 
     @functools.cached_property
@@ -104,7 +121,9 @@ class Network:
 
     @functools.cached_property
     def stage_line(self) -> Ints:
-        """Shape (stages,), the line of each stage at a replica of its pool: 0 for all in a single line."""
+        """Shape (stages,), the line of each stage at a replica of its pool: 0 for all in a single
+        line.
+        """
         line = np.zeros(len(self.stages), np.int64)
         for index, pool in enumerate(self.pools.values()):
             if not pool.order.single_line:
@@ -115,19 +134,28 @@ class Network:
     @functools.cached_property
     def pool_lines(self) -> Ints:
         """Shape (pools,), lines at each replica."""
-        return np.array([self.stage_line[self.stage_pool == p].max() + 1 for p in range(len(self.pools))], np.int64)
+        return np.array(
+            [self.stage_line[self.stage_pool == p].max() + 1 for p in range(len(self.pools))],
+            np.int64,
+        )
 
     @functools.cached_property
     def router_weights(self) -> Ints:
-        """Shape (stages, 2): what a request in prefill, and in decode, counts for routers that weigh; 0 for others."""
-        expected = _WEIGHT * np.column_stack([self.prefill_means + self.decode_means, self.decode_means])
+        """Shape (stages, 2): what a request in prefill, and in decode, counts for routers that
+        weigh; 0 for others.
+        """
+        expected = _WEIGHT * np.column_stack(
+            [self.prefill_means + self.decode_means, self.decode_means]
+        )
         weights = np.zeros_like(expected)
         for stage, name in enumerate(self._pool_names):
             router = self.pools[name].router
             if router.code == ROUTE_WORK:
                 weighs = router.prefill_weight is not None
                 weights[stage] = (
-                    _WEIGHT * np.array([router.prefill_weight, router.decode_weight]) if weighs else expected[stage]
+                    _WEIGHT * np.array([router.prefill_weight, router.decode_weight])
+                    if weighs
+                    else expected[stage]
                 )
         # what is above 0 stays so: a measure vanishes at empty replicas only
         return np.maximum(np.rint(weights), weights > 0).astype(np.int64)
@@ -147,7 +175,9 @@ class Network:
 
     @functools.cached_property
     def priorities(self) -> tuple[tuple[int, ...] | None, ...]:
-        """The stages of each pool under ``priority``, most urgent first, by their numbers; None for other orders."""
+        """The stages of each pool under ``priority``, most urgent first, by their numbers; None for
+        other orders.
+        """
         return tuple(
             self._ranking(index, name) if pool.order.ranks_stages else None
             for index, (name, pool) in enumerate(self.pools.items())
@@ -159,26 +189,34 @@ class Network:
         stages = self.pools[name].order.stages
         if not stages:
             raise InputError(
-                f"the order of pool {name!r} is priority without stages, so which goes first is unclear; give "
+                f"the order of pool {name!r} is priority without stages, so which goes first is "
+                "unclear; give "
                 f"`order: {{priority: [{', '.join(names)}]}}`, most urgent first"
             )
-        ranking = tuple(here[self._place(stage, names, f"the priority order of pool {name!r}")] for stage in stages)
+        ranking = tuple(
+            here[self._place(stage, names, f"the priority order of pool {name!r}")]
+            for stage in stages
+        )
         for stage in ranking:
             if ranking.count(stage) > 1:
                 raise InputError(
-                    f"the priority order of pool {name!r} has {self.stages[stage]!r} twice, so its rank is unclear; "
+                    f"the priority order of pool {name!r} has {self.stages[stage]!r} twice, so "
+                    "its rank is unclear; "
                     "drop one"
                 )
         left_out = [self.stages[stage] for stage in here if stage not in ranking]
         if left_out:
             raise InputError(
-                f"the priority order of pool {name!r} leaves out {left_out[0]!r}, so its rank is unclear; add it, last "
+                f"the priority order of pool {name!r} leaves out {left_out[0]!r}, so its rank is "
+                "unclear; add it, last "
                 "if it may always wait"
             )
         return ranking
 
     def _place(self, stage: str, names: Sequence[str], where: str) -> int:
-        """Return which of the full names is meant; a stage's own name will do where only one has it."""
+        """Return which of the full names is meant; a stage's own name will do where only one has
+        it.
+        """
         if stage in names:
             return names.index(stage)
         short = [index for index, name in enumerate(names) if name.endswith(f".{stage}")]
@@ -186,17 +224,26 @@ class Network:
             return short[0]
         if short:
             raise InputError(
-                f"{where} names {stage!r}, which several workflows have; say which, such as {names[short[0]]!r}"
+                f"{where} names {stage!r}, which several workflows have; say which, such as "
+                f"{names[short[0]]!r}"
             )
         for name, pool in zip(self.stages, self._pool_names, strict=True):
             if name == stage or name.endswith(f".{stage}"):
-                raise InputError(f"{where} names {stage!r}, which pool {pool!r} serves; leave it out")
-        raise InputError(f"{where} names {checks.shown(stage)}, which is no stage{nearest(stage, names)}")
+                raise InputError(
+                    f"{where} names {stage!r}, which pool {pool!r} serves; leave it out"
+                )
+        raise InputError(
+            f"{where} names {checks.shown(stage)}, which is no stage{nearest(stage, names)}"
+        )
 
     def stage_number(self, stage: str) -> int:
-        """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one is called so."""
+        """Return the number of a stage by its name, ``workflow.stage``, or ``stage`` where only one
+        is called so.
+        """
         if not isinstance(stage, str):
-            raise InputError(f"a stage is {checks.shown(stage)}; give its name, one of {', '.join(self.stages)}")
+            raise InputError(
+                f"a stage is {checks.shown(stage)}; give its name, one of {', '.join(self.stages)}"
+            )
         return self._place(stage, self.stages, "the network")
 
     def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
@@ -205,13 +252,21 @@ class Network:
         Parameters
         ----------
         seed
-            For all workflows; None: their own. Of workflows with the same seed only the first draws what it would draw
-            alone: two that are described alike are not to repeat each other.
+            For all workflows; None: their own. Of workflows with the same seed only the first draws
+            what it would draw alone: two that are described alike are not to repeat each other.
         """
         # checked here, as what follows is not run before the first block
-        seeds = [own_seed(workflow) if seed is None else checked_seed(seed) for workflow in self.workflows]
+        seeds = [
+            own_seed(workflow) if seed is None else checked_seed(seed)
+            for workflow in self.workflows
+        ]
         streams = zip(self.workflows, _apart(seeds), self.first_stage.tolist(), strict=False)
-        return merged([_numbered(w.blocks(own), index, first) for index, (w, own, first) in enumerate(streams)])
+        return merged(
+            [
+                _numbered(w.blocks(own), index, first)
+                for index, (w, own, first) in enumerate(streams)
+            ]
+        )
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` jobs."""
@@ -223,18 +278,25 @@ class Network:
         index = int(np.searchsorted(self.first_stage, number, "right")) - 1
         workflow = self.workflows[index]
         first = int(self.first_stage[index])
-        return workflow.flooded(list(workflow.stages)[number - first], count, seed).numbered(index, first)
+        return workflow.flooded(list(workflow.stages)[number - first], count, seed).numbered(
+            index, first
+        )
 
     def with_load(self, factor: float) -> "Network":
         """Return the same network with all arrival rates times ``factor``."""
-        return dataclasses.replace(self, workflows=[workflow.with_load(factor) for workflow in self.workflows])
+        return dataclasses.replace(
+            self, workflows=[workflow.with_load(factor) for workflow in self.workflows]
+        )
 
     def check_rates(self) -> None:
-        """Raise an `InputError` if a workflow has no arrival rate: the jobs it has recorded all begin at once."""
+        """Raise an `InputError` if a workflow has no arrival rate: the jobs it has recorded all
+        begin at once.
+        """
         for workflow in self.workflows:
             if not workflow.rate > 0:
                 raise InputError(
-                    f"workflow {workflow.name} has no arrival rate, since all its recorded jobs begin at one instant; "
+                    f"workflow {workflow.name} has no arrival rate, since all its recorded jobs "
+                    "begin at one instant; "
                     "give it a `rate`"
                 )
 
@@ -258,7 +320,8 @@ class Network:
 
     @functools.cached_property
     def onward(self) -> Floats:
-        """Shape (stages, stages): requests of the second stage that the end of one of the first releases, on average.
+        """Shape (stages, stages): requests of the second stage that the end of one of the first
+        releases, on average.
 
         An edge into a join of k branches counts 1/k.
         """
@@ -278,30 +341,45 @@ class Network:
 
     @functools.cached_property
     def decode_means(self) -> Floats:
-        """Shape (stages,), decode iterations of a request, on average (m_d), by the convention of its pool's server."""
-        engine = np.array([self.pools[name].server.convention == "engine" for name in self._pool_names])
+        """Shape (stages,), decode iterations of a request, on average (m_d), by the convention of
+        its pool's server.
+        """
+        engine = np.array(
+            [self.pools[name].server.convention == "engine" for name in self._pool_names]
+        )
         return self._stacked("output") - np.where(engine, self._stacked("both"), 0.0)
 
     @property
     def reuse_is_certain(self) -> bool:
         """Whether what requests find of their context does not depend on the run.
 
-        It does not where nothing is reused, or all that a job computed in a pool is kept on one replica.
+        It does not where nothing is reused, or all that a job computed in a pool is kept on one
+        replica.
         """
-        kept = self.retention_s is None and all(p.replicas == 1 or p.affinity for p in self.pools.values())
+        kept = self.retention_s is None and all(
+            p.replicas == 1 or p.affinity for p in self.pools.values()
+        )
         return kept or not any(_reuses(workflow) for workflow in self.workflows)
 
     @functools.cached_property
     def _reused_means(self) -> Floats:
-        """Shape (stages,), prompt tokens of a request that its replica has already, in a sample of jobs."""
+        """Shape (stages,), prompt tokens of a request that its replica has already, in a sample of
+        jobs.
+        """
         cached = np.zeros(len(self.stages))
         if not self.reuse_is_certain:
             return cached
-        for workflow, first, means in zip(self.workflows, self.first_stage, self._means, strict=False):
+        for workflow, first, means in zip(
+            self.workflows, self.first_stage, self._means, strict=False
+        ):
             if _reuses(workflow):
                 here = slice(first, first + len(workflow.stages))
-                blocks = workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
-                cached[here] = mean_reused(blocks, self.stage_pool[here], means.sampled or MOST_SAMPLED)
+                blocks = (
+                    workflow.blocks() if isinstance(workflow, Workflow) else [workflow.recorded]
+                )
+                cached[here] = mean_reused(
+                    blocks, self.stage_pool[here], means.sampled or MOST_SAMPLED
+                )
         return cached
 
     def model(self) -> NetworkModel:
@@ -320,7 +398,8 @@ class Network:
             onward=self.onward,
             visits=rates * self._stacked("visits"),
             replicas=self.replicas,
-            capacity=self.replicas * np.array([s.batch_time.capacity(s.token_budget) for s in servers]),
+            capacity=self.replicas
+            * np.array([s.batch_time.capacity(s.token_budget) for s in servers]),
             full_batch=self.replicas * np.array(full),
             branches=np.concatenate([workflow.branches for workflow in self.workflows]),
             sampled=min(sampled, default=None),
@@ -330,7 +409,9 @@ class Network:
     def _standard_error(self) -> Floats:
         """Return that of each pool's offered tokens/s, shape (pools,)."""
         variance = np.zeros(len(self.pools))
-        for workflow, first, means in zip(self.workflows, self.first_stage, self._means, strict=False):
+        for workflow, first, means in zip(
+            self.workflows, self.first_stage, self._means, strict=False
+        ):
             at = np.eye(len(self.pools))[self.stage_pool[first : first + len(means.visits)]]
             variance += workflow.rate**2 * np.diag(at.T @ means.covariance @ at)
         return np.sqrt(np.maximum(variance, 0))
@@ -343,25 +424,37 @@ class Network:
 
 def _checked_pools(pools: Any) -> dict[str, Pool]:
     if not isinstance(pools, Mapping) or not pools:
-        raise InputError(f"pools are {checks.shown(pools)}, so nothing serves; give at least one, by name")
+        raise InputError(
+            f"pools are {checks.shown(pools)}, so nothing serves; give at least one, by name"
+        )
     for name, pool in pools.items():
         if not isinstance(name, str) or not name:
             raise InputError(f"a pool is called {checks.shown(name)}; give it a name, as text")
         if not isinstance(pool, Pool):
-            raise InputError(f"pool {name!r} is {checks.shown(pool)}; give a Pool, as Pool(server, replicas=2)")
+            raise InputError(
+                f"pool {name!r} is {checks.shown(pool)}; give a Pool, as Pool(server, replicas=2)"
+            )
     return dict(pools)
 
 
 def _checked_workflows(workflows: Any) -> tuple[Workflow | Sessions, ...]:
     if isinstance(workflows, str | Mapping) or not isinstance(workflows, Sequence) or not workflows:
-        raise InputError(f"workflows are {checks.shown(workflows)}, so nothing arrives; give a list of at least one")
+        raise InputError(
+            f"workflows are {checks.shown(workflows)}, so nothing arrives; give a list of at "
+            "least one"
+        )
     for workflow in workflows:
         if not isinstance(workflow, Workflow | Sessions):
-            raise InputError(f"a workflow is {checks.shown(workflow)}; give a Workflow, or what read_sessions returns")
+            raise InputError(
+                f"a workflow is {checks.shown(workflow)}; give a Workflow, or what read_sessions "
+                "returns"
+            )
     names = [workflow.name for workflow in workflows]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them")
+        raise InputError(
+            f"two workflows are called {twice!r}, so which is meant is unclear; rename one of them"
+        )
     return tuple(workflows)
 
 
@@ -371,7 +464,11 @@ def own_seed(workflow: Workflow | Sessions) -> int:
 
 
 def _reuses(workflow: Workflow | Sessions) -> bool:
-    return workflow.context == "reuse" if isinstance(workflow, Workflow) else bool(workflow.recorded.reuse.any())
+    return (
+        workflow.context == "reuse"
+        if isinstance(workflow, Workflow)
+        else bool(workflow.recorded.reuse.any())
+    )
 
 
 def _apart(seeds: Sequence[int]) -> list[int]:

@@ -22,11 +22,12 @@ class NetworkModel:
     external
         Shape (stages,), jobs/s that begin there (alpha).
     onward
-        Shape (stages, stages): mean number of requests of the second stage that the end of one of the first releases.
-        Probabilities where jobs branch; a row adds up to more than 1 after a fork, and an edge into a join of k
-        branches counts 1/k.
+        Shape (stages, stages): mean number of requests of the second stage that the end of one of
+        the first releases. Probabilities where jobs branch; a row adds up to more than 1 after a
+        fork, and an edge into a join of k branches counts 1/k.
     visits
-        Shape (stages,), requests/s (lambda): the solution of lambda = alpha + onward^T lambda (eq:traffic).
+        Shape (stages,), requests/s (lambda): the solution of lambda = alpha + onward^T lambda
+        (eq:traffic).
     replicas
         Shape (pools,).
     capacity
@@ -34,9 +35,11 @@ class NetworkModel:
     full_batch
         Shape (pools,), tokens/s with batches filled to the token budget: replicas x b_max / t_bmax.
     branches
-        Shape (stages,), how many branches of a job a stage waits for at most; 0 where it is no join.
+        Shape (stages,), how many branches of a job a stage waits for at most; 0 where it is no
+        join.
     sampled
-        Jobs from which means were sampled (loops with a cap, growing contexts), or None where they are exact.
+        Jobs from which means were sampled (loops with a cap, growing contexts), or None where they
+        are exact.
     standard_error
         Shape (pools,), of each pool's offered tokens/s; zeros where means are exact.
     """

@@ -1,7 +1,8 @@
 """Orders: which line of a replica is served first, where requests of several stages meet.
 
-Each stage has a line of its own at a replica; ``fcfs`` and ``global-age`` have one for all. Before each batch an order
-weighs the lines, and the pool's policy chooses the tokens of each. An order of your own is a function of the same form:
+Each stage has a line of its own at a replica; ``fcfs`` and ``global-age`` have one for all. Before
+each batch an order weighs the lines, and the pool's policy chooses the tokens of each. An order of
+your own is a function of the same form:
 
 >>> from penstock.kernel.signatures import BY_LINE, LINE_DECODING, LINE_PROMPTS
 >>> from penstock.system.orders import order
@@ -45,7 +46,8 @@ OrderFunction = Callable[[Floats, Floats, Floats], int]
 
 _TAKES = ("lines", "params", "weights")
 _RULE = (
-    "an order is plain arithmetic on the arrays lines (lines, 8) and params, fills weights (lines, 2) and returns "
+    "an order is plain arithmetic on the arrays lines (lines, 8) and params, fills weights "
+    "(lines, 2) and returns "
     "BY_LINE, BY_PHASE or SPLIT"
 )
 
@@ -63,10 +65,12 @@ class Order:
     params
         Numbers handed to the function.
     stages
-        For ``priority``: the stages of the pool, most urgent first; `Network` turns them into ``params``.
+        For ``priority``: the stages of the pool, most urgent first; `Network` turns them into
+        ``params``.
     fills
-        Whether a batch is filled with all that waits, whatever the pool's policy does: because the policy is not asked,
-        or because what it leaves is filled. Else the pool is work-conserving if its policy is.
+        Whether a batch is filled with all that waits, whatever the pool's policy does: because the
+        policy is not asked, or because what it leaves is filled. Else the pool is work-conserving
+        if its policy is.
     """
 
     name: str
@@ -78,9 +82,14 @@ class Order:
     @staticmethod
     def priority(stages: Sequence[str]) -> "Order":
         """Return the static priority order that serves the first of these stages first."""
-        if isinstance(stages, str) or not isinstance(stages, Sequence) or not all(isinstance(s, str) for s in stages):
+        if (
+            isinstance(stages, str)
+            or not isinstance(stages, Sequence)
+            or not all(isinstance(s, str) for s in stages)
+        ):
             raise InputError(
-                f"priority has {checks.shown(stages)}, but orders stages by name; give a list, most urgent first"
+                f"priority has {checks.shown(stages)}, but orders stages by name; give a list, "
+                "most urgent first"
             )
         return dataclasses.replace(ORDERS["priority"], stages=tuple(stages))
 
@@ -99,13 +108,21 @@ class Order:
         """Whether it is ``priority``, and no order of the user's own by that name."""
         return self.function is priority
 
-    def __call__(self, lines: npt.ArrayLike, params: Sequence[float] | None = None) -> tuple[int, Floats]:
-        """Return the mode and the weights, shape (lines, 2), for one state of the lines, shape (lines, 8)."""
+    def __call__(
+        self, lines: npt.ArrayLike, params: Sequence[float] | None = None
+    ) -> tuple[int, Floats]:
+        """Return the mode and the weights, shape (lines, 2), for one state of the lines, shape
+        (lines, 8).
+        """
         if self.function is None:
-            raise InputError(f"order {self.name!r} has a single line, so it weighs none; take another")
+            raise InputError(
+                f"order {self.name!r} has a single line, so it weighs none; take another"
+            )
         rows = np.ascontiguousarray(lines, np.float64).reshape(-1, LINE_FIELDS)
         weights = np.zeros((rows.shape[0], 2))
-        mode = self.function(rows, np.asarray(self.params if params is None else params, np.float64), weights)
+        mode = self.function(
+            rows, np.asarray(self.params if params is None else params, np.float64), weights
+        )
         return int(mode), weights
 
     @functools.cached_property
@@ -125,7 +142,9 @@ class Order:
 @overload
 def order(function: OrderFunction) -> Order: ...
 @overload
-def order(*, name: str | None = None, params: Sequence[float] = ()) -> Callable[[OrderFunction], Order]: ...
+def order(
+    *, name: str | None = None, params: Sequence[float] = ()
+) -> Callable[[OrderFunction], Order]: ...
 def order(
     function: OrderFunction | None = None, *, name: str | None = None, params: Sequence[float] = ()
 ) -> Order | Callable[[OrderFunction], Order]:
@@ -136,8 +155,8 @@ def order(
     function
         Plain arithmetic on ``lines``, float64 of shape (lines, 8) with the columns `LINE_PROMPTS`,
         `LINE_PROMPT_TOKENS`, `LINE_DECODING`, `LINE_PREFILL_MEAN`, `LINE_DECODE_MEAN`, `LINE_NEXT`,
-        `LINE_NEXT_PROMPTS` and `LINE_BATCHES`, and on the float64 array ``params``. It fills ``weights``, float64 of
-        shape (lines, 2), and returns `BY_LINE`, `BY_PHASE` or `SPLIT`.
+        `LINE_NEXT_PROMPTS` and `LINE_BATCHES`, and on the float64 array ``params``. It fills
+        ``weights``, float64 of shape (lines, 2), and returns `BY_LINE`, `BY_PHASE` or `SPLIT`.
     name
         Default: the function's name.
     params
@@ -156,19 +175,26 @@ def order(
 def _made(function: OrderFunction, name: str | None, params: Sequence[float]) -> Order:
     """Make an order and compile it at once, so that a mistake is told where it was made."""
     function = plain_function("order", function, name, _TAKES)
-    numbers = tuple(float(p) for p in checks.array("the params of an order", params).ravel()) if len(params) else ()
+    numbers = (
+        tuple(float(p) for p in checks.array("the params of an order", params).ravel())
+        if len(params)
+        else ()
+    )
     made = Order(name or function.__name__.replace("_", "-"), function, numbers)
     _ = made.compiled
     mode = returns(function, ORDER_SIGNATURE)
     if not isinstance(mode, types.Integer):  # a float would be cut to a whole number
-        raise InputError(f"order {made.name!r} cannot be used: it returns {mode}, no whole number; {_RULE}")
+        raise InputError(
+            f"order {made.name!r} cannot be used: it returns {mode}, no whole number; {_RULE}"
+        )
     return made
 
 
 def priority(lines, params, weights):  # type: ignore[no-untyped-def]
     """Static priority between stages; ``params`` has the lines, most urgent first.
 
-    The Rybko-Stolyar network shows that it can make a network unstable although no server is overloaded (Section 5).
+    The Rybko-Stolyar network shows that it can make a network unstable although no server is
+    overloaded (Section 5).
     """
     for rank in range(lines.shape[0]):
         weights[int(params[rank]), 0] = -rank
@@ -176,7 +202,9 @@ def priority(lines, params, weights):  # type: ignore[no-untyped-def]
 
 
 def decode_first(lines, params, weights):  # type: ignore[no-untyped-def]
-    """Any decode before any prefill, inside a phase by the order of stages: Sarathi-Serve over all stages at once."""
+    """Any decode before any prefill, inside a phase by the order of stages: Sarathi-Serve over all
+    stages at once.
+    """
     weights[:, 0] = 0
     weights[:, 1] = 1
     return BY_PHASE
@@ -185,7 +213,8 @@ def decode_first(lines, params, weights):  # type: ignore[no-untyped-def]
 def back_pressure(lines, params, weights):  # type: ignore[no-untyped-def]
     """Stages by (Z - Z of what comes next) / (m_p + m_d), the largest first.
 
-    MaxWeight back-pressure (Tassiulas and Ephremides 1992): a token there lowers the squared queue lengths the most.
+    MaxWeight back-pressure (Tassiulas and Ephremides 1992): a token there lowers the squared queue
+    lengths the most.
     """
     for line in range(lines.shape[0]):
         tokens = lines[line, LINE_PREFILL_MEAN] + lines[line, LINE_DECODE_MEAN]
@@ -203,15 +232,21 @@ def back_pressure_phase(lines, params, weights):  # type: ignore[no-untyped-def]
         prompts, decoding = lines[line, LINE_PROMPTS], lines[line, LINE_DECODING]
         prefill, decode = lines[line, LINE_PREFILL_MEAN], lines[line, LINE_DECODE_MEAN]
         weights[line, 0] = (prompts - decoding) / prefill if prefill > 0 else 0.0
-        weights[line, 1] = (decoding - lines[line, LINE_NEXT_PROMPTS]) / decode if decode > 0 else 0.0
+        weights[line, 1] = (
+            (decoding - lines[line, LINE_NEXT_PROMPTS]) / decode if decode > 0 else 0.0
+        )
     return BY_PHASE
 
 
 def hlpps(lines, params, weights):  # type: ignore[no-untyped-def]
-    """Head-of-the-line proportional processor sharing (Bramson 1996): the budget by the work Z (m_p + m_d) of each."""
+    """Head-of-the-line proportional processor sharing (Bramson 1996): the budget by the work Z (m_p
+    + m_d) of each.
+    """
     for line in range(lines.shape[0]):
         requests = lines[line, LINE_PROMPTS] + lines[line, LINE_DECODING]
-        weights[line, 0] = requests * (lines[line, LINE_PREFILL_MEAN] + lines[line, LINE_DECODE_MEAN])
+        weights[line, 0] = requests * (
+            lines[line, LINE_PREFILL_MEAN] + lines[line, LINE_DECODE_MEAN]
+        )
     return SPLIT
 
 
@@ -238,8 +273,8 @@ ORDERS: dict[str, Order] = {
 }
 """The orders that have a name.
 
-``fcfs``: all stages in one line, in order of arrival at the replica. ``global-age``: the oldest job first, then its
-oldest request, phases mixed. The others see the functions of this module.
+``fcfs``: all stages in one line, in order of arrival at the replica. ``global-age``: the oldest job
+first, then its oldest request, phases mixed. The others see the functions of this module.
 """
 
 
@@ -249,7 +284,8 @@ def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = 
     Parameters
     ----------
     choice
-        A name in `ORDERS`; ``module:function`` or ``file.py:function``; an `Order`; or a plain function.
+        A name in `ORDERS`; ``module:function`` or ``file.py:function``; an `Order`; or a plain
+        function.
     folder
         Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
     """
@@ -260,6 +296,8 @@ def resolve_order(choice: str | Order | OrderFunction, *, folder: Path | None = 
     if choice in ORDERS:
         return ORDERS[choice]
     if ":" not in choice:
-        raise InputError(f"unknown order {choice!r}{nearest(choice, ORDERS)} (or module:function for your own)")
+        raise InputError(
+            f"unknown order {choice!r}{nearest(choice, ORDERS)} (or module:function for your own)"
+        )
     chosen = find(choice, "order", Order, folder)
     return chosen if isinstance(chosen, Order) else _made(chosen, None, ())

@@ -1,4 +1,6 @@
-"""Functions that a user brings: compiled under an explicit type, and found by name in a module or a file."""
+"""Functions that a user brings: compiled under an explicit type, and found by name in a module or a
+file.
+"""
 
 import contextlib
 import importlib
@@ -42,13 +44,17 @@ def compiled(function: Callable[..., Any], signature: Any, what: str, rule: str)
         raise InputError(f"{what} cannot be compiled: {_reason(error)}; {rule}") from error
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # interpreted: nothing is known of what it returns
         return made
-    if made.nopython_signatures[0].return_type != signature.return_type:  # as Numba takes a body that only raises
+    if (
+        made.nopython_signatures[0].return_type != signature.return_type
+    ):  # as Numba takes a body that only raises
         raise InputError(f"{what} cannot be used: it never returns; {rule}")
     return made
 
 
 def returns(function: Callable[..., Any], signature: Any) -> Any:
-    """Return the Numba type that a function which `compiled` takes returns by itself, before it is converted."""
+    """Return the Numba type that a function which `compiled` takes returns by itself, before it is
+    converted.
+    """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         return signature.return_type
     # not kept on disk, where it would take the place of the converting one
@@ -58,12 +64,16 @@ def returns(function: Callable[..., Any], signature: Any) -> Any:
 def _reason(error: Exception) -> str:
     """Pick what is wrong, and where, out of Numba's many lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = next((line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason")
+    what = next(
+        (line for line in lines if not line.startswith("Failed in nopython mode")), "unknown reason"
+    )
     where = next((line.rstrip(":") for line in lines if line.startswith("File ")), "")
     return f"{what.rstrip('.')} ({where})" if where else what.rstrip(".")
 
 
-def plain_function(kind: str, function: Any, name: object, takes: tuple[str, ...]) -> Callable[..., Any]:
+def plain_function(
+    kind: str, function: Any, name: object, takes: tuple[str, ...]
+) -> Callable[..., Any]:
     """Return the function as written, if it takes such arguments.
 
     Raises
@@ -74,20 +84,24 @@ def plain_function(kind: str, function: Any, name: object, takes: tuple[str, ...
     function = getattr(function, "py_func", function)  # one that Numba has compiled already
     article = "an" if kind[0] in "aeiou" else "a"
     if not inspect.isfunction(function):
-        raise InputError(f"{article} {kind} is a function of {', '.join(takes)}, not {checks.shown(function)}")
+        raise InputError(
+            f"{article} {kind} is a function of {', '.join(takes)}, not {checks.shown(function)}"
+        )
     if not (name is None or isinstance(name, str)):
         raise InputError(f"{kind} name {checks.shown(name)}: give a text")
     parameters = inspect.signature(function).parameters
     if len(parameters) != len(takes):
         raise InputError(
-            f"{kind} {function.__name__!r} takes {len(parameters)} arguments ({', '.join(parameters)}), but {article} "
+            f"{kind} {function.__name__!r} takes {len(parameters)} arguments "
+            f"({', '.join(parameters)}), but {article} "
             f"{kind} takes {len(takes)}: {', '.join(takes)}"
         )
     return function
 
 
 def find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
-    """Return what ``module:function`` or ``file.py:function`` stands for: of the type ``made``, or a function.
+    """Return what ``module:function`` or ``file.py:function`` stands for: of the type ``made``, or
+    a function.
 
     Parameters
     ----------
@@ -104,7 +118,8 @@ def find(choice: str, kind: str, made: type, folder: Path | None) -> Any:
     if function is None:
         names = [n for n, v in vars(module).items() if isinstance(v, made) or inspect.isfunction(v)]
         raise InputError(
-            f"{kind} {choice!r}: {module_name} has no function {function_name!r}{nearest(function_name, names)}"
+            f"{kind} {choice!r}: {module_name} has no function "
+            f"{function_name!r}{nearest(function_name, names)}"
         )
     return function
 
@@ -121,7 +136,9 @@ def _module(name: str, kind: str, folder: Path) -> ModuleType:
             with contextlib.suppress(KeyError):
                 del sys.modules[path.stem]  # two scenarios may each bring a file of the same name
             sys.modules[path.stem] = module
-            with contextlib.redirect_stdout(sys.stderr):  # what such a file prints is no part of an answer
+            with contextlib.redirect_stdout(
+                sys.stderr
+            ):  # what such a file prints is no part of an answer
                 spec.loader.exec_module(module)
             return module
         return importlib.import_module(name)
@@ -129,5 +146,6 @@ def _module(name: str, kind: str, folder: Path) -> ModuleType:
         raise
     except BaseException as error:  # also a file that ends the program
         raise InputError(
-            f"cannot import the {kind} module {name!r}: {type(error).__name__}: {error}; looked for {path}"
+            f"cannot import the {kind} module {name!r}: {type(error).__name__}: {error}; looked "
+            f"for {path}"
         ) from error

@@ -1,8 +1,9 @@
 """Policies: which tokens go into the next batch, as a pure function of a few numbers.
 
-Inside each phase requests are served in order of arrival, so a policy only chooses how many prefill tokens and
-how many decode tokens to take, and which of the two is filled first; the kernel serves what is really there.
-The four policies of the paper (Section 4) are two lines each. A policy of your own is a function of the same form:
+Inside each phase requests are served in order of arrival, so a policy only chooses how many prefill
+tokens and how many decode tokens to take, and which of the two is filled first; the kernel serves
+what is really there. The four policies of the paper (Section 4) are two lines each. A policy of
+your own is a function of the same form:
 
 >>> from penstock import policy, DECODE_FIRST
 >>> @policy
@@ -46,8 +47,10 @@ from penstock.system.scheduler import Phases, Scheduler
 
 Composition = tuple[int, int, int]
 _RULE = (
-    "a policy is plain arithmetic on queue.prompts, queue.prompt_tokens, queue.decoding, limits.token_budget, "
-    "limits.batch_size and the array params, and returns (prefill_tokens, decode_tokens, DECODE_FIRST or PREFILL_FIRST)"
+    "a policy is plain arithmetic on queue.prompts, queue.prompt_tokens, queue.decoding, "
+    "limits.token_budget, "
+    "limits.batch_size and the array params, and returns (prefill_tokens, decode_tokens, "
+    "DECODE_FIRST or PREFILL_FIRST)"
 )
 
 PolicyFunction = Callable[[Queue, Limits, Floats], Composition]
@@ -64,17 +67,20 @@ class Policy(Scheduler):
     function
         The function as written.
     work_conserving
-        Whether it fills the token budget whenever what waits allows it, under no max batch size; None: not known.
-        Theorem 1(b) needs it. The audit of a run can refute it.
+        Whether it fills the token budget whenever what waits allows it, under no max batch size;
+        None: not known. Theorem 1(b) needs it. The audit of a run can refute it.
     parameters
-        ``(batch_time, token_budget, max_batch_size) -> numbers``: the parameters that it gets where a server's
-        ``policy_params`` gives none, or only the first of them. None: it gets those given.
+        ``(batch_time, token_budget, max_batch_size) -> numbers``: the parameters that it gets where
+        a server's ``policy_params`` gives none, or only the first of them. None: it gets those
+        given.
     takes
         What ``policy_params`` may give, in order; None: anything.
     back_pressure
-        Whether it weighs prefill against decode by what waits in each, as `penstock.system.adaptive.maxweight` does.
+        Whether it weighs prefill against decode by what waits in each, as
+        `penstock.system.adaptive.maxweight` does.
     phases
-        Its rule, if it is one of the paper's four (Table 1): which phase is served alone while it has work, or first.
+        Its rule, if it is one of the paper's four (Table 1): which phase is served alone while it
+        has work, or first.
     own_budget
         Whether it chooses the budget of each batch, up to the token budget.
     rising
@@ -103,10 +109,16 @@ class Policy(Scheduler):
 
     @property
     def sees(self) -> int:
-        """What it looks at, as the kernel's option: decides how many equal batches may be one step."""
+        """What it looks at, as the kernel's option: decides how many equal batches may be one
+        step.
+        """
         if self.reads <= {*BATCH_FIELDS, *FINISH_FIELDS}:
             return SEES_BATCH
-        return SEES_ARRIVALS if self.reads <= {*BATCH_FIELDS, *FINISH_FIELDS, *ARRIVAL_FIELDS} else SEES_DECODES
+        return (
+            SEES_ARRIVALS
+            if self.reads <= {*BATCH_FIELDS, *FINISH_FIELDS, *ARRIVAL_FIELDS}
+            else SEES_DECODES
+        )
 
     @property
     def keeps_queues(self) -> bool:
@@ -115,25 +127,45 @@ class Policy(Scheduler):
 
     @property
     def is_proved(self) -> bool:
-        """Whether it is work-conserving by the definition of one of Penstock's, and not by its author's claim."""
-        return any(self.function is policy.function and policy.work_conserving for policy in POLICIES.values())
+        """Whether it is work-conserving by the definition of one of Penstock's, and not by its
+        author's claim.
+        """
+        return any(
+            self.function is policy.function and policy.work_conserving
+            for policy in POLICIES.values()
+        )
 
     def configured(self, params: Any) -> tuple[Self, list[float]]:
-        """Return it, and the numbers given; refuse those that one of Penstock's would ignore or misread."""
+        """Return it, and the numbers given; refuse those that one of Penstock's would ignore or
+        misread.
+        """
         if isinstance(params, str | Mapping) or not isinstance(params, Iterable):
-            raise InputError(f"policy_params is {checks.shown(params)}, but {self.name} takes numbers; give a list")
-        numbers = [checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute") for p in params]
+            raise InputError(
+                f"policy_params is {checks.shown(params)}, but {self.name} takes numbers; give a "
+                "list"
+            )
+        numbers = [
+            checks.number("a policy parameter", p, -1e300, 1e300, "", "policies compute")
+            for p in params
+        ]
         if self.takes is None:
             return self, numbers
         wanted = " and ".join(self.takes) or "no parameters"
         if len(numbers) > len(self.takes):
             raise InputError(
-                f"policy_params has {len(numbers)} numbers, but {self.name} takes {wanted}; leave out the rest"
+                f"policy_params has {len(numbers)} numbers, but {self.name} takes {wanted}; leave "
+                "out the rest"
             )
         if min(numbers, default=0.0) < 0:
-            raise InputError(f"policy_params has {min(numbers):g}, but {self.name} takes {wanted}; none is below 0")
+            raise InputError(
+                f"policy_params has {min(numbers):g}, but {self.name} takes {wanted}; none is "
+                "below 0"
+            )
         if self.rising and (0 in numbers or numbers != sorted(numbers)):
-            raise InputError(f"policy_params is {numbers}, but must be {wanted}, above 0 and not falling; mend them")
+            raise InputError(
+                f"policy_params is {numbers}, but must be {wanted}, above 0 and not falling; mend "
+                "them"
+            )
         return self, numbers
 
     def settings(self, numbers: tuple[float, ...]) -> list[float]:
@@ -164,11 +196,15 @@ def fields_read(function: PolicyFunction) -> frozenset[str]:
     instructions = list(dis.get_instructions(function))
     read = set()
     for instruction, following in itertools.pairwise(instructions):
-        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        names = (
+            instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        )
         if queue in names and "FAST" not in instruction.opname:
             return everything  # an inner function has it
         if queue in names:
-            alone = names[-1] == queue and names.count(queue) == 1 and following.opname == "LOAD_ATTR"
+            alone = (
+                names[-1] == queue and names.count(queue) == 1 and following.opname == "LOAD_ATTR"
+            )
             if not alone or following.argval not in everything:
                 return everything
             read.add(following.argval)
@@ -178,22 +214,29 @@ def fields_read(function: PolicyFunction) -> frozenset[str]:
 @overload
 def policy(function: PolicyFunction) -> Policy: ...
 @overload
-def policy(*, name: str | None = None, work_conserving: bool | None = None) -> Callable[[PolicyFunction], Policy]: ...
 def policy(
-    function: PolicyFunction | None = None, *, name: str | None = None, work_conserving: bool | None = None
+    *, name: str | None = None, work_conserving: bool | None = None
+) -> Callable[[PolicyFunction], Policy]: ...
+def policy(
+    function: PolicyFunction | None = None,
+    *,
+    name: str | None = None,
+    work_conserving: bool | None = None,
 ) -> Policy | Callable[[PolicyFunction], Policy]:
     """Make a policy of a function ``(queue, limits, params) -> (prefill, decode, first)``.
 
     Parameters
     ----------
     function
-        Plain arithmetic on ``queue.prompts``, ``queue.prompt_tokens``, ``queue.decoding``, ``limits.token_budget``,
-        ``limits.batch_size`` and the float64 array ``params``; returns prefill tokens, decode tokens and
-        `DECODE_FIRST` or `PREFILL_FIRST`. More than there is, or than fits, is cut by the kernel.
+        Plain arithmetic on ``queue.prompts``, ``queue.prompt_tokens``, ``queue.decoding``,
+        ``limits.token_budget``, ``limits.batch_size`` and the float64 array ``params``; returns
+        prefill tokens, decode tokens and `DECODE_FIRST` or `PREFILL_FIRST`. More than there is, or
+        than fits, is cut by the kernel.
     name
         Default: the function's name.
     work_conserving
-        Claim that the policy fills the token budget whenever it can; certificates rely on it and say so.
+        Claim that the policy fills the token budget whenever it can; certificates rely on it and
+        say so.
 
     Raises
     ------
@@ -209,7 +252,9 @@ def _checked(function: PolicyFunction, name: str | None, work_conserving: bool |
     """Make a policy and compile it at once, so that a mistake is told where it was made."""
     function = plain_function("policy", function, name, ("queue", "limits", "params"))
     if work_conserving not in (True, False, None):
-        raise InputError(f"work_conserving is {checks.shown(work_conserving)}; give True, False or None")
+        raise InputError(
+            f"work_conserving is {checks.shown(work_conserving)}; give True, False or None"
+        )
     made = Policy(name or function.__name__.replace("_", "-"), function, work_conserving)
     _ = made.compiled
     return made
@@ -223,7 +268,9 @@ def fastertransformer(queue, limits, params):  # type: ignore[no-untyped-def]
 
 
 def vllm_vanilla(queue, limits, params):  # type: ignore[no-untyped-def]
-    """Prompts alone while there are any, else decodes (vLLM without chunked prefill; paper, Section 4)."""
+    """Prompts alone while there are any, else decodes (vLLM without chunked prefill; paper, Section
+    4).
+    """
     prefill = min(queue.prompt_tokens, limits.token_budget)
     decode = 0 if queue.prompts > 0 else min(queue.decoding, limits.batch_size, limits.token_budget)
     return prefill, decode, PREFILL_FIRST
@@ -249,18 +296,24 @@ _POOL = ("L (requests in decode from which on batches shrink)", "U (from which o
 POLICIES: dict[str, Policy] = {
     p.name: p
     for p in (
-        Policy("fastertransformer", fastertransformer, work_conserving=False, takes=(), phases="decode-alone"),
-        Policy("vllm-vanilla", vllm_vanilla, work_conserving=False, takes=(), phases="prefill-alone"),
+        Policy("fastertransformer", fastertransformer, work_conserving=False, takes=(),
+        phases="decode-alone"),
+        Policy("vllm-vanilla", vllm_vanilla, work_conserving=False, takes=(),
+        phases="prefill-alone"),
         Policy("orca", orca, work_conserving=True, takes=(), phases="prefill-first"),
         Policy("sarathi", sarathi, work_conserving=True, takes=(), phases="decode-first"),
-        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters, _MEANS, True, own_budget=True),
-        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters, (), True,
+        Policy("maxweight", adaptive.maxweight, False, adaptive.maxweight_parameters, _MEANS, True,
+        own_budget=True),
+        Policy("maxweight-tokens", adaptive.maxweight_tokens, False, adaptive.maxweight_parameters,
+        (), True,
                own_budget=True),
-        Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters, _POOL, own_budget=True,
+        Policy("pool-controlled", adaptive.pool_controlled, True, adaptive.pool_parameters, _POOL,
+        own_budget=True,
                rising=True),
     )
 }  # fmt: skip
-"""The policies that have a name: those of the paper's Table 1 in its order, then the adaptive ones."""
+"""The policies that have a name: those of the paper's Table 1 in its order, then the adaptive ones.
+"""
 
 
 def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = None) -> Scheduler:
@@ -269,8 +322,8 @@ def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = N
     Parameters
     ----------
     choice
-        A name in `POLICIES` or `ENGINES`; ``module:function`` or ``file.py:function``; a `Policy` or an engine's
-        scheduler; or a plain function.
+        A name in `POLICIES` or `ENGINES`; ``module:function`` or ``file.py:function``; a `Policy`
+        or an engine's scheduler; or a plain function.
     folder
         Where ``module`` and ``file.py`` are looked for first (a scenario's folder).
     """
@@ -285,6 +338,8 @@ def resolve(choice: str | Scheduler | PolicyFunction, *, folder: Path | None = N
         return ENGINES[name]
     if ":" not in choice:
         names = [*POLICIES, *ENGINES]
-        raise InputError(f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)")
+        raise InputError(
+            f"unknown policy {choice!r}{nearest(choice, names)} (or module:function for your own)"
+        )
     chosen = find(choice, "policy", Scheduler, folder)
     return chosen if isinstance(chosen, Scheduler) else policy(chosen)

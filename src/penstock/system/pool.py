@@ -21,15 +21,16 @@ class Pool:
     Parameters
     ----------
     server
-        One replica. It has no KV memory, a policy of the seam (no scheduler of an engine), and batch times by token
-        load.
+        One replica. It has no KV memory, a policy of the seam (no scheduler of an engine), and
+        batch times by token load.
     replicas
         How many there are.
     router
-        Which replica gets a request: a name in `ROUTERS`, or ``Router.measure(prefill=1, decode=2)``.
+        Which replica gets a request: a name in `ROUTERS`, or ``Router.measure(prefill=1,
+        decode=2)``.
     order
-        Which stage is served first at a replica: a name in `ORDERS`, ``Order.priority([...])``, ``module:function``, or
-        a function.
+        Which stage is served first at a replica: a name in `ORDERS`, ``Order.priority([...])``,
+        ``module:function``, or a function.
     affinity
         Whether later requests of a job go to the replica that its first one here went to.
     """
@@ -53,7 +54,9 @@ class Pool:
         _refuse_what_pools_lack(server)
         reason = "none serve nothing, and a router cannot tell more apart"
         if not isinstance(affinity, bool):
-            raise InputError(f"affinity is {checks.shown(affinity)}, but must be true or false; give one")
+            raise InputError(
+                f"affinity is {checks.shown(affinity)}, but must be true or false; give one"
+            )
         vars(self).update(
             server=server,
             replicas=checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", reason),
@@ -69,15 +72,19 @@ class Pool:
 
     @property
     def work_conserving(self) -> bool | None:
-        """Whether each replica fills its batches whenever it can, under no max batch size; None: not known."""
+        """Whether each replica fills its batches whenever it can, under no max batch size; None:
+        not known.
+        """
         return True if self.order.fills else self.policy.work_conserving
 
     @property
     def repeats(self) -> bool:
-        """Whether a batch of all that decode is followed by the same one while nobody arrives or finishes.
+        """Whether a batch of all that decode is followed by the same one while nobody arrives or
+        finishes.
 
-        Not where the policy looks at what each batch changes; nor where the order of the lines may change meanwhile and
-        the policy may then choose otherwise: the paper's policies take all decodes that fit, first line or last.
+        Not where the policy looks at what each batch changes; nor where the order of the lines may
+        change meanwhile and the policy may then choose otherwise: the paper's policies take all
+        decodes that fit, first line or last.
         """
         if self.policy.sees == SEES_DECODES:
             return False
@@ -96,21 +103,26 @@ def _refuse_what_pools_lack(server: Server) -> None:
     """Refuse servers that a pool cannot consist of."""
     if not server.policy.by_phase:
         raise InputError(
-            f"the policy of a pool's server is {server.policy.name}, the scheduler of an engine, which serves single "
+            f"the policy of a pool's server is {server.policy.name}, the scheduler of an engine, "
+            "which serves single "
             "servers only; take sarathi, which batches much like vllm"
         )
     if server.memory is not None:
         raise InputError(
-            f"the server of a pool has KV memory of {server.memory.blocks:,} blocks, but memory never binds in a "
+            f"the server of a pool has KV memory of {server.memory.blocks:,} blocks, but memory "
+            "never binds in a "
             "network; leave it out, or bound the running requests with max_batch_size"
         )
     if not server.batch_time.by_load:
         raise InputError(
-            "the batch time of a pool's server depends on what is in its batches, which networks do not simulate; give "
-            "one by token load, such as the Composition's linear with the attention of a usual batch in it"
+            "the batch time of a pool's server depends on what is in its batches, which networks "
+            "do not simulate; give "
+            "one by token load, such as the Composition's linear with the attention of a usual "
+            "batch in it"
         )
     if server.order != "fcfs":
         raise InputError(
-            f"the server of a pool has the order {server.order!r}, but requests of a network have no priorities of "
+            f"the server of a pool has the order {server.order!r}, but requests of a network have "
+            "no priorities of "
             "their own; order the pool's stages instead: `order: {priority: [...]}`"
         )

@@ -64,8 +64,14 @@ def hardware(name: str) -> Hardware:
     """
     if name not in list(HARDWARE):  # a list: the name may not be hashable
         named = matching(str(name))
-        hint = f"; known: {', '.join(named)}" if 0 < len(named) < len(HARDWARE) else nearest(str(name), HARDWARE)
-        raise InputError(f"unknown hardware {shown(name)} (`batch_time` may stand in its place){hint}")
+        hint = (
+            f"; known: {', '.join(named)}"
+            if 0 < len(named) < len(HARDWARE)
+            else nearest(str(name), HARDWARE)
+        )
+        raise InputError(
+            f"unknown hardware {shown(name)} (`batch_time` may stand in its place){hint}"
+        )
     return HARDWARE[name]
 
 

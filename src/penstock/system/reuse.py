@@ -1,4 +1,6 @@
-"""What requests find of their context where all that a job computes in a pool stays on one replica."""
+"""What requests find of their context where all that a job computes in a pool stays on one
+replica.
+"""
 
 from collections.abc import Iterable
 
@@ -9,7 +11,8 @@ from penstock.workload.jobs import Jobs
 
 
 def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:
-    """Return the tokens that a request of each stage finds on average, over so many jobs, or all if there are fewer.
+    """Return the tokens that a request of each stage finds on average, over so many jobs, or all if
+    there are fewer.
 
     ``pool`` has the pool of each stage; shape (stages,).
     """
@@ -27,7 +30,8 @@ def mean_reused(blocks: Iterable[Jobs], pool: Ints, most_jobs: int) -> Floats:
 
 
 def reused(jobs: Jobs, pool: Ints) -> Ints:
-    """Return what each request finds: its context's tokens, if that was computed in the same pool, or what came before.
+    """Return what each request finds: its context's tokens, if that was computed in the same pool,
+    or what came before.
 
     ``pool`` has the pool of each stage; shape (requests,).
     """
@@ -38,6 +42,10 @@ def reused(jobs: Jobs, pool: Ints) -> Ints:
         same = here[source] == here[request]
         tokens[request[same]] = shared[same]
         go = ~same & (jobs.context[source] != 0)
-        request, source, shared = request[go], source[go], np.minimum(shared[go], jobs.reuse[source[go]])
+        request, source, shared = (
+            request[go],
+            source[go],
+            np.minimum(shared[go], jobs.reuse[source[go]]),
+        )
         source = source + jobs.context[source]
     return np.minimum(tokens, np.maximum(jobs.prompt - 1, 0))

@@ -37,17 +37,21 @@ class Router:
 
     @staticmethod
     def measure(*, prefill: float, decode: float) -> "Router":
-        """Return the router to the replica with the least ``prefill`` x prompts + ``decode`` x decoding requests.
+        """Return the router to the replica with the least ``prefill`` x prompts + ``decode`` x
+        decoding requests.
 
         Parameters
         ----------
         prefill, decode
-            What a request counts while it is in prefill, and in decode; both above 0, because a measure that vanishes
-            at a busy replica would send it everything (rem:jsq+ holds for measures that vanish only at empty ones).
+            What a request counts while it is in prefill, and in decode; both above 0, because a
+            measure that vanishes at a busy replica would send it everything (rem:jsq+ holds for
+            measures that vanish only at empty ones).
         """
         reason = "a measure that is 0 at a busy replica sends it everything"
         weights = [
-            checks.number(f"the {phase} weight of a measure", weight, _SMALLEST, _LARGEST, "", reason)
+            checks.number(
+                f"the {phase} weight of a measure", weight, _SMALLEST, _LARGEST, "", reason
+            )
             for phase, weight in (("prefill", prefill), ("decode", decode))
         ]
         return Router("measure", ROUTE_WORK, *weights)
@@ -66,9 +70,10 @@ ROUTERS: dict[str, Router] = {
 }
 """The routers that have a name.
 
-``random``; ``round-robin``, in turns; ``jsq``, fewest unfinished requests; ``tokens``, fewest unprocessed tokens;
-``work``, least expected work by the mean lengths of the stages; ``power-of-two``, the one of two replicas drawn at
-random with fewer unfinished requests. `Router.measure` makes others.
+``random``; ``round-robin``, in turns; ``jsq``, fewest unfinished requests; ``tokens``, fewest
+unprocessed tokens; ``work``, least expected work by the mean lengths of the stages;
+``power-of-two``, the one of two replicas drawn at random with fewer unfinished requests.
+`Router.measure` makes others.
 """
 
 

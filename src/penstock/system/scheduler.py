@@ -1,7 +1,9 @@
-"""What the rest of Penstock asks of whatever forms batches: a policy, or the scheduler of an engine.
+"""What the rest of Penstock asks of whatever forms batches: a policy, or the scheduler of an
+engine.
 
-Nobody asks for its name, or of which of the two kinds it is. A fact that a decision depends on stands here, with the
-value that it has for a policy; an engine's entry in `penstock.system.engines` says where it differs.
+Nobody asks for its name, or of which of the two kinds it is. A fact that a decision depends on
+stands here, with the value that it has for a policy; an engine's entry in `penstock.system.engines`
+says where it differs.
 """
 
 import abc
@@ -21,7 +23,9 @@ Holds = Literal["computed", "prefill", "completion"]
 
 
 class GpuBytes(NamedTuple):
-    """One GPU, in bytes: its memory, the weights on it, what else is needed; and the limits that matter to it."""
+    """One GPU, in bytes: its memory, the weights on it, what else is needed; and the limits that
+    matter to it.
+    """
 
     memory: float
     weights: float
@@ -54,8 +58,8 @@ class LimitRule(NamedTuple):
     Attributes
     ----------
     limits
-        ``(GiB of a GPU, whether it is an A100, whether offline) -> (token budget, max batch size)``; the latter is None
-        where it sets none.
+        ``(GiB of a GPU, whether it is an A100, whether offline) -> (token budget, max batch
+        size)``; the latter is None where it sets none.
     usual_slots
         The max batch size, in words; empty where it sets none.
     """
@@ -88,7 +92,8 @@ class Program(NamedTuple):
     capped
         Whether it always has a max batch size, which the token budget bounds.
     plugin
-        The option by which it runs policies of Penstock (`penstock.vllm_plugin`); empty: it runs none.
+        The option by which it runs policies of Penstock (`penstock.vllm_plugin`); empty: it runs
+        none.
     """
 
     title: str
@@ -124,16 +129,19 @@ class Scheduler(abc.ABC):
     kernel_options, kernel_numbers
         What the kernel's rule is told of the settings; the first number is one that it changes.
     work_conserving
-        Whether batches carry what waits up to the token budget and no more, with ample memory and slots; None: not
-        known.
+        Whether batches carry what waits up to the token budget and no more, with ample memory and
+        slots; None: not known.
     by_phase
-        Whether it says how many tokens each phase gets, and the requests of a phase are served in order.
+        Whether it says how many tokens each phase gets, and the requests of a phase are served in
+        order.
     phases
-        Which phase is served alone while it has work, or first, by a rule of the paper's Table 1; None: by another.
+        Which phase is served alone while it has work, or first, by a rule of the paper's Table 1;
+        None: by another.
     own_budget
         Whether it chooses the budget of each batch, up to the token budget.
     back_pressure
-        Whether it weighs prefill against decode by what waits in each, as `penstock.system.adaptive.maxweight` does.
+        Whether it weighs prefill against decode by what waits in each, as
+        `penstock.system.adaptive.maxweight` does.
     has_token_budget
         Whether its batches are cut to the token budget.
     cuts_prompts, cut_by
@@ -149,7 +157,8 @@ class Scheduler(abc.ABC):
     orders
         Orders of the queue that it knows.
     has_kv_memory
-        Whether it comes with KV memory that ends, so that a server without a limit is not what it is.
+        Whether it comes with KV memory that ends, so that a server without a limit is not what it
+        is.
     block_size
         Tokens in a block of KV memory, unless told otherwise.
     own_blocks
@@ -167,11 +176,13 @@ class Scheduler(abc.ABC):
     reserved_tokens
         Tokens that every request has memory for, and may not exceed; 0: each has what it needs.
     loses_rest_of_prompt
-        Whether the prompt of a preempted request comes back as long as it got, and the rest of it as output.
+        Whether the prompt of a preempted request comes back as long as it got, and the rest of it
+        as output.
     caches_prefixes
         Whether prompts that begin alike may share blocks.
     limit_rule
-        How it chooses token budget and max batch size by itself; None: it wants to be told, or it is not known.
+        How it chooses token budget and max batch size by itself; None: it wants to be told, or it
+        is not known.
     gpu_rule
         How it divides the memory of a GPU; None: not known.
     program
@@ -226,7 +237,9 @@ class Scheduler(abc.ABC):
     @property
     @abc.abstractmethod
     def sees(self) -> int:
-        """What it looks at, as the kernel's option: decides how many equal batches may be one step."""
+        """What it looks at, as the kernel's option: decides how many equal batches may be one
+        step.
+        """
 
     @property
     @abc.abstractmethod
@@ -236,7 +249,9 @@ class Scheduler(abc.ABC):
     @property
     @abc.abstractmethod
     def is_proved(self) -> bool:
-        """Whether what it says of work conservation is so by definition, and not its author's claim."""
+        """Whether what it says of work conservation is so by definition, and not its author's
+        claim.
+        """
 
     @property
     def decode_first(self) -> bool:
@@ -260,7 +275,9 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def configured(self, params: Any) -> tuple[Self, list[float]]:
-        """Return it with the ``policy_params`` of a server, and the numbers that the kernel's seam is given of them."""
+        """Return it with the ``policy_params`` of a server, and the numbers that the kernel's seam
+        is given of them.
+        """
 
     @abc.abstractmethod
     def settings(self, numbers: tuple[float, ...]) -> Any:
@@ -270,7 +287,9 @@ class Scheduler(abc.ABC):
         """Refuse what it cannot be told."""
 
     def holds(self, memory: Memory | None) -> Holds:
-        """Return for which tokens a running request surely has memory: ``computed``, its ``prefill``, to its end."""
+        """Return for which tokens a running request surely has memory: ``computed``, its
+        ``prefill``, to its end.
+        """
         if memory is None or memory.admission == "optimistic":
             return "computed"
         return "completion" if memory.admission == "completion" else "prefill"

@@ -32,25 +32,27 @@ class Server:
     max_batch_size
         Most requests (the paper's k_max, vLLM's max_num_seqs); None: no limit.
     policy
-        A name in `POLICIES` (``sarathi``, ``orca``, ``maxweight`` ...), ``module:function``, a function, or the
-        scheduler of an engine (``vllm``, ``sglang`` ...; a name in `ENGINES`).
+        A name in `POLICIES` (``sarathi``, ``orca``, ``maxweight`` ...), ``module:function``, a
+        function, or the scheduler of an engine (``vllm``, ``sglang`` ...; a name in `ENGINES`).
     scope
-        What the max batch size counts: requests in one ``batch`` (the paper), or ``running`` ones, admitted and
-        unfinished, a partial prefill included (engines).
+        What the max batch size counts: requests in one ``batch`` (the paper), or ``running`` ones,
+        admitted and unfinished, a partial prefill included (engines).
     convention
-        ``engine``: the end of prefill yields the first output token, output - 1 decode iterations follow.
-        ``paper``: output decode iterations, the first of which yields the first token.
+        ``engine``: the end of prefill yields the first output token, output - 1 decode iterations
+        follow. ``paper``: output decode iterations, the first of which yields the first token.
     policy_params
-        Numbers handed to the policy; those not given follow from batch times and limits, see `params`. The settings of
-        an engine, by name: ``{"long_prefill_threshold": 256}``.
+        Numbers handed to the policy; those not given follow from batch times and limits, see
+        `params`. The settings of an engine, by name: ``{"long_prefill_threshold": 256}``.
     memory
-        KV memory; None: no limit. ``kv_blocks`` (with ``block_size``) or ``kv_tokens`` stand for one with the usual
-        rules.
+        KV memory; None: no limit. ``kv_blocks`` (with ``block_size``) or ``kv_tokens`` stand for
+        one with the usual rules.
     order
-        Who is served first: ``fcfs`` (order of arrival) or ``priority`` (smaller numbers first, then arrival).
+        Who is served first: ``fcfs`` (order of arrival) or ``priority`` (smaller numbers first,
+        then arrival).
     gpu
-        The model on its GPUs, from which the KV memory of an engine follows. A ``memory`` beside it says its rules, and
-        that its size is ``estimated``. A policy that takes the place of the engine keeps that memory.
+        The model on its GPUs, from which the KV memory of an engine follows. A ``memory`` beside it
+        says its rules, and that its size is ``estimated``. A policy that takes the place of the
+        engine keeps that memory.
     """
 
     batch_time: BatchTime
@@ -86,7 +88,9 @@ class Server:
         token_budget = checks.whole("token_budget", token_budget, 1, MOST_TOKENS, "tokens", carries)
         if max_batch_size is not None:
             serves = "a batch serves at least one request; leave it out for no limit"
-            max_batch_size = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves)
+            max_batch_size = checks.whole(
+                "max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", serves
+            )
         checks.word("scope", scope, get_args(Scope))
         checks.word("convention", convention, get_args(Convention))
         checks.word("order", order, get_args(Order))
@@ -94,7 +98,9 @@ class Server:
         memory = _memory(memory, kv_blocks, kv_tokens, block_size, chosen.block_size)
         if gpu is not None:
             if not isinstance(gpu, Gpu):
-                raise InputError(f"gpu is {checks.shown(gpu)}; give a Gpu, such as Gpu('Llama-3.1-8B', 80)")
+                raise InputError(
+                    f"gpu is {checks.shown(gpu)}; give a Gpu, such as Gpu('Llama-3.1-8B', 80)"
+                )
             gpu, memory = _memory_of_gpu(gpu, chosen, token_budget, memory)
         elif memory is not None and memory.estimated:
             memory = dataclasses.replace(memory, estimated=False)
@@ -118,32 +124,41 @@ class Server:
             _refuse_prefix_caching(chosen, memory)
         if self.most_tokens > MOST_TOKENS:
             raise InputError(
-                f"{max_batch_size:,} requests (max_batch_size) of up to {chosen.reserved_tokens:,} tokens "
-                f"(max_tokens) make batches of {self.most_tokens:,}, above {MOST_TOKENS:,}; lower one of them"
+                f"{max_batch_size:,} requests (max_batch_size) of up to "
+                f"{chosen.reserved_tokens:,} tokens "
+                f"(max_tokens) make batches of {self.most_tokens:,}, above {MOST_TOKENS:,}; lower "
+                "one of them"
             )
         batch_time.table(self.most_tokens)  # a measured table may not reach so far: say so now
 
     def with_policy(self, policy: str | Scheduler | PolicyFunction) -> "Server":
         """Return the same server under another policy, with that one's own parameters.
 
-        A policy that takes the place of an engine whose KV memory is estimated has the same KV memory.
+        A policy that takes the place of an engine whose KV memory is estimated has the same KV
+        memory.
         """
         return dataclasses.replace(self, policy=policy, policy_params=())  # type: ignore[arg-type]
 
     @functools.cached_property
     def params(self) -> tuple[float, ...]:
-        """The numbers that the policy gets: those given, then what follows for it from batch times and limits."""
+        """The numbers that the policy gets: those given, then what follows for it from batch times
+        and limits.
+        """
         numbers = self.policy_params
         if self.policy.parameters is None:
             return numbers
         return (
             *numbers,
-            *self.policy.parameters(self.batch_time, self.token_budget, self.max_batch_size)[len(numbers) :],
+            *self.policy.parameters(self.batch_time, self.token_budget, self.max_batch_size)[
+                len(numbers) :
+            ],
         )
 
     @property
     def scope_warning(self) -> str | None:
-        """Why the policy is out of place where the max batch size counts running requests, or None."""
+        """Why the policy is out of place where the max batch size counts running requests, or
+        None.
+        """
         counts_running = self.scope == "running" and self.max_batch_size is not None
         if not counts_running or not self.policy.back_pressure:
             return None
@@ -156,14 +171,18 @@ class Server:
 
     @property
     def most_requests(self) -> int | None:
-        """The max batch size; engines that are given none run as many requests as a batch has tokens."""
+        """The max batch size; engines that are given none run as many requests as a batch has
+        tokens.
+        """
         if self.max_batch_size is None and self.policy.slots_by_budget:
             return self.token_budget
         return self.max_batch_size
 
     @property
     def by_phase(self) -> bool:
-        """Whether nothing but the two phases decides who is served: no engine's rule, KV memory or priorities."""
+        """Whether nothing but the two phases decides who is served: no engine's rule, KV memory or
+        priorities.
+        """
         return self.policy.by_phase and self.memory is None and self.order == "fcfs"
 
     @property
@@ -176,7 +195,9 @@ class Server:
         ]
         if self.memory is not None:
             about = " (estimated)" if self.memory.estimated else ""
-            words.append(f"KV memory of {self.memory.blocks:,} blocks of {self.memory.block_size:,}{about}")
+            words.append(
+                f"KV memory of {self.memory.blocks:,} blocks of {self.memory.block_size:,}{about}"
+            )
         if self.order != "fcfs":
             words.append("by priority")
         return ", ".join(words)
@@ -190,18 +211,23 @@ class Server:
 
     @property
     def kv_note(self) -> str | None:
-        """What to know before an answer is read: that KV memory is estimated, or that an engine has no limit."""
+        """What to know before an answer is read: that KV memory is estimated, or that an engine has
+        no limit.
+        """
         estimate = self.kv_estimate
         if estimate is not None and self.gpu is not None and self.gpu.engine is not None:
             share = self.gpu.share_words(self.gpu.engine)
             return (
-                f"KV memory holds about {estimate.tokens:,} tokens ({estimate.low:,} to {estimate.high:,}): an "
-                f"estimate of what the weights of {self.gpu.model} leave on {self.gpu.words}{share}. Your engine logs "
+                f"KV memory holds about {estimate.tokens:,} tokens ({estimate.low:,} to "
+                f"{estimate.high:,}): an "
+                f"estimate of what the weights of {self.gpu.model} leave on "
+                f"{self.gpu.words}{share}. Your engine logs "
                 'the true number at its start ("GPU KV cache size"). Give it as max_total_tokens'
             )
         if self.policy.has_kv_memory and self.memory is None:
             note = (
-                f"KV memory has no limit here, but in {self.policy.name} it has. Give the tokens that your engine logs "
+                f"KV memory has no limit here, but in {self.policy.name} it has. Give the tokens "
+                "that your engine logs "
                 'at its start ("GPU KV cache size") as max_total_tokens'
             )
             if self.policy.gpu_rule is not None:
@@ -236,32 +262,45 @@ class Server:
 
     @property
     def holds(self) -> Holds:
-        """For which tokens a running request surely has memory: ``computed``, its ``prefill``, to ``completion``."""
+        """For which tokens a running request surely has memory: ``computed``, its ``prefill``, to
+        ``completion``.
+        """
         return self.policy.holds(self.memory)
 
     def tokens_per_request(self, mean_prompt: float, mean_output: float) -> float:
-        """Return the forward tokens that a request costs on average: prompt + output, less one for engines."""
+        """Return the forward tokens that a request costs on average: prompt + output, less one for
+        engines.
+        """
         return mean_prompt + mean_output - (1 if self.convention == "engine" else 0)
 
 
 def _check_batch_time(batch_time: BatchTime) -> None:
     """Refuse what is no batch-time model, and one that the kernel cannot follow."""
     if not isinstance(batch_time, BatchTime):
-        raise InputError(f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, a, b0)")
+        raise InputError(
+            f"batch_time is {batch_time!r}; give a batch-time model such as PiecewiseConstant(c, "
+            "a, b0)"
+        )
     if not batch_time.by_load and type(batch_time) is not Composition:
         raise InputError(
-            f"batch_time is {checks.shown(batch_time)}, a model of your own that goes by more than the token load, "
+            f"batch_time is {checks.shown(batch_time)}, a model of your own that goes by more "
+            "than the token load, "
             "which the kernel cannot follow; give a Composition"
         )
 
 
 def _memory(
-    memory: Memory | None, kv_blocks: int | None, kv_tokens: int | None, block_size: int | None, usual: int
+    memory: Memory | None,
+    kv_blocks: int | None,
+    kv_tokens: int | None,
+    block_size: int | None,
+    usual: int,
 ) -> Memory | None:
     """Return the one memory that was given, in whichever form."""
     if block_size is not None and kv_blocks is None and kv_tokens is None:
         raise InputError(
-            f"block_size is {checks.shown(block_size)} without kv_blocks or kv_tokens, so it divides nothing; give one "
+            f"block_size is {checks.shown(block_size)} without kv_blocks or kv_tokens, so it "
+            "divides nothing; give one "
             "of them, or the block_size in memory"
         )
     block_size = usual if block_size is None else block_size
@@ -273,17 +312,24 @@ def _memory(
     if len(names) > 1:
         raise InputError(f"{' and '.join(names)} say the same thing; give one of them")
     if memory is not None and not isinstance(memory, Memory):
-        raise InputError(f"memory is {checks.shown(memory)}; give a Memory, or kv_blocks and block_size")
+        raise InputError(
+            f"memory is {checks.shown(memory)}; give a Memory, or kv_blocks and block_size"
+        )
     if kv_blocks is not None:
         return Memory(kv_blocks, block_size)
     return Memory.of_tokens(kv_tokens, block_size) if kv_tokens is not None else memory
 
 
-def _memory_of_gpu(gpu: Gpu, policy: Scheduler, token_budget: int, rules: Memory | None) -> tuple[Gpu, Memory | None]:
-    """Return the GPU with the engine that it serves, and the memory that it leaves that one, with the rules given."""
+def _memory_of_gpu(
+    gpu: Gpu, policy: Scheduler, token_budget: int, rules: Memory | None
+) -> tuple[Gpu, Memory | None]:
+    """Return the GPU with the engine that it serves, and the memory that it leaves that one, with
+    the rules given.
+    """
     if rules is not None and not rules.estimated:
         raise InputError(
-            f"gpu and a memory of {rules.blocks:,} blocks (memory, kv_blocks or kv_tokens) both say how large KV "
+            f"gpu and a memory of {rules.blocks:,} blocks (memory, kv_blocks or kv_tokens) both "
+            "say how large KV "
             "memory is; give one of them"
         )
     engine = gpu.engine if policy.gpu_rule is None else policy
@@ -294,7 +340,9 @@ def _memory_of_gpu(gpu: Gpu, policy: Scheduler, token_budget: int, rules: Memory
         size = engine.block_size  # not one that was chosen
     tokens = gpu.kv_tokens(engine, token_budget).tokens
     memory = Memory.of_tokens(tokens, size)
-    rules = dataclasses.replace(rules or memory, blocks=memory.blocks, block_size=size, estimated=True)
+    rules = dataclasses.replace(
+        rules or memory, blocks=memory.blocks, block_size=size, estimated=True
+    )
     return dataclasses.replace(gpu, engine=engine), rules
 
 
@@ -302,7 +350,8 @@ def _refuse_prefix_caching(policy: Scheduler, memory: Memory) -> None:
     """Refuse to cache prefixes where it is not said how."""
     if not policy.caches_prefixes:
         raise InputError(
-            f"prefix_caching is on, but {policy.name} has no prefix cache here; take vllm, or a policy such as "
+            f"prefix_caching is on, but {policy.name} has no prefix cache here; take vllm, or a "
+            "policy such as "
             "sarathi, or leave it out"
         )
     for name, value, usual in (
@@ -311,5 +360,6 @@ def _refuse_prefix_caching(policy: Scheduler, memory: Memory) -> None:
     ):
         if value not in (None, usual):
             raise InputError(
-                f"{name} is {value!r} beside prefix_caching, which is known for {name} {usual!r} only; leave one out"
+                f"{name} is {value!r} beside prefix_caching, which is known for {name} {usual!r} "
+                "only; leave one out"
             )

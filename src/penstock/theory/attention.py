@@ -1,40 +1,51 @@
-"""Theorem 1, with attention: batches that take t = t_b + (what their requests' attention takes) (Appendix A).
+"""Theorem 1, with attention: batches that take t = t_b + (what their requests' attention takes)
+(Appendix A).
 
-t_b is the time by token load (the linear layers). Attention is additive over requests, and what a request's takes in
-all hardly depends on how its tokens are spread over batches. With n new tokens and l before them a request costs
-s n^2 + p n l in prefill (s: `self_attention`, p: `cross_attention`), s + d l for a decode (d: `decode_attention`, or
-`mixed_attention` beside prefill), and e, `per_request`, each time. A batch with prefill takes w, `with_prefill`, more.
+t_b is the time by token load (the linear layers). Attention is additive over requests, and what a
+request's takes in all hardly depends on how its tokens are spread over batches. With n new tokens
+and l before them a request costs s n^2 + p n l in prefill (s: `self_attention`, p:
+`cross_attention`), s + d l for a decode (d: `decode_attention`, or `mixed_attention` beside
+prefill), and e, `per_request`, each time. A batch with prefill takes w, `with_prefill`, more.
 
 * **Prompt.** v tokens cut into n_1, ..., n_m have sum n_i l_i = (v^2 - sum n_i^2) / 2, so they cost
 
       p v^2 / 2 + g sum n_i^2 + m e,    g = s - p / 2.
 
-  For causal attention g = 0, and cuts cost nothing. Else v^2 / m <= sum n_i^2, at least v (single tokens), and at most
-  q b^2 + r^2, where v = q b + r and b is the most tokens in a batch (pieces as large as batches allow).
-* **Decodes.** The j-th of D, j = 0 .. D - 1, has v + j tokens before it: in all d (D v + D (D - 1) / 2) + D (s + e).
+  For causal attention g = 0, and cuts cost nothing. Else v^2 / m <= sum n_i^2, at least v (single
+  tokens), and at most q b^2 + r^2, where v = q b + r and b is the most tokens in a batch (pieces as
+  large as batches allow).
+* **Decodes.** The j-th of D, j = 0 .. D - 1, has v + j tokens before it: in all d (D v + D (D - 1)
+  / 2) + D (s + e).
 
-Let a request's attention be at least A- and at most A+ on average, over all the ways to cut and to mix.
+Let a request's attention be at least A- and at most A+ on average, over all the ways to cut and to
+mix.
 
-**Theorem 1(a), with attention.** If lambda (E[tokens] min over b of t_b / b + A-) > 1, no policy is stable.
-Proof. Until T the server has been busy for at most T seconds, and each request that is done has taken at least its own
-tokens min t_b / b + A-. So the requests in the system have at least the sum of that over all arrivals until T, less T,
-which grows like T. As it is integrable, no few requests can make it up: their number grows.
+**Theorem 1(a), with attention.** If lambda (E[tokens] min over b of t_b / b + A-) > 1, no policy is
+stable. Proof. Until T the server has been busy for at most T seconds, and each request that is done
+has taken at least its own tokens min t_b / b + A-. So the requests in the system have at least the
+sum of that over all arrivals until T, less T, which grows like T. As it is integrable, no few
+requests can make it up: their number grows.
 
-**Theorem 1(b), with attention.** For i.i.d. arrivals and lengths, bounded lengths and a work-conserving policy that no
-max batch size keeps from filling batches: if lambda (E[tokens] (t_bmax + e + w) / b_max + A+) < 1, the queues stay
-finite. Proof. Let V be the tokens left of all requests times (t_bmax + e + w) / b_max, plus the most that the attention
-of what is left of each may take. A piece of a prompt costs no more than the most with that piece less the most without
-it. Batches cut at most one prompt, so a batch serves as many pieces of prompts as end prompts, and one more: that one's
-e is in t_bmax + e + w, all others are counted once per prompt. Hence a full batch takes V down by at least the seconds
-that it lasts. While V is large all batches are full, and V changes by lambda (...) - 1 < 0 per second on average. Batch
-times are bounded as lengths are, so the rest is as in `penstock.theory.drift`. That one cut is enough is so for all
-policies of the seam, where the server takes prompts in order, and for the engines that are known to be work-conserving.
+**Theorem 1(b), with attention.** For i.i.d. arrivals and lengths, bounded lengths and a
+work-conserving policy that no max batch size keeps from filling batches: if lambda (E[tokens]
+(t_bmax + e + w) / b_max + A+) < 1, the queues stay finite. Proof. Let V be the tokens left of all
+requests times (t_bmax + e + w) / b_max, plus the most that the attention of what is left of each
+may take. A piece of a prompt costs no more than the most with that piece less the most without it.
+Batches cut at most one prompt, so a batch serves as many pieces of prompts as end prompts, and one
+more: that one's e is in t_bmax + e + w, all others are counted once per prompt. Hence a full batch
+takes V down by at least the seconds that it lasts. While V is large all batches are full, and V
+changes by lambda (...) - 1 < 0 per second on average. Batch times are bounded as lengths are, so
+the rest is as in `penstock.theory.drift`. That one cut is enough is so for all policies of the
+seam, where the server takes prompts in order, and for the engines that are known to be
+work-conserving.
 
-Between the two nothing is known: a band, that is narrow where g = 0 and decodes cost the same beside prefill.
+Between the two nothing is known: a band, that is narrow where g = 0 and decodes cost the same
+beside prefill.
 
-Where memory is short, a request may be preempted, and then computes c tokens (and one new) anew in place of a decode
-with c before it. It takes c / max(b / t_b) seconds at least, or if it finds them in a prefix cache p c, so A- counts no
-more than that for a decode. Tokens of a prompt that are found in a cache cost nothing themselves.
+Where memory is short, a request may be preempted, and then computes c tokens (and one new) anew in
+place of a decode with c before it. It takes c / max(b / t_b) seconds at least, or if it finds them
+in a prefix cache p c, so A- counts no more than that for a decode. Tokens of a prompt that are
+found in a cache cost nothing themselves.
 """
 
 from typing import NamedTuple
@@ -58,7 +69,9 @@ _STANDARD_ERRORS = 4.0
 
 
 class Attention(NamedTuple):
-    """Seconds of a mean request beside those by token load (A- and A+), and whether a sample says so."""
+    """Seconds of a mean request beside those by token load (A- and A+), and whether a sample says
+    so.
+    """
 
     least: float
     most: float
@@ -82,9 +95,10 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
 
     Notes
     -----
-    Exact for recorded rows, and for distributions of Penstock's up to 131,072 tokens. For others, four standard errors
-    of a sample are taken off the one and added to the other. The least has a share of w for each token of a prompt, as
-    b of them at most are in a batch; the most has none, see `beside_prefill`.
+    Exact for recorded rows, and for distributions of Penstock's up to 131,072 tokens. For others,
+    four standard errors of a sample are taken off the one and added to the other. The least has a
+    share of w for each token of a prompt, as b of them at most are in a batch; the most has none,
+    see `beside_prefill`.
     """
     model = server.batch_time
     if model.by_load:
@@ -107,8 +121,11 @@ def attention(lengths: Lengths, server: Server, *, reused: bool = False) -> Atte
     return Attention(max(low, 0.0) + shared, high, sampled=True)
 
 
-def attention_of(prompt: Ints, output: Ints, server: Server, *, reused: bool = False) -> tuple[Floats, Floats]:
-    """Return the least and the most seconds that the attention of each request takes; shape (rows,) each.
+def attention_of(
+    prompt: Ints, output: Ints, server: Server, *, reused: bool = False
+) -> tuple[Floats, Floats]:
+    """Return the least and the most seconds that the attention of each request takes; shape (rows,)
+    each.
 
     Parameters
     ----------
@@ -131,8 +148,14 @@ def attention_of(prompt: Ints, output: Ints, server: Server, *, reused: bool = F
 
 
 def beside_prefill(batch_time: BatchTime) -> float:
-    """Return the seconds that a batch may take longer for its prefill: w, and e for the prompt that it cuts."""
-    return batch_time.per_request + batch_time.with_prefill if isinstance(batch_time, Composition) else 0.0
+    """Return the seconds that a batch may take longer for its prefill: w, and e for the prompt that
+    it cuts.
+    """
+    return (
+        batch_time.per_request + batch_time.with_prefill
+        if isinstance(batch_time, Composition)
+        else 0.0
+    )
 
 
 def beside(rate: float, seconds: float) -> float:
@@ -141,16 +164,20 @@ def beside(rate: float, seconds: float) -> float:
 
 
 def refuse_composition(server: Server, what: str, instead: str) -> None:
-    """Raise where batch times depend on more than the token load, and something is known for that only."""
+    """Raise where batch times depend on more than the token load, and something is known for that
+    only.
+    """
     if not server.batch_time.by_load:
         raise InputError(
-            f"batch times depend on what is in a batch ({type(server.batch_time).__name__}), so {what} is not known; "
+            f"batch times depend on what is in a batch ({type(server.batch_time).__name__}), so "
+            f"{what} is not known; "
             f"{instead}"
         )
 
 
 def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Floats, Floats]:
-    """Return the least and the most that prompts take beside t_b, however they are cut; shape (n,) each.
+    """Return the least and the most that prompts take beside t_b, however they are cut; shape (n,)
+    each.
 
     Parameters
     ----------
@@ -163,8 +190,9 @@ def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Fl
 
     Notes
     -----
-    Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v sqrt(g / e). The most
-    counts e once; see `beside_prefill` for what further pieces cost, and for w.
+    Where g > 0 many small pieces cost least, but each costs e: g v^2 / m + m e is least for m = v
+    sqrt(g / e). The most counts e once; see `beside_prefill` for what further pieces cost, and for
+    w.
     """
     per_piece = model.per_request
     pair = model.cross_attention / 2
@@ -174,8 +202,13 @@ def prefill_seconds(prompt: Floats, model: Composition, budget: int) -> tuple[Fl
     largest = (fewest - 1) * float(budget) ** 2 + rest**2  # sum n_i^2 of the fewest pieces
     whole = pair * prompt**2
     if excess > 0:
-        pieces = np.clip(prompt * np.sqrt(excess / per_piece), fewest, prompt) if per_piece else prompt
-        return whole + excess * prompt**2 / pieces + per_piece * pieces, whole + excess * largest + per_piece
+        pieces = (
+            np.clip(prompt * np.sqrt(excess / per_piece), fewest, prompt) if per_piece else prompt
+        )
+        return (
+            whole + excess * prompt**2 / pieces + per_piece * pieces,
+            whole + excess * largest + per_piece,
+        )
     return whole + excess * largest + per_piece * fewest, whole + excess * prompt + per_piece
 
 
@@ -189,7 +222,9 @@ def _of_decodes(server: Server, model: Composition) -> Pair:
     return low, high
 
 
-def _of_distribution(lengths: Lengths, server: Server, model: Composition, reused: bool) -> Attention | None:
+def _of_distribution(
+    lengths: Lengths, server: Server, model: Composition, reused: bool
+) -> Attention | None:
     """Return the same from moments, or None where they are not known."""
     if not isinstance(lengths, Independent):
         return None
@@ -202,7 +237,10 @@ def _of_distribution(lengths: Lengths, server: Server, model: Composition, reuse
     once = model.self_attention + model.per_request
     decodes = (lengths.mean_output - last) * once
     products = mean_product(lengths)
-    fewest, most = (product - last * lengths.mean_prompt + two for product, two in zip(products, pairs, strict=True))
+    fewest, most = (
+        product - last * lengths.mean_prompt + two
+        for product, two in zip(products, pairs, strict=True)
+    )
     low, high = _of_decodes(server, model)
     least = (once if reused else cheapest[0]) + decodes + low * max(fewest, 0.0)
     return Attention(least, max(least, dearest[1] + decodes + high * most))

@@ -2,20 +2,23 @@
 
 Three limits, each with a rate that follows from conservation of what it limits.
 
-* **Token budget** (Theorem 1(a)): no batch carries more than max over b of b / t_b tokens per second.
+* **Token budget** (Theorem 1(a)): no batch carries more than max over b of b / t_b tokens per
+  second.
 * **Max batch size** (paper, Section 6, Condition stable_condition): see `penstock.theory.region`.
-  Both say how many seconds a request takes at least by token load, 1 / rate. Where batches take longer for what is in
-  them, a request takes its attention besides (`penstock.theory.attention`): together these seconds are the bound.
-* **KV memory** (after Nie, Si, Zhou): with M blocks of memory, t the least batch time and g the blocks that a request
-  holds, summed over the iterations that serve it, rate * E[g] * t <= M (Little's law for blocks). Each forward token
-  leaves one KV entry, which is held from its own iteration on; `penstock.theory.kv_blocks.block_iterations` counts the
-  least that this comes to. Iterations that leave a request out while it holds memory, blocks taken ahead, and tokens
-  processed anew after a preemption only add to it; memory of the host, to which requests are swapped out, does not
-  count, but no iteration serves them there. An admission that reserves memory to completion holds more, and that is
-  counted: no policy helps, another admission may.
+  Both say how many seconds a request takes at least by token load, 1 / rate. Where batches take
+  longer for what is in them, a request takes its attention besides (`penstock.theory.attention`):
+  together these seconds are the bound.
+* **KV memory** (after Nie, Si, Zhou): with M blocks of memory, t the least batch time and g the
+  blocks that a request holds, summed over the iterations that serve it, rate * E[g] * t <= M
+  (Little's law for blocks). Each forward token leaves one KV entry, which is held from its own
+  iteration on; `penstock.theory.kv_blocks.block_iterations` counts the least that this comes to.
+  Iterations that leave a request out while it holds memory, blocks taken ahead, and tokens
+  processed anew after a preemption only add to it; memory of the host, to which requests are
+  swapped out, does not count, but no iteration serves them there. An admission that reserves memory
+  to completion holds more, and that is counted: no policy helps, another admission may.
 
-What a server drops is not counted. Where prompts may share their beginnings, each is counted as one token, since that
-many are computed whatever is in the cache, and the KV memory has no bound.
+What a server drops is not counted. Where prompts may share their beginnings, each is counted as one
+token, since that many are computed whatever is in the cache, and the KV memory has no bound.
 """
 
 import dataclasses
@@ -74,7 +77,9 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
     """
     work = least(demand.work, workload, server)
     reused = reuses(workload, server)
-    tokens = server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share
+    tokens = (
+        server.tokens_per_request(work.lengths.mean_prompt, work.lengths.mean_output) * work.share
+    )
     seconds = demand.attention_s[0]
     if reused:
         seconds = attention(demand.work.lengths, server, reused=True).least * work.share
@@ -82,7 +87,8 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
     more = f", and at least {seconds:.4g} s of attention" if seconds else ""
     extended = WITH_ATTENTION if seconds else ""
     reason = (
-        f"the best batch ({demand.best_token_load:,} tokens) carries {demand.best_batch_tokens_per_s:,.0f} tokens/s, "
+        f"the best batch ({demand.best_token_load:,} tokens) carries "
+        f"{demand.best_batch_tokens_per_s:,.0f} tokens/s, "
         f"and a request has {'at least ' if reused else ''}{tokens:,.6g} of them{more}"
     )
     if seconds and not reused:  # one capacity on a page: that with attention
@@ -93,11 +99,18 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
     # A max batch size below the token budget may bind before it.
     slots = server.max_batch_size
     if server.memory is not None and not reserves(server):
-        seconds, more, extended = 0.0, "", ""  # tokens computed anew may ride along in batches short of requests
+        seconds, more, extended = (
+            0.0,
+            "",
+            "",
+        )  # tokens computed anew may ride along in batches short of requests
     if slots is not None and slots < server.most_tokens:
         by_slots = region(_wasting(server), prompt=work.lengths).max_rate / work.share
         theorem = f"Section 6 (stability region under a max batch size){extended}"
-        reason = f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} tokens{more}"
+        reason = (
+            f"the best mix of batches of at most {slots:,} requests and {server.most_tokens:,} "
+            f"tokens{more}"
+        )
         limits.append(Bound("max batch size", beside(by_slots, seconds), theorem, reason))
     if server.memory is not None and not reused:
         limits.append(_kv_memory(work, server, server.memory))
@@ -113,15 +126,18 @@ def _kv_memory(work: Served, server: Server, memory: Memory) -> Bound:
         "KV memory",
         blocks / (shortest * held * work.share),
         "KV memory (Nie, Si, Zhou; Little's law)",
-        f"{blocks:,} {of}, of which a request holds at least {held:,.6g} summed over its iterations, each of at least "
+        f"{blocks:,} {of}, of which a request holds at least {held:,.6g} summed over its "
+        "iterations, each of at least "
         f"{shortest:.4g} s",
     )
 
 
 def _wasting(server: Server) -> Server:
-    """Return a server with batch times by token load, on which a batch takes no longer than one with more tokens.
+    """Return a server with batch times by token load, on which a batch takes no longer than one
+    with more tokens.
 
-    Tokens that are processed anew fill batches too: where larger ones are faster, they must not seem to be a loss.
+    Tokens that are processed anew fill batches too: where larger ones are faster, they must not
+    seem to be a loss.
     """
     if not server.batch_time.by_load:
         server = dataclasses.replace(server, batch_time=server.batch_time.by_tokens)
@@ -131,4 +147,6 @@ def _wasting(server: Server) -> Server:
     least = np.minimum.accumulate(seconds[::-1])[::-1]
     if (seconds == least).all():
         return server
-    return dataclasses.replace(server, batch_time=Measured(range(1, least.size + 1), least.tolist()))
+    return dataclasses.replace(
+        server, batch_time=Measured(range(1, least.size + 1), least.tolist())
+    )

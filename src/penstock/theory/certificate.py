@@ -1,4 +1,6 @@
-"""Certificates: what a theorem says about a workload on a server, and whether its hypotheses hold."""
+"""Certificates: what a theorem says about a workload on a server, and whether its hypotheses
+hold.
+"""
 
 import dataclasses
 import math
@@ -33,7 +35,8 @@ class Certificate:
     Attributes
     ----------
     verdict
-        ``stable``, ``unstable``, ``critical`` (at a limit, where the theorems are silent) or ``unknown``.
+        ``stable``, ``unstable``, ``critical`` (at a limit, where the theorems are silent) or
+        ``unknown``.
     theorem
         The theorem used, or None.
     reason
@@ -45,7 +48,8 @@ class Certificate:
     bounds
         Necessary conditions: what each limit can carry, the token budget first.
     certified_rate
-        Requests/s below which a theorem says stable for this workload at that rate; None where none does at any.
+        Requests/s below which a theorem says stable for this workload at that rate; None where none
+        does at any.
     """
 
     verdict: Verdict
@@ -78,7 +82,9 @@ class Certificate:
 
     @property
     def margin(self) -> float:
-        """1 - arrival rate / max rate: 1 - rho where the token budget binds, negative when overloaded."""
+        """1 - arrival rate / max rate: 1 - rho where the token budget binds, negative when
+        overloaded.
+        """
         return 1 - self.load.arrival_rate / self.max_rate
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,7 +95,8 @@ class Certificate:
             "reason": self.reason,
             "margin": self.margin,
             "hypotheses": [
-                {"name": h.name, "held": h.held, "checked": h.checked, "why": h.why} for h in self.hypotheses
+                {"name": h.name, "held": h.held, "checked": h.checked, "why": h.why}
+                for h in self.hypotheses
             ],
             "bounds": [dataclasses.asdict(bound) for bound in self.bounds],
             "certified_rate": self.certified_rate,
@@ -100,28 +107,36 @@ class Certificate:
 def certify(workload: Workload, server: Server) -> Certificate: ...
 @overload
 def certify(network: "Network", /) -> "NetworkCertificate": ...
-def certify(workload: "Workload | Network", server: Server | None = None) -> "Certificate | NetworkCertificate":
+def certify(
+    workload: "Workload | Network", server: Server | None = None
+) -> "Certificate | NetworkCertificate":
     """Say by theorem whether a workload on a server, or a network, is stable, where a theorem can.
 
     Of a network by the theorems that head `penstock.theory.network.certificate`. Of a server:
 
-    *Unstable*: the arrival rate exceeds a necessary condition, one for each limit (see `penstock.theory.bounds`). Then
-    the backlog diverges under any policy; long-run averages suffice.
+    *Unstable*: the arrival rate exceeds a necessary condition, one for each limit (see
+    `penstock.theory.bounds`). Then the backlog diverges under any policy; long-run averages
+    suffice.
 
-    *Stable*: for independent, identically distributed arrivals and lengths, and bounded lengths, by one of
+    *Stable*: for independent, identically distributed arrivals and lengths, and bounded lengths, by
+    one of
 
-    * Theorem 1(b): a work-conserving policy, a max batch size that is absent or at least the token budget, and less
-      load than b_max / t_bmax. On one server with bounded lengths the total of unprocessed tokens is itself a Foster
-      function (Appendix C, corrected), so the K-FCFS condition is not needed.
-    * the drift certificate: every batch that a backlog leads to drains it (see `penstock.theory.drift`), for any
-      policy and any limits. It is tried where the policy is not known to be work-conserving or the max batch size can
-      bind; else all those batches are full, and it says what Theorem 1(b) says.
+    * Theorem 1(b): a work-conserving policy, a max batch size that is absent or at least the token
+      budget, and less load than b_max / t_bmax. On one server with bounded lengths the total of
+      unprocessed tokens is itself a Foster function (Appendix C, corrected), so the K-FCFS
+      condition is not needed.
+    * the drift certificate: every batch that a backlog leads to drains it (see
+      `penstock.theory.drift`), for any policy and any limits. It is tried where the policy is not
+      known to be work-conserving or the max batch size can bind; else all those batches are full,
+      and it says what Theorem 1(b) says.
 
-    Neither knows KV memory, so on a server with one, both need that all requests that may run at once fit into it.
+    Neither knows KV memory, so on a server with one, both need that all requests that may run at
+    once fit into it.
 
-    Where batches take longer for what is in them (`Composition`), a request brings seconds of attention besides. All
-    three take them into account: the necessary conditions at their least, the sufficient ones at their most (see
-    `penstock.theory.attention`), with ``unknown`` in the band between.
+    Where batches take longer for what is in them (`Composition`), a request brings seconds of
+    attention besides. All three take them into account: the necessary conditions at their least,
+    the sufficient ones at their most (see `penstock.theory.attention`), with ``unknown`` in the
+    band between.
 
     Parameters
     ----------
@@ -160,13 +175,22 @@ def _certify_server(workload: Workload, server: Server) -> Certificate:
 
     # Necessary conditions first: above one, or at one, no other hypothesis matters.
     if demand.arrival_rate > tightest.max_rate * (1 + CRITICAL_BAND):
-        exceeded = [bound for bound in limits if demand.arrival_rate > bound.max_rate * (1 + CRITICAL_BAND)]
+        exceeded = [
+            bound for bound in limits if demand.arrival_rate > bound.max_rate * (1 + CRITICAL_BAND)
+        ]
         overload = _overload(workload, server, demand, exceeded[0])
-        return certificate("unstable", exceeded[0].theorem, _why_unstable(demand, exceeded), overload)
+        return certificate(
+            "unstable", exceeded[0].theorem, _why_unstable(demand, exceeded), overload
+        )
     if demand.arrival_rate >= tightest.max_rate * (1 - CRITICAL_BAND):
         return certificate("critical", None, _why_critical(tightest), ())
     if all(h.held for h in tried):
-        return certificate("stable", sufficient, _why_stable(server, demand, sufficient, certified_rate, tried), tried)
+        return certificate(
+            "stable",
+            sufficient,
+            _why_stable(server, demand, sufficient, certified_rate, tried),
+            tried,
+        )
     return certificate("unknown", None, _why_unknown(demand, tightest, tried), tried)
 
 
@@ -175,8 +199,12 @@ def _tightest(limits: tuple[Bound, ...]) -> Bound:
     return next(bound for bound in limits if bound.max_rate <= least * (1 + CRITICAL_BAND))
 
 
-def _sufficient(workload: Workload, server: Server, demand: Load) -> tuple[str, tuple[Hypothesis, ...], float | None]:
-    """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it certifies up to."""
+def _sufficient(
+    workload: Workload, server: Server, demand: Load
+) -> tuple[str, tuple[Hypothesis, ...], float | None]:
+    """Return the theorem that applies at some rate, the hypotheses to be named, and the rate it
+    certifies up to.
+    """
     shared = conditions.shared(workload, server, demand)
     extended = WITH_ATTENTION if any(demand.attention_s) else ""
     fills = (conditions.work_conserving(server), conditions.batch_size(server))
@@ -193,20 +221,32 @@ def _sufficient(workload: Workload, server: Server, demand: Load) -> tuple[str, 
     return DRIFT + extended, (*shared, *others, drains), backlog.certified_rate
 
 
-def _overload(workload: Workload, server: Server, demand: Load, bound: Bound) -> tuple[Hypothesis, ...]:
+def _overload(
+    workload: Workload, server: Server, demand: Load, bound: Bound
+) -> tuple[Hypothesis, ...]:
     recorded = workload.rows is not None
     if bound.name == "token budget" and math.isclose(bound.max_rate, demand.max_rate):
         name = "load above 1"
         reason = (
-            f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch ({demand.best_token_load:,} tokens) "
+            f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, the best batch "
+            f"({demand.best_token_load:,} tokens) "
             f"carries {demand.capacity_tokens_per_s:,.0f}"
         )
         if demand.attention_s[0]:
-            reason += f" of such requests, each with {demand.attention_s[0]:.4g} s of attention at least"
+            reason += (
+                f" of such requests, each with {demand.attention_s[0]:.4g} s of attention at least"
+            )
     else:
         name = f"arrival rate above the {bound.name}'s"
-        reason = f"{demand.arrival_rate:,.4g} requests/s arrive, at most {bound.max_rate:,.4g} are carried: {bound.why}"
-    average = "the recording, gone on with at this pattern" if recorded else "the arrival process has a rate"
+        reason = (
+            f"{demand.arrival_rate:,.4g} requests/s arrive, at most {bound.max_rate:,.4g} are "
+            f"carried: {bound.why}"
+        )
+    average = (
+        "the recording, gone on with at this pattern"
+        if recorded
+        else "the arrival process has a rate"
+    )
     return (
         Hypothesis(name, True, reason),
         Hypothesis("long-run averages exist", True, average, checked=not recorded),
@@ -222,37 +262,50 @@ def _why_unstable(demand: Load, exceeded: list[Bound]) -> str:
         reason = f"tokens arrive {times:.3f} times as fast as any policy can process them"
     else:
         reason = (
-            f"{demand.arrival_rate:,.4g} requests/s arrive, but the {first.name} lets no policy carry more than "
+            f"{demand.arrival_rate:,.4g} requests/s arrive, but the {first.name} lets no policy "
+            "carry more than "
             f"{first.max_rate:,.4g}"
         )
-    reason += "".join(f" (the {bound.name} allows {bound.max_rate:,.4g} requests/s at most)" for bound in others)
+    reason += "".join(
+        f" (the {bound.name} allows {bound.max_rate:,.4g} requests/s at most)" for bound in others
+    )
     return f"{reason}, so the backlog grows for ever"
 
 
 def _why_critical(tightest: Bound) -> str:
-    what = f"the arrival rate is exactly what the {tightest.name} can carry, where no theorem applies"
+    what = (
+        f"the arrival rate is exactly what the {tightest.name} can carry, where no theorem applies"
+    )
     if tightest.name == "token budget":
         what = "the load is exactly 1, where Theorem 1 says nothing"
     return f"{what}: any randomness lets the queues wander without bound"
 
 
 def _why_stable(
-    server: Server, demand: Load, theorem: str, certified_rate: float | None, tried: tuple[Hypothesis, ...]
+    server: Server,
+    demand: Load,
+    theorem: str,
+    certified_rate: float | None,
+    tried: tuple[Hypothesis, ...],
 ) -> str:
     if theorem.startswith(WORK_CONSERVING):
         reason = f"the load is {demand.rho:.3f} and {server.policy.name} is work-conserving"
     else:
         reason = (
-            f"every batch that {server.policy.name} forms under a backlog drains it, at up to {certified_rate:,.4g} "
+            f"every batch that {server.policy.name} forms under a backlog drains it, at up to "
+            f"{certified_rate:,.4g} "
             "requests/s"
         )
-    return f"{reason}, so the queues stay finite and have a steady state{conditions.if_trusted(tried)}"
+    return (
+        f"{reason}, so the queues stay finite and have a steady state{conditions.if_trusted(tried)}"
+    )
 
 
 def _why_unknown(demand: Load, tightest: Bound, tried: tuple[Hypothesis, ...]) -> str:
     failed = ", ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
     share = 1 - demand.arrival_rate / tightest.max_rate
     return (
-        f"the arrival rate is {share:.1%} below what the {tightest.name} can carry, {tightest.max_rate:,.4g} "
+        f"the arrival rate is {share:.1%} below what the {tightest.name} can carry, "
+        f"{tightest.max_rate:,.4g} "
         f"requests/s, but no theorem says stable, because these hypotheses fail: {failed}"
     )

@@ -1,35 +1,43 @@
-"""A sufficient condition for any policy under any limits: every batch that a backlog leads to drains it.
+"""A sufficient condition for any policy under any limits: every batch that a backlog leads to
+drains it.
 
-Theorem (Foster, weighted tokens). Let arrivals be renewals of rate lambda, lengths i.i.d. and bounded, m_p and m_d
-the mean prefill and decode tokens of a request, in the server's convention. If there are w_p, w_d > 0 and eps > 0 with
+Theorem (Foster, weighted tokens). Let arrivals be renewals of rate lambda, lengths i.i.d. and
+bounded, m_p and m_d the mean prefill and decode tokens of a request, in the server's convention. If
+there are w_p, w_d > 0 and eps > 0 with
 
     w_p x + w_d y  >=  (lambda (w_p m_p + w_d m_d) + eps) t_{x+y}
 
-for every batch (x, y) that the policy forms while at least L requests are in the system, the queues stay finite.
+for every batch (x, y) that the policy forms while at least L requests are in the system, the queues
+stay finite.
 
-Proof. Let V = w_p W_p + w_d W_d, with W_p and W_d the prefill and decode tokens yet to be processed of every request in
-the system: those of waiting prompts, and decodes to come after a prefill, included. As lengths are bounded, there is an
-M such that V > M means at least L requests. Fix s > 0 and follow the batches that start within s seconds, the last
-ending before s + t_max, with t_min and t_max the least and the greatest batch time. There are at most s / t_min + 1 of
-them, and each takes away a bounded amount, so from V > M' (M' = M plus what they can take) all of them are formed under
-a backlog. They take at least (lambda (w_p m_p + w_d m_d) + eps) s from V. At most N arrivals in s + t_max seconds add
-w_p m_p + w_d m_d each on average (Wald), and E[N] <= 1 + U(s + t_max), whatever the age of the gap at the start, with
-U the renewal function. U(s) / s -> lambda, so for large s the mean change of V is below -1, from every state with
-V > M'. By Foster's criterion V returns to {V <= M'}, a bounded queue, in finite mean time. Batch times that are random
-with mean t_b, drawn anew for each batch from a bounded range, change nothing.
+Proof. Let V = w_p W_p + w_d W_d, with W_p and W_d the prefill and decode tokens yet to be processed
+of every request in the system: those of waiting prompts, and decodes to come after a prefill,
+included. As lengths are bounded, there is an M such that V > M means at least L requests. Fix s > 0
+and follow the batches that start within s seconds, the last ending before s + t_max, with t_min and
+t_max the least and the greatest batch time. There are at most s / t_min + 1 of them, and each takes
+away a bounded amount, so from V > M' (M' = M plus what they can take) all of them are formed under
+a backlog. They take at least (lambda (w_p m_p + w_d m_d) + eps) s from V. At most N arrivals in s +
+t_max seconds add w_p m_p + w_d m_d each on average (Wald), and E[N] <= 1 + U(s + t_max), whatever
+the age of the gap at the start, with U the renewal function. U(s) / s -> lambda, so for large s the
+mean change of V is below -1, from every state with V > M'. By Foster's criterion V returns to {V <=
+M'}, a bounded queue, in finite mean time. Batch times that are random with mean t_b, drawn anew for
+each batch from a bounded range, change nothing.
 
-Where batches take longer for what is in them (`penstock.theory.attention`), let t_{x+y} be the time by token load, with
-`per_request` and `with_prefill` more where x > 0. Let w_p x + w_d y >= t_{x+y} for all those batches. Let V be
+Where batches take longer for what is in them (`penstock.theory.attention`), let t_{x+y} be the time
+by token load, with `per_request` and `with_prefill` more where x > 0. Let w_p x + w_d y >= t_{x+y}
+for all those batches. Let V be
 
     V = w_p W_p + w_d W_d + (the most that the attention of what is left may take).
 
-Each batch takes away at least as many seconds as it lasts, and lambda (w_p m_p + w_d m_d + A+) arrive per second, A+
-the most that the attention of a mean request may take. So below 1 the queues stay finite, as before.
+Each batch takes away at least as many seconds as it lasts, and lambda (w_p m_p + w_d m_d + A+)
+arrive per second, A+ the most that the attention of a mean request may take. So below 1 the queues
+stay finite, as before.
 
-Which batches a backlog leads to is enumerated: every queue that a policy may see while L requests are in the system,
-and what the policy and the server make of it. Under a max batch size k in scope ``running``, d decoding requests leave
-k - d prompts to be seen, so such queues are finitely many, for a policy of the user's own too. Elsewhere queues grow
-without limit, and only the policies of the paper are known to look no further than their limits.
+Which batches a backlog leads to is enumerated: every queue that a policy may see while L requests
+are in the system, and what the policy and the server make of it. Under a max batch size k in scope
+``running``, d decoding requests leave k - d prompts to be seen, so such queues are finitely many,
+for a policy of the user's own too. Elsewhere queues grow without limit, and only the policies of
+the paper are known to look no further than their limits.
 """
 
 import dataclasses
@@ -61,7 +69,8 @@ class Drift:
     Attributes
     ----------
     certified_rate
-        Requests/s below which the condition holds; None where it could not be tried, or holds at no rate.
+        Requests/s below which the condition holds; None where it could not be tried, or holds at no
+        rate.
     prefill_weight, decode_weight
         w_p and w_d, for which an average request weighs 1.
     worst
@@ -89,8 +98,9 @@ def drift(lengths: Lengths, server: Server) -> Drift:
 
     Notes
     -----
-    With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d y) / t requests/s. The
-    certified rate is the largest over a of the least f over the batches, and with attention 1 / (1 / f + A+).
+    With w = (a / m_p, (1 - a) / m_d) a request weighs 1, and a batch drains f(a) = (w_p x + w_d y)
+    / t requests/s. The certified rate is the largest over a of the least f over the batches, and
+    with attention 1 / (1 / f + A+).
     """
     try:
         fewest, most = backlog_batches(lengths, server)
@@ -117,15 +127,18 @@ def drift(lengths: Lengths, server: Server) -> Drift:
         share / prompt,
         (1 - share) / decodes if decodes > 0 else 1 / prompt,
         (x, y),
-        f"of the batches that a backlog leads to, the one of {x:,} prefill and {y:,} decode tokens drains least: "
+        f"of the batches that a backlog leads to, the one of {x:,} prefill and {y:,} decode "
+        "tokens drains least: "
         f"enough{with_attention} for {rate:.4g} requests/s",
     )
 
 
 def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
-    """Return the fewest and the most decode tokens in batches of each token load that a backlog leads to.
+    """Return the fewest and the most decode tokens in batches of each token load that a backlog
+    leads to.
 
-    For a token load, batches lie on a line between these two, so no weights can be beaten by any other.
+    For a token load, batches lie on a line between these two, so no weights can be beaten by any
+    other.
 
     Parameters
     ----------
@@ -139,25 +152,29 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
     """
     if not server.policy.by_phase:
         raise _Unknown(
-            f"what {server.policy.name} puts into a batch depends on every single request, which makes more cases than "
+            f"what {server.policy.name} puts into a batch depends on every single request, which "
+            "makes more cases than "
             "a proof can go through"
         )
     if server.memory is not None or server.order != "fcfs":
         raise _Unknown(
-            "with KV memory or priorities a batch depends on every single request, which makes more cases than a proof "
+            "with KV memory or priorities a batch depends on every single request, which makes "
+            "more cases than a proof "
             "can go through"
         )
     rows = _queues(lengths, server)
     tried = int((rows[:, 3] - rows[:, 2] + 1).sum())
     if tried > MOST_QUEUES:
         raise _Unknown(
-            f"a backlog may look in {tried:,} ways, more than the {MOST_QUEUES:,} that the proof goes through"
+            f"a backlog may look in {tried:,} ways, more than the {MOST_QUEUES:,} that the proof "
+            "goes through"
         )
     policy, budget = server.policy, server.token_budget
     fewest, most = np.full(budget + 1, budget + 1), np.full(budget + 1, -1)
     slots = server.max_batch_size or _NO_LIMIT
     options = np.array(
-        [budget, slots, server.scope == "running", lengths.min_prompt, lengths.max_prompt or 1], np.int64
+        [budget, slots, server.scope == "running", lengths.min_prompt, lengths.max_prompt or 1],
+        np.int64,
     )
     stuck = np.zeros(3, np.int64)
     try:
@@ -169,7 +186,10 @@ def backlog_batches(lengths: Lengths, server: Server) -> tuple[Ints, Ints]:
     if status != _FORMED:
         prompts, tokens, decoding = stuck.tolist()
         what = "forms an empty batch" if status == _IDLE else "asks for a negative number of tokens"
-        raise _Unknown(f"{policy.name} {what} with {prompts:,} prompts ({tokens:,} tokens) and {decoding:,} decoding")
+        raise _Unknown(
+            f"{policy.name} {what} with {prompts:,} prompts ({tokens:,} tokens) and {decoding:,} "
+            "decoding"
+        )
     return fewest, most
 
 
@@ -178,11 +198,12 @@ class _Unknown(Exception):
 
 
 def _queues(lengths: Lengths, server: Server) -> Ints:
-    """Return the queues of a backlog: rows of prompts seen, decoding, fewest and most prompt tokens seen.
+    """Return the queues of a backlog: rows of prompts seen, decoding, fewest and most prompt tokens
+    seen.
 
-    The first prompt may be partly done, so n of them hold from (n - 1) shortest + 1 to n longest tokens. Policies of
-    the paper act on min(prompt tokens, b_max), min(decoding, b_max, k_max) and on whether there are prompts, so that
-    larger numbers are tried once, at these limits.
+    The first prompt may be partly done, so n of them hold from (n - 1) shortest + 1 to n longest
+    tokens. Policies of the paper act on min(prompt tokens, b_max), min(decoding, b_max, k_max) and
+    on whether there are prompts, so that larger numbers are tried once, at these limits.
     """
     budget, slots = server.token_budget, server.max_batch_size
     longest = lengths.max_prompt
@@ -191,7 +212,8 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
         raise _Unknown("prompts have no upper limit")
     if beyond := sorted(server.policy.reads - set(BATCH_FIELDS)):
         raise _Unknown(
-            f"{server.policy.name} decides also by {', '.join(beyond)}, which the proof does not take into account"
+            f"{server.policy.name} decides also by {', '.join(beyond)}, which the proof does not "
+            "take into account"
         )
     of_paper = server.policy.phases is not None
     if not of_paper and (slots is None or server.scope == "batch"):
@@ -202,7 +224,9 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
     most = budget if slots is None else min(budget, slots)
     if slots is None:  # many prompts and any number that decode, or the other way round
         decoding = np.arange(most + 1)
-        many = np.column_stack([np.full_like(decoding, budget), decoding, *np.full((2, most + 1), budget)])
+        many = np.column_stack(
+            [np.full_like(decoding, budget), decoding, *np.full((2, most + 1), budget)]
+        )
         rows = np.vstack([many, [(0, most, 0, 0), (budget, most, 1, budget)]])
     else:
         if server.scope == "running":
@@ -221,8 +245,8 @@ def _queues(lengths: Lengths, server: Server) -> Ints:
 def _best_share(by_prefill: Floats, by_decode: Floats) -> float:
     """Return the a in (0, 1) that maximises the least of a by_prefill + (1 - a) by_decode.
 
-    The least of lines is concave: it rises along one line, then falls along another. Where they cross, either they are
-    the lowest, or a lower line takes the place of one of them.
+    The least of lines is concave: it rises along one line, then falls along another. Where they
+    cross, either they are the lowest, or a lower line takes the place of one of them.
     """
     slope = by_prefill - by_decode
     first, last = _LEAST_SHARE, 1 - _LEAST_SHARE
@@ -252,7 +276,9 @@ def _form(
     most: Ints,
     stuck: Ints,
 ) -> int:
-    """Form the batch of every queue in the rows, cut as the server cuts it; return whether each has one."""
+    """Form the batch of every queue in the rows, cut as the server cuts it; return whether each has
+    one.
+    """
     budget, slots, running, shortest, longest = options
     limits = Limits(budget, slots)
     starts = np.full((2, budget + 1), budget + 1)  # of ranges of y by x, and of x by y
@@ -260,7 +286,9 @@ def _form(
     for row in range(rows.shape[0]):
         prompts, decoding = rows[row, 0], rows[row, 1]
         for tokens in range(rows[row, 2], rows[row, 3] + 1):
-            x, y, first = policy(Queue(prompts, tokens, decoding, 0, 0, 0, 0, 0, 0, 0, 0), limits, params)
+            x, y, first = policy(
+                Queue(prompts, tokens, decoding, 0, 0, 0, 0, 0, 0, 0, 0), limits, params
+            )
             stuck[0], stuck[1], stuck[2] = prompts, tokens, decoding
             if x < 0 or y < 0:
                 return _NEGATIVE
@@ -308,6 +336,8 @@ _SIGNATURE = types.int64(POLICY, PARAMS, _I64, types.int64[:, ::1], _I64, _I64, 
 
 @functools.cache
 def _compiled_form() -> Callable[..., Any]:
-    """Return `_form` compiled under its one signature: seconds the first time, from the disk cache after."""
+    """Return `_form` compiled under its one signature: seconds the first time, from the disk cache
+    after.
+    """
     compiled: Callable[..., Any] = njit(_SIGNATURE, cache=True)(_form)
     return compiled

@@ -1,21 +1,22 @@
 """The fluid model of one server: what a large backlog does, exactly, when randomness averages out.
 
-Scaled by its size, the path of a server that starts with a large backlog approaches a solution of eq:f1 to eq:f7 (for
-several classes eq:mf1 to eq:mf5): a fluid of requests in prefill and in decode, in straight lines between breakpoints.
-While there is any of it, batches are full and b_max / t_bmax tokens are processed per second. These equations fix the
-total work
+Scaled by its size, the path of a server that starts with a large backlog approaches a solution of
+eq:f1 to eq:f7 (for several classes eq:mf1 to eq:mf5): a fluid of requests in prefill and in decode,
+in straight lines between breakpoints. While there is any of it, batches are full and b_max / t_bmax
+tokens are processed per second. These equations fix the total work
 
     f = sum over classes of (work of a request in prefill) Z_p + (work of a request in decode) Z_d
 
-and no more: it falls by b_max / t_bmax - offered tokens/s until all is drained. Which phase the tokens go to is the
-policy's choice, so a path also needs an order of the buffers (class, phase), highest priority first, each served
-first-come-first-served (eq:f4). The first buffer with fluid in it takes the whole rate, less what the empty ones before
-it need to stay empty, and what they need depends on what it sends them. Hence a linear system per stretch and at most
-one stretch per buffer and a last one, without steps of time. One class is decode-first (Sarathi-Serve) or prefill-first
+and no more: it falls by b_max / t_bmax - offered tokens/s until all is drained. Which phase the
+tokens go to is the policy's choice, so a path also needs an order of the buffers (class, phase),
+highest priority first, each served first-come-first-served (eq:f4). The first buffer with fluid in
+it takes the whole rate, less what the empty ones before it need to stay empty, and what they need
+depends on what it sends them. Hence a linear system per stretch and at most one stretch per buffer
+and a last one, without steps of time. One class is decode-first (Sarathi-Serve) or prefill-first
 (Orca).
 
-In eq:f3 and eq:mf3 the rate of each phase is bounded by b_max / t_bmax; it is the sum of the rates that must be, else
-an overloaded server could stay empty.
+In eq:f3 and eq:mf3 the rate of each phase is bounded by b_max / t_bmax; it is the sum of the rates
+that must be, else an overloaded server could stay empty.
 """
 
 import dataclasses
@@ -43,7 +44,8 @@ _ROUNDING = 1e-12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FluidPath:
-    """A solution of the fluid model, in straight lines between breakpoints, the last of which goes on for ever.
+    """A solution of the fluid model, in straight lines between breakpoints, the last of which goes
+    on for ever.
 
     Shapes: n breakpoints; ``...`` is (classes,), or nothing where one class was given as numbers.
 
@@ -52,16 +54,18 @@ class FluidPath:
     time_s
         Shape (n,), seconds, the first 0.
     prefill, decode
-        Shape (n, ...), requests in each phase (Z_p, Z_d). One in prefill has its whole prompt before it and one in
-        decode its whole output, on average: W_p = m_p Z_p and W_d = m_d Z_d tokens (eq:f5). A backlog of other
-        requests counts by its tokens, W_d / m_d; so for engines one output token counts, although it never decodes.
+        Shape (n, ...), requests in each phase (Z_p, Z_d). One in prefill has its whole prompt
+        before it and one in decode its whole output, on average: W_p = m_p Z_p and W_d = m_d Z_d
+        tokens (eq:f5). A backlog of other requests counts by its tokens, W_d / m_d; so for engines
+        one output token counts, although it never decodes.
     prefill_tokens_per_s, decode_tokens_per_s
-        Shape (n, ...), tokens processed per second from each breakpoint on. Over the full rate: the composition of
-        the batches.
+        Shape (n, ...), tokens processed per second from each breakpoint on. Over the full rate: the
+        composition of the batches.
     prefill_growth, decode_growth
         Shape (n, ...), requests/s, slopes of ``prefill`` and ``decode`` from each breakpoint on.
     prefill_work, decode_work
-        Shape (...), forward tokens that a request in this phase still costs, those of later visits included.
+        Shape (...), forward tokens that a request in this phase still costs, those of later visits
+        included.
     offered_tokens_per_s
         Forward tokens that arrive per second, later visits included.
     full_batch_tokens_per_s
@@ -82,17 +86,23 @@ class FluidPath:
 
     @property
     def drift_tokens_per_s(self) -> float:
-        """Slope of the work while there is any, tokens/s; the same under every work-conserving policy."""
+        """Slope of the work while there is any, tokens/s; the same under every work-conserving
+        policy.
+        """
         return self.offered_tokens_per_s - self.full_batch_tokens_per_s
 
     @property
     def work(self) -> Floats:
-        """Forward tokens still to be processed at each breakpoint, shape (n,): the Lyapunov function eq:laypunov."""
+        """Forward tokens still to be processed at each breakpoint, shape (n,): the Lyapunov
+        function eq:laypunov.
+        """
         return self._work(self.prefill, self.decode)
 
     @property
     def drain_s(self) -> float:
-        """Seconds until nothing is left: work / (full rate - offered rate); inf where that is not positive."""
+        """Seconds until nothing is left: work / (full rate - offered rate); inf where that is not
+        positive.
+        """
         lasts = self.work[-1] > 0 or self.prefill_growth[-1].any() or self.decode_growth[-1].any()
         return float("inf") if lasts else float(self.time_s[-1])
 
@@ -123,7 +133,9 @@ class FluidPath:
 
     def _work(self, prefill: Floats, decode: Floats) -> Floats:
         classes = tuple(range(-self.prefill_work.ndim, 0))
-        return np.asarray((prefill * self.prefill_work + decode * self.decode_work).sum(axis=classes))
+        return np.asarray(
+            (prefill * self.prefill_work + decode * self.decode_work).sum(axis=classes)
+        )
 
 
 def fluid(
@@ -139,8 +151,9 @@ def fluid(
 ) -> FluidPath:
     """Follow a backlog through the fluid model of a server (eq:f1 to eq:f7, eq:mf1 to eq:mf5).
 
-    Above b_max / t_bmax offered tokens/s the work grows, even if smaller batches would carry the load, and from an
-    empty server too: sooner or later it has a backlog, and then its batches are full.
+    Above b_max / t_bmax offered tokens/s the work grows, even if smaller batches would carry the
+    load, and from an empty server too: sooner or later it has a backlog, and then its batches are
+    full.
 
     Parameters
     ----------
@@ -151,35 +164,48 @@ def fluid(
     prompt, output
         Mean tokens of a request.
     prefill, decode
-        Requests at time 0 in each phase, any numbers of at least 0; see `FluidPath` for what one is.
+        Requests at time 0 in each phase, any numbers of at least 0; see `FluidPath` for what one
+        is.
     routing
-        Shape (classes, classes), chance that a request of class i goes on as one of class j. Default: all leave.
+        Shape (classes, classes), chance that a request of class i goes on as one of class j.
+        Default: all leave.
     order
-        Buffers by priority: ``decode-first`` or ``prefill-first`` (inside each phase classes as given), or all pairs
-        (class, phase), the highest first. Default: that of the policy. The work and the drain time are the same under
-        every order; between classes served first-come-first-served, the rest depends on how their arrivals mix.
+        Buffers by priority: ``decode-first`` or ``prefill-first`` (inside each phase classes as
+        given), or all pairs (class, phase), the highest first. Default: that of the policy. The
+        work and the drain time are the same under every order; between classes served
+        first-come-first-served, the rest depends on how their arrivals mix.
 
     Raises
     ------
     InputError
-        If a value cannot be used, the policy is not work-conserving or its order is not known, a max batch size
-        could bind, or requests never leave.
+        If a value cannot be used, the policy is not work-conserving or its order is not known, a
+        max batch size could bind, or requests never leave.
 
     >>> from penstock import PiecewiseConstant, Server
-    >>> server = Server(PiecewiseConstant(c=0, a=1, b0=100), token_budget=100, policy="orca", convention="paper")
+    >>> batch_time = PiecewiseConstant(c=0, a=1, b0=100)
+    >>> server = Server(batch_time, token_budget=100, policy="orca", convention="paper")
     >>> path = fluid(server, arrival_rate=1, prompt=30, output=20, prefill=14)
     >>> path.time_s.tolist(), path.decode.tolist(), path.drain_s
     ([0.0, 6.0, 14.0], [0.0, 20.0, 0.0], 14.0)
     """
     full = full_batch_rate(server)
-    values = {"arrival rate": arrival_rate, "prompt": prompt, "output": output, "prefill": prefill, "decode": decode}
+    values = {
+        "arrival rate": arrival_rate,
+        "prompt": prompt,
+        "output": output,
+        "prefill": prefill,
+        "decode": decode,
+    }
     shape, (arrivals, prompts, outputs, in_prefill, in_decode) = _by_class(values)
     chances = np.zeros((arrivals.size, arrivals.size)) if routing is None else routing
     rates = traffic(arrivals, chances)
-    decodes = np.array([server.tokens_per_request(p, o) - p for p, o in zip(prompts, outputs, strict=True)])
+    decodes = np.array(
+        [server.tokens_per_request(p, o) - p for p, o in zip(prompts, outputs, strict=True)]
+    )
     if (in_decode[decodes == 0] > 0).any():
         raise InputError(
-            f"{in_decode[decodes == 0].max():g} requests are in decode, but with an output of 1 token engines have "
+            f"{in_decode[decodes == 0].max():g} requests are in decode, but with an output of 1 "
+            "token engines have "
             "nothing to decode; leave `decode` out, or give a longer output"
         )
     offered = float(rates @ (prompts + decodes))
@@ -189,12 +215,20 @@ def fluid(
 
 
 def _path(
-    network: "_Network", full: float, buffers: list[int], requests: Floats, shape: tuple[int, ...], offered: float
+    network: "_Network",
+    full: float,
+    buffers: list[int],
+    requests: Floats,
+    shape: tuple[int, ...],
+    offered: float,
 ) -> FluidPath:
     """Follow the buffers, and put prefill and decode of each class apart."""
     time_s, levels, flow, growth = _stretches(network, full, buffers, requests)
-    # A request in a phase has the tokens of that phase before it, and the work of where it goes next.
-    work = np.asarray(np.linalg.solve(np.eye(requests.size) - network.moves, network.tokens), np.float64)
+    # A request in a phase has the tokens of that phase before it, and the work of where it goes
+    # next.
+    work = np.asarray(
+        np.linalg.solve(np.eye(requests.size) - network.moves, network.tokens), np.float64
+    )
 
     def phases(values: Floats) -> tuple[Floats, Floats]:
         prefill, decode = np.split(values, 2, axis=-1)
@@ -217,27 +251,36 @@ def full_batch_rate(server: Server) -> float:
     Raises
     ------
     InputError
-        If a max batch size or KV memory could keep batches from filling, or requests from piling up in decode.
+        If a max batch size or KV memory could keep batches from filling, or requests from piling up
+        in decode.
     """
     if not isinstance(server, Server):
-        raise InputError(f"the server is {checks.shown(server)}, which has no batches; give a Server")
+        raise InputError(
+            f"the server is {checks.shown(server)}, which has no batches; give a Server"
+        )
     if server.memory is not None:
         raise InputError(
-            f"the KV memory of {server.usable_blocks:,} blocks may keep batches from filling, and fluid models know "
+            f"the KV memory of {server.usable_blocks:,} blocks may keep batches from filling, and "
+            "fluid models know "
             "none; leave it out, or ask `memory_bound_rate`"
         )
     limit = server.max_batch_size
     if limit is not None and (server.scope == "running" or limit < server.token_budget):
         reason = "bounds the running requests, so none pile up in decode"
         if limit < server.token_budget:
-            reason = f"is below the token budget of {server.token_budget:,}, so batches need not be full (eq:f7)"
+            reason = (
+                f"is below the token budget of {server.token_budget:,}, so batches need not be "
+                "full (eq:f7)"
+            )
         raise InputError(f"the max batch size of {limit:,} {reason}; leave it out, or ask `region`")
     refuse_composition(server, "the fluid limit", "ask `certify` or `verdict`")
     return server.token_budget / float(server.batch_time(server.token_budget))
 
 
 class _Network(NamedTuple):
-    """Buffers, the prefill of each class and then the decode of each: requests/s from outside, tokens, chances."""
+    """Buffers, the prefill of each class and then the decode of each: requests/s from outside,
+    tokens, chances.
+    """
 
     arrivals: Floats
     tokens: Floats
@@ -256,7 +299,9 @@ class _Network(NamedTuple):
 def _stretches(
     network: _Network, full: float, order: list[int], requests: Floats
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the breakpoints in seconds, then requests, requests/s served and growth, shapes (n, buffers)."""
+    """Return the breakpoints in seconds, then requests, requests/s served and growth, shapes (n,
+    buffers).
+    """
     now = 0.0
     rows: list[tuple[float, Floats, Floats, Floats]] = []
     while True:
@@ -276,16 +321,22 @@ def _stretches(
 def _rates(
     network: _Network, full: float, order: list[int], requests: Floats
 ) -> tuple[Floats, int | None, list[int], bool]:
-    """Return requests/s through each buffer, the buffer that is served, those before it, and if it never empties.
+    """Return requests/s through each buffer, the buffer that is served, those before it, and if it
+    never empties.
 
-    Served is the first buffer with requests in it, or that overloads the server together with those before it.
+    Served is the first buffer with requests in it, or that overloads the server together with those
+    before it.
     """
     empty: list[int] = []
     for buffer in order:
-        lasting = network.tokens @ _passing(network, [*empty, buffer], network.arrivals) >= full * (1 - _ROUNDING)
+        lasting = network.tokens @ _passing(network, [*empty, buffer], network.arrivals) >= full * (
+            1 - _ROUNDING
+        )
         if requests[buffer] > 0 or lasting:
             outside = _passing(network, empty, network.arrivals)
-            sent = _passing(network, empty, network.moves[buffer])  # by each request that leaves the buffer
+            sent = _passing(
+                network, empty, network.moves[buffer]
+            )  # by each request that leaves the buffer
             sent[buffer] = 1.0
             rate = (full - network.tokens @ outside) / (network.tokens @ sent)
             return outside + rate * sent, buffer, empty, bool(lasting)
@@ -294,7 +345,9 @@ def _rates(
 
 
 def _passing(network: _Network, empty: list[int], inflow: Floats) -> Floats:
-    """Return the requests/s through buffers that stay empty, given what flows in; shape (buffers,)."""
+    """Return the requests/s through buffers that stay empty, given what flows in; shape
+    (buffers,).
+    """
     among = np.ix_(empty, empty)
     through = np.zeros(inflow.size)
     through[empty] = np.linalg.solve(np.eye(len(empty)) - network.moves[among].T, inflow[empty])
@@ -302,17 +355,21 @@ def _passing(network: _Network, empty: list[int], inflow: Floats) -> Floats:
 
 
 def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats) -> list[int]:
-    """Return all buffers by priority; those without tokens come first, as requests pass them at once."""
+    """Return all buffers by priority; those without tokens come first, as requests pass them at
+    once.
+    """
     policy = server.policy
     if policy.work_conserving is False:
         raise InputError(
-            f"{policy.name} leaves room in batches while requests wait, so the fluid model does not fix how fast it "
+            f"{policy.name} leaves room in batches while requests wait, so the fluid model does "
+            "not fix how fast it "
             "works (eq:f7); take a work-conserving policy, or simulate"
         )
     chosen: object = policy.phases if order is None else order
     if chosen is None:
         raise InputError(
-            f"which phase {policy.name} serves first is not known, and the fluid model fixes the total work only; "
+            f"which phase {policy.name} serves first is not known, and the fluid model fixes the "
+            "total work only; "
             "give order='decode-first' or 'prefill-first' if it fills its batches so"
         )
     if isinstance(chosen, str):
@@ -320,14 +377,19 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
             raise InputError(f"order is {checks.shown(chosen)}{nearest(chosen, _NAMED)}")
         first, second = ("decode", "prefill") if chosen == "decode-first" else ("prefill", "decode")
         chosen = [(j, phase) for phase in (first, second) for j in range(classes)]
-    numbers = {(j, phase): i * classes + j for i, phase in enumerate(("prefill", "decode")) for j in range(classes)}
+    numbers = {
+        (j, phase): i * classes + j
+        for i, phase in enumerate(("prefill", "decode"))
+        for j in range(classes)
+    }
     try:
         buffers = [numbers[pair] for pair in map(tuple, chosen)]  # type: ignore[call-overload]
     except (TypeError, KeyError):
         buffers = []
     if sorted(buffers) != list(range(2 * classes)):
         raise InputError(
-            f"order is {checks.shown(chosen)}, but must name each of the {2 * classes} buffers once, as pairs of a "
+            f"order is {checks.shown(chosen)}, but must name each of the {2 * classes} buffers "
+            "once, as pairs of a "
             f"class from 0 to {classes - 1} and 'prefill' or 'decode'; add or remove what differs"
         )
     tokens = np.concatenate([np.ones(classes), decodes])
@@ -335,18 +397,24 @@ def _buffers(server: Server, order: Order | None, classes: int, decodes: Floats)
 
 
 def _by_class(values: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], list[Floats]]:
-    """Check numbers or columns; return their common shape, () or (classes,), and a column of each."""
+    """Check numbers or columns; return their common shape, () or (classes,), and a column of
+    each.
+    """
     shape = (max(checks.column(f"the {name}", value).size for name, value in values.items()),)
     columns = []
     for name, value in values.items():
         column = checks.column(f"the {name}", value).astype(np.float64)
         if column.size not in (1, shape[0]):
-            raise InputError(f"the {name} has {column.size} classes where {shape[0]} are given; give one for each")
+            raise InputError(
+                f"the {name} has {column.size} classes where {shape[0]} are given; give one for "
+                "each"
+            )
         if name in ("prompt", "output"):
             bad = ~((column >= 1) & (column <= LONGEST))
             if bad.any():
                 raise InputError(
-                    f"a mean {name} is {column[bad][0]:g} tokens, but must be from 1 to {LONGEST:,}: a request has at "
+                    f"a mean {name} is {column[bad][0]:g} tokens, but must be from 1 to "
+                    f"{LONGEST:,}: a request has at "
                     "least one token; mend it"
                 )
         _not_negative(f"the {name}", column, "requests are counted; give at least 0")
@@ -357,4 +425,6 @@ def _by_class(values: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], list[F
 def _not_negative(what: str, values: Floats, reason: str) -> None:
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
-        raise InputError(f"{what} is {values[bad][0]:g}, but must be a finite number of at least 0: {reason}")
+        raise InputError(
+            f"{what} is {values[bad][0]:g}, but must be a finite number of at least 0: {reason}"
+        )

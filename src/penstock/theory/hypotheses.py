@@ -30,7 +30,8 @@ class Hypothesis:
     why
         What was looked at, and what to change where it fails.
     checked
-        False where it holds on the user's word: a claim about a policy, or about a class of the user's own.
+        False where it holds on the user's word: a claim about a policy, or about a class of the
+        user's own.
     """
 
     name: str
@@ -54,7 +55,11 @@ def if_trusted(hypotheses: tuple[Hypothesis, ...]) -> str:
 
 def shared(workload: Workload, server: Server, demand: Load) -> tuple[Hypothesis, ...]:
     """Return the hypotheses of every sufficient condition."""
-    hypotheses = [independent_arrivals(workload), independent_lengths(workload), bounded_lengths(workload)]
+    hypotheses = [
+        independent_arrivals(workload),
+        independent_lengths(workload),
+        bounded_lengths(workload),
+    ]
     if server.memory is not None:
         longest = largest(demand.work.lengths)
         hypotheses += [*dropped(demand.work), kv_memory(workload, server, server.memory, longest)]
@@ -73,15 +78,23 @@ def independent_arrivals(workload: Workload) -> Hypothesis:
 def independent_lengths(workload: Workload) -> Hypothesis:
     """Requests draw their lengths independently, from one distribution."""
     held = workload.lengths.iid
-    reason = "drawn anew for each request" if held else "recorded in order; resample them with arrivals 'poisson'"
-    return Hypothesis("i.i.d. lengths", held, reason, checked=not held or _known_lengths(workload.lengths))
+    reason = (
+        "drawn anew for each request"
+        if held
+        else "recorded in order; resample them with arrivals 'poisson'"
+    )
+    return Hypothesis(
+        "i.i.d. lengths", held, reason, checked=not held or _known_lengths(workload.lengths)
+    )
 
 
 def bounded_lengths(workload: Workload) -> Hypothesis:
     """No prompt and no output is longer than a limit."""
     lengths = workload.lengths
     if workload.bounded:
-        reason = f"prompts up to {lengths.max_prompt:,} tokens, outputs up to {lengths.max_output:,}"
+        reason = (
+            f"prompts up to {lengths.max_prompt:,} tokens, outputs up to {lengths.max_output:,}"
+        )
     else:
         what = "prompts" if lengths.max_prompt is None else "outputs"
         reason = f"{what} have no upper limit; give their distribution a `max`"
@@ -98,35 +111,49 @@ def dropped(work: Served) -> tuple[Hypothesis, ...]:
 
 
 def sampled_attention(demand: Load) -> tuple[Hypothesis, ...]:
-    """What the attention of a mean request takes is what a sample says, where the distribution is not Penstock's."""
+    """What the attention of a mean request takes is what a sample says, where the distribution is
+    not Penstock's.
+    """
     if not demand.sampled:
         return ()
     low, high = demand.attention_s
-    reason = f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
+    reason = (
+        f"from {low:.4g} to {high:.4g} s by {SAMPLE:,} draws, four standard errors on the safe side"
+    )
     return (Hypothesis("mean attention of a request", True, reason, checked=False),)
 
 
-def kv_memory(workload: Workload, server: Server, memory: Memory, longest: tuple[Ints, Ints] | None) -> Hypothesis:
+def kv_memory(
+    workload: Workload, server: Server, memory: Memory, longest: tuple[Ints, Ints] | None
+) -> Hypothesis:
     """All requests that may run at once fit into the KV memory, however long they are."""
     name = "KV memory never binds"
     policy = server.policy
     slots, usable = server.most_requests, server.usable_blocks or 0
     if not policy.admits_what_fits:
-        return Hypothesis(name, False, f"{policy.name} may let requests wait although memory is free")
+        return Hypothesis(
+            name, False, f"{policy.name} may let requests wait although memory is free"
+        )
     if slots is None or server.scope == "batch":
         reason = "any number of requests may hold memory; set a max batch size in scope 'running'"
     elif longest is None:
-        reason = "lengths have no upper limit, so no memory is sure to hold them; give their distributions a `max`"
+        reason = (
+            "lengths have no upper limit, so no memory is sure to hold them; give their "
+            "distributions a `max`"
+        )
     elif reuses(workload, server):
         reason = "what requests share by prefix caching is not known"
     else:
         spare = server.watermark_blocks
-        most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)  # longer ones are not served
+        most = min(
+            int(peak_blocks(*longest, server, memory).max()), usable - spare
+        )  # longer ones are not served
         kept = max(spare, policy.blocks_for_decodes)
         held = slots * most + kept <= usable
         beside = f" beside a watermark of {spare:,}" if spare else ""
         reason = (
-            f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV memory has {usable:,}"
+            f"{slots:,} requests of up to {most:,} blocks need {slots * most:,}{beside}, the KV "
+            f"memory has {usable:,}"
         )
         fitting = (usable - kept) // most
         reason += "" if held or not fitting else f"; a max batch size of {fitting:,} is sure to fit"
@@ -140,7 +167,10 @@ def work_conserving(server: Server) -> Hypothesis:
     if policy.work_conserving:
         reason = f"{policy.name} fills the token budget whenever what waits allows it"
     elif policy.work_conserving is None:
-        reason = f"nothing is known of {policy.name}; if it is, say so with @policy(work_conserving=True)"
+        reason = (
+            f"nothing is known of {policy.name}; if it is, say so with "
+            "@policy(work_conserving=True)"
+        )
     else:
         reason = f"{policy.name} leaves room in batches while requests wait"
     checked = not policy.work_conserving or policy.is_proved
@@ -158,23 +188,34 @@ def batch_size(server: Server) -> Hypothesis:
     elif held:
         reason = f"{limit:,} is at least the token budget of {server.token_budget:,}"
     else:
-        reason = f"{limit:,} is below the token budget of {server.token_budget:,}, so it can keep batches from filling"
+        reason = (
+            f"{limit:,} is below the token budget of {server.token_budget:,}, so it can keep "
+            "batches from filling"
+        )
     return Hypothesis("max batch size never binds", held, reason)
 
 
 def full_batches_carry_it(server: Server, demand: Load) -> Hypothesis:
-    """Batches filled to the token budget carry the load, although batches that stop short might carry more."""
+    """Batches filled to the token budget carry the load, although batches that stop short might
+    carry more.
+    """
     held = demand.offered_tokens_per_s < demand.full_batch_tokens_per_s * (1 - CRITICAL_BAND)
     attention = demand.attention_s[1]
-    most = f" even with the most that attention takes, {attention:.4g} s a request" if attention else ""
+    most = (
+        f" even with the most that attention takes, {attention:.4g} s a request"
+        if attention
+        else ""
+    )
     reason = (
-        f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} tokens carry "
+        f"{demand.offered_tokens_per_s:,.0f} tokens/s arrive, batches of {server.token_budget:,} "
+        "tokens carry "
         f"{demand.full_batch_tokens_per_s:,.0f}{most}"
     )
     wasted = demand.filled_batch_tokens_per_s < demand.best_batch_tokens_per_s * (1 - CRITICAL_BAND)
     if not held and wasted and not attention:
         reason += (
-            f" but batches of {demand.best_token_load:,} would carry {demand.best_batch_tokens_per_s:,.0f}: lower it"
+            f" but batches of {demand.best_token_load:,} would carry "
+            f"{demand.best_batch_tokens_per_s:,.0f}: lower it"
         )
     return Hypothesis("full batches carry the load", held, reason)
 
@@ -188,7 +229,11 @@ def every_batch_drains(demand: Load, drift: Drift) -> Hypothesis:
 
 
 def _known_lengths(lengths: Lengths) -> bool:
-    parts = (lengths, lengths.prompt, lengths.output) if isinstance(lengths, Independent) else (lengths,)
+    parts = (
+        (lengths, lengths.prompt, lengths.output)
+        if isinstance(lengths, Independent)
+        else (lengths,)
+    )
     return all(_of_penstock(part) for part in parts)
 
 
@@ -198,9 +243,12 @@ def _of_penstock(thing: object) -> bool:
 
 
 def refuse_without_rate(asker: str, workload: Workload, server: Server) -> None:
-    """Refuse what is no workload and server, and lengths without arrivals: they have no steady state."""
+    """Refuse what is no workload and server, and lengths without arrivals: they have no steady
+    state.
+    """
     refuse_all_but_a_server(asker, workload, server)
     if not workload.rate > 0:
         raise InputError(
-            f"{workload.name} has no arrival rate, so it has no steady state; give a rate with arrivals 'poisson'"
+            f"{workload.name} has no arrival rate, so it has no steady state; give a rate with "
+            "arrivals 'poisson'"
         )

@@ -1,4 +1,6 @@
-"""KV blocks that requests hold: the most, the least over all their iterations, and which requests can never fit."""
+"""KV blocks that requests hold: the most, the least over all their iterations, and which requests
+can never fit.
+"""
 
 import dataclasses
 
@@ -35,7 +37,8 @@ class Served:
 
 
 def served(workload: Workload, server: Server) -> Served:
-    """Return what a server serves of a workload: all of it, unless its memory drops what never fits.
+    """Return what a server serves of a workload: all of it, unless its memory drops what never
+    fits.
 
     Raises
     ------
@@ -55,16 +58,22 @@ def served(workload: Workload, server: Server) -> Served:
         return Served(lengths)
     if not kept.any():
         raise InputError(
-            f"every request of {workload.name} is too long for the server, so all are dropped; raise its memory"
+            f"every request of {workload.name} is too long for the server, so all are dropped; "
+            "raise its memory"
         )
     kind = Recorded if isinstance(lengths, Recorded) else Empirical
-    return Served(kind(prompt[kept], output[kept]), float(kept.mean()), sampled=not isinstance(lengths, Empirical))
+    return Served(
+        kind(prompt[kept], output[kept]),
+        float(kept.mean()),
+        sampled=not isinstance(lengths, Empirical),
+    )
 
 
 def least(work: Served, workload: Workload, server: Server) -> Served:
     """Return the least that is asked of a server by the requests that it serves.
 
-    Where prompts may begin alike (see `reuses`), one token of each is computed whatever the cache holds.
+    Where prompts may begin alike (see `reuses`), one token of each is computed whatever the cache
+    holds.
     """
     if not reuses(workload, server) or not isinstance(work.lengths, Empirical):
         return work
@@ -73,12 +82,16 @@ def least(work: Served, workload: Workload, server: Server) -> Served:
 
 
 def reuses(workload: Workload, server: Server) -> bool:
-    """Return whether requests may find parts of their prompts computed: those of a recording, by prefix caching."""
+    """Return whether requests may find parts of their prompts computed: those of a recording, by
+    prefix caching.
+    """
     return server.memory is not None and server.memory.prefix_caching and workload.rows is not None
 
 
 def drawn(lengths: Lengths) -> tuple[Ints, Ints]:
-    """Return (prompt, output) tokens: the rows of a recording, else a sample; shape (requests,) each."""
+    """Return (prompt, output) tokens: the rows of a recording, else a sample; shape (requests,)
+    each.
+    """
     if isinstance(lengths, Empirical):
         return lengths.prompt_tokens, lengths.output_tokens
     return lengths.sample(np.random.default_rng(0), SAMPLE)
@@ -90,7 +103,9 @@ def outputs_of_prefill(server: Server) -> int:
 
 
 def reserves(server: Server) -> bool:
-    """Return whether a request has, from its admission on, all the memory that it will ever need."""
+    """Return whether a request has, from its admission on, all the memory that it will ever
+    need.
+    """
     return server.holds == "completion"
 
 
@@ -101,7 +116,9 @@ def peak_blocks(prompt: Ints, output: Ints, server: Server, memory: Memory) -> I
 
 
 def largest(lengths: Lengths) -> tuple[Ints, Ints] | None:
-    """Return (prompt, output) tokens of requests of which one is largest; None where lengths have no limit."""
+    """Return (prompt, output) tokens of requests of which one is largest; None where lengths have
+    no limit.
+    """
     if isinstance(lengths, Empirical):
         return lengths.prompt_tokens, lengths.output_tokens
     if lengths.max_prompt is None or lengths.max_output is None:
@@ -125,19 +142,24 @@ def fits(prompt: Ints, output: Ints, server: Server) -> Bools:
 
 
 def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
-    """Return E[g], or a lower bound of it: blocks held by a request, summed over the iterations that serve it.
+    """Return E[g], or a lower bound of it: blocks held by a request, summed over the iterations
+    that serve it.
 
-    A prompt takes at least ceil(prompt / b_max) iterations, and holds least with the short one first: after i
-    iterations fewer than all of them it has prompt - i b_max tokens. The j-th of D decode iterations (output of them
-    in convention ``paper``, output - 1 in ``engine``) holds prompt + j. With blocks of s tokens,
+    A prompt takes at least ceil(prompt / b_max) iterations, and holds least with the short one
+    first: after i iterations fewer than all of them it has prompt - i b_max tokens. The j-th of D
+    decode iterations (output of them in convention ``paper``, output - 1 in ``engine``) holds
+    prompt + j. With blocks of s tokens,
 
-        g = sum over i >= 0 of ceil((prompt - i b_max)+ / s)  +  sum over j = 1 .. D of ceil((prompt + j) / s),
+        g = sum over i >= 0 of ceil((prompt - i b_max)+ / s)  +  sum over j = 1 .. D of ceil((prompt
+        + j) / s),
 
-    and where memory is reserved to completion, g = (ceil(prompt / b_max) + D) ceil((prompt + D) / s).
+    and where memory is reserved to completion, g = (ceil(prompt / b_max) + D) ceil((prompt + D) /
+    s).
 
-    The mean is exact for recorded rows and for constants, but for rounding in all but the last prefill iteration.
-    Else rounding is left out, g is convex in each length, and the means of the lengths give a lower bound (Jensen);
-    under a negative or unknown dependence the shortest prompt, or output, stands in for one factor of D * prompt.
+    The mean is exact for recorded rows and for constants, but for rounding in all but the last
+    prefill iteration. Else rounding is left out, g is convex in each length, and the means of the
+    lengths give a lower bound (Jensen); under a negative or unknown dependence the shortest prompt,
+    or output, stands in for one factor of D * prompt.
 
     Parameters
     ----------
@@ -155,7 +177,9 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
         prompts, outputs = longest
         decodes = outputs - last
         if reserves(server):
-            held: Floats | Ints = (-(-prompts // budget) + decodes) * peak_blocks(prompts, outputs, server, memory)
+            held: Floats | Ints = (-(-prompts // budget) + decodes) * peak_blocks(
+                prompts, outputs, server, memory
+            )
         else:
             later = _prefill_held(np.maximum(prompts - budget, 0.0), budget) / size
             held = -(-prompts // size) + decode_blocks(prompts, decodes, size) + later
@@ -167,7 +191,11 @@ def block_iterations(lengths: Lengths, server: Server, memory: Memory) -> float:
     if reserves(server):
         tokens = product + prompt + decode + decode**2
     else:
-        tokens = float(_prefill_held(np.array([prompt]), budget)[0]) + product + decode * (decode + 1) / 2
+        tokens = (
+            float(_prefill_held(np.array([prompt]), budget)[0])
+            + product
+            + decode * (decode + 1) / 2
+        )
     return tokens / size
 
 
@@ -190,7 +218,9 @@ def _prefill_held(prompt: Floats, budget: int) -> Floats:
 
 def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
     """Name the largest request if it never fits, and is sure to come."""
-    certain = isinstance(lengths, Empirical) or (isinstance(lengths, Independent) and lengths.correlation > -1)
+    certain = isinstance(lengths, Empirical) or (
+        isinstance(lengths, Independent) and lengths.correlation > -1
+    )
     longest = largest(lengths)
     if not certain or longest is None:  # else the longest prompt and output may never meet
         return
@@ -202,7 +232,8 @@ def _refuse_what_never_fits(lengths: Lengths, server: Server) -> None:
     p, o = int(prompt[worst]), int(output[worst])
     drop = ", or drop such with `memory: {too_long: drop}`" if server.memory is not None else ""
     raise InputError(
-        f"a request with {p:,} prompt and {o:,} output tokens {_why_not(p, o, server)}, so it never fits and blocks "
+        f"a request with {p:,} prompt and {o:,} output tokens {_why_not(p, o, server)}, so it "
+        "never fits and blocks "
         f"the server; raise the limit or cut the lengths with their `max`{drop}"
     )
 
@@ -214,13 +245,25 @@ def _why_not(prompt: int, output: int, server: Server) -> str:
         spare = server.spare_blocks
         if needed + spare > usable:
             beside = f" beside a watermark of {spare:,}" if spare else ""
-            return f"needs {needed:,} blocks of {memory.block_size:,}{beside}, but the KV memory has {usable:,}"
+            return (
+                f"needs {needed:,} blocks of {memory.block_size:,}{beside}, but the KV memory has "
+                f"{usable:,}"
+            )
     policy = server.policy
     if policy.reserved_tokens:
-        return f"is more than the {policy.reserved_tokens:,} (max_tokens) that {policy.name} reserves"
-    whole = "prompts whole, with outputs lost by preemption," if memory is not None else "prompts whole,"
+        return (
+            f"is more than the {policy.reserved_tokens:,} (max_tokens) that {policy.name} reserves"
+        )
+    whole = (
+        "prompts whole, with outputs lost by preemption,"
+        if memory is not None
+        else "prompts whole,"
+    )
     cut = f" ({policy.cut_by}: true would cut them)" if policy.cut_by else ""
-    return f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} tokens{cut}"
+    return (
+        f"is more than {policy.name} takes: {whole} in batches of {server.token_budget:,} "
+        f"tokens{cut}"
+    )
 
 
 def _peak(prompt: Ints, output: Ints, server: Server) -> Ints:

@@ -1,8 +1,9 @@
 """Instant estimates of latency, without simulation: the mean field of a server that decodes first.
 
-See `penstock.theory.mean_field` for the equations. They describe Poisson arrivals, prompts in order of arrival and cut
-anywhere, a max batch size and a KV memory that do not bind, and one server. The estimate is a formula with an error,
-`InstantEstimate.ranges`, and no bound; `penstock.theory.latency_bounds` has bounds.
+See `penstock.theory.mean_field` for the equations. They describe Poisson arrivals, prompts in order
+of arrival and cut anywhere, a max batch size and a KV memory that do not bind, and one server. The
+estimate is a formula with an error, `InstantEstimate.ranges`, and no bound;
+`penstock.theory.latency_bounds` has bounds.
 """
 
 import dataclasses
@@ -89,8 +90,8 @@ class InstantEstimate:
     full_load
         The same over what full batches carry.
     ranges
-        Lowest and highest seconds expected of each mean, by metric. On 98% of the random servers that were not used in
-        the fit, all three means lay inside. Empty where no error is known.
+        Lowest and highest seconds expected of each mean, by metric. On 98% of the random servers
+        that were not used in the fit, all three means lay inside. Empty where no error is known.
     warnings
         Several fixed points, or why there is none, and what lies outside the hypotheses.
     """
@@ -103,7 +104,9 @@ class InstantEstimate:
 
     @property
     def band(self) -> float | None:
-        """Largest relative error that the ranges leave to any of the means; None where none is known."""
+        """Largest relative error that the ranges leave to any of the means; None where none is
+        known.
+        """
         if not self.ranges:
             return None
         means = {name: float(getattr(self, name)) for name in self.ranges}
@@ -152,7 +155,8 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
 
     >>> import penstock as ps
     >>> server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, token_budget=512)
-    >>> found = estimate_latency(ps.Workload.poisson(5.0, ps.Geometric(129), ps.Geometric(112)), server)
+    >>> workload = ps.Workload.poisson(5.0, ps.Geometric(129), ps.Geometric(112))
+    >>> found = estimate_latency(workload, server)
     >>> round(found.rho, 2), len(found.points), round(found.band, 2)
     (0.36, 1, 0.13)
     """
@@ -170,18 +174,31 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
     outside = _refused(workload, server)
     if full_load >= 1:
         outside = (
-            f"full batches are asked for {full_load:.3f} times what they carry, so there may be no steady state; lower "
+            f"full batches are asked for {full_load:.3f} times what they carry, so there may be "
+            "no steady state; lower "
             "the rate, or raise the token budget"
         )
     if outside:
         return InstantEstimate((), rho, full_load, {}, (outside,))
 
     # The fixed points, and whether the lowest keeps clear of the limits.
-    about = np.array([rate, what.prompt, what.prompt_square, what.decodes, what.decodes_square, what.square, *terms])
+    about = np.array(
+        [
+            rate,
+            what.prompt,
+            what.prompt_square,
+            what.decodes,
+            what.decodes_square,
+            what.square,
+            *terms,
+        ]
+    )
     rows = np.zeros((_MOST_POINTS, field.POINT_FIELDS))
     count = field.fixed_points(about, what.lengths, times.sums, rows)
     points = tuple(_point(row, what, server) for row in rows[:count].tolist())
-    binds = _binds(points[0], rate, what, server) if points else "no fixed point was found; simulate"
+    binds = (
+        _binds(points[0], rate, what, server) if points else "no fixed point was found; simulate"
+    )
     if binds:
         return InstantEstimate((), rho, full_load, {}, (binds,))
     doubts = _doubts(workload, points, full_load)
@@ -220,7 +237,9 @@ class _Times(NamedTuple):
 @cached(64)
 def _about(lengths: Lengths, convention: str) -> _About:
     prompt, output = (tokens.astype(np.float64) for tokens in drawn(lengths))
-    prompt *= lengths.mean_prompt / prompt.mean()  # near the capacity all depends on the means, and these are exact
+    prompt *= (
+        lengths.mean_prompt / prompt.mean()
+    )  # near the capacity all depends on the means, and these are exact
     decodes = output * (lengths.mean_output / output.mean()) - (1 if convention == "engine" else 0)
     lags = np.array([(decodes > lag + 0.5).mean() for lag in range(field.LAGS)])
     late = decodes[decodes > field.LAGS + 0.5] - field.LAGS
@@ -251,19 +270,28 @@ def _values(tokens: Floats) -> tuple[Floats, Floats]:
 def _tabulated(batch_time: BatchTime, budget: int) -> _Times:
     seconds = batch_time.by_tokens.table(budget)[1:]
     carried = np.arange(1, budget + 1) / seconds
-    return _Times(np.concatenate([[0.0], np.cumsum(seconds)]), float(carried.max()), float(carried[-1]))
+    return _Times(
+        np.concatenate([[0.0], np.cumsum(seconds)]), float(carried.max()), float(carried[-1])
+    )
 
 
 def _terms(what: _About, server: Server) -> Floats:
-    """Return the seconds beside those by token load: of a decode alone and beside prefill, a prompt token, a batch."""
+    """Return the seconds beside those by token load: of a decode alone and beside prefill, a prompt
+    token, a batch.
+    """
     model = server.batch_time
     if not isinstance(model, Composition):
         return np.zeros(4)
     per_decode = model.self_attention + model.per_request
     alone, mixed = (per_decode + of_token * what.context for of_token in model.of_decodes)
-    pieces = min(what.prompt_square / what.prompt, float(server.token_budget))  # tokens of a piece, seen by a token
+    pieces = min(
+        what.prompt_square / what.prompt, float(server.token_budget)
+    )  # tokens of a piece, seen by a token
     prompt = model.cross_attention * what.prompt_square / (2 * what.prompt)
-    prompt += max(model.self_attention - model.cross_attention / 2, 0.0) * pieces + model.per_request / what.prompt
+    prompt += (
+        max(model.self_attention - model.cross_attention / 2, 0.0) * pieces
+        + model.per_request / what.prompt
+    )
     return np.array([alone, mixed, prompt, model.with_prefill])
 
 
@@ -271,8 +299,13 @@ def _refused(workload: Workload, server: Server) -> str | None:
     """Return why nothing is known, before anything is computed."""
     policy = server.policy
     if not policy.has_mean_field:
-        names = ", ".join(name for name, scheduler in (POLICIES | ENGINES).items() if scheduler.has_mean_field)
-        return f"no mean field is known for the policy {policy.name!r}, only where decodes come first ({names})"
+        names = ", ".join(
+            name for name, scheduler in (POLICIES | ENGINES).items() if scheduler.has_mean_field
+        )
+        return (
+            f"no mean field is known for the policy {policy.name!r}, only where decodes come "
+            f"first ({names})"
+        )
     if server.order != "fcfs":
         return f"order {server.order!r}: the mean field knows prompts in order of arrival only"
     if reuses(workload, server):
@@ -289,21 +322,26 @@ def _binds(point: FixedPoint, rate: float, what: _About, server: Server) -> str 
     slots = server.max_batch_size
     if pool + 2 > server.token_budget:
         return (
-            f"about {pool:,.0f} requests decode at once, and the token budget of {server.token_budget:,} leaves no "
+            f"about {pool:,.0f} requests decode at once, and the token budget of "
+            f"{server.token_budget:,} leaves no "
             "room for prompts beside them; simulate, or raise it"
         )
     if slots is not None and slots < server.token_budget and most > slots:
         return (
-            f"about {pool:,.0f} requests decode at once, too near the max batch size of {slots:,}, at which others "
+            f"about {pool:,.0f} requests decode at once, too near the max batch size of "
+            f"{slots:,}, at which others "
             "wait outside; simulate, or raise it"
         )
     if server.memory is not None and server.usable_blocks is not None:
         beside = 1 + server.memory.block_size / 2
-        held = (running + 1) * (what.context + beside) + spread * (math.sqrt(what.context_square) + beside)
+        held = (running + 1) * (what.context + beside) + spread * (
+            math.sqrt(what.context_square) + beside
+        )
         kept = server.usable_blocks * server.memory.block_size
         if held > kept:
             return (
-                f"about {held:,.0f} tokens are held at once at most, and the KV memory has {kept:,}, so requests may "
+                f"about {held:,.0f} tokens are held at once at most, and the KV memory has "
+                f"{kept:,}, so requests may "
                 "wait for memory or be preempted; simulate, or raise it"
             )
     return None
@@ -328,17 +366,24 @@ def _point(row: list[float], what: _About, server: Server) -> FixedPoint:
     )
 
 
-def _ranges(point: FixedPoint, full_load: float, what: _About, server: Server) -> dict[str, tuple[float, float]]:
+def _ranges(
+    point: FixedPoint, full_load: float, what: _About, server: Server
+) -> dict[str, tuple[float, float]]:
     """Return in which seconds the means are expected."""
     varied = math.log(point.variation + 1e-3)
-    crowded = min(point.pool / server.token_budget, 1.0) ** 2 * min(8 / math.sqrt(point.pool + 1e-9), 1.0)
+    crowded = min(point.pool / server.token_budget, 1.0) ** 2 * min(
+        8 / math.sqrt(point.pool + 1e-9), 1.0
+    )
     unlike = math.log(min(what.prompt_square / what.prompt**2, 30.0))
     causes = np.array([1.0, varied, full_load**2, crowded, unlike])
     ranges = {}
     for name, (high, low) in _ERRORS.items():
         value = getattr(point, name)
         if value is not None:
-            ranges[name] = (value * math.exp(-math.exp(causes @ high)), value * math.exp(math.exp(causes @ low)))
+            ranges[name] = (
+                value * math.exp(-math.exp(causes @ high)),
+                value * math.exp(math.exp(causes @ low)),
+            )
     return ranges
 
 
@@ -348,23 +393,29 @@ def _too_wide(point: FixedPoint, ranges: dict[str, tuple[float, float]]) -> str 
         off = max(getattr(point, name) / low, high / getattr(point, name))
         if off > _LARGEST_FACTOR:
             return (
-                f"mean {name[:-2].upper()} may be off by a factor of {off:.1f}, as on servers whose "
+                f"mean {name[:-2].upper()} may be off by a factor of {off:.1f}, as on servers "
+                "whose "
                 "batches differ so much in length or are so full of decodes; simulate"
             )
     return None
 
 
-def _doubts(workload: Workload, points: tuple[FixedPoint, ...], full_load: float) -> tuple[str, ...]:
+def _doubts(
+    workload: Workload, points: tuple[FixedPoint, ...], full_load: float
+) -> tuple[str, ...]:
     """Return why no error is known."""
     doubts = []
     if len(points) > 1:
         pools = ", ".join(f"{point.pool:,.0f}" for point in points)
         doubts.append(
-            f"{len(points)} fixed points, with {pools} requests in decode: batch times jump between them, and the "
+            f"{len(points)} fixed points, with {pools} requests in decode: batch times jump "
+            "between them, and the "
             "server may stay near either or go to and fro; simulate"
         )
     if not isinstance(workload.arrivals, Poisson):
         doubts.append(f"{workload.describe()}: the mean field is that of Poisson arrivals")
     if full_load > HIGHEST_LOAD * (1 + 1e-9):
-        doubts.append(f"a load of {full_load:.3f} is above {HIGHEST_LOAD}, up to which an error is known")
+        doubts.append(
+            f"a load of {full_load:.3f} is above {HIGHEST_LOAD}, up to which an error is known"
+        )
     return tuple(doubts)

@@ -1,34 +1,40 @@
 """Optimistic bounds: latencies that no policy undercuts, from the lengths and from the load.
 
-**Of each request**, in every run. No token is processed before it arrives, batches come one after another, and none
-takes less than t(b), the least time of any with b tokens or more (t_b, if that rises).
+**Of each request**, in every run. No token is processed before it arrives, batches come one after
+another, and none takes less than t(b), the least time of any with b tokens or more (t_b, if that
+rises).
 
-* TTFT >= G(p), the least that all batches with tokens of a prompt of p may take together. One batch takes t(p). At
-  least m = max(2, ceil(p / b_max)) of them take m a + s p, if t(b) >= a + s b for all b, with a >= 0; the best of some
-  such lines counts. If t(i + j) <= t(i) + t(j) within the budget, several are never faster than one. Under convention
-  ``paper`` a decode iteration follows.
-* Time between tokens >= min t_b, and E2E >= G(p) + D min t_b, as each of D decodes is in a batch of its own.
+* TTFT >= G(p), the least that all batches with tokens of a prompt of p may take together. One batch
+  takes t(p). At least m = max(2, ceil(p / b_max)) of them take m a + s p, if t(b) >= a + s b for
+  all b, with a >= 0; the best of some such lines counts. If t(i + j) <= t(i) + t(j) within the
+  budget, several are never faster than one. Under convention ``paper`` a decode iteration follows.
+* Time between tokens >= min t_b, and E2E >= G(p) + D min t_b, as each of D decodes is in a batch of
+  its own.
 * With attention (`Composition`), its least under any policy is added (`penstock.theory.attention`).
 
 Hence the same quantiles of those numbers bound the quantiles.
 
-**Of the mean, and of the quantiles of TBT, in a steady state**, where all that arrives is served. With rate lambda, g
-gaps between tokens a request, x other tokens, u_b = t_b / b and r = min u_b, let c = (1 - lambda x r) / (lambda g).
+**Of the mean, and of the quantiles of TBT, in a steady state**, where all that arrives is served.
+With rate lambda, g gaps between tokens a request, x other tokens, u_b = t_b / b and r = min u_b,
+let c = (1 - lambda x r) / (lambda g).
 
-* A gap is no shorter than the batch that ends it. Charge u_b seconds to each token in a batch of b: in all 1 s per
-  second at most, and r or more to each token that ends no gap, so c at most to each that does. The mean gap is thus
-  at least the least mean of t_b over mixes of batches with mean u_b <= c. By duality that is the largest, over
-  gamma >= 0, of min over b of (t_b + gamma u_b) - gamma c, and each gamma gives a bound.
-* If a share q of the gaps is in batches of at most z seconds, q u + (1 - q) r <= c for the least u_b of those. So the
-  quantile q is at least the least t_b of all b with u_b <= r + (c - r) / q.
-* Poisson arrivals see time averages, so each waits on average for what is left of the batch that runs: the mean of
-  t^2 / 2 per second, at least min over b of lambda (g + x) (t_b / 2 + gamma) u_b - gamma, for each gamma >= 0.
-* Where Poisson arrivals have their prompts served in order of arrival: prompts alone, at 1 / r tokens/s without a
-  pause, would be an M/G/1 queue with service times r p, and are never behind. TTFT is at least its time in system
-  (Pollaczek, Khinchine).
+* A gap is no shorter than the batch that ends it. Charge u_b seconds to each token in a batch of b:
+  in all 1 s per second at most, and r or more to each token that ends no gap, so c at most to each
+  that does. The mean gap is thus at least the least mean of t_b over mixes of batches with mean u_b
+  <= c. By duality that is the largest, over gamma >= 0, of min over b of (t_b + gamma u_b) - gamma
+  c, and each gamma gives a bound.
+* If a share q of the gaps is in batches of at most z seconds, q u + (1 - q) r <= c for the least
+  u_b of those. So the quantile q is at least the least t_b of all b with u_b <= r + (c - r) / q.
+* Poisson arrivals see time averages, so each waits on average for what is left of the batch that
+  runs: the mean of t^2 / 2 per second, at least min over b of lambda (g + x) (t_b / 2 + gamma) u_b
+  - gamma, for each gamma >= 0.
+* Where Poisson arrivals have their prompts served in order of arrival: prompts alone, at 1 / r
+  tokens/s without a pause, would be an M/G/1 queue with service times r p, and are never behind.
+  TTFT is at least its time in system (Pollaczek, Khinchine).
 * Mean E2E is mean TTFT and g times the mean gap.
 
-They rise with the rate, so that those of a low rate hold at any. They are of one server that does both phases.
+They rise with the rate, so that those of a low rate hold at any. They are of one server that does
+both phases.
 """
 
 import math
@@ -49,7 +55,8 @@ from penstock.workload.pairs import Empirical, Lengths
 from penstock.workload.workload import Workload
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-"""Names of the percentiles that are bounded beside the mean, and the share of samples below each."""
+"""Names of the percentiles that are bounded beside the mean, and the share of samples below each.
+"""
 
 _STANDARD_ERRORS = 4.0  # of a sample of lengths, taken off
 _LINES = 16
@@ -66,13 +73,15 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     workload
         What arrives. At a rate near 0 the bounds hold for any rate, so for any number of replicas.
     server
-        Limits and batch times. Its policy counts only in that prompts may be served in order of arrival.
+        Limits and batch times. Its policy counts only in that prompts may be served in order of
+        arrival.
 
     Returns
     -------
     Mapping
-        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``), then ``mean``, ``p50``, ``p90``, ``p95`` or ``p99``; those of TBT
-        are of gaps, pooled over requests. Infinite means, and quantiles of TBT, where no policy is stable.
+        By metric (``ttft_s``, ``tbt_s``, ``e2e_s``), then ``mean``, ``p50``, ``p90``, ``p95`` or
+        ``p99``; those of TBT are of gaps, pooled over requests. Infinite means, and quantiles of
+        TBT, where no policy is stable.
 
     Raises
     ------
@@ -82,8 +91,9 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     >>> import penstock as ps
     >>> server = ps.Server(ps.Affine(c=0.010, a=1e-4), token_budget=512)
     >>> bounds = lower_bounds(ps.Workload.deterministic(1e-6, 1_000, 101), server)
-    >>> round(bounds["ttft_s"]["p99"], 3), round(bounds["tbt_s"]["mean"], 4), round(bounds["e2e_s"]["mean"], 2)
-    (0.12, 0.0101, 1.13)
+    >>> chosen = bounds["ttft_s"]["p99"], bounds["tbt_s"]["mean"], bounds["e2e_s"]["mean"]
+    >>> [round(bound, 4) for bound in chosen]
+    [0.12, 0.0101, 1.13]
     """
     refuse_without_rate("lower_bounds", workload, server)
     work = least(served(workload, server), workload, server)
@@ -105,11 +115,16 @@ def lower_bounds(workload: Workload, server: Server) -> Mapping[str, Mapping[str
     e2e["mean"] = max(e2e["mean"], ttft["mean"] + gaps * tbt["mean"])
     kept = 1 - _ROUNDING - 1e-9 / float(batches.seconds.min())
     metrics = {"ttft_s": ttft, "tbt_s": tbt, "e2e_s": e2e}
-    return {metric: {name: bound * kept for name, bound in of.items()} for metric, of in metrics.items()}
+    return {
+        metric: {name: bound * kept for name, bound in of.items()} for metric, of in metrics.items()
+    }
 
 
-def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool = False) -> tuple[Floats, Floats]:
-    """Return TTFT and E2E that each request needs at least, whatever else there is; seconds, shape (requests,) each.
+def request_bounds(
+    prompt: Ints, output: Ints, server: Server, *, reused: bool = False
+) -> tuple[Floats, Floats]:
+    """Return TTFT and E2E that each request needs at least, whatever else there is; seconds, shape
+    (requests,) each.
 
     Parameters
     ----------
@@ -132,7 +147,9 @@ def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool =
     if isinstance(model, Composition):
         reused = reused or (server.policy.loses_rest_of_prompt and server.memory is not None)
         per_piece = model.self_attention + model.per_request
-        prefill = np.full_like(tokens, per_piece) if reused else prefill_seconds(tokens, model, budget)[0]
+        prefill = (
+            np.full_like(tokens, per_piece) if reused else prefill_seconds(tokens, model, budget)[0]
+        )
         first = first + model.with_prefill + prefill
         end = end + model.with_prefill + attention_of(prompt, output, server, reused=reused)[0]
     if server.convention == "paper":
@@ -141,7 +158,9 @@ def request_bounds(prompt: Ints, output: Ints, server: Server, *, reused: bool =
 
 
 class _Batches(NamedTuple):
-    """Seconds of batches and seconds per token in them, shape (kinds,): all that are best for some mix."""
+    """Seconds of batches and seconds per token in them, shape (kinds,): all that are best for some
+    mix.
+    """
 
     seconds: Floats
     per_token: Floats
@@ -159,8 +178,12 @@ def _batches(batch_time: BatchTime, budget: int) -> _Batches:
 
 
 @cached(256)
-def _lines(batch_time: BatchTime, budget: int) -> tuple[Floats, tuple[tuple[float, float], ...], bool]:
-    """Return t(b), b = 0 .. budget, lines (a, s) below it, a >= 0, and whether one batch takes no longer than two."""
+def _lines(
+    batch_time: BatchTime, budget: int
+) -> tuple[Floats, tuple[tuple[float, float], ...], bool]:
+    """Return t(b), b = 0 .. budget, lines (a, s) below it, a >= 0, and whether one batch takes no
+    longer than two.
+    """
     seconds = batch_time.table(budget)
     shortest = np.r_[0.0, np.minimum.accumulate(seconds[:0:-1])[::-1]]
     loads = np.arange(1, budget + 1)
@@ -175,7 +198,9 @@ def _lines(batch_time: BatchTime, budget: int) -> tuple[Floats, tuple[tuple[floa
 
 
 class _Requests(NamedTuple):
-    """What the lengths alone say: statistics of `request_bounds`, mean tokens, and E[p] and E[p^2] at least."""
+    """What the lengths alone say: statistics of `request_bounds`, mean tokens, and E[p] and E[p^2]
+    at least.
+    """
 
     ttft: dict[str, float]
     e2e: dict[str, float]
@@ -192,7 +217,11 @@ def _requests(lengths: Lengths, server: Server, reused: bool) -> _Requests:
     first, end = request_bounds(prompt, output, server, reused=reused)
     moments = (_statistics(prompt.astype(np.float64) ** power, sampled)["mean"] for power in (1, 2))
     return _Requests(
-        _statistics(first, sampled), _statistics(end, sampled), lengths.mean_prompt, lengths.mean_output, *moments
+        _statistics(first, sampled),
+        _statistics(end, sampled),
+        lengths.mean_prompt,
+        lengths.mean_output,
+        *moments,
     )
 
 
@@ -214,7 +243,9 @@ def _gaps(batches: _Batches, rate: float, gaps: float, others: float) -> dict[st
     left = (1 - rate * others * cheapest) / (rate * gaps)
     if left <= cheapest:
         return dict.fromkeys(("mean", *PERCENTILES), math.inf)
-    mean = max(float((seconds + gamma * per_token).min()) - gamma * left for gamma in _MULTIPLIERS.tolist())
+    mean = max(
+        float((seconds + gamma * per_token).min()) - gamma * left for gamma in _MULTIPLIERS.tolist()
+    )
     bounds = {"mean": mean}
     for name, share in PERCENTILES.items():
         bounds[name] = float(seconds[per_token <= cheapest + (left - cheapest) / share].min())
@@ -240,4 +271,7 @@ def _queue(batches: _Batches, rate: float, own: _Requests) -> float:
     used = rate * per_token * own.least_prompt
     if used >= 1:
         return math.inf
-    return float(per_token * own.least_prompt + rate * per_token**2 * own.least_prompt_square / (2 * (1 - used)))
+    return float(
+        per_token * own.least_prompt
+        + rate * per_token**2 * own.least_prompt_square / (2 * (1 - used))
+    )

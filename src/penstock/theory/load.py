@@ -1,8 +1,10 @@
-"""Load: how much is asked of a server, and how much it can give, for one class of requests or several.
+"""Load: how much is asked of a server, and how much it can give, for one class of requests or
+several.
 
-Only means matter. A batch time that is random, drawn anew for each batch with mean t_b, has the load of t_b itself, and
-both halves of Theorem 1 hold for it (remark after thm:main): so any batch-time model of means will do. Several
-measurements at one token load are to be averaged, as `Measured.read` does.
+Only means matter. A batch time that is random, drawn anew for each batch with mean t_b, has the
+load of t_b itself, and both halves of Theorem 1 hold for it (remark after thm:main): so any
+batch-time model of means will do. Several measurements at one token load are to be averaged, as
+`Measured.read` does.
 """
 
 import dataclasses
@@ -34,20 +36,23 @@ class Load:
     arrival_rate
         Requests/s.
     tokens_per_request
-        Forward tokens of a request, on average: prompt + output (convention ``paper``), or prompt + output - 1
-        (``engine``: the end of prefill yields the first output token). Those that are dropped have none.
+        Forward tokens of a request, on average: prompt + output (convention ``paper``), or prompt +
+        output - 1 (``engine``: the end of prefill yields the first output token). Those that are
+        dropped have none.
     best_batch_tokens_per_s
-        max over 1 <= b <= token budget of b / t_b. A few engines go beyond the token budget; then over all batches
-        that they form.
+        max over 1 <= b <= token budget of b / t_b. A few engines go beyond the token budget; then
+        over all batches that they form.
     best_token_load
         The b at which that maximum is attained.
     filled_batch_tokens_per_s
-        b_max / t_bmax: what batches filled to the token budget (without one: as large as they come) process.
+        b_max / t_bmax: what batches filled to the token budget (without one: as large as they come)
+        process.
     work
         The requests that are served.
     attention_s
-        Seconds of a request beside those by token load, on average: the least under any policy, and the most in batches
-        filled in order of arrival (see `penstock.theory.attention`); (0, 0) for batch times by token load.
+        Seconds of a request beside those by token load, on average: the least under any policy, and
+        the most in batches filled in order of arrival (see `penstock.theory.attention`); (0, 0) for
+        batch times by token load.
     sampled
         Whether a sample of the lengths says so.
     """
@@ -108,7 +113,8 @@ def load(workload: Workload, server: Server) -> Load:
     """
     if not workload.rate > 0:
         raise InputError(
-            f"{workload.name} has no arrival rate (its requests span no time, or next to none), so it has no load; "
+            f"{workload.name} has no arrival rate (its requests span no time, or next to none), "
+            "so it has no load; "
             "give a rate with arrivals 'poisson'"
         )
     linear = server.batch_time.by_tokens
@@ -137,7 +143,8 @@ class MulticlassLoad:
     Attributes
     ----------
     arrival_rates
-        Shape (classes,), effective requests/s of each class: from outside, and routed to it from other classes.
+        Shape (classes,), effective requests/s of each class: from outside, and routed to it from
+        other classes.
     tokens_per_request
         Shape (classes,), forward tokens of a mean request of each class.
     capacity_tokens_per_s
@@ -180,8 +187,8 @@ def multiclass_load(
 ) -> MulticlassLoad:
     """Return the load of several classes of requests on one server (thm:multi-class).
 
-    Above rho 1 no policy is stable; below it every work-conserving K-FCFS policy is, where batches filled to the token
-    budget carry the capacity and no max batch size binds.
+    Above rho 1 no policy is stable; below it every work-conserving K-FCFS policy is, where batches
+    filled to the token budget carry the capacity and no max batch size binds.
 
     Parameters
     ----------
@@ -203,66 +210,95 @@ def multiclass_load(
 
     >>> import penstock as ps
     >>> server = ps.Server(ps.Affine(c=0.0, a=1e-3), token_budget=512)
-    >>> asked = multiclass_load(server, [1.0, 0.0], [101, 51], [100, 50], routing=[[0, 0.5], [0, 0]])
+    >>> routing = [[0, 0.5], [0, 0]]
+    >>> asked = multiclass_load(server, [1.0, 0.0], [101, 51], [100, 50], routing=routing)
     >>> asked.arrival_rates.tolist(), asked.shares.tolist(), round(asked.rho, 12)
     ([1.0, 0.5], [0.8, 0.2], 0.25)
     """
     external = _rates(arrival_rates)
     classes = external.size
     if not external.any():
-        raise InputError("all arrival rates are 0, so there is no load; give at least one class arrivals from outside")
-    effective = traffic(external, np.zeros((classes, classes)) if routing is None else routing, names=names)
-    prompts, outputs = _mean_tokens("prompt", prompt, classes), _mean_tokens("output", output, classes)
+        raise InputError(
+            "all arrival rates are 0, so there is no load; give at least one class arrivals from "
+            "outside"
+        )
+    effective = traffic(
+        external, np.zeros((classes, classes)) if routing is None else routing, names=names
+    )
+    prompts, outputs = (
+        _mean_tokens("prompt", prompt, classes),
+        _mean_tokens("output", output, classes),
+    )
     if not isinstance(server, Server):
         raise InputError(f"multiclass_load takes a Server, not {checks.shown(server)}; give one")
-    refuse_composition(server, "the load of classes given by mean lengths", "ask `check` with the lengths themselves")
-    tokens = [server.tokens_per_request(p, o) for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)]
-    return MulticlassLoad(effective, np.array(tokens), server.batch_time.capacity(server.most_tokens))
+    refuse_composition(
+        server,
+        "the load of classes given by mean lengths",
+        "ask `check` with the lengths themselves",
+    )
+    tokens = [
+        server.tokens_per_request(p, o)
+        for p, o in zip(prompts.tolist(), outputs.tolist(), strict=True)
+    ]
+    return MulticlassLoad(
+        effective, np.array(tokens), server.batch_time.capacity(server.most_tokens)
+    )
 
 
-def traffic(arrival_rates: npt.ArrayLike, routing: npt.ArrayLike, *, names: Sequence[str] | None = None) -> Floats:
-    """Return the effective arrival rate of each class: the solution of lambda = alpha + P^T lambda (eq:traffic).
+def traffic(
+    arrival_rates: npt.ArrayLike, routing: npt.ArrayLike, *, names: Sequence[str] | None = None
+) -> Floats:
+    """Return the effective arrival rate of each class: the solution of lambda = alpha + P^T lambda
+    (eq:traffic).
 
     Parameters
     ----------
     arrival_rates
         alpha, shape (classes,), requests/s from outside.
     routing
-        P, shape (classes, classes): row i holds the probabilities with which a request done in class i goes on to each
-        class; what is missing to 1 is the probability of leaving.
+        P, shape (classes, classes): row i holds the probabilities with which a request done in
+        class i goes on to each class; what is missing to 1 is the probability of leaving.
     names
         Of the classes, for messages.
 
     Raises
     ------
     InputError
-        If a value cannot be used, or I - P is not invertible: then requests never leave some loop, which is named.
+        If a value cannot be used, or I - P is not invertible: then requests never leave some loop,
+        which is named.
 
     >>> traffic([1.0, 0.0], [[0.0, 1.0], [0.5, 0.0]]).tolist()
     [2.0, 2.0]
     """
     external = _rates(arrival_rates)
     classes = external.size
-    labels = [f"class {i}" for i in range(classes)] if names is None else [str(name) for name in names]
+    labels = (
+        [f"class {i}" for i in range(classes)] if names is None else [str(name) for name in names]
+    )
     if len(labels) != classes:
-        raise InputError(f"{len(labels)} names for {classes} arrival rates; give one name per class")
+        raise InputError(
+            f"{len(labels)} names for {classes} arrival rates; give one name per class"
+        )
     chances = checks.array("routing", routing).astype(np.float64)
     if chances.shape != (classes, classes):
         raise InputError(
-            f"routing has the shape {chances.shape}, but {classes} classes need {(classes, classes)}: a row for each "
+            f"routing has the shape {chances.shape}, but {classes} classes need "
+            f"{(classes, classes)}: a row for each "
             "class that requests leave, a column for each that they go to"
         )
     bad = ~((chances >= 0) & (chances <= 1))
     if bad.any():
         i, j = np.argwhere(bad)[0]
         raise InputError(
-            f"the routing from {labels[i]} to {labels[j]} is {chances[i, j]}, but a probability is from 0 to 1; mend it"
+            f"the routing from {labels[i]} to {labels[j]} is {chances[i, j]}, but a probability "
+            "is from 0 to 1; mend it"
         )
     total = chances.sum(axis=1)
     if (total > 1 + _ROUNDING).any():
         i = int(np.argmax(total))
         raise InputError(
-            f"the routing from {labels[i]} adds up to {total[i]:.12g}, but probabilities add up to 1 at most, and what "
+            f"the routing from {labels[i]} adds up to {total[i]:.12g}, but probabilities add up "
+            "to 1 at most, and what "
             "is missing to 1 leaves; scale that row"
         )
     _refuse_closed_loop(chances, total, labels)
@@ -270,13 +306,16 @@ def traffic(arrival_rates: npt.ArrayLike, routing: npt.ArrayLike, *, names: Sequ
 
 
 def _refuse_closed_loop(chances: Floats, total: Floats, names: list[str]) -> None:
-    """Raise if there are classes from which no path leads out of the system; I - P is invertible if there are none."""
+    """Raise if there are classes from which no path leads out of the system; I - P is invertible if
+    there are none.
+    """
     loop = closed_loop(chances, total < 1 - _ROUNDING)
     if not loop:
         return
     path = " -> ".join(names[index] for index in loop)
     raise InputError(
-        f"requests never leave the loop {path}, so their number grows for ever; lower one of its routing probabilities"
+        f"requests never leave the loop {path}, so their number grows for ever; lower one of its "
+        "routing probabilities"
     )
 
 
@@ -286,7 +325,8 @@ def _rates(arrival_rates: npt.ArrayLike) -> Floats:
     if bad.any():
         row = int(np.argmax(bad))
         raise InputError(
-            f"arrival_rates[{row}] is {rates[row]}, but a rate is a finite number of at least 0 requests/s; mend it"
+            f"arrival_rates[{row}] is {rates[row]}, but a rate is a finite number of at least 0 "
+            "requests/s; mend it"
         )
     return rates
 
@@ -294,7 +334,11 @@ def _rates(arrival_rates: npt.ArrayLike) -> Floats:
 def _mean_tokens(name: str, mean: npt.ArrayLike, classes: int) -> Floats:
     tokens = checks.column(name, mean).astype(np.float64)
     if tokens.size not in (1, classes):
-        raise InputError(f"{tokens.size} mean values of {name} for {classes} classes; give one per class")
+        raise InputError(
+            f"{tokens.size} mean values of {name} for {classes} classes; give one per class"
+        )
     for value in tokens.tolist():
-        checks.number(f"a mean {name}", value, 1, LONGEST, "tokens", "a request has at least one token")
+        checks.number(
+            f"a mean {name}", value, 1, LONGEST, "tokens", "a request has at least one token"
+        )
     return np.broadcast_to(tokens, (classes,))

@@ -1,34 +1,38 @@
-"""The mean field of a server that decodes first: a chain of the prompt tokens in a batch, with a pool of decodes.
+"""The mean field of a server that decodes first: a chain of the prompt tokens in a batch, with a
+pool of decodes.
 
-Let n be the requests in decode, q the prompt tokens that wait as a batch begins and b_max the token budget. A batch has
-n decodes and min(q, b_max - n) prompt tokens and takes t; from batch to batch
+Let n be the requests in decode, q the prompt tokens that wait as a batch begins and b_max the token
+budget. A batch has n decodes and min(q, b_max - n) prompt tokens and takes t; from batch to batch
 
     q' = (q + n - b_max)+ + A,    A compound Poisson(rate t) of prompts.
 
-The next batch is the longer, the longer this one was, so q is taken as a Markov chain on a grid of `CELLS` loads from 0
-to b_max, and one state F of the full batches that leave prompt tokens behind. n has a mean in each state:
+The next batch is the longer, the longer this one was, so q is taken as a Markov chain on a grid of
+`CELLS` loads from 0 to b_max, and one state F of the full batches that leave prompt tokens behind.
+n has a mean in each state:
 
-* **The pool** m(q) = E[n | q]. Prompts that end in a batch begin to decode in the next one, so with b(q) the prompts
-  that end in a batch of q, P(D >= j) the requests with at least j decodes, and T the chain beside a decode,
+* **The pool** m(q) = E[n | q]. Prompts that end in a batch begin to decode in the next one, so with
+  b(q) the prompts that end in a batch of q, P(D >= j) the requests with at least j decodes, and T
+  the chain beside a decode,
 
       w = sum over j >= 1 of P(D >= j) b T^j,    m(q) = w(q) / P(q),    TBT = sum w t / sum w.
 
-  The first `LAGS` terms are exact, and the rest of a request ends at a fixed rate. sum w = E[D] E[b] is Little's law.
-  A fixed point is a mean pool E[m] that gives itself.
-* **The spread of the pool.** n is negative binomial, Var(n | q) = g m(q). Requests that arrive in a long batch begin
-  to decode together, which makes later batches long: g follows from the covariance of n and A where t is linear in
-  both, which solves X = M X M' + noise (`_spread`). A decode sees g others more than a batch does.
-* **An idle server.** Let n be so distributed over the time in which no prompt is served. That as many batches begin
-  from idleness as end in it says: a batch after which no prompt waits is the last with probability
-  rate t / (rate t + 1 / P(n = 0) - 1).
-* **Full batches.** How long a run of them lasts follows from the balance of prompt tokens. The remainder
-  R = (q + n - b_max)+ is exponential; that E[q^2] stays as it is gives its mean,
+  The first `LAGS` terms are exact, and the rest of a request ends at a fixed rate. sum w = E[D]
+  E[b] is Little's law. A fixed point is a mean pool E[m] that gives itself.
+* **The spread of the pool.** n is negative binomial, Var(n | q) = g m(q). Requests that arrive in a
+  long batch begin to decode together, which makes later batches long: g follows from the covariance
+  of n and A where t is linear in both, which solves X = M X M' + noise (`_spread`). A decode sees g
+  others more than a batch does.
+* **An idle server.** Let n be so distributed over the time in which no prompt is served. That as
+  many batches begin from idleness as end in it says: a batch after which no prompt waits is the
+  last with probability rate t / (rate t + 1 / P(n = 0) - 1).
+* **Full batches.** How long a run of them lasts follows from the balance of prompt tokens. The
+  remainder R = (q + n - b_max)+ is exponential; that E[q^2] stays as it is gives its mean,
 
       2 (b_max - n - rate E[P] t_bmax) E[R] = E[A^2] - E[X^2],    X = min(q, b_max - n).
 
-* **The pool follows the backlog** over k batches by E[min(D, k)]. Then drift and standard deviation of what k batches
-  fall behind, S_k, come down by E[P] / (E[P] + E[min(D, k)]). By how much that raises E[R] is the ratio of two of
-  Spitzer's sums of E[(S_k)+] / k (`_follows`).
+* **The pool follows the backlog** over k batches by E[min(D, k)]. Then drift and standard deviation
+  of what k batches fall behind, S_k, come down by E[P] / (E[P] + E[min(D, k)]). By how much that
+  raises E[R] is the ratio of two of Spitzer's sums of E[(S_k)+] / k (`_follows`).
 """
 
 import math
@@ -61,13 +65,17 @@ _EXPONENTIAL /= _EXPONENTIAL.mean()
 WORK_FIELDS = 10
 RATE, PROMPT, PROMPT_SQUARE, DECODES, DECODES_SQUARE, REQUEST_SQUARE = range(6)
 ALONE, MIXED, PER_PROMPT_TOKEN, WITH_PREFILL = range(6, WORK_FIELDS)
-"""What arrives: requests/s; E[P], E[P^2], E[D], E[D^2], E[(P + D)^2], tokens. Then seconds beside those by token load:
-of a decode in a batch without prefill and with it, of a prompt token, and of a batch for having prefill."""
+"""What arrives: requests/s; E[P], E[P^2], E[D], E[D^2], E[(P + D)^2], tokens. Then seconds beside
+those by token load: of a decode in a batch without prefill and with it, of a prompt token, and of a
+batch for having prefill.
+"""
 
 POINT_FIELDS = 9
 POOL, BATCH, LEFT, TTFT, FIRST_DECODE, DECODING, RISING, DISPERSION, VARIATION = range(POINT_FIELDS)
-"""A fixed point: mean pool over time, E[t], share of full batches that leave something; means over requests of the time
-to the end of the prompt, of the first decode and of all decodes; whether the point repels; g; and Var(t) / E[t]^2."""
+"""A fixed point: mean pool over time, E[t], share of full batches that leave something; means over
+requests of the time to the end of the prompt, of the first decode and of all decodes; whether the
+point repels; g; and Var(t) / E[t]^2.
+"""
 
 
 class Lengths(NamedTuple):
@@ -92,7 +100,9 @@ class Lengths(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """Loads of a batch, prompt tokens; one prompt on them; and those of a Poisson number of prompts by its mean."""
+    """Loads of a batch, prompt tokens; one prompt on them; and those of a Poisson number of prompts
+    by its mean.
+    """
 
     loads: Floats
     below: Ints
@@ -103,7 +113,9 @@ class _Grid(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """The states of the chain: E[t], E[t^2] and E[t] beside a decode; what happens in them; and `numbers`."""
+    """The states of the chain: E[t], E[t^2] and E[t] beside a decode; what happens in them; and
+    `numbers`.
+    """
 
     times: Floats
     over: Floats
@@ -119,12 +131,28 @@ class _Chain(NamedTuple):
     numbers: Floats
 
 
-MEAN, SQUARE, IDLE, BIRTHS, REMAINDER, FULL_TIME, ROOM, DRIFT, FULL_POOL, RUN, SPREAD_BY, FIRST, ALL = range(13)
+(
+    MEAN,
+    SQUARE,
+    IDLE,
+    BIRTHS,
+    REMAINDER,
+    FULL_TIME,
+    ROOM,
+    DRIFT,
+    FULL_POOL,
+    RUN,
+    SPREAD_BY,
+    FIRST,
+    ALL,
+) = range(13)
 
 
 @njit(cache=True)
 def _integral(sums: Floats, load: float) -> float:
-    """Return the integral of t_b up to a load, where t_b holds from b - 1/2 to b + 1/2 and goes on at the ends."""
+    """Return the integral of t_b up to a load, where t_b holds from b - 1/2 to b + 1/2 and goes on
+    at the ends.
+    """
     last = sums.size - 1
     if load <= 0.5:
         return float((load - 0.5) * (sums[1] - sums[0]))
@@ -147,12 +175,16 @@ def _mean_time(sums: Floats, low: float, high: float) -> float:
 def _full(work: Floats, sums: Floats, pool: float) -> float:
     """Return the time of a full batch beside such a pool."""
     last = sums.size - 1
-    beside = work[MIXED] * pool + work[PER_PROMPT_TOKEN] * max(last - pool, 0.0) + work[WITH_PREFILL]
+    beside = (
+        work[MIXED] * pool + work[PER_PROMPT_TOKEN] * max(last - pool, 0.0) + work[WITH_PREFILL]
+    )
     return float(sums[last] - sums[last - 1] + beside)
 
 
 @njit(cache=True)
-def _pool_parts(mean: float, dispersion: float, most: float, low: Floats, high: Floats, share: Floats) -> int:
+def _pool_parts(
+    mean: float, dispersion: float, most: float, low: Floats, high: Floats, share: Floats
+) -> int:
     """Fill ranges of the pool with their probabilities; return how many.
 
     Negative binomial where it is small, Poisson for a dispersion of 1; else normal.
@@ -180,7 +212,9 @@ def _of_none(dispersion: float) -> float:
 
 
 @njit(cache=True)
-def _follows(work: Floats, lengths: Lengths, tau: float, room: float, full: float, budget: float) -> float:
+def _follows(
+    work: Floats, lengths: Lengths, tau: float, room: float, full: float, budget: float
+) -> float:
     """Return by which factor E[R] grows as the pool follows the backlog: a ratio of two sums."""
     rate, prompt, decodes = work[RATE], work[PROMPT], work[DECODES]
     short = room - rate * prompt * full  # drift of a batch while the pool stays
@@ -220,10 +254,12 @@ def _follows(work: Floats, lengths: Lengths, tau: float, room: float, full: floa
 
 @njit(cache=True)
 def _reaches_over(work: Floats, pool: float, full: float, budget: float) -> float:
-    """Return the share of the time that the pool's own fluctuation fills batches, as in heavy traffic.
+    """Return the share of the time that the pool's own fluctuation fills batches, as in heavy
+    traffic.
 
-    There the work V is a diffusion. Above the pool n* at which batches are full it drifts down at a fixed rate and is
-    exponential; below it is held by the pool, which is normal about n. Both densities meet at n*.
+    There the work V is a diffusion. Above the pool n* at which batches are full it drifts down at a
+    fixed rate and is exponential; below it is held by the pool, which is normal about n. Both
+    densities meet at n*.
     """
     rate, decodes = work[RATE], work[DECODES]
     drift = budget - rate * full * (work[PROMPT] + decodes)
@@ -232,7 +268,12 @@ def _reaches_over(work: Floats, pool: float, full: float, budget: float) -> floa
     above = rate * full * work[REQUEST_SQUARE] / (2 * drift)
     z = min(max((budget * decodes / (work[PROMPT] + decodes) - pool) / math.sqrt(pool), 0.0), 30.0)
     density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    below = math.sqrt(pool) * work[DECODES_SQUARE] / (2 * decodes) * (1 - 0.5 * math.erfc(z / math.sqrt(2)))
+    below = (
+        math.sqrt(pool)
+        * work[DECODES_SQUARE]
+        / (2 * decodes)
+        * (1 - 0.5 * math.erfc(z / math.sqrt(2)))
+    )
     lasts, pool_lasts = 2 * above / drift, work[DECODES_SQUARE] / (2 * decodes)  # batches
     slow = (lasts / (lasts + pool_lasts)) ** 2
     return float(1 - slow * below / (above * density + below))
@@ -242,7 +283,9 @@ def _reaches_over(work: Floats, pool: float, full: float, budget: float) -> floa
 def _excess(drift: float, spread: float) -> float:
     """Return E[(S)+] of a normal S with mean -drift."""
     z = drift / spread
-    return spread * (math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2)))
+    return spread * (
+        math.exp(-z * z / 2) / math.sqrt(2 * math.pi) - z * 0.5 * math.erfc(z / math.sqrt(2))
+    )
 
 
 @njit(cache=True)
@@ -289,7 +332,8 @@ def _grid(lengths: Lengths, prompt: float, budget: float, least: float, most: fl
             part = (lengths.prompts[i] - loads[k]) / (loads[k + 1] - loads[k])
             one[k] += lengths.prompt_weights[i] * (1 - part)
             one[k + 1] += lengths.prompt_weights[i] * part
-    # Few prompts on average are taken term by term; each doubling of the number adds what half as many bring to itself.
+    # Few prompts on average are taken term by term; each doubling of the number adds what half as
+    # many bring to itself.
     least = min(least, _MOST_PROMPTS)
     doublings = max(math.log2(most / least), 1.0)
     arrivals = np.zeros((math.ceil(_LEVELS_A_DOUBLING * doublings) + 2, CELLS))
@@ -338,7 +382,9 @@ def _arrived(grid: _Grid, number: float, row: Floats) -> None:
 
 
 @njit(cache=True)
-def _times(work: Floats, sums: Floats, loads: Floats, pools: Floats, g: float, times: Floats) -> None:
+def _times(
+    work: Floats, sums: Floats, loads: Floats, pools: Floats, g: float, times: Floats
+) -> None:
     """Fill E[t], E[t^2] and E[t] beside a decode of batches with so many prompt tokens."""
     budget = float(sums.size - 1)
     low, high, share = np.empty(_POOL_PARTS), np.empty(_POOL_PARTS), np.empty(_POOL_PARTS)
@@ -372,11 +418,14 @@ def _times(work: Floats, sums: Floats, loads: Floats, pools: Floats, g: float, t
 
 
 @njit(cache=True)
-def _spread(work: Floats, pool: float, births: float, idle: float, of_decode: float, of_token: float) -> float:
+def _spread(
+    work: Floats, pool: float, births: float, idle: float, of_decode: float, of_token: float
+) -> float:
     """Return Var(n) where t is linear, dt = of_decode dn + of_token dA.
 
-    With N prompts that end in a batch, n' = (1 - 1 / E[D]) n + N on average, and (N, A)' is what arrives in t. So the
-    covariance of (n, A, N) is X = M X M' + noise; a batch after idleness has (0, P, 1) whatever was before.
+    With N prompts that end in a batch, n' = (1 - 1 / E[D]) n + N on average, and (N, A)' is what
+    arrives in t. So the covariance of (n, A, N) is X = M X M' + noise; a batch after idleness has
+    (0, P, 1) whatever was before.
     """
     rate, prompt = work[RATE], work[PROMPT]
     begin, stay = min(work[DECODES], 1.0), max(1 - 1 / work[DECODES], 0.0)
@@ -405,7 +454,9 @@ def _spread(work: Floats, pool: float, births: float, idle: float, of_decode: fl
 
 @njit(cache=True)
 def _transitions(work: Floats, sums: Floats, grid: _Grid, pool: float, chain: _Chain) -> None:
-    """Fill where batches lead, all but what full ones leave: `go` of a batch, `beside` as a decode sees it."""
+    """Fill where batches lead, all but what full ones leave: `go` of a batch, `beside` as a decode
+    sees it.
+    """
     rate, prompt, decodes = work[RATE], work[PROMPT], work[DECODES]
     budget, numbers, loads = float(sums.size - 1), chain.numbers, grid.loads
     pools = np.minimum(pool * chain.shape, budget * decodes / (prompt + decodes))
@@ -523,7 +574,8 @@ def _remainder(work: Floats, grid: _Grid, lengths: Lengths, budget: float, chain
     factor = _follows(work, lengths, numbers[MEAN], room, full, budget) - 1
     factor = 1 + factor * _reaches_over(work, numbers[FULL_POOL], full, budget)
     remainder = max(arriving - served, 0.0) / (2 * drift) / chain.share[FULL]
-    # Where full batches are rare that is a small difference of large numbers: no more than by one run
+    # Where full batches are rare that is a small difference of large numbers: no more than by one
+    # run
     overshoot = max(numbers[RUN] * drift - room + (chain.landing * loads).sum(), 1.0)
     past = np.maximum(lengths.prompts - room, 0.0)
     mean = (lengths.prompt_weights * past).sum()
@@ -555,9 +607,17 @@ def _dispersion(work: Floats, grid: _Grid, number: float, chain: _Chain) -> floa
 
 @njit(cache=True)
 def _turn(
-    work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, pool: float, spreads: bool, chain: _Chain
+    work: Floats,
+    sums: Floats,
+    grid: _Grid,
+    lengths: Lengths,
+    pool: float,
+    spreads: bool,
+    chain: _Chain,
 ) -> float:
-    """Return the mean pool of the chain in which it is so large, and fill its shape for the next turn."""
+    """Return the mean pool of the chain in which it is so large, and fill its shape for the next
+    turn.
+    """
     numbers, share, decoding = chain.numbers, chain.share, chain.decoding
     _transitions(work, sums, grid, pool, chain)
     _shares(work, grid, chain)
@@ -579,9 +639,16 @@ def _turn(
 
 @njit(cache=True)
 def _last_batch(
-    work: Floats, sums: Floats, chain: _Chain, need: float, missed: float, parts: tuple[int, Floats, Floats, Floats]
+    work: Floats,
+    sums: Floats,
+    chain: _Chain,
+    need: float,
+    missed: float,
+    parts: tuple[int, Floats, Floats, Floats],
 ) -> float:
-    """Return the mean time of the batch that ends a prompt with so many tokens left, beside those that came later."""
+    """Return the mean time of the batch that ends a prompt with so many tokens left, beside those
+    that came later.
+    """
     budget, seconds, none = float(sums.size - 1), 0.0, math.exp(-missed)
     count, low, high, share = parts
     for later in range(2):
@@ -597,8 +664,12 @@ def _last_batch(
 
 
 @njit(cache=True)
-def _in_line(work: Floats, sums: Floats, lengths: Lengths, chain: _Chain, running: float, left_over: bool) -> float:
-    """Return the mean time from the end of the batch that runs to that of a prompt's last, behind other prompts."""
+def _in_line(
+    work: Floats, sums: Floats, lengths: Lengths, chain: _Chain, running: float, left_over: bool
+) -> float:
+    """Return the mean time from the end of the batch that runs to that of a prompt's last, behind
+    other prompts.
+    """
     rate, prompt, decodes = work[RATE], work[PROMPT], work[DECODES]
     budget, full, room = float(sums.size - 1), chain.numbers[FULL_TIME], chain.numbers[ROOM]
     low, high, share = np.empty(_POOL_PARTS), np.empty(_POOL_PARTS), np.empty(_POOL_PARTS)
@@ -630,7 +701,9 @@ def _in_line(work: Floats, sums: Floats, lengths: Lengths, chain: _Chain, runnin
 
 @njit(cache=True)
 def _first_token(work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _Chain) -> float:
-    """Return the mean time to the end of the prompt: what is left of the batch that runs, and those that follow."""
+    """Return the mean time to the end of the prompt: what is left of the batch that runs, and those
+    that follow.
+    """
     rate, numbers, share = work[RATE], chain.numbers, chain.share
     budget, full = float(sums.size - 1), numbers[FULL_TIME]
     # 1. Arrivals while no batch is full, whose prompts end with the next one or do not fit into it
@@ -667,7 +740,13 @@ def _first_token(work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chai
 
 @njit(cache=True)
 def _root(
-    work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _Chain, ends: Floats, gains: Floats
+    work: Floats,
+    sums: Floats,
+    grid: _Grid,
+    lengths: Lengths,
+    chain: _Chain,
+    ends: Floats,
+    gains: Floats,
 ) -> float:
     """Return the mean pool between two that gives itself (regula falsi, Illinois)."""
     a, b, gain_a, gain_b = ends[0], ends[1], gains[0], gains[1]
@@ -685,7 +764,9 @@ def _root(
 
 
 @njit(cache=True)
-def _settled(work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _Chain, pool: float) -> None:
+def _settled(
+    work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _Chain, pool: float
+) -> None:
     """Let the pool spread, and find where it gives itself again from there (secants)."""
     before, gain_before = 0.0, 0.0
     for turn in range(_SETTLE):
@@ -712,7 +793,8 @@ def fixed_points(work: Floats, lengths: Lengths, sums: Floats, points: Floats) -
     longest += max(work[ALONE], work[MIXED]) * budget * decodes / (work[PROMPT] + decodes)
     grid = _grid(lengths, work[PROMPT], budget, rate * shortest, rate * longest)
     chain = _Chain(
-        np.zeros((3, CELLS + 1)), np.zeros(CELLS), np.zeros((CELLS, CELLS)), np.zeros((CELLS, CELLS + 1)),
+        np.zeros((3, CELLS + 1)), np.zeros(CELLS), np.zeros((CELLS, CELLS)),
+        np.zeros((CELLS, CELLS + 1)),
         np.zeros((CELLS + 1, CELLS + 1)), np.zeros(CELLS), np.zeros(CELLS), np.zeros(CELLS + 1),
         np.zeros(CELLS + 1), np.zeros(CELLS + 1), np.ones(CELLS + 1), np.zeros(13),
     )  # fmt: skip
@@ -722,7 +804,8 @@ def fixed_points(work: Floats, lengths: Lengths, sums: Floats, points: Floats) -
             _turn(work, sums, grid, lengths, 0.0, False, chain)
         _fill(work, sums, grid, lengths, chain, points[0])
         return 1
-    # Scan pools from the least to the most: where the chain's own pool crosses the one assumed, one gives itself.
+    # Scan pools from the least to the most: where the chain's own pool crosses the one assumed, one
+    # gives itself.
     low = rate * decodes * shortest
     high = rate * decodes * longest + decodes / (1 + decodes)
     count, ends, gains = 0, np.zeros(2), np.array([low, 0.0])
@@ -745,7 +828,9 @@ def fixed_points(work: Floats, lengths: Lengths, sums: Floats, points: Floats) -
 
 
 @njit(cache=True)
-def _fill(work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _Chain, point: Floats) -> None:
+def _fill(
+    work: Floats, sums: Floats, grid: _Grid, lengths: Lengths, chain: _Chain, point: Floats
+) -> None:
     """Fill a fixed point's fields."""
     numbers = chain.numbers
     point[POOL] = work[RATE] * numbers[ALL]

@@ -1,43 +1,51 @@
-"""How much KV memory carries: an estimate of the rate at which a memory-bound server is full (after Nie, Si, Zhou).
+"""How much KV memory carries: an estimate of the rate at which a memory-bound server is full (after
+Nie, Si, Zhou).
 
-A server with M usable blocks under a large backlog finishes a requests per batch, and as many enter. Counted per batch,
-batch times cancel (Little's law):
+A server with M usable blocks under a large backlog finishes a requests per batch, and as many
+enter. Counted per batch, batch times cancel (Little's law):
 
     M = a (E[g] + E[h]) + F,        rate = a / E[t_b],
 
-g blocks that a request holds, summed over its batches, h the same for prompts that are processed anew after a
-preemption, F blocks that lie free. The right side rises with a, so there is one solution; the batch time follows from
-it. With P prompt tokens, D decode iterations, blocks of s tokens, n = a E[D] requests that decode at a time:
+g blocks that a request holds, summed over its batches, h the same for prompts that are processed
+anew after a preemption, F blocks that lie free. The right side rises with a, so there is one
+solution; the batch time follows from it. With P prompt tokens, D decode iterations, blocks of s
+tokens, n = a E[D] requests that decode at a time:
 
-* **g** = sum over j = 1 .. D of ceil((P + j) / s) + ceil(P / s) T, and where memory is reserved to completion
-  ceil((P + D) / s) (D + T). T is the number of batches from when memory lets a prompt in until it is done:
-  ceil((W + P) / (b_max - n)), with W prompt tokens ahead. W is the queue of prompts that enter as a Poisson number per
-  batch and leave b_max - n at a time (Lindley's recursion), drawn.
-* **F**: the next request waits until it fits. With B blocks needed, free memory is uniform between 0 and the B of the
-  one that waits, and a large one waits longer: F = (E[B^2] / E[B] - 1) / 2. If all reserve the same, F = M mod B.
-* **Preemptions.** A request runs while Y, what those admitted before it leave of the memory, less its own, is not
-  below 0: then it is preempted, and it returns when Y does. In u batches that it runs, Y falls by growth and rises by
-  what those before it give back at their end:
+* **g** = sum over j = 1 .. D of ceil((P + j) / s) + ceil(P / s) T, and where memory is reserved to
+  completion ceil((P + D) / s) (D + T). T is the number of batches from when memory lets a prompt in
+  until it is done: ceil((W + P) / (b_max - n)), with W prompt tokens ahead. W is the queue of
+  prompts that enter as a Poisson number per batch and leave b_max - n at a time (Lindley's
+  recursion), drawn.
+* **F**: the next request waits until it fits. With B blocks needed, free memory is uniform between
+  0 and the B of the one that waits, and a large one waits longer: F = (E[B^2] / E[B] - 1) / 2. If
+  all reserve the same, F = M mod B.
+* **Preemptions.** A request runs while Y, what those admitted before it leave of the memory, less
+  its own, is not below 0: then it is preempted, and it returns when Y does. In u batches that it
+  runs, Y falls by growth and rises by what those before it give back at their end:
 
       mean  m(u) = a E[P min(D, u) + min(D, u)^2 / 2],
       variance  v(u) = a E[(P + D)^3 - (P + (D - u)+)^3] / 3,     growth  n(u) = a E[(D - u)+]
 
-  (P stands for P + (s - 1) / 2 here: a last block is half empty). While Y is below 0, others of those before it are
-  kept out too, and memory is as full as ever: only time above 0 brings the end nearer. So Y is a process reflected at
-  0, and by Spitzer's identity its minimum falls by E[X-] / u per batch, with X of mean m and variance v. For a path of
-  variance v / u per batch that means 2 n(u) k E[X-] / v crossings per batch. Finishes of the same batch come first:
-  k = E[(n - G)+] / n, G what a Poisson number of mean a of requests give back. A watermark is added to m.
-  Preemptions count after the prompt is done (before, next to nothing is lost) and before the end. For many requests
-  that finish one by one this comes to E[D] / E[P] preemptions of each.
+  (P stands for P + (s - 1) / 2 here: a last block is half empty). While Y is below 0, others of
+  those before it are kept out too, and memory is as full as ever: only time above 0 brings the end
+  nearer. So Y is a process reflected at 0, and by Spitzer's identity its minimum falls by E[X-] / u
+  per batch, with X of mean m and variance v. For a path of variance v / u per batch that means 2
+  n(u) k E[X-] / v crossings per batch. Finishes of the same batch come first: k = E[(n - G)+] / n,
+  G what a Poisson number of mean a of requests give back. A watermark is added to m. Preemptions
+  count after the prompt is done (before, next to nothing is lost) and before the end. For many
+  requests that finish one by one this comes to E[D] / E[P] preemptions of each.
 * **Attention**, where batch times depend on it: a times that of a mean request, halfway between
   the least and the most that it may take (`penstock.theory.attention`).
-* **Token load**: n, with the variance of a renewal count (as many as fill M), and prompts of Lindley's recursion.
+* **Token load**: n, with the variance of a renewal count (as many as fill M), and prompts of
+  Lindley's recursion.
 
-Where a max batch size keeps more out first, it pins n, nothing is preempted, and a follows from it likewise.
+Where a max batch size keeps more out first, it pins n, nothing is preempted, and a follows from it
+likewise.
 
-What it leaves out: requests that finish together. With constant outputs those that are admitted together also finish
-together, and where one or more finish per batch, preemption makes such groups grow: there it is too high. And it takes
-numbers for large: where memory holds fewer than about 8 requests it can be off by a quarter.
+What it leaves out: requests that finish together. With constant outputs those that are admitted
+together also finish together, and where one or more finish per batch, preemption makes such groups
+grow: there it is too high. And it takes numbers for large: where memory holds fewer than about 8
+requests it can be off by a quarter.
 """
 
 import dataclasses
@@ -71,8 +79,8 @@ class MemoryEstimate:
     rate
         Requests/s that it carries, those that are dropped included.
     limit
-        What it is full of: ``KV memory`` (or, where ``token_load`` comes close to the token budget, prompts that wait
-        for it), or requests: ``max batch size``.
+        What it is full of: ``KV memory`` (or, where ``token_load`` comes close to the token budget,
+        prompts that wait for it), or requests: ``max batch size``.
     batch_time_s
         Mean seconds of a batch.
     token_load
@@ -80,7 +88,8 @@ class MemoryEstimate:
     running
         Mean number of requests that run.
     free_blocks
-        Mean number of blocks that lie free since the next request does not fit; 0 where memory is not the limit.
+        Mean number of blocks that lie free since the next request does not fit; 0 where memory is
+        not the limit.
     preemptions
         Mean number of a request.
     recomputed_share
@@ -100,9 +109,10 @@ class MemoryEstimate:
 def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
     """Estimate the rate that a server's KV memory carries; neither a bound nor a theorem.
 
-    For servers that decode first and fill the rest of the token budget with prompts cut to fit: ``sarathi`` with
-    admission ``input`` or ``completion``, ``vllm``, and ``tensorrt-llm`` with chunked context. How far it is from
-    simulation is measured in ``docs/memory.md``: mostly within 5%, more where outputs are constant.
+    For servers that decode first and fill the rest of the token budget with prompts cut to fit:
+    ``sarathi`` with admission ``input`` or ``completion``, ``vllm``, and ``tensorrt-llm`` with
+    chunked context. How far it is from simulation is measured in ``docs/memory.md``: mostly within
+    5%, more where outputs are constant.
 
     Parameters
     ----------
@@ -121,7 +131,8 @@ def memory_estimate(workload: Workload, server: Server) -> MemoryEstimate:
     >>> import penstock as ps
     >>> chat = ps.Workload.poisson(1.0, 129, 112)
     >>> memory = ps.Memory(451, admission="completion")
-    >>> server = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 512, memory=memory)
+    >>> a100 = ps.hardware("codellama-34b-a100-tp1").batch_time
+    >>> server = ps.Server(a100, 512, 512, memory=memory)
     >>> round(ps.memory_estimate(chat, server).rate, 1)  # with sure batch times of 46.75 ms: 5.7
     4.8
     """
@@ -166,14 +177,20 @@ class _State:
 class _Full:
     """A server under a backlog that does not end."""
 
-    def __init__(self, prompt: Ints, output: Ints, server: Server, memory: Memory, attention_s: float) -> None:
+    def __init__(
+        self, prompt: Ints, output: Ints, server: Server, memory: Memory, attention_s: float
+    ) -> None:
         self.server, self.memory = server, memory
         self.attention_s = attention_s  # of a mean request
         decodes = output - (server.convention == "engine")
         self.decodes, self.tokens = float(decodes.mean()), float((prompt + decodes).mean())
         peak = peak_blocks(prompt, output, server, memory)
         reserved = peak if reserves(server) else -(-prompt // memory.block_size)
-        held = decodes * peak if reserves(server) else decode_blocks(prompt, decodes, memory.block_size)
+        held = (
+            decodes * peak
+            if reserves(server)
+            else decode_blocks(prompt, decodes, memory.block_size)
+        )
         self.held, self.least = float(held.mean()), float((held + reserved).mean())
         spare = server.watermark_blocks
         self.free = spare + _free(reserved, (server.usable_blocks or 0) - spare, reserves(server))
@@ -197,7 +214,13 @@ class _Full:
 
     def solve(self, over: Callable[[_State], bool], *, short: bool) -> _State:
         """Return the state at the most requests per batch that are not too many."""
-        low, high = 0.0, min(self.server.token_budget / self.tokens, (self.server.usable_blocks or 0) / self.least)
+        low, high = (
+            0.0,
+            min(
+                self.server.token_budget / self.tokens,
+                (self.server.usable_blocks or 0) / self.least,
+            ),
+        )
         while high - low > _PRECISION * high:
             middle = (low + high) / 2
             if over(self.at(middle, short=short)):
@@ -207,7 +230,9 @@ class _Full:
         return self.at(low, short=short)
 
     def at(self, entering: float, *, short: bool) -> _State:
-        """Return what goes on when so many requests enter per batch, and whether memory is what keeps more out."""
+        """Return what goes on when so many requests enter per batch, and whether memory is what
+        keeps more out.
+        """
         preempts = short and not reserves(self.server)
         decoding = entering * self.decodes
         room = self.server.token_budget - decoding
@@ -228,9 +253,18 @@ class _Full:
         if self.memory.preemption == "recompute":
             later = entering * preemptions * float(np.ceil((ahead + again) / room).mean())
             held, running = held + later * again / self.memory.block_size, running + later
-        spread = decoding * self.spread if short else 0.0  # else the max batch size pins their number
+        spread = (
+            decoding * self.spread if short else 0.0
+        )  # else the max batch size pins their number
         load = decoding + np.sqrt(spread) * rng.standard_normal(_BATCHES) + served_tokens
-        return _State(entering, held, running, preemptions, redone, np.clip(load, 1.0, self.server.token_budget))
+        return _State(
+            entering,
+            held,
+            running,
+            preemptions,
+            redone,
+            np.clip(load, 1.0, self.server.token_budget),
+        )
 
     def batch(self, state: _State) -> tuple[float, float]:
         """Return the mean (seconds, tokens) of a batch."""
@@ -253,7 +287,9 @@ class _Full:
         spare = self.server.watermark_blocks * self.memory.block_size
         mean, variance = entering * self.rise + spare, entering * self.variance
         z = mean / np.sqrt(variance)
-        below = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - z * special.ndtr(-z)  # E[X-] over the standard deviation
+        below = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - z * special.ndtr(
+            -z
+        )  # E[X-] over the standard deviation
         times = 2 * entering * self.growth * falls * below / np.sqrt(variance) * self.width
         age = self.age - waits
         decodes = (age > 0) & (age < self.lives)
@@ -268,11 +304,15 @@ def _known_for(workload: Workload, server: Server) -> Memory:
         raise InputError("the server has no KV memory, so memory limits nothing; give kv_blocks")
     if not policy.decode_first or memory.admission == "optimistic":
         raise InputError(
-            f"what memory carries is estimated for sarathi with admission input or completion, and for vllm and "
+            "what memory carries is estimated for sarathi with admission input or completion, "
+            "and for vllm and "
             f"tensorrt-llm with chunked prompts, not for {policy.name} as it is here; ask max_rate"
         )
     if reuses(workload, server):
-        raise InputError("what requests share by prefix caching is not known, so there is no estimate; ask max_rate")
+        raise InputError(
+            "what requests share by prefix caching is not known, so there is no estimate; ask "
+            "max_rate"
+        )
     return memory
 
 
@@ -285,7 +325,9 @@ def _free(reserved: Ints, usable: int, kept: bool) -> float:
 
 
 def _spread(prompt: Ints, decodes: Ints, reserved: Ints | None) -> float:
-    """Return the variance of the decoding requests that fill a memory, over their mean (a renewal count)."""
+    """Return the variance of the decoding requests that fill a memory, over their mean (a renewal
+    count).
+    """
     p, d = prompt.astype(float), decodes.astype(float)
     if not d.any():
         return 0.0
@@ -302,7 +344,9 @@ def _batchwise(tokens: Ints, rate: float, rng: np.random.Generator) -> Ints:
 
 
 def _queue(tokens: Floats, room: float) -> tuple[Floats, Floats]:
-    """Return the tokens (that wait before, that are served in) each batch; Lindley's recursion, shape (_BATCHES,)."""
+    """Return the tokens (that wait before, that are served in) each batch; Lindley's recursion,
+    shape (_BATCHES,).
+    """
     net = np.cumsum(tokens - room)
     left = net - np.minimum(np.minimum.accumulate(net), 0.0)
     ahead = np.concatenate([[0.0], left[:-1]])
@@ -310,7 +354,9 @@ def _queue(tokens: Floats, room: float) -> tuple[Floats, Floats]:
 
 
 def memory_is_full(workload: Workload, server: Server) -> MemoryEstimate | None:
-    """Return the estimate of what a server carries whose KV memory is full; None where it is not, or none is known."""
+    """Return the estimate of what a server carries whose KV memory is full; None where it is not,
+    or none is known.
+    """
     try:
         full = memory_estimate(workload, server)
     except InputError:  # no memory, or no estimate for such a policy or workload

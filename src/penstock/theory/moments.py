@@ -1,7 +1,8 @@
 """Means of functions of a length: E[f(N)] from P(N >= n), for the distributions that Penstock has.
 
-Summed by parts, E[f(N)] = f(1) + sum over n >= 2 of (f(n) - f(n - 1)) P(N >= n). Up to `_ONE_BY_ONE` tokens that is
-done token by token; beyond, in steps of 0.1%, from below and from above.
+Summed by parts, E[f(N)] = f(1) + sum over n >= 2 of (f(n) - f(n - 1)) P(N >= n). Up to
+`_ONE_BY_ONE` tokens that is done token by token; beyond, in steps of 0.1%, from below and from
+above.
 """
 
 import functools
@@ -31,7 +32,8 @@ _ORDERS = 64  # of the expansion of a Gaussian copula
 
 
 def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float, float] | None:
-    """Return bounds of the mean of a function that rises with the length; None for a distribution not known here.
+    """Return bounds of the mean of a function that rises with the length; None for a distribution
+    not known here.
 
     Parameters
     ----------
@@ -52,9 +54,10 @@ def mean_of(function: Callable[[Floats], Floats], length: Length) -> tuple[float
 def mean_product(lengths: Independent) -> tuple[float, float]:
     """Return bounds of E[prompt output], tokens^2.
 
-    Under a Gaussian copula with correlation r, Mehler's expansion of the covariance is the sum over k >= 1 of
-    r^k a_k b_k, with a_k = E[prompt He_k(Z)] / sqrt(k!), and what is left out is at most |r|^(k + 1) times the product
-    of the standard deviations. A tabulated length is a step function of Z, for which a_k is a sum over its steps.
+    Under a Gaussian copula with correlation r, Mehler's expansion of the covariance is the sum over
+    k >= 1 of r^k a_k b_k, with a_k = E[prompt He_k(Z)] / sqrt(k!), and what is left out is at most
+    |r|^(k + 1) times the product of the standard deviations. A tabulated length is a step function
+    of Z, for which a_k is a sum over its steps.
     """
     product = lengths.mean_prompt * lengths.mean_output
     prompt, output, r = lengths.prompt, lengths.output, lengths.correlation
@@ -89,7 +92,9 @@ def _reaches(length: Length, tokens: Floats) -> Floats | None:
             chance = (1 - 1 / length.mean_tokens) ** (tokens - 1)
         case LogNormal():
             spread = math.sqrt(math.log1p(length.cv**2))
-            chance = special.ndtr((math.log(length.mean_tokens) - np.log(tokens - 0.5)) / spread - spread / 2)
+            chance = special.ndtr(
+                (math.log(length.mean_tokens) - np.log(tokens - 0.5)) / spread - spread / 2
+            )
         case Gamma():
             shape = 1 / length.cv**2
             chance = special.gammaincc(shape, (tokens - 0.5) * shape / length.mean_tokens)
@@ -108,7 +113,8 @@ def _reaches(length: Length, tokens: Floats) -> Floats | None:
 
 
 def _hermite(length: Tabulated) -> Floats:
-    """Return E[N He_k(Z)] / sqrt(k!) for k = 1 .. _ORDERS, where N is a rising function of a standard normal Z.
+    """Return E[N He_k(Z)] / sqrt(k!) for k = 1 .. _ORDERS, where N is a rising function of a
+    standard normal Z.
 
     N = low + the number of z_i below Z, and E[1{Z > z} He_k(Z)] = phi(z) He_{k-1}(z).
     """

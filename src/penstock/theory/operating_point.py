@@ -1,4 +1,6 @@
-"""Where a workload lies in the region of a server, what holds it back, and what more would bring."""
+"""Where a workload lies in the region of a server, what holds it back, and what more would
+bring.
+"""
 
 import dataclasses
 from typing import Any
@@ -25,8 +27,9 @@ class OperatingPoint:
     optimum
         How the server carries the most in the same proportion, and what binds.
     own
-        The region of the policy itself, where it is another and known, else None: of Sarathi-Serve under a max batch
-        size, for prompts so long that one of them fills what the decodes leave of a batch.
+        The region of the policy itself, where it is another and known, else None: of Sarathi-Serve
+        under a max batch size, for prompts so long that one of them fills what the decodes leave of
+        a batch.
     arrival_rate
         Requests/s.
     bound
@@ -34,7 +37,8 @@ class OperatingPoint:
     notes
         How the load is to be read.
     full
-        What the server carries once KV memory is full, where that is less than the bound; by an estimate.
+        What the server carries once KV memory is full, where that is less than the bound; by an
+        estimate.
     """
 
     region: Region
@@ -63,7 +67,9 @@ class OperatingPoint:
 
     @property
     def binding(self) -> tuple[str, ...]:
-        """Return the limits that hold the server back; KV memory also where only the estimate says so."""
+        """Return the limits that hold the server back; KV memory also where only the estimate says
+        so.
+        """
         return self.without_estimate if self.full is None else ("KV memory",)
 
     @property
@@ -73,8 +79,14 @@ class OperatingPoint:
 
     @property
     def own_max_rate(self) -> float | None:
-        """Requests/s at the boundary of the policy's own region, at most those of any policy; for long prompts."""
-        return None if self.own is None else min(self.arrival_rate / (1 - self.own.margin(self.point)), self.max_rate)
+        """Requests/s at the boundary of the policy's own region, at most those of any policy; for
+        long prompts.
+        """
+        return (
+            None
+            if self.own is None
+            else min(self.arrival_rate / (1 - self.own.margin(self.point)), self.max_rate)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``region``."""
@@ -102,7 +114,9 @@ class OperatingPoint:
         }
 
 
-def operating_point(workload: Workload, server: Server, *, estimate_memory: bool = True) -> OperatingPoint:
+def operating_point(
+    workload: Workload, server: Server, *, estimate_memory: bool = True
+) -> OperatingPoint:
     """Return where a workload lies in the region of a server.
 
     Parameters
@@ -128,13 +142,19 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
     # What the region does not know, and how what it counts is to be read.
     notes = []
     if work.share < 1:
-        notes.append(f"{1 - work.share:.2%} of the requests are dropped, as they never fit, and count as nothing")
+        notes.append(
+            f"{1 - work.share:.2%} of the requests are dropped, as they never fit, and count as "
+            "nothing"
+        )
     if reuses(workload, server):
-        notes.append("prompts may be found in the prefix cache, so each counts as one prefill token")
+        notes.append(
+            "prompts may be found in the prefix cache, so each counts as one prefill token"
+        )
     by_load = server.batch_time.by_load
     if not by_load:
         notes.append(
-            "batch times depend on what is in a batch: region, mix and prices count the least for so many tokens, and "
+            "batch times depend on what is in a batch: region, mix and prices count the least for "
+            "so many tokens, and "
             "hold more than can be carried; the highest rate counts attention"
         )
     # The tightest limit, and by the estimate what full KV memory carries, where that is less.
@@ -143,12 +163,16 @@ def operating_point(workload: Workload, server: Server, *, estimate_memory: bool
     if full is not None and full.rate >= bound.max_rate:
         full = None
     if server.memory is not None and bound.name != "KV memory":
-        notes.append("KV memory is not counted in the region, nor in its margin; max-rate counts it")
+        notes.append(
+            "KV memory is not counted in the region, nor in its margin; max-rate counts it"
+        )
     return OperatingPoint(
         region=region(server, prompt=lengths),
         point=(rate * prompt, rate * decode),
         optimum=linear_program(server, (prompt, decode), prompt=lengths),
-        own=sarathi_region(server) if by_load and long_prompts and server.policy.phases == "decode-first" else None,
+        own=sarathi_region(server)
+        if by_load and long_prompts and server.policy.phases == "decode-first"
+        else None,
         arrival_rate=demand.arrival_rate,
         bound=bound,
         notes=tuple(notes),

@@ -1,19 +1,24 @@
-"""The stability region under a max batch size: which prefill and decode token rates a server can carry together.
+"""The stability region under a max batch size: which prefill and decode token rates a server can
+carry together.
 
-Necessary condition (paper, Section 6, Condition stable_condition, made tighter): with u the share of time spent in each
-batch of x prefill tokens, y decode tokens and k_p prefill requests, taking t_{x+y} seconds,
+Necessary condition (paper, Section 6, Condition stable_condition, made tighter): with u the share
+of time spent in each batch of x prefill tokens, y decode tokens and k_p prefill requests, taking
+t_{x+y} seconds,
 
-    prefill rate <= sum u x / t,   decode rate <= sum u y / t,   request rate <= sum u k_p / t,   sum u <= 1
+    prefill rate <= sum u x / t,   decode rate <= sum u y / t,   request rate <= sum u k_p / t,
+    sum u <= 1
 
-over the batches with 0 < x + y <= b_max, k_p + y <= k_max and x <= k_p (longest prompt); a request is in at least one
-batch as a prefill request, which the paper does not ask. No policy is stable outside. Whether one policy is stable
-everywhere inside is open. A max batch size in scope ``running`` binds every batch too, so the condition holds there.
+over the batches with 0 < x + y <= b_max, k_p + y <= k_max and x <= k_p (longest prompt); a request
+is in at least one batch as a prefill request, which the paper does not ask. No policy is stable
+outside. Whether one policy is stable everywhere inside is open. A max batch size in scope
+``running`` binds every batch too, so the condition holds there.
 
-For a given token load and y, more prefill requests only help, so k_p = min(k_max, b) - y (x bounds it too). Then
-(x, y, k_p) is linear in y, and for each token load only y = 0 and the largest y matter: two columns per token load
-describe the whole region, exactly, for any batch-time model by token load. Where batches take longer for what is in
-them, t_{x+y} is the least for so many tokens, and the region holds more than can be carried; the bounds of a workload
-(`penstock.theory.bounds`) count its attention.
+For a given token load and y, more prefill requests only help, so k_p = min(k_max, b) - y (x bounds
+it too). Then (x, y, k_p) is linear in y, and for each token load only y = 0 and the largest y
+matter: two columns per token load describe the whole region, exactly, for any batch-time model by
+token load. Where batches take longer for what is in them, t_{x+y} is the least for so many tokens,
+and the region holds more than can be carried; the bounds of a workload (`penstock.theory.bounds`)
+count its attention.
 """
 
 import dataclasses
@@ -42,8 +47,8 @@ class Region:
     vertices
         Shape (n, 2), prefill tokens/s and decode tokens/s, counter-clockwise from the origin.
     request
-        Prefill and decode tokens of a mean request (for engines the last prefill yields the first output token), or
-        None where no output length was given.
+        Prefill and decode tokens of a mean request (for engines the last prefill yields the first
+        output token), or None where no output length was given.
     """
 
     vertices: Floats
@@ -60,7 +65,8 @@ class Region:
         Parameters
         ----------
         direction
-            Prefill and decode tokens, shape (2,), in any unit: tokens per request give requests/s, tokens/s a factor.
+            Prefill and decode tokens, shape (2,), in any unit: tokens per request give requests/s,
+            tokens/s a factor.
 
         Raises
         ------
@@ -70,10 +76,12 @@ class Region:
         return 1 / float(self.prices(direction) @ _direction(direction))
 
     def prices(self, direction: npt.ArrayLike) -> Floats:
-        """Return the server time that a prefill and a decode token cost where the boundary is met, s; shape (2,).
+        """Return the server time that a prefill and a decode token cost where the boundary is met,
+        s; shape (2,).
 
-        No batch does more than its time's worth of tokens at these prices, and those that carry the most along the
-        direction do as much. Where it meets a corner, the prices are those of an edge that ends there.
+        No batch does more than its time's worth of tokens at these prices, and those that carry the
+        most along the direction do as much. Where it meets a corner, the prices are those of an
+        edge that ends there.
 
         Parameters
         ----------
@@ -86,7 +94,8 @@ class Region:
         return np.asarray(prices[np.argmax(prices @ _direction(direction))])
 
     def margin(self, point: npt.ArrayLike) -> float:
-        """Return 1 less the load: what is left before the boundary along the point's ray, negative outside.
+        """Return 1 less the load: what is left before the boundary along the point's ray, negative
+        outside.
 
         Parameters
         ----------
@@ -97,14 +106,19 @@ class Region:
         return 1 - 1 / self.scale(rates) if rates.any() else 1.0
 
     def contains(self, point: npt.ArrayLike) -> bool:
-        """Return whether the region, its boundary included, holds the point (prefill, decode tokens/s)."""
+        """Return whether the region, its boundary included, holds the point (prefill, decode
+        tokens/s).
+        """
         return self.margin(point) >= -hull.FLAT
 
     @property
     def max_rate(self) -> float:
         """Requests/s above which no policy is stable."""
         if self.request is None:
-            raise InputError("this region knows no output length, so it has no request rate; give `output` to `region`")
+            raise InputError(
+                "this region knows no output length, so it has no request rate; give `output` to "
+                "`region`"
+            )
         return self.scale(self.request)
 
 
@@ -124,8 +138,8 @@ class Use(NamedTuple):
 class Optimum:
     """How a server carries the most along a direction, and what holds it back.
 
-    The prices are shadow prices: ``q_p x + q_d y + q_r k_p <= t`` for every batch, and the direction's own load
-    ``q_p p + q_d d + q_r p / m_p`` is 1 on the boundary.
+    The prices are shadow prices: ``q_p x + q_d y + q_r k_p <= t`` for every batch, and the
+    direction's own load ``q_p p + q_d d + q_r p / m_p`` is 1 on the boundary.
 
     Attributes
     ----------
@@ -138,11 +152,11 @@ class Optimum:
     seconds_per_prefill_request
         Server time that the slot of a prompt costs besides (q_r); 0 for prompts of one length.
     binding
-        ``token budget``, ``max batch size``: a limit without whose last token or slot the server carries less.
-        ``batch time`` where neither does: only faster batches help.
+        ``token budget``, ``max batch size``: a limit without whose last token or slot the server
+        carries less. ``batch time`` where neither does: only faster batches help.
     slot_price
-        Tokens/s along the direction gained by one more slot of max batch size (a finite difference, which is exact:
-        the problem is solved again with k_max + 1). 0 without a max batch size.
+        Tokens/s along the direction gained by one more slot of max batch size (a finite difference,
+        which is exact: the problem is solved again with k_max + 1). 0 without a max batch size.
     """
 
     scale: float
@@ -165,7 +179,9 @@ class _Prompt(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """The batches that matter: tokens and prefill requests in each, and their seconds. Shape (batches,) each."""
+    """The batches that matter: tokens and prefill requests in each, and their seconds. Shape
+    (batches,) each.
+    """
 
     prefill: Ints
     decode: Ints
@@ -173,21 +189,24 @@ class _Columns(NamedTuple):
     seconds: Floats
 
 
-def region(server: Server, *, prompt: int | Length | Lengths, output: int | Length | None = None) -> Region:
+def region(
+    server: Server, *, prompt: int | Length | Lengths, output: int | Length | None = None
+) -> Region:
     """Return the token rates that a server can carry under its limits; outside no policy is stable.
 
-    Exact, for any batch-time model by token load and any limits. Every batch is a point (x / t, y / t), and the region
-    is the convex hull of those points and all that lies below them. Where prompts differ in length, a prefill request
-    brings m_p tokens on average, but up to the longest prompt to one batch: then a vertex may mix two batches, one with
-    more tokens than its k_p m_p and one with fewer.
+    Exact, for any batch-time model by token load and any limits. Every batch is a point (x / t, y /
+    t), and the region is the convex hull of those points and all that lies below them. Where
+    prompts differ in length, a prefill request brings m_p tokens on average, but up to the longest
+    prompt to one batch: then a vertex may mix two batches, one with more tokens than its k_p m_p
+    and one with fewer.
 
     Parameters
     ----------
     server
         Batch times, token budget, max batch size and convention. Its policy does not matter.
     prompt
-        Tokens, a distribution, or a joint distribution of prompt and output. Where it is not constant, its mean and
-        its longest value count.
+        Tokens, a distribution, or a joint distribution of prompt and output. Where it is not
+        constant, its mean and its longest value count.
     output
         Tokens, or a distribution; only for `Region.max_rate`.
 
@@ -197,7 +216,8 @@ def region(server: Server, *, prompt: int | Length | Lengths, output: int | Leng
         If a length cannot be used.
 
     >>> import penstock as ps
-    >>> server = ps.Server(ps.PiecewiseConstant(c=0.0, a=0.1, b0=100), token_budget=100, max_batch_size=51)
+    >>> batch_time = ps.PiecewiseConstant(c=0.0, a=0.1, b0=100)
+    >>> server = ps.Server(batch_time, token_budget=100, max_batch_size=51)
     >>> region(server, prompt=1_000).vertices.round().tolist()
     [[0.0, 0.0], [1000.0, 0.0], [500.0, 500.0], [0.0, 510.0]]
     """
@@ -208,7 +228,9 @@ def region(server: Server, *, prompt: int | Length | Lengths, output: int | Leng
     return Region(vertices, _request(server, prompt, output, tokens.mean))
 
 
-def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Length | Lengths) -> Optimum:
+def linear_program(
+    server: Server, direction: npt.ArrayLike, *, prompt: int | Length | Lengths
+) -> Optimum:
     """Solve the necessary condition along a direction as a linear program (HiGHS), with its prices.
 
     Parameters
@@ -229,9 +251,15 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
     tokens, wanted = _prompt(prompt), _direction(direction)
     columns = _corners(_columns(server, tokens.longest), tokens.mean)
     fastest = server.batch_time.capacity(server.most_tokens)
-    rates = np.vstack([columns.prefill, columns.decode, columns.requests * tokens.mean]) / columns.seconds / fastest
+    rates = (
+        np.vstack([columns.prefill, columns.decode, columns.requests * tokens.mean])
+        / columns.seconds
+        / fastest
+    )
     towards = wanted[[0, 1, 0]] / wanted.sum()
-    if tokens.mean == tokens.longest:  # x <= k_p m_p in every batch, so the condition on requests says nothing new
+    if (
+        tokens.mean == tokens.longest
+    ):  # x <= k_p m_p in every batch, so the condition on requests says nothing new
         rates, towards = rates[:2], towards[:2]
     size = rates.shape[1]
     from scipy.optimize import linprog  # takes a while to load, and few servers need it
@@ -251,7 +279,12 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
     return Optimum(
         scale=float(reach / wanted.sum()),
         mix=tuple(
-            Use(int(columns.prefill[i]), int(columns.decode[i]), int(columns.requests[i]), float(shares[i]))
+            Use(
+                int(columns.prefill[i]),
+                int(columns.decode[i]),
+                int(columns.requests[i]),
+                float(shares[i]),
+            )
             for i in np.flatnonzero(shares > hull.FLAT)
         ),
         seconds_per_prefill_token=float(prices[0]),
@@ -262,12 +295,15 @@ def linear_program(server: Server, direction: npt.ArrayLike, *, prompt: int | Le
     )
 
 
-def closed_form(batch_time: BatchTime, token_budget: int, max_batch_size: int) -> dict[str, tuple[float, float]]:
+def closed_form(
+    batch_time: BatchTime, token_budget: int, max_batch_size: int
+) -> dict[str, tuple[float, float]]:
     """Return the named extreme points of the region for long prompts (Theorem convex_hull).
 
-    The region is conv(O, A, B, C, D). C is a corner where (k_max - 1)(b_0 - k_max) > b_0 c / a and b_max > b_0; else
-    it lies inside, or is B. B is one unless it falls on a line between others: at k_max = 1, for c = 0, or at
-    b_max = b_0 = k_max. Batches of every budget between b_0 and b_max touch the edge BC, each at a point of its own.
+    The region is conv(O, A, B, C, D). C is a corner where (k_max - 1)(b_0 - k_max) > b_0 c / a and
+    b_max > b_0; else it lies inside, or is B. B is one unless it falls on a line between others: at
+    k_max = 1, for c = 0, or at b_max = b_0 = k_max. Batches of every budget between b_0 and b_max
+    touch the edge BC, each at a point of its own.
 
     Parameters
     ----------
@@ -288,19 +324,36 @@ def closed_form(batch_time: BatchTime, token_budget: int, max_batch_size: int) -
     InputError
         If a hypothesis of the theorem fails; it names it.
     """
-    b = checks.whole("the token budget", token_budget, 1, MOST_TOKENS, "tokens", "a batch carries at least one")
-    k = checks.whole("the max batch size", max_batch_size, 1, MOST_TOKENS, "requests", "a batch holds at least one")
+    b = checks.whole(
+        "the token budget", token_budget, 1, MOST_TOKENS, "tokens", "a batch carries at least one"
+    )
+    k = checks.whole(
+        "the max batch size",
+        max_batch_size,
+        1,
+        MOST_TOKENS,
+        "requests",
+        "a batch holds at least one",
+    )
     remedy = "use `region`, which needs no such hypothesis"
     if not isinstance(batch_time, PiecewiseConstant):
         shown = checks.shown(batch_time)
-        raise InputError(f"the closed form needs piecewise constant batch times, but these are {shown}; {remedy}")
+        raise InputError(
+            f"the closed form needs piecewise constant batch times, but these are {shown}; {remedy}"
+        )
     c, a, b0 = batch_time.c, batch_time.a, batch_time.b0
     if a == 0:
-        raise InputError(f"the closed form needs a > 0, but a is 0 s, so blocks cost nothing; {remedy}")
+        raise InputError(
+            f"the closed form needs a > 0, but a is 0 s, so blocks cost nothing; {remedy}"
+        )
     if b % b0:
-        raise InputError(f"the closed form needs b_0 | b_max, but {b0:,} does not divide {b:,} tokens; {remedy}")
+        raise InputError(
+            f"the closed form needs b_0 | b_max, but {b0:,} does not divide {b:,} tokens; {remedy}"
+        )
     if k > b0:
-        raise InputError(f"the closed form needs k_max <= b_0, but k_max is {k:,} and b_0 is {b0:,}; {remedy}")
+        raise InputError(
+            f"the closed form needs k_max <= b_0, but k_max is {k:,} and b_0 is {b0:,}; {remedy}"
+        )
     full, block = (float(batch_time(load)) for load in (b, b0))
     points = {"O": (0.0, 0.0), "A": (b / full, 0.0)}
     if k > 1 and (c > 0 if b > b0 else k < b0):
@@ -312,29 +365,36 @@ def closed_form(batch_time: BatchTime, token_budget: int, max_batch_size: int) -
 
 
 def sarathi_region(server: Server) -> Region:
-    """Return the rates that Sarathi-Serve carries at its fixed token budget b: conv(O, A_b, Q_b, D), for long prompts.
+    """Return the rates that Sarathi-Serve carries at its fixed token budget b: conv(O, A_b, Q_b,
+    D), for long prompts.
 
-    Sarathi fills every batch. Below k_max decoding requests a batch lies on the segment from A_b, prefill alone, to
-    Q_b, k_max - 1 decodes and b - k_max + 1 prefill tokens; with k_max of them no prompt is let in and the batch is D.
-    A fluid argument, no theorem; simulation agrees within .02.
+    Sarathi fills every batch. Below k_max decoding requests a batch lies on the segment from A_b,
+    prefill alone, to Q_b, k_max - 1 decodes and b - k_max + 1 prefill tokens; with k_max of them no
+    prompt is let in and the batch is D. A fluid argument, no theorem; simulation agrees within .02.
 
     Parameters
     ----------
     server
         Batch times and limits. Its policy does not matter.
     """
-    refuse_composition(server, "the region of sarathi", "ask `certify`, or `max_rate`, which simulates")
+    refuse_composition(
+        server, "the region of sarathi", "ask `certify`, or `max_rate`, which simulates"
+    )
     b = server.token_budget
     k = min(server.max_batch_size or b, b)
     full, decodes = float(server.batch_time(b)), float(server.batch_time(k))
-    return Region(_outline(np.array([(b / full, 0.0), ((b - k + 1) / full, (k - 1) / full), (0.0, k / decodes)])))
+    return Region(
+        _outline(
+            np.array([(b / full, 0.0), ((b - k + 1) / full, (k - 1) / full), (0.0, k / decodes)])
+        )
+    )
 
 
 def _columns(server: Server, longest: int) -> _Columns:
     """Return two batches for each token load b: no decodes, and the most decodes.
 
-    The most decodes: b where b <= k_max, else the largest y with b - y <= (k_max - y) longest. Token loads above
-    k_max longest cannot be formed.
+    The most decodes: b where b <= k_max, else the largest y with b - y <= (k_max - y) longest.
+    Token loads above k_max longest cannot be formed.
     """
     budget = server.most_tokens
     k = min(server.max_batch_size or budget, budget)
@@ -348,8 +408,9 @@ def _columns(server: Server, longest: int) -> _Columns:
 def _operating_points(columns: _Columns, mean_prompt: float) -> Floats:
     """Return the points (prefill, decode tokens/s) whose hull is the region; shape (points, 2).
 
-    A batch brings min(x, k_p m_p) / t of sustained prefill. A vertex of the linear program uses at most two batches,
-    and two only if the first has x > k_p m_p, the second x < k_p m_p, and together they are in balance.
+    A batch brings min(x, k_p m_p) / t of sustained prefill. A vertex of the linear program uses at
+    most two batches, and two only if the first has x > k_p m_p, the second x < k_p m_p, and
+    together they are in balance.
     """
     tokens, decode, requests = np.vstack(columns[:3]) / columns.seconds
     due = requests * mean_prompt
@@ -361,21 +422,29 @@ def _operating_points(columns: _Columns, mean_prompt: float) -> Floats:
     above, below = np.flatnonzero(tokens > due), np.flatnonzero(tokens < due)
     excess, lack = (tokens - due)[above, None], (due - tokens)[None, below]
     share = lack / (excess + lack)
-    pairs = [share * rate[above, None] + (1 - share) * rate[None, below] for rate in (tokens, decode)]
+    pairs = [
+        share * rate[above, None] + (1 - share) * rate[None, below] for rate in (tokens, decode)
+    ]
     return np.vstack([single, np.column_stack([pair.ravel() for pair in pairs])])
 
 
 def _corners(columns: _Columns, mean_prompt: float) -> _Columns:
-    """Keep the batches that a best mix may need, where there are so many that the linear program would take long."""
+    """Keep the batches that a best mix may need, where there are so many that the linear program
+    would take long.
+    """
     if columns.prefill.size <= _MANY:
         return columns
     tokens = np.column_stack([columns.prefill, columns.decode, columns.requests * mean_prompt])
     kept = _extreme(tokens / columns.seconds[:, None])
-    return _Columns(columns.prefill[kept], columns.decode[kept], columns.requests[kept], columns.seconds[kept])
+    return _Columns(
+        columns.prefill[kept], columns.decode[kept], columns.requests[kept], columns.seconds[kept]
+    )
 
 
 def _extreme(points: Floats) -> Ints:
-    """Return which of the points are corners of their convex hull with the origin and the axes; shape (corners,)."""
+    """Return which of the points are corners of their convex hull with the origin and the axes;
+    shape (corners,).
+    """
     from scipy.spatial import ConvexHull
 
     vertices = ConvexHull(np.vstack([points / points.max(axis=0), np.zeros(3), np.eye(3)])).vertices
@@ -383,7 +452,9 @@ def _extreme(points: Floats) -> Ints:
 
 
 def _outline(points: Floats) -> Floats:
-    """Return the corners of the convex hull of the points and all below them, counter-clockwise from the origin."""
+    """Return the corners of the convex hull of the points and all below them, counter-clockwise
+    from the origin.
+    """
     tops = points.max(axis=0)
     points = points[np.lexsort((points[:, 1], points[:, 0]))[::-1]] / tops
     rising = np.r_[True, points[1:, 1] > np.maximum.accumulate(points[:, 1])[:-1]]
@@ -391,7 +462,9 @@ def _outline(points: Floats) -> Floats:
     return np.asarray(np.vstack([(0.0, 0.0), hull.corners(path)]) * tops)
 
 
-def _limits(server: Server, prompt: int | Length | Lengths, direction: Floats) -> tuple[tuple[str, ...], float]:
+def _limits(
+    server: Server, prompt: int | Length | Lengths, direction: Floats
+) -> tuple[tuple[str, ...], float]:
     """Return the limits that bind along a direction, and the tokens/s that one more slot brings."""
 
     def carried(**limits: int) -> float:
@@ -438,7 +511,8 @@ def _pair(what: str, value: npt.ArrayLike) -> Floats:
     pair = checks.array(what, value)
     if pair.shape != (2,) or not (np.isfinite(pair) & (pair >= 0)).all():
         raise InputError(
-            f"{what} is {checks.shown(value)}, but must be two finite numbers of at least 0: prefill and decode tokens"
+            f"{what} is {checks.shown(value)}, but must be two finite numbers of at least 0: "
+            "prefill and decode tokens"
         )
     return np.array(pair, np.float64)
 
@@ -446,5 +520,8 @@ def _pair(what: str, value: npt.ArrayLike) -> Floats:
 def _direction(value: npt.ArrayLike) -> Floats:
     direction = _pair("the direction", value)
     if not direction.any():
-        raise InputError("the direction is (0, 0), which points nowhere; give tokens of prefill, of decode, or of both")
+        raise InputError(
+            "the direction is (0, 0), which points nowhere; give tokens of prefill, of decode, or "
+            "of both"
+        )
     return direction

@@ -1,7 +1,7 @@
 """The public traces worth knowing, and how to fetch them.
 
-Penstock ships no trace. A download is kept in a cache folder with its SHA-256 sum, so that a file that changes at its
-publisher is noticed and never replaces the one that earlier results came from.
+Penstock ships no trace. A download is kept in a cache folder with its SHA-256 sum, so that a file
+that changes at its publisher is noticed and never replaces the one that earlier results came from.
 """
 
 import hashlib
@@ -46,9 +46,17 @@ class Entry:
     """Of the published file; None: not known, and the first download is then the reference."""
 
 
-_SPLITWISE = "Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024"
-_DYNAMOLLM = "Stojkovic et al., DynamoLLM: Designing LLM Inference Clusters for Performance and Energy, HPCA 2025"
-_BURSTGPT = "Wang et al., BurstGPT: A Real-world Workload Dataset to Optimize LLM Serving Systems, arXiv 2401.17644"
+_SPLITWISE = (
+    "Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024"
+)
+_DYNAMOLLM = (
+    "Stojkovic et al., DynamoLLM: Designing LLM Inference Clusters for Performance and Energy, "
+    "HPCA 2025"
+)
+_BURSTGPT = (
+    "Wang et al., BurstGPT: A Real-world Workload Dataset to Optimize LLM Serving Systems, arXiv "
+    "2401.17644"
+)
 _MOONCAKE = "Qin et al., Mooncake: Trading More Storage for Less Computation, FAST 2025"
 _QWEN = "Wang et al., KVCache Cache in the Wild, USENIX ATC 2025"
 _RAGPULSE = "Wang et al., RAGPulse: An Open-Source RAG Workload Trace, arXiv 2511.12979"
@@ -71,7 +79,11 @@ def _azure(year: int, kind: str, what: str, rows: int) -> Entry:
         url, span, cite = f"{raw}/AzureLLMInferenceTrace_{kind}.csv", "one hour", _SPLITWISE
     else:
         release = f"{repository}/releases/download/dataset-llm-2024"
-        url, span, cite = f"{release}/AzureLLMInferenceTrace_{kind}_1week.csv", "one week", _DYNAMOLLM
+        url, span, cite = (
+            f"{release}/AzureLLMInferenceTrace_{kind}_1week.csv",
+            "one week",
+            _DYNAMOLLM,
+        )
     home = f"{repository}/blob/master/AzureLLMInferenceDataset{year}.md"
     description = f"{what} on Azure, {span} of {year}"
     name = f"azure-llm-{year}-{kind}"
@@ -82,19 +94,32 @@ def _burstgpt(number: int, months: str, rows: int) -> Entry:
     home = "https://github.com/HPMLL/BurstGPT"
     url = f"{home}/releases/download/v1.1/BurstGPT_{number}.csv"
     description = f"ChatGPT and GPT-4 on Azure, {months} of four months, failures included"
-    return Entry(f"burstgpt-{number}", description, rows, "burstgpt", url, home, "CC-BY-4.0", _BURSTGPT)
+    return Entry(
+        f"burstgpt-{number}", description, rows, "burstgpt", url, home, "CC-BY-4.0", _BURSTGPT
+    )
 
 
 def _mooncake(kind: str, what: str, rows: int) -> Entry:
     home = "https://github.com/kvcache-ai/Mooncake"
     url = f"https://raw.githubusercontent.com/kvcache-ai/Mooncake/main/FAST25-release/traces/{kind}_trace.jsonl"
     name = f"mooncake-{kind}"
-    return Entry(name, f"Kimi, {what}", rows, "mooncake", url, home, "Apache-2.0", _MOONCAKE, _SHA256.get(name))
+    return Entry(
+        name,
+        f"Kimi, {what}",
+        rows,
+        "mooncake",
+        url,
+        home,
+        "Apache-2.0",
+        _MOONCAKE,
+        _SHA256.get(name),
+    )
 
 
 def _qwen(kind: str, what: str) -> Entry:
     home = "https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon"
-    url = f"{home}/raw/main/qwen_{kind}_blksz_16.jsonl"  # not raw.githubusercontent.com: the files are in Git LFS
+    # not raw.githubusercontent.com: the files are in Git LFS
+    url = f"{home}/raw/main/qwen_{kind}_blksz_16.jsonl"
     description = f"Qwen on Aliyun Bailian, two hours, {what}"
     return Entry(f"qwen-bailian-{kind}", description, None, "qwen", url, home, "Apache-2.0", _QWEN)
 
@@ -159,7 +184,9 @@ def path_of(name: str) -> Path | None:
 
 
 def is_pinned(name: str) -> bool:
-    """Return whether Penstock knows the checksum of a trace, and so whether a mirror has the published one."""
+    """Return whether Penstock knows the checksum of a trace, and so whether a mirror has the
+    published one.
+    """
     return _entry(name).sha256 is not None
 
 
@@ -175,28 +202,33 @@ def download(
     url
         A mirror to fetch it from; http or https.
     progress
-        Called with the bytes received so far and, where the server says so, the bytes to come in all.
+        Called with the bytes received so far and, where the server says so, the bytes to come in
+        all.
 
     Returns
     -------
     tuple
-        The file, its SHA-256 sum, and whether this was the first time: then the sum is recorded in ``NAME.sha256``
-        beside it, and later downloads must have the same.
+        The file, its SHA-256 sum, and whether this was the first time: then the sum is recorded in
+        ``NAME.sha256`` beside it, and later downloads must have the same.
 
     Raises
     ------
     InputError
-        If the name is not known, the download fails or is cut short, or the content is not that of the first time.
+        If the name is not known, the download fails or is cut short, or the content is not that of
+        the first time.
     """
     entry = _entry(name)
     address = url or entry.url
     try:
         scheme = urlsplit(address).scheme
     except ValueError as error:
-        raise InputError(f"{shown(address)} is no address ({error}), so it cannot be fetched. Correct it") from None
+        raise InputError(
+            f"{shown(address)} is no address ({error}), so it cannot be fetched. Correct it"
+        ) from None
     if scheme not in ("http", "https"):
         raise InputError(
-            f"{shown(address)} is neither an http nor an https address, so it cannot be fetched. Correct it"
+            f"{shown(address)} is neither an http nor an https address, so it cannot be fetched. "
+            "Correct it"
         )
     target = _target(entry)
     record = target.with_name(f"{name}.sha256")
@@ -230,7 +262,8 @@ def _entry(name: str) -> Entry:
         if entry.name == name:
             return entry
     raise InputError(
-        f"trace {shown(name)} is not in the catalogue{nearest(str(name), [entry.name for entry in CATALOGUE])}"
+        f"trace {shown(name)} is not in the "
+        f"catalogue{nearest(str(name), [entry.name for entry in CATALOGUE])}"
     )
 
 
@@ -238,7 +271,11 @@ def _target(entry: Entry) -> Path:
     return cache_dir() / (entry.name + PurePosixPath(urlsplit(entry.url).path).suffix)
 
 
-def _fetch(address: str, write: Callable[[bytes], object], progress: Callable[[int, int | None], None] | None) -> str:
+def _fetch(
+    address: str,
+    write: Callable[[bytes], object],
+    progress: Callable[[int, int | None], None] | None,
+) -> str:
     """Stream the address to `write` and return the SHA-256 sum."""
     request = urllib.request.Request(address, headers={"User-Agent": "penstock"})
     digest, received = hashlib.sha256(), 0
@@ -260,8 +297,10 @@ def _refuse_change(entry: Entry, target: Path, record: Path, digest: str) -> Non
     """Raise if the content is neither the published one nor that of the first download."""
     if entry.sha256 is not None and digest != entry.sha256:
         raise InputError(
-            f"what came is not {entry.name} as published: its SHA-256 is {digest}, not {entry.sha256}; nothing was "
-            "kept. Fetch it from another place, or download it by hand and give its path in the scenario"
+            f"what came is not {entry.name} as published: its SHA-256 is {digest}, not "
+            f"{entry.sha256}; nothing was "
+            "kept. Fetch it from another place, or download it by hand and give its path in the "
+            "scenario"
         )
     if entry.sha256 is not None or not target.exists():
         return
@@ -271,14 +310,16 @@ def _refuse_change(entry: Entry, target: Path, record: Path, digest: str) -> Non
         expected = hashlib.sha256(target.read_bytes()).hexdigest()
     if digest != expected:
         raise InputError(
-            f"{entry.name} has changed: SHA-256 {digest} now, {expected} expected, so earlier results would not "
+            f"{entry.name} has changed: SHA-256 {digest} now, {expected} expected, so earlier "
+            "results would not "
             f"repeat; nothing was replaced. Delete {target} to accept the new one"
         )
 
 
 def _failed(address: str, reason: str) -> InputError:
     return InputError(
-        f"{address} could not be downloaded ({reason}). Try again, or download it by hand and pass the file."
+        f"{address} could not be downloaded ({reason}). Try again, or download it by hand and "
+        "pass the file."
     )
 
 

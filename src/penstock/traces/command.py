@@ -8,12 +8,16 @@ import typer
 from penstock.show import progress
 from penstock.show.options import Json, show_page
 
-traces_app = typer.Typer(help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None)
+traces_app = typer.Typer(
+    help="List the public request traces worth knowing, or fetch one.", rich_markup_mode=None
+)
 
 
 @traces_app.callback(invoke_without_command=True)
 def traces(context: typer.Context, as_json: Json = False) -> None:
-    """List the public request traces worth knowing: where they are hosted, and under which licence."""
+    """List the public request traces worth knowing: where they are hosted, and under which
+    licence.
+    """
     if context.invoked_subcommand is not None:
         return
     from penstock.traces.catalogue import CATALOGUE, path_of
@@ -29,7 +33,9 @@ def traces(context: typer.Context, as_json: Json = False) -> None:
 @traces_app.command("get")
 def traces_get(
     name: Annotated[str, typer.Argument(help="A name that `penstock traces` lists.")],
-    url: Annotated[str | None, typer.Option("--url", help="Fetch it from here instead of its official place.")] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Fetch it from here instead of its official place.")
+    ] = None,
 ) -> None:
     """Download a trace into the cache, check or record its checksum, and read it once."""
     from penstock.traces import catalogue
@@ -44,7 +50,8 @@ def traces_get(
         trust = "as published"
     elif first_time:
         trust = (
-            "Penstock knows no checksum of this trace: what came is taken on trust, and recorded for later downloads"
+            "Penstock knows no checksum of this trace: what came is taken on trust, and recorded "
+            "for later downloads"
         )
     else:
         trust = "as recorded at the first download"

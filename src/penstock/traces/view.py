@@ -7,7 +7,9 @@ from penstock.traces.catalogue import CATALOGUE, Entry, path_of
 def traces_page() -> Page:
     """Show every trace of the catalogue."""
     hint = "Fetch one with `penstock traces get NAME`, then write `trace: NAME` in a scenario."
-    sections = [Section(entry.name, [_facts(entry), entry.description, entry.home]) for entry in CATALOGUE]
+    sections = [
+        Section(entry.name, [_facts(entry), entry.description, entry.home]) for entry in CATALOGUE
+    ]
     return Page("Public request traces", "worth knowing", sections=[*sections, Section("", [hint])])
 
 

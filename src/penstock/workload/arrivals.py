@@ -1,7 +1,8 @@
 """When requests arrive: renewal processes, modulated ones, and the replay of recorded times.
 
-A process yields its times in blocks, for ever or until a recording ends. Each has a long-run `rate`, and says
-whether it is a sequence of independent, identically distributed gaps, which Theorem 1(b) asks for.
+A process yields its times in blocks, for ever or until a recording ends. Each has a long-run
+`rate`, and says whether it is a sequence of independent, identically distributed gaps, which
+Theorem 1(b) asks for.
 """
 
 import abc
@@ -16,7 +17,9 @@ from penstock import checks
 from penstock.errors import InputError
 
 BLOCK = 65_536
-"""Arrivals generated at a time; fixed, so that the first n requests do not depend on how many are asked for."""
+"""Arrivals generated at a time; fixed, so that the first n requests do not depend on how many are
+asked for.
+"""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -48,7 +51,9 @@ class Arrivals(abc.ABC):
 
     @abc.abstractmethod
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
-        """Yield arrival times in seconds, never falling, `BLOCK` at a time; a recording's last block may be shorter."""
+        """Yield arrival times in seconds, never falling, `BLOCK` at a time; a recording's last
+        block may be shorter.
+        """
 
     @abc.abstractmethod
     def with_rate(self, rate: float) -> Self:
@@ -127,7 +132,8 @@ class Deterministic(_AtRate):
 
 @dataclasses.dataclass(frozen=True)
 class GammaRenewal(_AtRate):
-    """Gamma-distributed gaps: burstier than Poisson for a coefficient of variation above 1, smoother below.
+    """Gamma-distributed gaps: burstier than Poisson for a coefficient of variation above 1,
+    smoother below.
 
     Parameters
     ----------
@@ -147,7 +153,9 @@ class GammaRenewal(_AtRate):
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield running sums of gamma gaps."""
-        return _running_sums(lambda: rng.standard_gamma(1 / self.cv**2, BLOCK) * (self.cv**2 / self.rate))
+        return _running_sums(
+            lambda: rng.standard_gamma(1 / self.cv**2, BLOCK) * (self.cv**2 / self.rate)
+        )
 
     def describe(self) -> str:
         """Say what it is."""
@@ -158,7 +166,8 @@ class GammaRenewal(_AtRate):
 class Modulated(_AtRate):
     """A gamma renewal stream whose rate changes: bursts, or a level that wanders.
 
-    The rate is constant on segments; in *operational* time (the integral of the rate) gaps are gamma with mean 1.
+    The rate is constant on segments; in *operational* time (the integral of the rate) gaps are
+    gamma with mean 1.
 
     Parameters
     ----------
@@ -174,7 +183,14 @@ class Modulated(_AtRate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.number("gamma_shape", self.gamma_shape, 1e-6, 1e6, "", "1 gives exponential gaps, less burstier ones")
+        checks.number(
+            "gamma_shape",
+            self.gamma_shape,
+            1e-6,
+            1e6,
+            "",
+            "1 gives exponential gaps, less burstier ones",
+        )
 
     @abc.abstractmethod
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
@@ -186,18 +202,26 @@ class Modulated(_AtRate):
         segments = self._segments(rate_rng)
         ends_s, ends_op, rates = np.zeros(1), np.zeros(1), np.ones(1)  # of the segments in hand
         last = 0.0
-        for now in _running_sums(lambda: gap_rng.standard_gamma(self.gamma_shape, BLOCK) / self.gamma_shape):
+        for now in _running_sums(
+            lambda: gap_rng.standard_gamma(self.gamma_shape, BLOCK) / self.gamma_shape
+        ):
             while ends_op[-1] < now[-1]:
                 durations, new_rates = next(segments)
                 ends_s = np.concatenate([ends_s, ends_s[-1] + np.cumsum(durations)])
                 ends_op = np.concatenate([ends_op, ends_op[-1] + np.cumsum(durations * new_rates)])
                 rates = np.concatenate([rates, new_rates])
-            segment = np.searchsorted(ends_op, now)  # the first that ends then or later, so its rate is not 0
+            segment = np.searchsorted(
+                ends_op, now
+            )  # the first that ends then or later, so its rate is not 0
             times = ends_s[segment] - (ends_op[segment] - now) / rates[segment]
             times = np.maximum.accumulate(np.maximum(times, last))  # rounding, where segments meet
             last = times[-1]
             yield times
-            ends_s, ends_op, rates = ends_s[segment[-1] :], ends_op[segment[-1] :], rates[segment[-1] :]
+            ends_s, ends_op, rates = (
+                ends_s[segment[-1] :],
+                ends_op[segment[-1] :],
+                rates[segment[-1] :],
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,23 +252,37 @@ class OnOff(Modulated):
         _check_seconds("off_mean_s", self.off_mean_s)
         _check_cv("on_cv", self.on_cv)
         _check_cv("off_cv", self.off_cv)
-        checks.number("burst_log_sd", self.burst_log_sd, 0, 5, "", "beyond, almost all arrivals come in a few bursts")
+        checks.number(
+            "burst_log_sd",
+            self.burst_log_sd,
+            0,
+            5,
+            "",
+            "beyond, almost all arrivals come in a few bursts",
+        )
 
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
         rate_on = self.rate * (self.on_mean_s + self.off_mean_s) / self.on_mean_s
         while True:
             on = rng.gamma(1 / self.on_cv**2, self.on_mean_s * self.on_cv**2, _SEGMENTS)
             off = rng.gamma(1 / self.off_cv**2, self.off_mean_s * self.off_cv**2, _SEGMENTS)
-            level = np.exp(self.burst_log_sd * rng.standard_normal(_SEGMENTS) - self.burst_log_sd**2 / 2)
+            level = np.exp(
+                self.burst_log_sd * rng.standard_normal(_SEGMENTS) - self.burst_log_sd**2 / 2
+            )
             rates = np.stack([rate_on * level, np.zeros(_SEGMENTS)], axis=1)
             yield np.stack([on, off], axis=1).ravel(), rates.ravel()
 
     def with_rate(self, rate: float) -> Self:
-        """Return the same bursts, stretched in time so that the long-run rate is the one asked for."""
+        """Return the same bursts, stretched in time so that the long-run rate is the one asked
+        for.
+        """
         _check_rate(rate)
         stretch = self.rate / rate
         return dataclasses.replace(
-            self, rate=rate, on_mean_s=self.on_mean_s * stretch, off_mean_s=self.off_mean_s * stretch
+            self,
+            rate=rate,
+            on_mean_s=self.on_mean_s * stretch,
+            off_mean_s=self.off_mean_s * stretch,
         )
 
 
@@ -273,8 +311,17 @@ class WanderingRate(Modulated):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_seconds("step_s", self.step_s)
-        checks.number("log_sd", self.log_sd, 0, 5, "", "beyond, almost all arrivals come in a few steps")
-        checks.number("correlation", self.correlation, -0.9999, 0.9999, "", "at 1 the rate would never come back")
+        checks.number(
+            "log_sd", self.log_sd, 0, 5, "", "beyond, almost all arrivals come in a few steps"
+        )
+        checks.number(
+            "correlation",
+            self.correlation,
+            -0.9999,
+            0.9999,
+            "",
+            "at 1 the rate would never come back",
+        )
 
     def _segments(self, rng: np.random.Generator) -> Iterator[tuple[Seconds, Seconds]]:
         level = self.log_sd * rng.standard_normal()
@@ -286,7 +333,9 @@ class WanderingRate(Modulated):
             yield np.full(_SEGMENTS, self.step_s), self.rate * np.exp(levels - self.log_sd**2 / 2)
 
     def with_rate(self, rate: float) -> Self:
-        """Return the same wandering, stretched in time so that the long-run rate is the one asked for."""
+        """Return the same wandering, stretched in time so that the long-run rate is the one asked
+        for.
+        """
         _check_rate(rate)
         return dataclasses.replace(self, rate=rate, step_s=self.step_s * self.rate / rate)
 
@@ -311,18 +360,29 @@ class Replay(Arrivals):
         finite = np.isfinite(times)
         if not finite.all():
             row = int(np.argmin(finite))
-            raise InputError(f"arrival_s[{row}] is {times[row]}, but an arrival is a number of seconds; drop that row")
+            raise InputError(
+                f"arrival_s[{row}] is {times[row]}, but an arrival is a number of seconds; drop "
+                "that row"
+            )
         if times[0] < 0 and times[-1] > np.finfo(np.float64).max + times[0]:
-            raise InputError(f"arrivals from {times[0]:g} to {times[-1]:g} s span more than a double holds; mend them")
+            raise InputError(
+                f"arrivals from {times[0]:g} to {times[-1]:g} s span more than a double holds; "
+                "mend them"
+            )
         falls = np.diff(times) < 0
         if falls.any():
             row = int(np.argmax(falls)) + 1
-            raise InputError(f"arrival_s[{row}] = {times[row]:g} s is before the request ahead of it; sort by arrival")
+            raise InputError(
+                f"arrival_s[{row}] = {times[row]:g} s is before the request ahead of it; sort by "
+                "arrival"
+            )
         object.__setattr__(self, "times_s", times)
 
     @property
     def rate(self) -> float:  # type: ignore[override]
-        """One over the mean gap; NaN where all arrive at one instant, or so nearly that no process has such a rate."""
+        """One over the mean gap; NaN where all arrive at one instant, or so nearly that no process
+        has such a rate.
+        """
         span = float(self.times_s[-1] - self.times_s[0])
         gaps = self.times_s.size - 1
         return gaps / span if span > 0 and gaps / span <= _HIGHEST_RATE else float("nan")
@@ -336,8 +396,11 @@ class Replay(Arrivals):
         _check_rate(rate)
         if not np.isfinite(self.rate):
             raise InputError(
-                f"all {self.times_s.size} recorded requests arrive at one instant, so their times cannot be stretched "
+                f"all {self.times_s.size} recorded requests arrive at one instant, so their times "
+                "cannot be stretched "
                 f"to {rate:g} requests/s; resample them with arrivals 'poisson'"
             )
         first = self.times_s[0]
-        return dataclasses.replace(self, times_s=first + (self.times_s - first) * (self.rate / rate))
+        return dataclasses.replace(
+            self, times_s=first + (self.times_s - first) * (self.rate / rate)
+        )

@@ -1,4 +1,6 @@
-"""Casts of columns of traces from text: strict, so that what is no such value becomes null and can be named."""
+"""Casts of columns of traces from text: strict, so that what is no such value becomes null and can
+be named.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +11,12 @@ import polars as pl
 from penstock.workload.lengths import LONGEST
 
 Unit = Literal["tokens", "date", "s", "ms", "us", "ns", "time", "ids", "rank"]
-_DECIMALS: dict[Unit, int] = {"s": 9, "ms": 6, "us": 3, "ns": 0}  # from the unit down to nanoseconds
+_DECIMALS: dict[Unit, int] = {
+    "s": 9,
+    "ms": 6,
+    "us": 3,
+    "ns": 0,
+}  # from the unit down to nanoseconds
 
 
 def cast_text(text: pl.Series, unit: Unit) -> pl.Series:
@@ -43,16 +50,24 @@ def _ids(text: pl.Series) -> pl.Series:
     """Lists of whole numbers; a request without one has nothing in common with others."""
     text = text.fill_null("[]").str.strip_chars()
     inside = text.str.strip_prefix("[").str.strip_suffix("]").str.strip_chars()
-    ids = inside.str.split(",").list.eval(pl.element().str.strip_chars().cast(pl.Int64, strict=False))
+    ids = inside.str.split(",").list.eval(
+        pl.element().str.strip_chars().cast(pl.Int64, strict=False)
+    )
     empty = pl.lit([], dtype=pl.List(pl.Int64))
     listed = (
-        text.str.starts_with("[") & text.str.ends_with("]") & (ids.list.eval(pl.element().null_count()).list.sum() == 0)
+        text.str.starts_with("[")
+        & text.str.ends_with("]")
+        & (ids.list.eval(pl.element().null_count()).list.sum() == 0)
     )
-    return pl.select(pl.when(listed).then(ids).when(text.str.contains(r"^\[\s*\]$")).then(empty)).to_series()
+    return pl.select(
+        pl.when(listed).then(ids).when(text.str.contains(r"^\[\s*\]$")).then(empty)
+    ).to_series()
 
 
 def _numbers(text: pl.Series, unit: Unit) -> pl.Series:
-    """Nanoseconds from decimal numbers, digit by digit, since a double cannot hold 19440110.123456789 s."""
+    """Nanoseconds from decimal numbers, digit by digit, since a double cannot hold
+    19440110.123456789 s.
+    """
     decimals = _DECIMALS[unit]
     scale = 10**decimals
     latest = (2**63 - 1) // scale - 1
@@ -61,14 +76,21 @@ def _numbers(text: pl.Series, unit: Unit) -> pl.Series:
     )
     whole = pl.col("whole").cast(pl.Int64, strict=False)
     digits = pl.col("digits").fill_null("")
-    fraction = digits.str.slice(0, decimals).str.pad_end(decimals, "0").cast(pl.Int64, strict=False).fill_null(0)
+    fraction = (
+        digits.str.slice(0, decimals)
+        .str.pad_end(decimals, "0")
+        .cast(pl.Int64, strict=False)
+        .fill_null(0)
+    )
     rounded_up = (digits.str.slice(decimals, 1) >= "5").cast(pl.Int64)
     decimal = pl.col("text").str.contains(r"^[0-9]+(?:\.[0-9]*)?$") & (whole <= latest)
     exact = table.select(pl.when(decimal).then(whole * scale + fraction + rounded_up)).to_series()
     if not exact.null_count():
         return exact
     number = pl.col("text").cast(pl.Float64, strict=False)
-    rough = pl.when(number.is_between(0, latest)).then((number * scale).round().cast(pl.Int64, strict=False))
+    rough = pl.when(number.is_between(0, latest)).then(
+        (number * scale).round().cast(pl.Int64, strict=False)
+    )
     return table.select(pl.coalesce(exact, rough)).to_series()
 
 
@@ -76,7 +98,9 @@ _TAIL = r"^(?:\.([0-9]{0,9}))?(?:Z|([+-])([01][0-9]|2[0-3]):?([0-5][0-9]))?$"
 
 
 def _dates(text: pl.Series) -> pl.Series:
-    """Nanoseconds since 1970 from dates with 0 to 9 decimals, with or without an offset from UTC."""
+    """Nanoseconds since 1970 from dates with 0 to 9 decimals, with or without an offset from
+    UTC.
+    """
     text = text.str.strip_chars()
     stamp, tail = text.str.slice(0, 19), text.str.slice(19)
     second = stamp.str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False, time_unit="us", cache=False)
@@ -86,8 +110,13 @@ def _dates(text: pl.Series) -> pl.Series:
     # Polars reads second 60 as the next minute's 0; 1969 may be 1970 in UTC.
     in_range = second.dt.year().is_between(1969, 2261) & (text.str.slice(17, 2) != "60")
     fraction = tail.str.strip_suffix("+00:00")
-    if fraction.str.contains(r"^(?:\.[0-9]{0,9})?$").all():  # as in every public file so far; the regex below is slow
-        fraction, offset = fraction.str.slice(1), pl.repeat(0, len(text), dtype=pl.Int64, eager=True)
+    if fraction.str.contains(
+        r"^(?:\.[0-9]{0,9})?$"
+    ).all():  # as in every public file so far; the regex below is slow
+        fraction, offset = (
+            fraction.str.slice(1),
+            pl.repeat(0, len(text), dtype=pl.Int64, eager=True),
+        )
     else:
         in_range &= tail.str.contains(_TAIL)
         fraction = tail.str.extract(_TAIL, 1).fill_null("")
@@ -96,4 +125,6 @@ def _dates(text: pl.Series) -> pl.Series:
         offset = (sign * (hours * 3600 + minutes * 60)).fill_null(0)
     nanosecond = fraction.str.pad_end(9, "0").cast(pl.Int64, strict=False)
     since_1970 = second.dt.epoch("s") - offset
-    return pl.select(pl.when(in_range & (since_1970 >= 0)).then(since_1970 * 1_000_000_000 + nanosecond)).to_series()
+    return pl.select(
+        pl.when(in_range & (since_1970 >= 0)).then(since_1970 * 1_000_000_000 + nanosecond)
+    ).to_series()

@@ -1,8 +1,10 @@
-"""Jobs: passes of a workflow with everything random in them drawn, as a table of requests that release one another.
+"""Jobs: passes of a workflow with everything random in them drawn, as a table of requests that
+release one another.
 
-A job is unfolded before it is simulated: which stages it visits, how long each request is, each delay, and a coin per
-request for routers that toss one. What is left is a fixed graph of requests, so neither paths nor lengths can depend on
-how the requests are served, and every simulator gets the same table.
+A job is unfolded before it is simulated: which stages it visits, how long each request is, each
+delay, and a coin per request for routers that toss one. What is left is a fixed graph of requests,
+so neither paths nor lengths can depend on how the requests are served, and every simulator gets the
+same table.
 """
 
 import dataclasses
@@ -22,7 +24,8 @@ MOST_JOBS = 2**40
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Jobs:
-    """Jobs in order of arrival; their requests in order of job, then of visit: a parent stands before its children.
+    """Jobs in order of arrival; their requests in order of job, then of visit: a parent stands
+    before its children.
 
     Attributes
     ----------
@@ -31,8 +34,8 @@ class Jobs:
     workflow
         Shape (jobs,), int32: place of its workflow in the network.
     first_request
-        Shape (jobs + 1,), int64: the requests of job j are ``first_request[j]`` up to ``first_request[j + 1]``, and the
-        first of them is its root.
+        Shape (jobs + 1,), int64: the requests of job j are ``first_request[j]`` up to
+        ``first_request[j + 1]``, and the first of them is its root.
     stage
         Shape (requests,) as all that follow, int32: place of its stage in the network.
     prompt
@@ -40,15 +43,19 @@ class Jobs:
     output
         int32: output tokens; 0 where a stage only prefills.
     reuse
-        int32: tokens of the prompt that it has in common with the request whose context it goes on with.
+        int32: tokens of the prompt that it has in common with the request whose context it goes on
+        with.
     context
         int32: that request, as an offset from this one (< 0); 0: none.
     delay_s
-        float64: seconds between its release and its arrival at the pool (a tool call, a transfer of KV memory).
+        float64: seconds between its release and its arrival at the pool (a tool call, a transfer of
+        KV memory).
     pending
-        int32: requests of the job that must finish before it is released: 0 for the root, k at a join of k branches.
+        int32: requests of the job that must finish before it is released: 0 for the root, k at a
+        join of k branches.
     child
-        int32: the first request that its finish releases, or counts down, as an offset (> 0); 0: none.
+        int32: the first request that its finish releases, or counts down, as an offset (> 0); 0:
+        none.
     sibling
         int32: the next request with the same parent, as an offset from this one (> 0); 0: none.
     coin
@@ -104,14 +111,20 @@ class Jobs:
         """Return the jobs of these numbers, in this order."""
         counts = np.diff(self.first_request)[chosen]
         first = _bounds(counts)
-        requests = np.arange(first[-1]) + np.repeat(self.first_request[:-1][chosen] - first[:-1], counts)
+        requests = np.arange(first[-1]) + np.repeat(
+            self.first_request[:-1][chosen] - first[:-1], counts
+        )
         columns = {name: getattr(self, name)[requests] for name in _PER_REQUEST}
         return Jobs(self.arrival_s[chosen], self.workflow[chosen], first, **columns)
 
     def numbered(self, workflow: int, first_stage: int) -> "Jobs":
-        """Return them as jobs of a network: its workflow of that number, whose stages begin at ``first_stage``."""
+        """Return them as jobs of a network: its workflow of that number, whose stages begin at
+        ``first_stage``.
+        """
         return dataclasses.replace(
-            self, workflow=self.workflow + np.int32(workflow), stage=self.stage + np.int32(first_stage)
+            self,
+            workflow=self.workflow + np.int32(workflow),
+            stage=self.stage + np.int32(first_stage),
         )
 
     @classmethod
@@ -119,9 +132,13 @@ class Jobs:
         """Put blocks after one another."""
         if len(parts) == 1:
             return parts[0]
-        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _PER_REQUEST}
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _PER_REQUEST
+        }
         counts = np.concatenate([np.diff(part.first_request) for part in parts])
-        arrival_s, workflow = (np.concatenate([getattr(part, name) for part in parts]) for name in _PER_JOB)
+        arrival_s, workflow = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in _PER_JOB
+        )
         return cls(arrival_s, workflow, _bounds(counts), **columns)
 
 
@@ -137,9 +154,11 @@ def _bounds(counts: Ints) -> Ints:
 
 
 def merged(streams: Sequence[Iterator[Jobs]]) -> Iterator[Jobs]:
-    """Merge streams of jobs into one in order of arrival; of jobs that arrive together the earlier stream's goes first.
+    """Merge streams of jobs into one in order of arrival; of jobs that arrive together the earlier
+    stream's goes first.
 
-    Holds a block of each stream at a time. A block of the result ends where the first block in hand does.
+    Holds a block of each stream at a time. A block of the result ends where the first block in hand
+    does.
     """
     if len(streams) == 1:
         yield from streams[0]
@@ -147,13 +166,16 @@ def merged(streams: Sequence[Iterator[Jobs]]) -> Iterator[Jobs]:
     blocks = [next(stream, None) for stream in streams]
     while any(block is not None for block in blocks):
         in_hand = [(number, block) for number, block in enumerate(blocks) if block is not None]
-        # up to the end of the block that ends first; what another block of that stream may bring there comes after it
+        # up to the end of the block that ends first; what another block of that stream may bring
+        # there comes after it
         ends, last = min((float(block.arrival_s[-1]), number) for number, block in in_hand)
         parts = []
         for number, block in in_hand:
             stop = block.count
             if number != last:
-                stop = int(np.searchsorted(block.arrival_s, ends, "right" if number < last else "left"))
+                stop = int(
+                    np.searchsorted(block.arrival_s, ends, "right" if number < last else "left")
+                )
             parts.append(block.span(0, stop))
             rest = block.span(stop, block.count)
             blocks[number] = rest if rest.count else next(streams[number], None)
@@ -182,6 +204,7 @@ def first_jobs(blocks: Iterator[Jobs], count: int, name: str) -> Jobs:
         if not missing:
             return Jobs.joined(parts)
     raise InputError(
-        f"{count:,} jobs asked for, but {name} has {count - missing:,}, as recorded arrivals are replayed once; ask "
+        f"{count:,} jobs asked for, but {name} has {count - missing:,}, as recorded arrivals are "
+        "replayed once; ask "
         "for fewer, or resample them with arrivals 'poisson'"
     )

@@ -1,8 +1,9 @@
 """How long requests are: prompt and output tokens, one distribution each or both together.
 
-Every length is a whole number from 1 to `LONGEST`. Means are exact means of those whole numbers, because load and
-certificates rest on them. Give ``max`` to cut longer draws to a limit, as an engine's ``max_tokens`` does;
-without one an unbounded distribution leaves Theorem 1(b) without its hypothesis of bounded lengths.
+Every length is a whole number from 1 to `LONGEST`. Means are exact means of those whole numbers,
+because load and certificates rest on them. Give ``max`` to cut longer draws to a limit, as an
+engine's ``max_tokens`` does; without one an unbounded distribution leaves Theorem 1(b) without its
+hypothesis of bounded lengths.
 """
 
 import abc
@@ -37,11 +38,20 @@ def _check_mean(what: str, value: float) -> None:
 
 
 def _check_cv(what: str, value: float) -> None:
-    checks.number(what, value, 1e-3, 1e3, "", "it is the standard deviation over the mean; for one length use Constant")
+    checks.number(
+        what,
+        value,
+        1e-3,
+        1e3,
+        "",
+        "it is the standard deviation over the mean; for one length use Constant",
+    )
 
 
 def settle(lengths: object, **values: object) -> None:
-    """Set attributes of a frozen record: parameters once they are checked, and what follows from them."""
+    """Set attributes of a frozen record: parameters once they are checked, and what follows from
+    them.
+    """
     for name, value in values.items():
         object.__setattr__(lengths, name, value)
 
@@ -89,7 +99,10 @@ class Uniform(Length):
         low = _check_tokens("the low end of a uniform length", self.low)
         high = _check_tokens("the high end of a uniform length", self.high)
         if high < low:
-            raise InputError(f"a uniform length from {low:,} to {high:,} tokens ends below where it begins; swap them")
+            raise InputError(
+                f"a uniform length from {low:,} to {high:,} tokens ends below where it begins; "
+                "swap them"
+            )
         settle(self, low=low, high=high, min=low, max=high, mean=(low + high) / 2)
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
@@ -117,7 +130,9 @@ class Geometric(Length):
         _check_max(self)
         mean = 1.0
         if self.mean_tokens > 1:  # m (1 - (1 - 1/m)^max)
-            mean = -self.mean_tokens * math.expm1((self.max or LONGEST) * math.log1p(-1 / self.mean_tokens))
+            mean = -self.mean_tokens * math.expm1(
+                (self.max or LONGEST) * math.log1p(-1 / self.mean_tokens)
+            )
         settle(self, mean=mean)
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
@@ -177,7 +192,9 @@ class _Rounded(Length):
 
 @dataclasses.dataclass(frozen=True)
 class LogNormal(_Rounded):
-    """Lognormal, rounded to whole tokens: by ``mean_tokens`` and ``cv`` before rounding, and cut to ``max``."""
+    """Lognormal, rounded to whole tokens: by ``mean_tokens`` and ``cv`` before rounding, and cut to
+    ``max``.
+    """
 
     @property
     def _sigma(self) -> float:
@@ -200,7 +217,9 @@ class LogNormal(_Rounded):
 
 @dataclasses.dataclass(frozen=True)
 class Gamma(_Rounded):
-    """Gamma, rounded to whole tokens: by ``mean_tokens`` and ``cv`` before rounding, and cut to ``max``."""
+    """Gamma, rounded to whole tokens: by ``mean_tokens`` and ``cv`` before rounding, and cut to
+    ``max``.
+    """
 
     @property
     def _shape(self) -> float:
@@ -243,16 +262,23 @@ class Mixture(Length):
 
     def __post_init__(self) -> None:
         if not isinstance(self.parts, Iterable):
-            raise InputError(f"the parts of a mixture are {checks.shown(self.parts)}; give a list of distributions")
+            raise InputError(
+                f"the parts of a mixture are {checks.shown(self.parts)}; give a list of "
+                "distributions"
+            )
         parts = tuple(self.parts)
         weights = checks.column("mixture weights", self.weights).astype(np.float64)
         for part in parts:
             if not isinstance(part, Length):
                 raise InputError(
-                    f"a part of a mixture is {checks.shown(part)}; give distributions such as Constant(100)"
+                    f"a part of a mixture is {checks.shown(part)}; give distributions such as "
+                    "Constant(100)"
                 )
         if len(parts) != weights.size:
-            raise InputError(f"a mixture of {len(parts)} parts with {weights.size} weights: give one weight per part")
+            raise InputError(
+                f"a mixture of {len(parts)} parts with {weights.size} weights: give one weight "
+                "per part"
+            )
         shares = tuple(_shares("mixture weights", weights).tolist())
         limits = [part.max for part in parts]
         settle(
@@ -309,7 +335,9 @@ class Tabulated(Length):
         return np.searchsorted(self._cumulative, np.arange(_CELLS + 1) / _CELLS).astype(np.int64)
 
     def quantile(self, share: Floats) -> Tokens:
-        """Return the smallest length whose cumulative probability reaches each share (a number from 0 to 1)."""
+        """Return the smallest length whose cumulative probability reaches each share (a number from
+        0 to 1).
+        """
         share = np.asarray(share, np.float64)
         cell = np.minimum((share * _CELLS).astype(np.int64), _CELLS - 1)
         above = self._guide[cell]
@@ -327,7 +355,9 @@ def _shares(what: str, weights: Floats) -> Floats:
     bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any():
         row = int(np.argmax(bad))
-        raise InputError(f"{what}[{row}] is {weights[row]}, but a share must not be negative; mend or drop it")
+        raise InputError(
+            f"{what}[{row}] is {weights[row]}, but a share must not be negative; mend or drop it"
+        )
     largest = float(weights.max())
     if largest == 0:
         raise InputError(f"{what} are all 0, so nothing is ever chosen; make one of them positive")

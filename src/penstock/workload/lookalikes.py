@@ -1,4 +1,6 @@
-"""Look-alikes of public traces: generators fitted to them, so that a clone has something real-like to run on."""
+"""Look-alikes of public traces: generators fitted to them, so that a clone has something real-like
+to run on.
+"""
 
 import functools
 import json
@@ -20,17 +22,21 @@ LOOKALIKES = ("azure-code", "azure-conv")
 
 @functools.cache
 def _parameters() -> dict[str, Any]:
-    return dict(json.loads(resources.files("penstock.workload").joinpath("azure_2023.json").read_text()))
+    return dict(
+        json.loads(resources.files("penstock.workload").joinpath("azure_2023.json").read_text())
+    )
 
 
 def lookalike(name: str) -> tuple[Arrivals, Independent]:
     """Return the arrival process and the lengths of a look-alike.
 
-    Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a Gaussian copula;
-    arrivals are bursts and silences (code) or a wandering rate (conversation).
+    Lengths are mixtures of lognormals, each conditioned on [low, high] and rounded, joined by a
+    Gaussian copula; arrivals are bursts and silences (code) or a wandering rate (conversation).
     """
     if name not in LOOKALIKES:
-        raise InputError(f"unknown workload preset {checks.shown(name)}{nearest(str(name), LOOKALIKES)}")
+        raise InputError(
+            f"unknown workload preset {checks.shown(name)}{nearest(str(name), LOOKALIKES)}"
+        )
     fit = _parameters()[name]
     lengths = Independent(_mixture(**fit["prompt"]), _mixture(**fit["output"]), fit["correlation"])
     if "wandering" in fit:
@@ -40,8 +46,12 @@ def lookalike(name: str) -> tuple[Arrivals, Independent]:
     return OnOff(rate=bursts.pop("rate_on") * on / (on + off), **bursts), lengths
 
 
-def _mixture(low: int, high: int, weights: list[float], mu: list[float], sigma: list[float]) -> Tabulated:
-    """Tabulate a mixture of lognormals, each conditioned on [low, high], rounded to whole tokens."""
+def _mixture(
+    low: int, high: int, weights: list[float], mu: list[float], sigma: list[float]
+) -> Tabulated:
+    """Tabulate a mixture of lognormals, each conditioned on [low, high], rounded to whole
+    tokens.
+    """
     edges = np.concatenate([[low], np.arange(low, high) + 0.5, [high]])
     probabilities = np.zeros(high - low + 1)
     for weight, m, s in zip(weights, mu, sigma, strict=True):

@@ -28,21 +28,24 @@ class Means:
     external
         Shape (stages,), share of the jobs that begin there; adds up to 1.
     onward
-        Shape (stages, stages), requests of the second stage that the end of one of the first releases, on average; an
-        edge into a join of k branches counts 1/k.
+        Shape (stages, stages), requests of the second stage that the end of one of the first
+        releases, on average; an edge into a join of k branches counts 1/k.
     visits
-        Shape (stages,), requests of a job: the solution of visits = external + onward^T visits (eq:traffic).
+        Shape (stages,), requests of a job: the solution of visits = external + onward^T visits
+        (eq:traffic).
     prompt, output
         Shape (stages,), tokens of a request, context included.
     both
-        Shape (stages,), share of the requests that have a prompt and an output. Convention ``engine``: the end of
-        their prefill yields the first output token, so a mean request has output - both decode iterations.
+        Shape (stages,), share of the requests that have a prompt and an output. Convention
+        ``engine``: the end of their prefill yields the first output token, so a mean request has
+        output - both decode iterations.
     max_prompt, max_output
         Shape (stages,), upper limits; infinite where there is none.
     sampled
         Jobs from which some of these are sampled; None: all are exact.
     covariance
-        Shape (stages, stages), of the mean tokens (prompt and output) of a job at each stage; zeros where exact.
+        Shape (stages, stages), of the mean tokens (prompt and output) of a job at each stage; zeros
+        where exact.
     """
 
     external: Floats
@@ -96,9 +99,13 @@ class Sample:
                 per_stage[row] += np.bincount(block.stage, weights, stages)
             parent, child = released(block)
             which = block.stage[parent].astype(np.int64) * stages + block.stage[child]
-            edges += np.bincount(which, 1 / block.pending[child], stages * stages).reshape(stages, stages)
+            edges += np.bincount(which, 1 / block.pending[child], stages * stages).reshape(
+                stages, stages
+            )
             tokens = np.bincount(
-                block.job * stages + block.stage, block.prompt.astype(np.float64) + block.output, block.count * stages
+                block.job * stages + block.stage,
+                block.prompt.astype(np.float64) + block.output,
+                block.count * stages,
             ).reshape(-1, stages)
             total += tokens.sum(axis=0)
             squares += tokens.T @ tokens
@@ -110,7 +117,9 @@ class Sample:
 
 
 def released(jobs: Jobs) -> tuple[Ints, Ints]:
-    """Return all pairs of a request and one that its end releases or counts down, as places in the table."""
+    """Return all pairs of a request and one that its end releases or counts down, as places in the
+    table.
+    """
     parent = np.flatnonzero(jobs.child)
     child = parent + jobs.child[parent]
     pairs = [(parent, child)]

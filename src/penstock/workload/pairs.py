@@ -57,13 +57,26 @@ class Independent(Lengths):
             length = getattr(self, name)
             if not isinstance(length, Length):
                 raise InputError(
-                    f"{name} is {checks.shown(length)}, but must be a distribution of lengths such as Constant(100)"
+                    f"{name} is {checks.shown(length)}, but must be a distribution of lengths "
+                    "such as Constant(100)"
                 )
-            settle(self, **{f"mean_{name}": length.mean, f"max_{name}": length.max, f"min_{name}": length.min})
-        checks.number("the correlation", self.correlation, -1, 1, "", "a Gaussian copula knows no other")
-        if self.correlation and not (isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated)):
+            settle(
+                self,
+                **{
+                    f"mean_{name}": length.mean,
+                    f"max_{name}": length.max,
+                    f"min_{name}": length.min,
+                },
+            )
+        checks.number(
+            "the correlation", self.correlation, -1, 1, "", "a Gaussian copula knows no other"
+        )
+        if self.correlation and not (
+            isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated)
+        ):
             raise InputError(
-                f"the correlation is {self.correlation}, but only tabulated prompts and outputs can be joined; "
+                f"the correlation is {self.correlation}, but only tabulated prompts and outputs "
+                "can be joined; "
                 "use Empirical rows instead"
             )
 
@@ -72,7 +85,9 @@ class Independent(Lengths):
         if isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated):
             first, second = rng.standard_normal((2, size))
             second = self.correlation * first + np.sqrt(1 - self.correlation**2) * second
-            return self.prompt.quantile(special.ndtr(first)), self.output.quantile(special.ndtr(second))
+            return self.prompt.quantile(special.ndtr(first)), self.output.quantile(
+                special.ndtr(second)
+            )
         return self.prompt.sample(rng, size), self.output.sample(rng, size)
 
 
@@ -95,7 +110,12 @@ class Empirical(Lengths):
             mean, most, least = float(tokens.mean()), int(tokens.max()), int(tokens.min())
             settle(
                 self,
-                **{f"{name}_tokens": tokens, f"mean_{name}": mean, f"max_{name}": most, f"min_{name}": least},
+                **{
+                    f"{name}_tokens": tokens,
+                    f"mean_{name}": mean,
+                    f"max_{name}": most,
+                    f"min_{name}": least,
+                },
             )
         if self.prompt_tokens.size != self.output_tokens.size:
             raise InputError(
@@ -122,7 +142,8 @@ def checked_lengths(name: str, tokens: npt.ArrayLike) -> Tokens:
     if bad.any():
         row = int(np.argmax(bad))
         raise InputError(
-            f"{name}[{row}] is {lengths[row]}, but a length is a whole number from 1 to {LONGEST:,} tokens; "
+            f"{name}[{row}] is {lengths[row]}, but a length is a whole number from 1 to "
+            f"{LONGEST:,} tokens; "
             "drop or mend that row"
         )
     return lengths.astype(np.int64)

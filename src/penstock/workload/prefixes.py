@@ -65,13 +65,17 @@ def checked_prefixes(
         return None
     if hash_ids is None or hash_block is None:
         raise InputError(
-            f"hash_ids is {checks.shown(hash_ids)} and hash_block is {checks.shown(hash_block)}: ids name blocks of so "
+            f"hash_ids is {checks.shown(hash_ids)} and hash_block is {checks.shown(hash_block)}: "
+            "ids name blocks of so "
             "many tokens; give both or none"
         )
-    block = checks.whole("hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block")
+    block = checks.whole(
+        "hash_block", hash_block, 1, LARGEST_BLOCK, "tokens", "it is the tokens of one block"
+    )
     if not isinstance(hash_ids, Sequence) or len(hash_ids) != prompt_tokens.size:
         raise InputError(
-            f"hash_ids is {checks.shown(hash_ids)}, but each of the {prompt_tokens.size:,} requests has a list of its "
+            f"hash_ids is {checks.shown(hash_ids)}, but each of the {prompt_tokens.size:,} "
+            "requests has a list of its "
             "own; give as many, empty ones too"
         )
     rows = [_whole_numbers(request, ids) for request, ids in enumerate(hash_ids)]
@@ -88,7 +92,8 @@ def _whole_numbers(request: int, ids: Sequence[int]) -> Ints:
         return np.empty(0, np.int64)
     if row.ndim != 1 or row.dtype.kind != "i":
         raise InputError(
-            f"hash_ids[{request}] is {checks.shown(ids)}, but the blocks of a prompt are named by whole numbers "
+            f"hash_ids[{request}] is {checks.shown(ids)}, but the blocks of a prompt are named by "
+            "whole numbers "
             "below 2^63; give a list of them"
         )
     return row.astype(np.int64)

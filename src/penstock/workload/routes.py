@@ -1,8 +1,8 @@
 """Routes of a workflow: which stages the end of a request releases, and whether that ends well.
 
-A *fork* releases several requests; a *join* waits for all branches of the innermost fork that is open. So every branch
-of a fork must come to the same join whatever path it takes, or all of them must end without one. And no job may go on
-for ever, nor for ever on average.
+A *fork* releases several requests; a *join* waits for all branches of the innermost fork that is
+open. So every branch of a fork must come to the same join whatever path it takes, or all of them
+must end without one. And no job may go on for ever, nor for ever on average.
 """
 
 import dataclasses
@@ -24,7 +24,8 @@ _ROUNDING = 1e-9
 
 
 def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:
-    """Return a loop from which no path leads out, as the places it visits, ending with the first; [] if there is none.
+    """Return a loop from which no path leads out, as the places it visits, ending with the first;
+    [] if there is none.
 
     Parameters
     ----------
@@ -33,7 +34,8 @@ def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> l
     leaves
         Shape (places,): whether a path leads out from there.
     forks
-        Shape (places,): whether all paths from there are taken, so that all must lead out; None: nowhere.
+        Shape (places,): whether all paths from there are taken, so that all must lead out; None:
+        nowhere.
     """
     paths = chances > 0
     every = np.zeros(leaves.size, np.bool_) if forks is None else forks
@@ -62,7 +64,8 @@ class Routes:
     targets
         Of each stage, the stages that its end may release.
     chances
-        Of each stage, the probability of each target; what is missing to 1 is that of the end. Ones at a fork.
+        Of each stage, the probability of each target; what is missing to 1 is that of the end. Ones
+        at a fork.
     forks, joins
         Whether all targets are released; whether it waits for all branches of a fork.
     most_visits
@@ -79,7 +82,9 @@ class Routes:
     most_visits: tuple[int | None, ...]
 
     def check(self) -> None:
-        """Raise an `InputError` unless every stage is reached, every join closes a fork, and every job ends."""
+        """Raise an `InputError` unless every stage is reached, every join closes a fork, and every
+        job ends.
+        """
         self._check_reached()
         self._check_forks_before_joins()
         self._check_ends()
@@ -98,7 +103,9 @@ class Routes:
 
     @functools.cached_property
     def reach(self) -> tuple[Floats, ...]:
-        """Of each stage, running sums of the targets' chances; the last is 1 exactly where the branch cannot end."""
+        """Of each stage, running sums of the targets' chances; the last is 1 exactly where the
+        branch cannot end.
+        """
         sums = []
         for chances in self.chances:
             running = np.cumsum(np.array(chances, np.float64))
@@ -111,12 +118,18 @@ class Routes:
 
     def _edges(self, stage: int) -> list[int]:
         """Return the targets that have a chance."""
-        return [t for t, chance in zip(self.targets[stage], self.chances[stage], strict=True) if chance > 0]
+        return [
+            t
+            for t, chance in zip(self.targets[stage], self.chances[stage], strict=True)
+            if chance > 0
+        ]
 
     def _matrix(self, *, limits: bool = False) -> Floats:
-        """Return the mean number of requests of each stage that the end of one of each releases, joins not divided.
+        """Return the mean number of requests of each stage that the end of one of each releases,
+        joins not divided.
 
-        With ``limits``, as it is when no limited stage may be visited again: the others' chances are scaled up.
+        With ``limits``, as it is when no limited stage may be visited again: the others' chances
+        are scaled up.
         """
         size = len(self.names)
         matrix = np.zeros((size, size))
@@ -124,7 +137,11 @@ class Routes:
         for stage in range(size):
             edges = zip(self.targets[stage], self.chances[stage], strict=True)
             for target, chance in edges:
-                used_up = back is not None and self.most_visits[target] is not None and back[target, stage]
+                used_up = (
+                    back is not None
+                    and self.most_visits[target] is not None
+                    and back[target, stage]
+                )
                 matrix[stage, target] += 0 if used_up else chance
             total = matrix[stage].sum() + (1 - self.reach[stage][-1] if self.targets[stage] else 1)
             if not self.forks[stage] and total > 0:
@@ -132,7 +149,9 @@ class Routes:
         return matrix
 
     def _paths(self) -> Bools:
-        """Return from where paths lead where, shape (stages, stages); from each stage to itself, too."""
+        """Return from where paths lead where, shape (stages, stages); from each stage to itself,
+        too.
+        """
         size = len(self.names)
         paths = np.eye(size, dtype=np.bool_)
         for stage, targets in enumerate(self.targets):
@@ -149,22 +168,31 @@ class Routes:
         reached = self._paths()[self.first]
         for stage in np.flatnonzero(~reached).tolist():
             if self.joins[stage]:
-                raise self._fault(stage, "is a join that nothing reaches; name it in `then` of the forks' branches")
+                raise self._fault(
+                    stage,
+                    "is a join that nothing reaches; name it in `then` of the forks' branches",
+                )
             self._check_copies(stage)
             raise self._fault(
-                stage, f"is reached by no path from {self.names[self.first]!r}; name it in `then`, or leave it out"
+                stage,
+                f"is reached by no path from {self.names[self.first]!r}; name it in `then`, or "
+                "leave it out",
             )
 
     def _check_copies(self, left_out: int) -> None:
-        """Blame a fork that names a stage twice for one that is not reached; else that means copies, such as votes."""
+        """Blame a fork that names a stage twice for one that is not reached; else that means
+        copies, such as votes.
+        """
         for fork, targets in enumerate(self.targets):
             again = next((target for target in targets if targets.count(target) > 1), None)
             if again is not None:
                 twice = "twice" if targets.count(again) == 2 else f"{targets.count(again)} times"
                 raise self._fault(
                     fork,
-                    f"forks to {self.names[again]!r} {twice}, and no path leads to {self.names[left_out]!r}; put "
-                    f"{self.names[left_out]!r} in place of one, name it in another `then`, or leave it out",
+                    f"forks to {self.names[again]!r} {twice}, and no path leads to "
+                    f"{self.names[left_out]!r}; put "
+                    f"{self.names[left_out]!r} in place of one, name it in another `then`, or "
+                    "leave it out",
                 )
 
     def _check_forks_before_joins(self) -> None:
@@ -173,27 +201,43 @@ class Routes:
             if self.forks[stage] and joins:
                 raise self._fault(
                     stage,
-                    f"forks straight to the join {self.names[joins[0]]!r}, so that branch has no request to wait for; "
+                    f"forks straight to the join {self.names[joins[0]]!r}, so that branch has no "
+                    "request to wait for; "
                     "leave it out, as the join waits for the other branches",
                 )
         for stage, most in enumerate(self.most_visits):
             if self.joins[stage] and most is not None:
                 closes = dataclasses.replace(self, most_visits=(None,) * len(self.names)).closes
-                again = [fork for fork, join in closes.items() if join == stage and self._paths()[join, fork]]
-                remedy = "let a loop come back to a stage of its own that is no join, and limit that one"
+                again = [
+                    fork
+                    for fork, join in closes.items()
+                    if join == stage and self._paths()[join, fork]
+                ]
+                remedy = (
+                    "let a loop come back to a stage of its own that is no join, and limit that one"
+                )
                 if again:
                     remedy = f"limit the fork {self.names[again[0]]!r} instead"
-                raise self._fault(stage, f"is a join with most_visits, and past it branches would never join; {remedy}")
+                raise self._fault(
+                    stage,
+                    f"is a join with most_visits, and past it branches would never join; {remedy}",
+                )
         if self.joins[self.first]:
-            raise self._fault(self.first, "is a join, and jobs begin there, where no fork is open; begin elsewhere")
+            raise self._fault(
+                self.first,
+                "is a join, and jobs begin there, where no fork is open; begin elsewhere",
+            )
 
     def _check_ends(self) -> None:
         matrix = self._matrix(limits=True)
-        leaves = np.array([self.ends(stage) for stage in range(len(self.names))]) | ~matrix.any(axis=1)
+        leaves = np.array([self.ends(stage) for stage in range(len(self.names))]) | ~matrix.any(
+            axis=1
+        )
         loop = closed_loop(matrix, leaves, np.array(self.forks))
         if loop:
             raise InputError(
-                f"{self.workflow} never ends: no path leads out of the loop {self._path(loop)}; let one of its stages "
+                f"{self.workflow} never ends: no path leads out of the loop {self._path(loop)}; "
+                "let one of its stages "
                 "end with some probability, or limit one with most_visits"
             )
 
@@ -215,7 +259,8 @@ class Routes:
             if growth[largest].real > 1 + _ROUNDING:
                 follows = f"{growth[largest].real:.4g} more, so they multiply"
             raise InputError(
-                f"{self.workflow} never ends on average: in the loop {self._path(loop)} each request is followed by "
+                f"{self.workflow} never ends on average: in the loop {self._path(loop)} each "
+                "request is followed by "
                 f"{follows}; lower a probability, or limit a stage with most_visits"
             )
 
@@ -224,17 +269,24 @@ class Routes:
 
     @functools.cached_property
     def _exits(self) -> tuple[frozenset[int], ...]:
-        """Of each stage, the joins at which a branch that is there may leave it, and -1 where it may end."""
+        """Of each stage, the joins at which a branch that is there may leave it, and -1 where it
+        may end.
+        """
         exits: list[frozenset[int]] = [frozenset()] * len(self.names)
         while True:
             before = list(exits)
             for stage, targets in enumerate(self.targets):
                 edges = self._edges(stage)
-                of = [frozenset({t}) if self.joins[t] and not self.forks[stage] else exits[t] for t in edges]
+                of = [
+                    frozenset({t}) if self.joins[t] and not self.forks[stage] else exits[t]
+                    for t in edges
+                ]
                 leaving = frozenset().union(*of)
                 if self.forks[stage] and len(leaving) == 1 and -1 not in leaving:
                     leaving = exits[next(iter(leaving))]  # past the join that closes it
-                if self.ends(stage) or all(self.most_visits[target] is not None for target in targets):
+                if self.ends(stage) or all(
+                    self.most_visits[target] is not None for target in targets
+                ):
                     leaving |= {-1}
                 exits[stage] |= leaving
             if exits == before:
@@ -252,10 +304,15 @@ class Routes:
 
     def _check_branches(self) -> None:
         for fork, targets in enumerate(self.targets):
-            ends = [(branch, leaving) for branch in targets for leaving in sorted(self._exits[branch])]
+            ends = [
+                (branch, leaving) for branch in targets for leaving in sorted(self._exits[branch])
+            ]
             if not self.forks[fork] or len({leaving for _, leaving in ends}) <= 1:
                 continue
-            (one, first), (other, second) = ends[0], next(end for end in ends if end[1] != ends[0][1])
+            (one, first), (other, second) = (
+                ends[0],
+                next(end for end in ends if end[1] != ends[0][1]),
+            )
             instead = "or" if one == other else f"while its branch {self.names[other]!r} may"
             raise self._fault(
                 fork,
@@ -271,10 +328,14 @@ class Routes:
                     remedy = "make it no join, or fork before it"
                     if target in closing and paths[target, stage]:
                         comes = "comes back to"
-                        remedy = "let the loop come back to the fork, or to a stage of its own that is no join"
+                        remedy = (
+                            "let the loop come back to the fork, or to a stage of its own that is "
+                            "no join"
+                        )
                     raise self._fault(
                         stage,
-                        f"{comes} the join {self.names[target]!r} outside of a fork, so there is nothing to wait for; "
+                        f"{comes} the join {self.names[target]!r} outside of a fork, so there is "
+                        "nothing to wait for; "
                         f"{remedy}",
                     )
 
@@ -300,18 +361,26 @@ class Routes:
                 return tuple(inside)
 
     def _releases(self, *, limits: bool = False) -> tuple[list[tuple[int, int | None]], Floats]:
-        """Return states (stage, innermost open fork), and how many of each one of each leads to, on average.
+        """Return states (stage, innermost open fork), and how many of each one of each leads to, on
+        average.
 
-        A fork leads to its branches and, once, to the join that closes it, to which the branches lead no more.
+        A fork leads to its branches and, once, to the join that closes it, to which the branches
+        lead no more.
         """
         ways = self._matrix(limits=limits)
-        states = [(stage, fork) for stage, forks in enumerate(self._inside) for fork in sorted(forks, key=str)]
+        states = [
+            (stage, fork)
+            for stage, forks in enumerate(self._inside)
+            for fork in sorted(forks, key=str)
+        ]
         index = {state: number for number, state in enumerate(states)}
         matrix = np.zeros((len(states), len(states)))
         for (stage, fork), row in index.items():
             for target in np.flatnonzero(ways[stage]).tolist():
                 if not self.joins[target]:
-                    matrix[row, index[target, stage if self.forks[stage] else fork]] = ways[stage, target]
+                    matrix[row, index[target, stage if self.forks[stage] else fork]] = ways[
+                        stage, target
+                    ]
             if stage in self.closes and ways[stage].any():
                 matrix[row, index[self.closes[stage], fork]] = 1
         return states, matrix
@@ -321,10 +390,16 @@ class Routes:
         """Mean requests of a job at each state, limits apart."""
         states, matrix = self._releases()
         begin = np.array([state == (self.first, None) for state in states], np.float64)
-        return dict(zip(states, np.linalg.solve(np.eye(len(states)) - matrix.T, begin).tolist(), strict=True))
+        return dict(
+            zip(
+                states, np.linalg.solve(np.eye(len(states)) - matrix.T, begin).tolist(), strict=True
+            )
+        )
 
     def visits(self) -> Floats:
-        """Return the mean requests of a job at each stage, shape (stages,); exact where no stage is limited."""
+        """Return the mean requests of a job at each stage, shape (stages,); exact where no stage is
+        limited.
+        """
         visits = np.zeros(len(self.names))
         for (stage, _), mean in self._visits.items():
             visits[stage] += mean
@@ -333,18 +408,24 @@ class Routes:
     def onward(self) -> Floats:
         """Return the mean number of requests of each stage that the end of one of each releases.
 
-        Shape (stages, stages). An edge into a join of k branches counts 1/k. Exact where no stage is limited.
+        Shape (stages, stages). An edge into a join of k branches counts 1/k. Exact where no stage
+        is limited.
         """
         matrix, visits = self._matrix(), self.visits()
         for stage, targets in enumerate(self.targets):
-            shares = [self._visits[stage, f] / len(self.targets[f]) for f in self._inside[stage] if f is not None]
+            shares = [
+                self._visits[stage, f] / len(self.targets[f])
+                for f in self._inside[stage]
+                if f is not None
+            ]
             for target in targets:
                 if self.joins[target] and visits[stage] > 0:
                     matrix[stage, target] *= sum(shares) / visits[stage]
         return matrix
 
     def forgotten_joins(self) -> list[str]:
-        """Say which stages, no joins, are reached by different branches of a fork, so that each branch runs them again.
+        """Say which stages, no joins, are reached by different branches of a fork, so that each
+        branch runs them again.
 
         Only the first on each path: what follows runs again because they do.
         """
@@ -355,20 +436,28 @@ class Routes:
             branches = {target: self._branch(fork, target) for target in targets}
             reached = frozenset().union(*branches.values())
             # a join among them closes a fork within each branch
-            shared = {s for s in reached if not self.joins[s] and sum(s in branch for branch in branches.values()) > 1}
+            shared = {
+                s
+                for s in reached
+                if not self.joins[s] and sum(s in branch for branch in branches.values()) > 1
+            }
             after = {target for stage in reached - shared for target in self._edges(stage)}
             for stage in shared & (after | set(targets)):
                 count = sum(stage in branches[target] for target in targets)
                 sentences.setdefault(
                     stage,
-                    f"stage {self.names[stage]!r} of {self.workflow} is reached by {count} branches of "
-                    f"{self.names[fork]!r} and is no join, so it runs once for each that comes; give it join: true if "
+                    f"stage {self.names[stage]!r} of {self.workflow} is reached by {count} "
+                    "branches of "
+                    f"{self.names[fork]!r} and is no join, so it runs once for each that comes; "
+                    "give it join: true if "
                     "it is to wait for them",
                 )
         return [sentences[stage] for stage in sorted(sentences)]
 
     def _branch(self, fork: int, first: int) -> frozenset[int]:
-        """Return the stages that a branch of a fork comes to before it joins, or comes back to the fork."""
+        """Return the stages that a branch of a fork comes to before it joins, or comes back to the
+        fork.
+        """
         reached, left = {first}, [first]
         while left:
             stage = left.pop()
@@ -381,20 +470,30 @@ class Routes:
         return frozenset(reached)
 
     def branches(self) -> npt.NDArray[np.int64]:
-        """Return how many branches each stage waits for at most, shape (stages,); 0 where it is no join."""
+        """Return how many branches each stage waits for at most, shape (stages,); 0 where it is no
+        join.
+        """
         most = np.zeros(len(self.names), np.int64)
         for fork, join in self.closes.items():
             most[join] = max(most[join], len(self.targets[fork]))
         return most
 
     def most_requests(self) -> Floats:
-        """Return the most requests of each stage that one job can have, or a little above; infinite for free loops."""
+        """Return the most requests of each stage that one job can have, or a little above; infinite
+        for free loops.
+        """
         size = len(self.names)
-        ways, limited = np.zeros((size, size)), np.array([most is not None for most in self.most_visits])
+        ways, limited = (
+            np.zeros((size, size)),
+            np.array([most is not None for most in self.most_visits]),
+        )
         for stage, targets in enumerate(self.targets):
             np.add.at(ways[stage], list(targets), 1)
         ways[:, limited] = 0
         begin = np.where(limited, self.limits, np.eye(size)[self.first])
-        if csgraph.connected_components(ways > 0, connection="strong")[0] < size or ways.diagonal().any():
+        if (
+            csgraph.connected_components(ways > 0, connection="strong")[0] < size
+            or ways.diagonal().any()
+        ):
             return np.full(size, np.inf)
         return np.asarray(np.linalg.solve(np.eye(size) - ways.T, begin), np.float64)

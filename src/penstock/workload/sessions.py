@@ -1,4 +1,6 @@
-"""Recorded sessions of agents: chains of calls, with the time between them and what their prompts have in common."""
+"""Recorded sessions of agents: chains of calls, with the time between them and what their prompts
+have in common.
+"""
 
 import dataclasses
 import functools
@@ -37,12 +39,16 @@ _COLUMNS: Mapping[str, tuple[float, bool, str]] = {
 """Highest value, whether it is whole, and what it must be."""
 _SESSION = ("trace_id", "agent")
 _LOWEST = {"in_tokens": 1, "block_size": 1}
-_ARRIVALS: Mapping[str, Callable[[float], Arrivals]] = {"poisson": Poisson, "deterministic": Deterministic}
+_ARRIVALS: Mapping[str, Callable[[float], Arrivals]] = {
+    "poisson": Poisson,
+    "deterministic": Deterministic,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sessions:
-    """Sessions of agents as they were recorded: each is a job, a chain of calls to one pool, whose stage is ``call``.
+    """Sessions of agents as they were recorded: each is a job, a chain of calls to one pool, whose
+    stage is ``call``.
 
     Attributes
     ----------
@@ -89,7 +95,9 @@ class Sessions:
 
     def with_load(self, factor: float) -> Self:
         """Return the same sessions with their arrival rate times a factor."""
-        checks.number("the factor on the load", factor, 1e-12, 1e12, "", "it multiplies the arrival rate")
+        checks.number(
+            "the factor on the load", factor, 1e-12, 1e12, "", "it multiplies the arrival rate"
+        )
         return dataclasses.replace(self, arrivals=self.arrivals.with_rate(self.rate * factor))
 
     def describe(self) -> str:
@@ -98,7 +106,8 @@ class Sessions:
         return f"{self.name}: {self.arrivals.describe()}, sessions of {calls:.3g} calls"
 
     def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
-        """Yield sessions in order of arrival, a block at a time, for ever or until the recording ends.
+        """Yield sessions in order of arrival, a block at a time, for ever or until the recording
+        ends.
 
         Parameters
         ----------
@@ -124,12 +133,18 @@ class Sessions:
     def flooded(self, stage: str, count: int, seed: int) -> Jobs:
         """Return sessions drawn at random that all begin at time 0."""
         if stage not in self.stages:
-            raise InputError(f"{self.name} has no stage {shown(stage)}{nearest(str(stage), self.stages)}")
-        count = checks.whole("the number of sessions", count, 1, MOST_JOBS, "", "that many are made")
+            raise InputError(
+                f"{self.name} has no stage {shown(stage)}{nearest(str(stage), self.stages)}"
+            )
+        count = checks.whole(
+            "the number of sessions", count, 1, MOST_JOBS, "", "that many are made"
+        )
         _, draw, coin = _streams(checked_seed(seed))
         return self._at(np.zeros(count), draw.integers(0, self.recorded.count, count), coin)
 
-    def _at(self, arrival_s: npt.NDArray[np.float64], chosen: Ints, coin: np.random.Generator) -> Jobs:
+    def _at(
+        self, arrival_s: npt.NDArray[np.float64], chosen: Ints, coin: np.random.Generator
+    ) -> Jobs:
         jobs = self.recorded.taken(chosen)
         coins = coin.integers(0, 2**32, jobs.requests, np.uint32)
         return dataclasses.replace(jobs, arrival_s=arrival_s, coin=coins)
@@ -144,7 +159,8 @@ class Sessions:
         prompt, output = jobs.prompt.astype(np.float64), jobs.output.astype(np.float64)
         return Means(
             external=np.ones(1), onward=np.full((1, 1), 1 - 1 / calls), visits=np.full(1, calls),
-            prompt=np.full(1, prompt.mean()), output=np.full(1, output.mean()), both=np.full(1, (output > 0).mean()),
+            prompt=np.full(1, prompt.mean()), output=np.full(1, output.mean()),
+            both=np.full(1, (output > 0).mean()),
             max_prompt=np.full(1, prompt.max()), max_output=np.full(1, output.max()),
             sampled=None, covariance=np.zeros((1, 1)),
         )  # fmt: skip
@@ -152,7 +168,9 @@ class Sessions:
 
 def _streams(seed: int) -> list[np.random.Generator]:
     """Return streams for arrivals, for the sessions drawn, and for coins."""
-    return [np.random.default_rng(sequence) for sequence in np.random.SeedSequence((seed, 5)).spawn(3)]
+    return [
+        np.random.default_rng(sequence) for sequence in np.random.SeedSequence((seed, 5)).spawn(3)
+    ]
 
 
 def read_sessions(
@@ -166,20 +184,21 @@ def read_sessions(
 ) -> Sessions:
     """Read sessions of agents, as kv-cache-tester (WEKA) records them.
 
-    The calls of each agent in a session, a sub-agent's too, are a job: a chain in which each call is made
-    ``think_time_s`` after the one before has ended. Where that time is missing it is the time since the call before
-    began. Of a prompt, ``prefix_hit_blocks`` blocks are those of the call before.
+    The calls of each agent in a session, a sub-agent's too, are a job: a chain in which each call
+    is made ``think_time_s`` after the one before has ended. Where that time is missing it is the
+    time since the call before began. Of a prompt, ``prefix_hit_blocks`` blocks are those of the
+    call before.
 
     Parameters
     ----------
     path
-        A table with the columns ``trace_id``, ``agent``, ``idx``, ``t_s``, ``think_time_s``, ``in_tokens``,
-        ``out_tokens``, ``prefix_hit_blocks`` and ``block_size``.
+        A table with the columns ``trace_id``, ``agent``, ``idx``, ``t_s``, ``think_time_s``,
+        ``in_tokens``, ``out_tokens``, ``prefix_hit_blocks`` and ``block_size``.
     pool
         Name of the pool that serves them.
     rate
-        Sessions per second: they are drawn at random, each as a whole. None: each begins once, when it was recorded
-        to begin.
+        Sessions per second: they are drawn at random, each as a whole. None: each begins once, when
+        it was recorded to begin.
     arrivals
         With a rate: ``poisson`` or ``deterministic``.
     most_requests
@@ -195,7 +214,9 @@ def read_sessions(
     if not isinstance(pool, str) or not pool:
         raise InputError(f"the pool of the sessions is {shown(pool)}; give the name of one")
     if arrivals not in _ARRIVALS:
-        raise InputError(f"unknown arrivals {shown(arrivals)} of sessions{nearest(str(arrivals), _ARRIVALS)}")
+        raise InputError(
+            f"unknown arrivals {shown(arrivals)} of sessions{nearest(str(arrivals), _ARRIVALS)}"
+        )
     seed = checked_seed(seed)
     source = Source.at(path)
     rows = _rows(source, open_table(source))
@@ -203,7 +224,9 @@ def read_sessions(
     missing = int(rows["think_time_s"].is_null().sum())
     if missing:
         have = "call has" if missing == 1 else "calls have"
-        notices.append(f"{missing:,} {have} no think_time_s: it is the time since the call before began")
+        notices.append(
+            f"{missing:,} {have} no think_time_s: it is the time since the call before began"
+        )
     if most_requests is not None:
         rows = _cut(rows, most_requests, notices)
     jobs = _chains(rows)
@@ -224,12 +247,15 @@ def _cut(rows: pl.DataFrame, most_requests: int, notices: list[str]) -> pl.DataF
 
 
 def _rows(source: Source, table: Table) -> pl.DataFrame:
-    """Return the calls as numbers, in order of their sessions' starts, then of session, then of call."""
+    """Return the calls as numbers, in order of their sessions' starts, then of session, then of
+    call.
+    """
     names = (*_SESSION, *_COLUMNS)
     absent = [name for name in names if name not in table.header]
     if absent:
         raise source.fault(
-            f"has no column {shown(absent[0])}, so these are no recorded sessions. It needs {', '.join(names)}"
+            f"has no column {shown(absent[0])}, so these are no recorded sessions. It needs "
+            f"{', '.join(names)}"
         )
     text = table.read(names)
     if text.is_empty():
@@ -245,14 +271,16 @@ def _check_calls(source: Source, table: Table, rows: pl.DataFrame) -> None:
     nameless = (rows["trace_id"].fill_null("").str.strip_chars() == "").arg_true()
     if len(nameless):
         raise source.fault(
-            f"{table.explain(nameless[0])[0]} has an empty trace_id, so which session the call belongs to is unclear. "
+            f"{table.explain(nameless[0])[0]} has an empty trace_id, so which session the call "
+            "belongs to is unclear. "
             "Correct or delete the row"
         )
     again = (~rows.select(*_SESSION, "idx").to_struct().is_first_distinct()).arg_true()
     if len(again):
         trace, agent, idx = rows.select(*_SESSION, "idx").row(again[0])
         raise source.fault(
-            f"{table.explain(again[0])[0]} is the second call with idx {idx:,} of agent {shown(agent)} in session "
+            f"{table.explain(again[0])[0]} is the second call with idx {idx:,} of agent "
+            f"{shown(agent)} in session "
             f"{shown(trace)}, so which comes first is unclear. Correct or delete the row"
         )
 
@@ -261,7 +289,9 @@ def _cast(source: Source, table: Table, text: pl.Series, name: str) -> pl.Series
     highest, whole, wanted = _COLUMNS[name]
     stripped = text.str.strip_chars()
     number = stripped.cast(pl.Float64, strict=False)
-    fits = number.is_between(_LOWEST.get(name, 0), highest) & ((number == number.floor()) | (not whole))
+    fits = number.is_between(_LOWEST.get(name, 0), highest) & (
+        (number == number.floor()) | (not whole)
+    )
     if name == "think_time_s":
         fits |= stripped.is_null() | (stripped == "")
     faults = (~fits.fill_null(False)).arg_true()
@@ -282,7 +312,9 @@ def _chains(rows: pl.DataFrame) -> Jobs:
     column = {name: rows[name].to_numpy() for name in _COLUMNS}
     since = np.maximum(np.diff(column["t_s"], prepend=0.0), 0)
     think = np.where(np.isnan(column["think_time_s"]), since, column["think_time_s"])
-    hit = np.minimum(column["prefix_hit_blocks"].astype(np.float64) * column["block_size"], column["in_tokens"])
+    hit = np.minimum(
+        column["prefix_hit_blocks"].astype(np.float64) * column["block_size"], column["in_tokens"]
+    )
     reuse = np.where(begins, 0, hit).astype(np.int32)
     first = np.flatnonzero(begins)
     starts = column["t_s"][first]
@@ -292,6 +324,7 @@ def _chains(rows: pl.DataFrame) -> Jobs:
         first_request=np.append(first, size).astype(np.int64), stage=np.zeros(size, np.int32),
         prompt=column["in_tokens"].astype(np.int32), output=column["out_tokens"].astype(np.int32),
         reuse=reuse, context=-(reuse > 0).astype(np.int32), delay_s=np.where(begins, 0.0, think),
-        pending=(~begins).astype(np.int32), child=(~ends).astype(np.int32), sibling=np.zeros(size, np.int32),
+        pending=(~begins).astype(np.int32), child=(~ends).astype(np.int32),
+        sibling=np.zeros(size, np.int32),
         coin=np.zeros(size, np.uint32),
     )  # fmt: skip

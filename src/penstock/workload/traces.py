@@ -1,7 +1,8 @@
 """Read request traces: when each request arrived, and how long its prompt and its output were.
 
-A new format is one entry of `FORMATS`. Every value is read as text and cast strictly; the first one that cannot be
-used stops the reading with one line that says where it stands, so nothing is dropped or repaired in silence.
+A new format is one entry of `FORMATS`. Every value is read as text and cast strictly; the first one
+that cannot be used stops the reading with one line that says where it stands, so nothing is dropped
+or repaired in silence.
 """
 
 import math
@@ -40,7 +41,9 @@ class Format:
     zero_output_failed: bool = False
     """Whether 0 output tokens mark a failed request, to be dropped."""
     hash_block: int = 0
-    """Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no such column."""
+    """Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no
+    such column.
+    """
     priority: str | None = None
     """Column of priorities: smaller ones are served first."""
 
@@ -88,9 +91,20 @@ _PLAIN = "plain"
 _HASHES = "hash_ids"
 _OWN_NAMES = {
     "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "num_prompt_tokens"),
-    "output_tokens": ("output_tokens", "output", "completion_tokens", "generated_tokens", "num_output_tokens"),
+    "output_tokens": (
+        "output_tokens",
+        "output",
+        "completion_tokens",
+        "generated_tokens",
+        "num_output_tokens",
+    ),
 }
-_ARRIVAL_UNITS: dict[str, Unit] = {"arrival_s": "s", "arrival_ms": "ms", "arrival_us": "us", "arrival_ns": "ns"}
+_ARRIVAL_UNITS: dict[str, Unit] = {
+    "arrival_s": "s",
+    "arrival_ms": "ms",
+    "arrival_us": "us",
+    "arrival_ns": "ns",
+}
 _LIKE_TIMES = (
     "arrival", "arrivals", "arrived_at", "arrival_time", "created", "created_at",
     "time", "times", "timestamp", "date", "datetime",
@@ -101,9 +115,13 @@ _SINCE_1970: dict[Unit, tuple[float, float]] = {
     "us": (1e15, 1e16),
     "ns": (1e18, 1e19),
 }
-"""From 2001 to 2286, as clocks of computers count: no number is a time of these years in two units."""
+"""From 2001 to 2286, as clocks of computers count: no number is a time of these years in two units.
+"""
 NO_ROWS = "has no rows, so nothing arrives. Check that the file was written completely"
-_REMEDY = "`columns: {arrival_s: NAME, prompt_tokens: NAME, output_tokens: NAME}` (arrival_s may be left out)"
+_REMEDY = (
+    "`columns: {arrival_s: NAME, prompt_tokens: NAME, output_tokens: NAME}` (arrival_s may be "
+    "left out)"
+)
 
 
 @dataclass(frozen=True)
@@ -135,7 +153,8 @@ def load(
 ) -> Trace:
     """Read a trace file; a gzip-compressed one too.
 
-    Arrivals are exact to the nanosecond relative to the first one (numbers in JSON: to the precision of a double).
+    Arrivals are exact to the nanosecond relative to the first one (numbers in JSON: to the
+    precision of a double).
 
     Parameters
     ----------
@@ -144,9 +163,9 @@ def load(
     format
         One of `FORMATS` by name, or ``"plain"``; by default it is recognised by the columns.
     columns
-        For any other table: which column holds ``prompt_tokens``, ``output_tokens`` and, optionally, the arrival as
-        ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or dates such as 2023-11-16 18:17:03.97996), and
-        ``priority``, whole numbers.
+        For any other table: which column holds ``prompt_tokens``, ``output_tokens`` and,
+        optionally, the arrival as ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or
+        dates such as 2023-11-16 18:17:03.97996), and ``priority``, whole numbers.
     max_gib
         What the file may hold, unpacked, in GiB; None: `penstock.inputs.source.MOST_GIB`.
 
@@ -161,7 +180,8 @@ def load(
     chosen = _choose(source, table.header, format, columns)
     rows, notices = _cast_rows(source, table, chosen)
 
-    # Arrivals count from the first one, in order; what prompts share is told by the ids of their blocks.
+    # Arrivals count from the first one, in order; what prompts share is told by the ids of their
+    # blocks.
     arrival_s = prefixes = None
     if chosen.arrival:
         rows = _in_order(rows, notices)
@@ -170,15 +190,23 @@ def load(
     prompt, output = (rows[role].to_numpy(writable=True) for role in ("prompt", "output"))
     if "ids" in rows.columns:
         ids = rows["ids"].explode().drop_nulls().to_numpy()
-        prefixes = Prefixes.of(ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block)
+        prefixes = Prefixes.of(
+            ids, rows["ids"].list.len().cast(pl.Int64).to_numpy(), prompt, chosen.hash_block
+        )
     priority = rows["priority"].to_numpy(writable=True) if chosen.priority else None
-    return Trace(arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority)
+    return Trace(
+        arrival_s, prompt, output, chosen.name, source.name, tuple(notices), prefixes, priority
+    )
 
 
 def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFrame, list[str]]:
     """Return the rows as numbers, a column for each role, and what there is to say of them."""
     hashes = chosen.hash_block > 0 and _HASHES in table.header
-    names = [*chosen.columns, *([_HASHES] if hashes else []), *([chosen.priority] if chosen.priority else [])]
+    names = [
+        *chosen.columns,
+        *([_HASHES] if hashes else []),
+        *([chosen.priority] if chosen.priority else []),
+    ]
     text = table.read(tuple(dict.fromkeys(names)))
     if text.is_empty():
         raise source.fault(NO_ROWS)
@@ -192,7 +220,9 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
         reads["ids"] = _HASHES, "ids"
     if chosen.priority:
         reads["priority"] = chosen.priority, "rank"
-    rows = pl.DataFrame({role: cast_text(text[column], unit) for role, (column, unit) in reads.items()})
+    rows = pl.DataFrame(
+        {role: cast_text(text[column], unit) for role, (column, unit) in reads.items()}
+    )
     rows = rows.with_row_index("row")
 
     # A request that failed is none; any other length of 0 is a fault.
@@ -212,12 +242,17 @@ def _check_choice(format: object, columns: object) -> None:
     """Refuse a format that is no name, and columns that are no mapping of names."""
     if format is not None and not isinstance(format, str):
         raise InputError(
-            f"format is {shown(format)}, but must be the name of a trace format; leave it out to detect it"
+            f"format is {shown(format)}, but must be the name of a trace format; leave it out to "
+            "detect it"
         )
     if columns is None:
         return
-    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for pair in columns.items() for name in pair):
-        raise InputError(f"columns is {shown(columns)}, but must map names to names of columns, as {_REMEDY}")
+    if not isinstance(columns, Mapping) or not all(
+        isinstance(name, str) for pair in columns.items() for name in pair
+    ):
+        raise InputError(
+            f"columns is {shown(columns)}, but must map names to names of columns, as {_REMEDY}"
+        )
 
 
 def _succeeded(source: Source, rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
@@ -225,7 +260,10 @@ def _succeeded(source: Source, rows: pl.DataFrame, notices: list[str]) -> pl.Dat
     kept = rows.filter(pl.col("output").ne_missing(0))
     failed = len(rows) - len(kept)
     if kept.is_empty():
-        raise source.fault(f"all {failed:,} rows have 0 output tokens, so no request succeeded. Choose another file")
+        raise source.fault(
+            f"all {failed:,} rows have 0 output tokens, so no request succeeded. Choose another "
+            "file"
+        )
     if failed:
         notices.append(f"{counted(failed, 'row')} with 0 output tokens: failed requests, dropped")
     return kept
@@ -236,12 +274,16 @@ def _in_order(rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
     late = int((rows["arrival"] < rows["arrival"].cum_max()).sum())
     if not late:
         return rows
-    notices.append(f"{counted(late, 'row')} {'was' if late == 1 else 'were'} out of order; sorted by arrival")
+    notices.append(
+        f"{counted(late, 'row')} {'was' if late == 1 else 'were'} out of order; sorted by arrival"
+    )
     return rows.sort("arrival", maintain_order=True)
 
 
 def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
-    """Refuse dates of which some say how far from UTC they are and some do not, so that their order is unknown."""
+    """Refuse dates of which some say how far from UTC they are and some do not, so that their order
+    is unknown.
+    """
     if text.str.ends_with("+00:00").all():  # fast, and true of most public files
         return
     zoned = text.str.contains(r"(?:Z|[+-][0-9]{2}:?[0-9]{2})\s*$")
@@ -251,13 +293,16 @@ def _refuse_mixed_zones(source: Source, table: Table, text: pl.Series) -> None:
     where, _ = table.explain(odd)
     offset, before = ("an", "none") if zoned[odd] else ("no", "one")
     raise source.fault(
-        f"{where}, column {shown(text.name)}: {shown(text[odd])} has {offset} offset from UTC, but the rows before "
+        f"{where}, column {shown(text.name)}: {shown(text[odd])} has {offset} offset from UTC, "
+        "but the rows before "
         f"have {before}, so their order is unclear. Write all of them alike"
     )
 
 
 def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
-    """Return what the arrivals count; where the column does not say so, what their size tells without doubt."""
+    """Return what the arrivals count; where the column does not say so, what their size tells
+    without doubt.
+    """
     if chosen.name == _PLAIN and text.str.contains(r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}").first():
         return "date"
     if chosen.unit != "time":
@@ -267,8 +312,10 @@ def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
         if numbers.is_between(low, high).all() and numbers.null_count() < numbers.len():
             return unit
     raise source.fault(
-        f"the column {shown(text.name)} looks like arrival times, but in which unit is unclear. Say so with "
-        f"`columns: {{arrival_s: {text.name}}}` (or arrival_ms, arrival_us, arrival_ns); to read lengths only, name "
+        f"the column {shown(text.name)} looks like arrival times, but in which unit is unclear. "
+        "Say so with "
+        f"`columns: {{arrival_s: {text.name}}}` (or arrival_ms, arrival_us, arrival_ns); to read "
+        "lengths only, name "
         "those"
     )
 
@@ -277,7 +324,8 @@ def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
 
 _WANTED: dict[Unit, str] = {
     "tokens": f"a length is a whole number of tokens from 1 to {LONGEST:,}",
-    "date": "an arrival is a date from 1970 to 2261 such as 2023-11-16 18:17:03.97996 or ...03+00:00",
+    "date": "an arrival is a date from 1970 to 2261 such as 2023-11-16 18:17:03.97996 or "
+    "...03+00:00",
     "s": "an arrival is a number of seconds from 0 to 9.2e9",
     "ms": "an arrival is a number of milliseconds from 0 to 9.2e12",
     "us": "an arrival is a number of microseconds from 0 to 9.2e15",
@@ -288,7 +336,11 @@ _WANTED: dict[Unit, str] = {
 
 
 def _bad_row(
-    source: Source, table: Table, text: pl.DataFrame, reads: Mapping[str, tuple[str, Unit]], unusable: pl.DataFrame
+    source: Source,
+    table: Table,
+    text: pl.DataFrame,
+    reads: Mapping[str, tuple[str, Unit]],
+    unusable: pl.DataFrame,
 ) -> InputError:
     """Return the error for the first row with a value that cannot be used."""
     first = unusable.row(0, named=True)
@@ -301,7 +353,8 @@ def _bad_row(
     others = len(unusable) - 1
     more = f" ({counted(others, 'row')} more cannot be used)" if others else ""
     return source.fault(
-        f"{where}, column {shown(column)}: {what} {_problem(value, unit)}, but {_WANTED[unit]}{more}. "
+        f"{where}, column {shown(column)}: {what} {_problem(value, unit)}, but "
+        f"{_WANTED[unit]}{more}. "
         "Correct or delete the row"
     )
 
@@ -338,18 +391,26 @@ def _listed(names: Collection[str]) -> str:
 # Which format.
 
 
-def _choose(source: Source, header: Collection[str], name: str | None, columns: Mapping[str, str] | None) -> Format:
+def _choose(
+    source: Source, header: Collection[str], name: str | None, columns: Mapping[str, str] | None
+) -> Format:
     names = [format.name for format in FORMATS]
     if name is not None and name not in (*names, _PLAIN):
-        raise InputError(f"trace format {shown(name)} is not known{nearest(name, (*names, _PLAIN))}")
+        raise InputError(
+            f"trace format {shown(name)} is not known{nearest(name, (*names, _PLAIN))}"
+        )
     if columns is not None and name not in (None, _PLAIN):
-        raise InputError(f"`columns` are for plain tables, but the format {name!r} has its own; leave one of them out")
+        raise InputError(
+            f"`columns` are for plain tables, but the format {name!r} has its own; leave one of "
+            "them out"
+        )
     if columns is None and name in names:
         chosen = FORMATS[names.index(name)]
         absent = [column for column in chosen.columns if column not in header]
         if absent:
             raise source.fault(
-                f"format {name!r} needs the column {absent[0]!r}, but the file has {_listed(header)}. "
+                f"format {name!r} needs the column {absent[0]!r}, but the file has "
+                f"{_listed(header)}. "
                 f"Leave `format` out to have it recognised, or name the columns with {_REMEDY}"
             )
         return chosen
@@ -364,23 +425,31 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     """Describe a table whose columns the user names, or that bears Penstock's own names."""
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
-    keys = roles | {"priority": "priority"}  # only where it is asked for: many tables have such a column, of words too
+    keys = roles | {
+        "priority": "priority"
+    }  # only where it is asked for: many tables have such a column, of words too
     # 1. columns that the user names
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
         if key not in keys:
-            raise InputError(f"`columns` have the key {shown(key)}, which is not known{nearest(key, keys)}")
+            raise InputError(
+                f"`columns` have the key {shown(key)}, which is not known{nearest(key, keys)}"
+            )
         if column not in header:
             raise source.fault(
-                f"`columns` name the column {shown(column)}, which is not there{nearest(column, header)}"
+                f"`columns` name the column {shown(column)}, which is not "
+                f"there{nearest(column, header)}"
             )
         role = keys[key]
         if role in named:
-            raise InputError(f"`columns` name {role} twice, as {named[role][0]!r} and {key!r}; keep one")
+            raise InputError(
+                f"`columns` name {role} twice, as {named[role][0]!r} and {key!r}; keep one"
+            )
         twice = next((other for other, held in named.values() if held == column), None)
         if twice is not None:
             raise InputError(
-                f"`columns` give the column {shown(column)} to {twice} and {key}, but it is one of them; name another"
+                f"`columns` give the column {shown(column)} to {twice} and {key}, but it is one "
+                "of them; name another"
             )
         named[role] = key, column
     # 2. columns with names of Penstock's own, for roles that are left
@@ -390,14 +459,17 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
             continue
         if role in named:
             raise source.fault(
-                f"has the columns {named[role][0]!r} and {own!r}, so which one is meant is unclear. "
-                f"Choose with `columns: {{{own if role == 'arrival' else role}: {own}}}`, or the other"
+                f"has the columns {named[role][0]!r} and {own!r}, so which one is meant is "
+                "unclear. "
+                f"Choose with `columns: {{{own if role == 'arrival' else role}: {own}}}`, or the "
+                "other"
             )
         named[role] = own, own
     if "prompt_tokens" not in named or "output_tokens" not in named:
         formats = ", ".join(format.name for format in FORMATS)
         raise source.fault(
-            f"the columns {_listed(header)} are those of no known format ({formats}). Name them with {_REMEDY}"
+            f"the columns {_listed(header)} are those of no known format ({formats}). Name them "
+            f"with {_REMEDY}"
         )
     # 3. without a word of the user, one column that looks like times is the arrival
     times = [column for column in header if column.strip().lower() in _LIKE_TIMES]
@@ -405,7 +477,8 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     if times and not columns and "arrival" not in named:
         if len(times) > 1:
             raise source.fault(
-                f"the columns {_listed(times)} all look like arrival times, so which one is meant is unclear. Choose "
+                f"the columns {_listed(times)} all look like arrival times, so which one is meant "
+                "is unclear. Choose "
                 f"with `columns: {{arrival_s: {times[0]}}}` (or arrival_ms, arrival_us, arrival_ns)"
             )
         named["arrival"] = times[0], times[0]

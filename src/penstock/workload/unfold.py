@@ -1,7 +1,8 @@
 """Unfold jobs: draw the path, the lengths and the delays of every request, for many jobs at once.
 
-Each request that is under way in a job is a *token*; a wave is one visit of all tokens of all jobs, so that the work is
-done by array operations over jobs. A fork opens a *frame* that its branches share; a join closes it when all have come.
+Each request that is under way in a job is a *token*; a wave is one visit of all tokens of all jobs,
+so that the work is done by array operations over jobs. A fork opens a *frame* that its branches
+share; a join closes it when all have come.
 """
 
 import dataclasses
@@ -23,7 +24,9 @@ _Number = TypeVar("_Number", np.int32, np.uint32, np.float64)
 Seconds = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Tokens = int | Length | str
-"""A number, a distribution, ``job`` (the length that comes with the job) or ``rest`` (that less one)."""
+"""A number, a distribution, ``job`` (the length that comes with the job) or ``rest`` (that less
+one).
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +61,8 @@ class Plan:
 
 
 class Streams:
-    """A stream of random numbers for each stage and each kind of draw: more of one draw shifts no other.
+    """A stream of random numbers for each stage and each kind of draw: more of one draw shifts no
+    other.
 
     Parameters
     ----------
@@ -87,7 +91,9 @@ class _Context(NamedTuple):
 
 
 class _Wave(NamedTuple):
-    """The tokens that make their next visit, in order of job; what the plan has no use for is None."""
+    """The tokens that make their next visit, in order of job; what the plan has no use for is
+    None.
+    """
 
     job: Ints
     stage: Ints
@@ -114,25 +120,31 @@ _NONE = np.empty(0, np.int64)
 class _Frames:
     """Forks whose branches are under way, or were; a column of each, a place for each fork.
 
-    up: the frame around it. size, left: its branches, and those that have not come to the join. forked, tokens: the
-    context at the fork, and with what branches added. holder, held: of the branch that came first. join: the request
-    that waits for it.
+    up: the frame around it. size, left: its branches, and those that have not come to the join.
+    forked, tokens: the context at the fork, and with what branches added. holder, held: of the
+    branch that came first. join: the request that waits for it.
     """
 
     columns = ("up", "size", "left", "forked", "tokens", "holder", "held", "join")
 
     def __init__(self) -> None:
-        self.up = self.size = self.left = self.forked = self.tokens = self.holder = self.held = self.join = _NONE
+        self.up = self.size = self.left = self.forked = self.tokens = self.holder = self.held = (
+            self.join
+        ) = _NONE
 
     def opened(self, up: Ints, size: Ints, context: Ints) -> Ints:
         """Add frames; return their places."""
         none = np.full(size.size, -1)
-        for name, new in zip(self.columns, (up, size, size, context, context, none, none, none), strict=True):
+        for name, new in zip(
+            self.columns, (up, size, size, context, context, none, none, none), strict=True
+        ):
             setattr(self, name, np.concatenate([getattr(self, name), new]))
         return np.arange(self.up.size - size.size, self.up.size)
 
 
-def unfold(plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, output: Ints, begin: int) -> Jobs:
+def unfold(
+    plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, output: Ints, begin: int
+) -> Jobs:
     """Return the jobs that arrive at these times and begin at a stage.
 
     Parameters
@@ -144,7 +156,8 @@ def unfold(plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, outpu
     prompt, output
         Shape (jobs,), the lengths that come with each job.
     begin
-        Place of the stage at which all begin; forks around it count as done, so that a join waits for nobody there.
+        Place of the stage at which all begin; forks around it count as done, so that a join waits
+        for nobody there.
 
     Raises
     ------
@@ -158,8 +171,12 @@ def unfold(plan: Plan, streams: Streams, arrival_s: Seconds, prompt: Ints, outpu
     return unfolding.table(arrival_s)
 
 
-def requests_of(plan: Plan, streams: Streams, prompt: Ints, output: Ints, begin: int, most: int) -> int:
-    """Return how many requests `unfold` makes of such jobs; once they are above ``most``, as many as there are then."""
+def requests_of(
+    plan: Plan, streams: Streams, prompt: Ints, output: Ints, begin: int, most: int
+) -> int:
+    """Return how many requests `unfold` makes of such jobs; once they are above ``most``, as many
+    as there are then.
+    """
     unfolding = _Unfolding(plan, streams, prompt, output)
     wave = unfolding.roots(prompt.size, begin)
     while wave.job.size and unfolding.requests <= most:
@@ -176,16 +193,24 @@ class _Unfolding:
         self.transfers = any(plan.transfer_s)
         self.delays = self.transfers or any(plan.delay_s)
         self.forks = any(plan.routes.forks)
-        self.widest = max((len(targets) for targets in plan.routes.targets if targets), default=1) if self.forks else 1
+        self.widest = (
+            max((len(targets) for targets in plan.routes.targets if targets), default=1)
+            if self.forks
+            else 1
+        )
         self.is_fork, self.is_join = np.array(plan.routes.forks), np.array(plan.routes.joins)
         self.prefills = plan.prefills
         self.frames = _Frames()
         self.waves: list[dict[str, npt.NDArray[Any]]] = []
         self.requests = 0
         self.of_job = np.zeros(prompt.size, np.int64)
-        self.visits = np.zeros((prompt.size, len(plan.prompt) if plan.routes.limited else 0), np.int32)
+        self.visits = np.zeros(
+            (prompt.size, len(plan.prompt) if plan.routes.limited else 0), np.int32
+        )
         self.released: list[tuple[Ints, Ints]] = []  # parent, child
-        self.joined: list[tuple[Ints, Ints]] = []  # parent, frame of the fork that its branch belongs to
+        self.joined: list[
+            tuple[Ints, Ints]
+        ] = []  # parent, frame of the fork that its branch belongs to
         self.more: list[Ints] = []  # requests after which a sibling comes
 
     def roots(self, jobs: int, begin: int) -> _Wave:
@@ -205,12 +230,20 @@ class _Unfolding:
         delay = np.zeros(size) if self.delays else None
         for stage, places in _by_stage(wave.stage):
             jobs = wave.job[places]
-            prompt[places] = _drawn(plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs)
-            output[places] = _drawn(plan.output[stage], streams.output[stage], self.job_output, jobs)
+            prompt[places] = _drawn(
+                plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs
+            )
+            output[places] = _drawn(
+                plan.output[stage], streams.output[stage], self.job_output, jobs
+            )
             coin[places] = streams.coin[stage].integers(0, 2**32, jobs.size, np.uint32)
             if delay is not None:
                 own = plan.delay_s[stage]
-                delay[places] = own.sample(streams.delay[stage], jobs.size) / 1e3 if isinstance(own, Length) else own
+                delay[places] = (
+                    own.sample(streams.delay[stage], jobs.size) / 1e3
+                    if isinstance(own, Length)
+                    else own
+                )
         if delay is not None and wave.released_by is not None:
             delay += np.array(plan.transfer_s)[wave.stage] * wave.released_by
         rows: dict[str, npt.NDArray[Any]] = {
@@ -227,10 +260,13 @@ class _Unfolding:
             prompt += np.where(prefills, wave.context.tokens, 0)
             if int(prompt.max()) > LONGEST:
                 raise InputError(
-                    f"a prompt grows with its context to {prompt.max():,} tokens, but the longest is {LONGEST:,}; "
+                    f"a prompt grows with its context to {prompt.max():,} tokens, but the longest "
+                    f"is {LONGEST:,}; "
                     "shorten the requests, or limit loops with most_visits"
                 )
-            rows["reuse"] = np.where(prefills, np.minimum(wave.context.held, wave.context.tokens), 0)
+            rows["reuse"] = np.where(
+                prefills, np.minimum(wave.context.held, wave.context.tokens), 0
+            )
             rows["holder"] = wave.context.holder
         rows["prompt"] = prompt
         rows["place"] = self._places(wave.job)
@@ -238,7 +274,8 @@ class _Unfolding:
         self.requests += size
         if self.requests > MOST_REQUESTS:
             raise InputError(
-                f"{self.job_prompt.size:,} jobs have more than {MOST_REQUESTS:,} requests, with no end in sight; "
+                f"{self.job_prompt.size:,} jobs have more than {MOST_REQUESTS:,} requests, with "
+                "no end in sight; "
                 "lower the probabilities of loops, or limit them with most_visits"
             )
         return prompt, output
@@ -303,7 +340,9 @@ class _Unfolding:
         return np.array([*targets, -1])[places]
 
     def _limited_choice(self, stage: int, jobs: Ints) -> Ints:
-        """Choose among the stages that each job may visit again; the others' chances are scaled up."""
+        """Choose among the stages that each job may visit again; the others' chances are scaled
+        up.
+        """
         targets = np.array(self.routes.targets[stage])
         reach = np.append(self.routes.reach[stage], 1.0)
         room = np.ones((reach.size, jobs.size), np.bool_)
@@ -312,13 +351,17 @@ class _Unfolding:
         reach /= np.where(reach[-1] > 0, reach[-1], 1)
         certain = len(targets) == 1 and self.routes.reach[stage][0] == 1
         share = np.zeros(jobs.size) if certain else self.streams.branch[stage].random(jobs.size)
-        choice: Ints = np.append(targets, -1)[np.minimum((reach <= share).sum(axis=0), targets.size)]
+        choice: Ints = np.append(targets, -1)[
+            np.minimum((reach <= share).sum(axis=0), targets.size)
+        ]
         goes = choice >= 0
         self.visits[jobs[goes], choice[goes]] += 1
         return choice
 
     def _turns(self, job: Ints) -> Iterator[Ints]:
-        """Yield places of tokens, no two of a job at a time: where visits are limited, one binds the next."""
+        """Yield places of tokens, no two of a job at a time: where visits are limited, one binds
+        the next.
+        """
         if not self.forks:
             yield np.arange(job.size)
             return
@@ -326,8 +369,12 @@ class _Unfolding:
         for turn in range(int(rank.max()) + 1):
             yield np.flatnonzero(rank == turn)
 
-    def _context_after(self, wave: _Wave, prompt: Ints, output: Ints, rows: Ints) -> _Context | None:
-        """Return the context after each request; one without a prompt leaves it where it was computed."""
+    def _context_after(
+        self, wave: _Wave, prompt: Ints, output: Ints, rows: Ints
+    ) -> _Context | None:
+        """Return the context after each request; one without a prompt leaves it where it was
+        computed.
+        """
         if wave.context is None:
             return None
         tokens, holder, held = wave.context
@@ -347,7 +394,9 @@ class _Unfolding:
         return frame
 
     def _past_joins(self, going: _Wave, frame: Ints, parent: Ints) -> _Wave:
-        """Hold back tokens that come to a join until the last branch is there; one of them goes on then."""
+        """Hold back tokens that come to a join until the last branch is there; one of them goes on
+        then.
+        """
         waits = self.is_join[going.stage] & (frame >= 0)
         head = ~waits & (np.diff(parent, prepend=-1) != 0)
         more = ~waits & (np.diff(parent, append=-1) == 0)
@@ -365,7 +414,9 @@ class _Unfolding:
         return going.of(np.flatnonzero(stays))
 
     def _arrived(self, going: _Wave, frame: Ints, parent: Ints, come: Ints) -> Ints:
-        """Count the branches that have come; return the places of those that were the last of their fork."""
+        """Count the branches that have come; return the places of those that were the last of their
+        fork.
+        """
         frames = self.frames
         self.joined.append((parent, frame))
         of, earliest, counts = np.unique(frame, return_index=True, return_counts=True)
@@ -373,19 +424,25 @@ class _Unfolding:
         if going.context is not None:
             np.add.at(frames.tokens, frame, going.context.tokens[come] - frames.forked[frame])
             first = frames.left[of] == frames.size[of]
-            _, frames.holder[of[first]], frames.held[of[first]] = going.context.of(come[earliest[first]])
+            _, frames.holder[of[first]], frames.held[of[first]] = going.context.of(
+                come[earliest[first]]
+            )
         frames.left[of] -= counts
         return np.sort(latest[frames.left[of] == 0])
 
     def _closed(self, going: _Wave, frame: Ints, closing: Ints) -> _Wave:
-        """Return the tokens with those that leave a join back in the frame around it, with all branches' context."""
+        """Return the tokens with those that leave a join back in the frame around it, with all
+        branches' context.
+        """
         frames, of = self.frames, frame[closing]
         pending, around = going.pending.copy(), frame.copy()
         pending[closing], around[closing] = frames.size[of], frames.up[of]
         context = going.context
         if context is not None:
             context = _Context(*(column.copy() for column in context))
-            for column, closed in zip(context, (frames.tokens, frames.holder, frames.held), strict=True):
+            for column, closed in zip(
+                context, (frames.tokens, frames.holder, frames.held), strict=True
+            ):
                 column[closing] = closed[of]
         return going._replace(pending=pending, frame=around, context=context)
 
@@ -409,7 +466,10 @@ class _Unfolding:
         parents, children = (np.concatenate(part) for part in zip(*self.released, strict=True))
         if self.joined:
             waiting, frame = (np.concatenate(part) for part in zip(*self.joined, strict=True))
-            parents, children = np.append(parents, waiting), np.append(children, self.frames.join[frame])
+            parents, children = (
+                np.append(parents, waiting),
+                np.append(children, self.frames.join[frame]),
+            )
         more = np.concatenate([_NONE, *self.more])
         reuse, context = np.zeros((2, self.requests), np.int32)
         if self.plan.context == "reuse":
@@ -419,9 +479,12 @@ class _Unfolding:
             context[reuse == 0] = 0
         return Jobs(
             arrival_s=arrival_s, workflow=np.zeros(arrival_s.size, np.int32), first_request=first,
-            stage=column("stage", np.int32), prompt=column("prompt", np.int32), output=column("output", np.int32),
-            reuse=reuse, context=context, delay_s=column("delay_s", np.float64), pending=column("pending", np.int32),
-            child=offset(children, parents), sibling=offset(more + 1, more), coin=column("coin", np.uint32),
+            stage=column("stage", np.int32), prompt=column("prompt", np.int32),
+            output=column("output", np.int32),
+            reuse=reuse, context=context, delay_s=column("delay_s", np.float64),
+            pending=column("pending", np.int32),
+            child=offset(children, parents), sibling=offset(more + 1, more),
+            coin=column("coin", np.uint32),
         )  # fmt: skip
 
 

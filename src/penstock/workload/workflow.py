@@ -34,7 +34,8 @@ MOST_REQUESTS_OF_JOB = 2**14
 class Workflow:
     """A graph of stages that each arriving job follows, drawn anew for each.
 
-    Paths, lengths and delays draw from streams of their own, so none depends on arrival rates, pools or policies.
+    Paths, lengths and delays draw from streams of their own, so none depends on arrival rates,
+    pools or policies.
 
     Parameters
     ----------
@@ -47,10 +48,11 @@ class Workflow:
     first
         Where jobs begin; None: at the first of the stages.
     context
-        ``new``: every call has the prompt of its stage and nothing else. ``grow``: before it, all prompts and outputs
-        of the calls on its path so far; after a join, of all branches. ``reuse``: the same lengths, and what a call has
-        in common with the call before it (after a join, with the branch whose call comes first) need not be computed
-        again by a replica that still has it.
+        ``new``: every call has the prompt of its stage and nothing else. ``grow``: before it, all
+        prompts and outputs of the calls on its path so far; after a join, of all branches.
+        ``reuse``: the same lengths, and what a call has in common with the call before it (after a
+        join, with the branch whose call comes first) need not be computed again by a replica that
+        still has it.
     """
 
     name: str
@@ -62,22 +64,27 @@ class Workflow:
     def __post_init__(self) -> None:
         check_name("a workflow", self.name)
         if not isinstance(self.arrivals, Workload):
-            raise InputError(f"the arrivals of {self.name} are {checks.shown(self.arrivals)}; give a Workload")
+            raise InputError(
+                f"the arrivals of {self.name} are {checks.shown(self.arrivals)}; give a Workload"
+            )
         _ = self.arrivals.rate  # which must be known
         if self.arrivals.priority is not None:
             raise InputError(
-                f"the arrivals of {self.name} have priorities, which pools of a network do not look at; leave that "
+                f"the arrivals of {self.name} have priorities, which pools of a network do not "
+                "look at; leave that "
                 "column out, and give the pool an order between its stages"
             )
         if not isinstance(self.stages, Mapping) or not self.stages:
             raise InputError(
-                f"the stages of {self.name} are {checks.shown(self.stages)}, so its jobs do nothing; give at least "
+                f"the stages of {self.name} are {checks.shown(self.stages)}, so its jobs do "
+                "nothing; give at least "
                 "one by name"
             )
         object.__setattr__(self, "stages", dict(self.stages))
         if self.context not in CONTEXTS:
             raise InputError(
-                f"unknown context {checks.shown(self.context)} of {self.name}{nearest(str(self.context), CONTEXTS)}"
+                f"unknown context {checks.shown(self.context)} of "
+                f"{self.name}{nearest(str(self.context), CONTEXTS)}"
             )
         for name, stage in self.stages.items():
             check_stage(self.name, name, stage, self.stages)
@@ -116,7 +123,9 @@ class Workflow:
     @classmethod
     def single(cls, workload: Workload, pool: str, *, name: str | None = None) -> Self:
         """Return a workflow of one stage, ``call``: the requests of the workload as they are."""
-        return cls(workload.name if name is None else name, workload, {"call": Stage(pool, "job", "job")})
+        return cls(
+            workload.name if name is None else name, workload, {"call": Stage(pool, "job", "job")}
+        )
 
     @classmethod
     def disaggregated(
@@ -142,7 +151,9 @@ class Workflow:
         name
             For tables; None: the workload's.
         """
-        decoding = Stage(decode, 0, "rest", delay_ms=transfer_ms, transfer_ms_per_token=transfer_ms_per_token)
+        decoding = Stage(
+            decode, 0, "rest", delay_ms=transfer_ms, transfer_ms_per_token=transfer_ms_per_token
+        )
         stages = {"prefill": Stage(prefill, "job", 1, then="decode"), "decode": decoding}
         return cls(workload.name if name is None else name, workload, stages)
 
@@ -158,10 +169,14 @@ class Workflow:
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What reading the data brought up, what of it is not used, and stages that may lack a ``join``."""
+        """What reading the data brought up, what of it is not used, and stages that may lack a
+        ``join``.
+        """
         notices = [*self.arrivals.notices, *self._plan.routes.forgotten_joins()]
         if self.arrivals.prefixes is not None:
-            notices.append(f"hash ids are left out: {self.name} knows shared prompts by its context alone")
+            notices.append(
+                f"hash ids are left out: {self.name} knows shared prompts by its context alone"
+            )
         return tuple(notices)
 
     @property
@@ -171,12 +186,16 @@ class Workflow:
 
     @property
     def branches(self) -> Ints:
-        """Shape (stages,), how many branches each stage waits for at most; 0 where it is no join."""
+        """Shape (stages,), how many branches each stage waits for at most; 0 where it is no
+        join.
+        """
         return self._plan.routes.branches()
 
     def with_load(self, factor: float) -> Self:
         """Return the same workflow with its arrival rate times a factor."""
-        checks.number("the factor on the load", factor, 1e-9, 1e9, "", "it multiplies the arrival rate")
+        checks.number(
+            "the factor on the load", factor, 1e-9, 1e9, "", "it multiplies the arrival rate"
+        )
         return dataclasses.replace(self, arrivals=self.arrivals.with_rate(self.rate * factor))
 
     def describe(self) -> str:
@@ -185,7 +204,8 @@ class Workflow:
         return f"{self.name}: {self.arrivals.describe()}, {counted(count, 'stage')}"
 
     def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
-        """Yield the jobs in order of arrival, a block at a time, for ever or until a recording ends.
+        """Yield the jobs in order of arrival, a block at a time, for ever or until a recording
+        ends.
 
         Arrivals, and the lengths that come with jobs, are exactly those of the workload.
 
@@ -200,7 +220,14 @@ class Workflow:
         for block in arrivals.blocks():
             for start in range(0, block.arrival_s.size, self._at_a_time):
                 some = block.where(slice(start, start + self._at_a_time))
-                yield unfold(self._plan, streams, some.arrival_s, some.prompt_tokens, some.output_tokens, begin)
+                yield unfold(
+                    self._plan,
+                    streams,
+                    some.arrival_s,
+                    some.prompt_tokens,
+                    some.output_tokens,
+                    begin,
+                )
 
     def jobs(self, count: int, seed: int | None = None) -> Jobs:
         """Return the first ``count`` jobs."""
@@ -209,8 +236,8 @@ class Workflow:
     def flooded(self, stage: str, count: int, seed: int) -> Jobs:
         """Return jobs that are all there at time 0 and begin at a stage.
 
-        Forks around it count as done, so a join that is reached so waits for nobody. Lengths that come with a job are
-        drawn at random, from the recording if they are recorded.
+        Forks around it count as done, so a join that is reached so waits for nobody. Lengths that
+        come with a job are drawn at random, from the recording if they are recorded.
         """
         if stage not in self.stages:
             raise InputError(
@@ -227,8 +254,8 @@ class Workflow:
     def means(self) -> Means:
         """Return mean visits and lengths of the stages.
 
-        Exact, but for visits where some are limited and for prompts where the context grows: those are means of
-        at most `MOST_SAMPLED` jobs, fewer where jobs are long.
+        Exact, but for visits where some are limited and for prompts where the context grows: those
+        are means of at most `MOST_SAMPLED` jobs, fewer where jobs are long.
         """
         return self._means
 
@@ -239,7 +266,9 @@ class Workflow:
             routes=self._routes(),
             prompt=tuple(_tokens(stage.prompt) for stage in stages),
             output=tuple(_tokens(stage.output) for stage in stages),
-            delay_s=tuple(s.delay_ms if isinstance(s.delay_ms, Length) else s.delay_ms / 1e3 for s in stages),
+            delay_s=tuple(
+                s.delay_ms if isinstance(s.delay_ms, Length) else s.delay_ms / 1e3 for s in stages
+            ),
             transfer_s=tuple(stage.transfer_ms_per_token / 1e3 for stage in stages),
             context=self.context,
         )
@@ -256,27 +285,35 @@ class Workflow:
             forks=tuple(is_fork(stage) for stage in self.stages.values()),
             joins=tuple(stage.join for stage in self.stages.values()),
             most_visits=tuple(
-                None if stage.most_visits is None else int(stage.most_visits) for stage in self.stages.values()
+                None if stage.most_visits is None else int(stage.most_visits)
+                for stage in self.stages.values()
             ),
         )
 
     @functools.cached_property
     def _at_a_time(self) -> int:
-        """Jobs unfolded at a time: a number of the workflow's own, so that it does not depend on how many are asked."""
+        """Jobs unfolded at a time: a number of the workflow's own, so that it does not depend on
+        how many are asked.
+        """
         fitting = np.log2(_REQUESTS / self._requests_of_job)
         return 1 << int(np.clip(fitting, np.log2(_FEWEST_AT_A_TIME), np.log2(BLOCK)))
 
     @functools.cached_property
     def _requests_of_job(self) -> float:
-        """Requests of a job on average, if so many can be drawn; from a few jobs where no formula gives them."""
+        """Requests of a job on average, if so many can be drawn; from a few jobs where no formula
+        gives them.
+        """
         limited = self._plan.routes.limited
-        mean = self._requests_of_few(256, 1024) if limited else float(self._plan.routes.visits().sum())
+        mean = (
+            self._requests_of_few(256, 1024) if limited else float(self._plan.routes.visits().sum())
+        )
         if limited and mean > 1024:  # fewer do for longer ones
             mean = self._requests_of_few(32, MOST_REQUESTS_OF_JOB)
         if mean > MOST_REQUESTS_OF_JOB:
             many = f"more than {MOST_REQUESTS_OF_JOB:,}" if limited else f"{mean:,.0f}"
             raise InputError(
-                f"a job of {self.name} has {many} requests on average, but jobs are drawn whole, of at most "
+                f"a job of {self.name} has {many} requests on average, but jobs are drawn whole, "
+                "of at most "
                 f"{MOST_REQUESTS_OF_JOB:,}; lower the probabilities of loops, or most_visits"
             )
         return mean
@@ -291,41 +328,70 @@ class Workflow:
     def _own_lengths(self) -> Lengths:
         """Lengths that come with jobs, drawn at random, recorded or not."""
         lengths = self.arrivals.lengths
-        return Empirical(lengths.prompt_tokens, lengths.output_tokens) if isinstance(lengths, Recorded) else lengths
+        return (
+            Empirical(lengths.prompt_tokens, lengths.output_tokens)
+            if isinstance(lengths, Recorded)
+            else lengths
+        )
 
-    def _resampled(self, count: int, at_a_time: int, seed: tuple[int, ...], begin: int) -> Iterator[Jobs]:
+    def _resampled(
+        self, count: int, at_a_time: int, seed: tuple[int, ...], begin: int
+    ) -> Iterator[Jobs]:
         """Yield jobs at time 0 whose own lengths are drawn at random, recorded or not."""
         streams, rng = Streams(seed, len(self.stages)), np.random.default_rng((*seed, 1))
-        for done in range(0, count, at_a_time):  # in full, so that the first jobs do not depend on how many there are
+        for done in range(
+            0, count, at_a_time
+        ):  # in full, so that the first jobs do not depend on how many there are
             drawn = self._own_lengths.sample(rng, at_a_time)
-            yield unfold(self._plan, streams, np.zeros(at_a_time), *drawn, begin).first(count - done)
+            yield unfold(self._plan, streams, np.zeros(at_a_time), *drawn, begin).first(
+                count - done
+            )
 
     @functools.cached_property
     def _means(self) -> Means:
         routes, stages = self._plan.routes, self.stages.values()
         # By formula, as far as one goes.
-        prompt, output, both, max_prompt, max_output = np.array([self._lengths_of(stage) for stage in stages]).T
+        prompt, output, both, max_prompt, max_output = np.array(
+            [self._lengths_of(stage) for stage in stages]
+        ).T
         external = np.eye(len(stages))[routes.first]
         onward, sampled, covariance = np.empty(0), None, np.zeros((len(stages), len(stages)))
 
         # From a sample: contexts that grow, visits where they are limited, and who has both phases.
         if self.context != "new" or routes.limited or np.isnan(both).any():
             sampled = sampled_jobs(self._requests_of_job)
-            blocks = self._resampled(sampled, self._at_a_time, (self.arrivals.seed, 4), routes.first)
+            blocks = self._resampled(
+                sampled, self._at_a_time, (self.arrivals.seed, 4), routes.first
+            )
             sample = Sample.of(blocks, len(stages))
             covariance, both = sample.covariance, np.where(np.isnan(both), sample.both, both)
             onward = sample.onward
             if self.context != "new":
                 prompt = sample.prompt
-                most = float((routes.most_requests() * np.maximum(max_prompt + max_output, 1)).sum())
+                most = float(
+                    (routes.most_requests() * np.maximum(max_prompt + max_output, 1)).sum()
+                )
                 max_prompt = np.where(max_prompt > 0, most, 0)
         if not routes.limited:
             onward = routes.onward()
         visits = np.asarray(np.linalg.solve(np.eye(len(stages)) - onward.T, external), np.float64)
-        return Means(external, onward, visits, prompt, output, both, max_prompt, max_output, sampled, covariance)
+        return Means(
+            external,
+            onward,
+            visits,
+            prompt,
+            output,
+            both,
+            max_prompt,
+            max_output,
+            sampled,
+            covariance,
+        )
 
     def _lengths_of(self, stage: Stage) -> tuple[float, float, float, float, float]:
-        """Return mean prompt and output, share of requests with both (NaN: unknown), and upper limits."""
+        """Return mean prompt and output, share of requests with both (NaN: unknown), and upper
+        limits.
+        """
         drawn = self.arrivals.lengths
         prompt, most_prompt = _mean_and_most(stage.prompt, drawn.mean_prompt, drawn.max_prompt)
         output, most_output = _mean_and_most(stage.output, drawn.mean_output, drawn.max_output)
@@ -340,10 +406,14 @@ def _tokens(tokens: int | Length | str) -> int | Length | str:
     return tokens if isinstance(tokens, Length | str) else int(tokens)
 
 
-def _mean_and_most(tokens: int | Length | str, mean_of_job: float, most_of_job: int | None) -> tuple[float, float]:
+def _mean_and_most(
+    tokens: int | Length | str, mean_of_job: float, most_of_job: int | None
+) -> tuple[float, float]:
     """Return the mean and the upper limit of a length of a stage."""
     if not isinstance(tokens, Length | str):
         return float(tokens), float(tokens)
-    mean, most = (tokens.mean, tokens.max) if isinstance(tokens, Length) else (mean_of_job, most_of_job)
+    mean, most = (
+        (tokens.mean, tokens.max) if isinstance(tokens, Length) else (mean_of_job, most_of_job)
+    )
     less = tokens == "rest"
     return mean - less, float("inf") if most is None else float(most - less)

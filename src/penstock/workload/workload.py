@@ -45,26 +45,32 @@ class Requests(NamedTuple):
     def where(self, chosen: slice | Tokens) -> "Requests":
         """Return some of them, by their places."""
         priority = None if self.priority is None else self.priority[chosen]
-        return Requests(self.arrival_s[chosen], self.prompt_tokens[chosen], self.output_tokens[chosen], priority)
+        return Requests(
+            self.arrival_s[chosen], self.prompt_tokens[chosen], self.output_tokens[chosen], priority
+        )
 
     @classmethod
     def joined(cls, parts: Sequence["Requests"]) -> "Requests":
         """Put blocks after one another."""
         arrival_s, prompt, output, priority = zip(*parts, strict=True)
         urgent = None if priority[0] is None else np.concatenate(priority)
-        return cls(np.concatenate(arrival_s), np.concatenate(prompt), np.concatenate(output), urgent)
+        return cls(
+            np.concatenate(arrival_s), np.concatenate(prompt), np.concatenate(output), urgent
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Workload:
     """Requests to come: the same ones, under every policy and at every rate, for the same seed.
 
-    Arrivals and lengths draw from streams of their own, so a change of the rate leaves the lengths as they are.
+    Arrivals and lengths draw from streams of their own, so a change of the rate leaves the lengths
+    as they are.
 
     Parameters
     ----------
     arrivals
-        When requests arrive; None for recorded lengths without times (give a rate with `with_rate`).
+        When requests arrive; None for recorded lengths without times (give a rate with
+        `with_rate`).
     lengths
         How long they are.
     seed
@@ -74,7 +80,8 @@ class Workload:
     notices
         What reading the data brought up.
     priority
-        Shape (requests,), of recorded requests: smaller numbers are served first by servers that look at it.
+        Shape (requests,), of recorded requests: smaller numbers are served first by servers that
+        look at it.
     prefixes
         What recorded prompts have in common, for servers that cache prefixes.
     """
@@ -88,31 +95,47 @@ class Workload:
     prefixes: Prefixes | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, numbers.Integral) or isinstance(self.seed, bool | np.timedelta64) or self.seed < 0:
+        if (
+            not isinstance(self.seed, numbers.Integral)
+            or isinstance(self.seed, bool | np.timedelta64)
+            or self.seed < 0
+        ):
             raise InputError(
-                f"the seed is {checks.shown(self.seed)}, but must be a whole number of at least 0; take any"
+                f"the seed is {checks.shown(self.seed)}, but must be a whole number of at least "
+                "0; take any"
             )
         rows = self.lengths.prompt_tokens.size if isinstance(self.lengths, Recorded) else 0
         if self.prefixes is not None and self.prefixes.rows != rows:
             raise InputError(
-                f"{self.name} has hash ids of {self.prefixes.rows:,} recorded requests, but {rows:,} of those; every "
+                f"{self.name} has hash ids of {self.prefixes.rows:,} recorded requests, but "
+                f"{rows:,} of those; every "
                 "recorded request has a list of ids, and no others have"
             )
         if not isinstance(self.lengths, Recorded):
             return
         if self.arrivals is not None and not isinstance(self.arrivals, Replay):
             raise InputError(
-                f"{self.name} has recorded lengths for arrivals without end; draw them from Empirical rows"
+                f"{self.name} has recorded lengths for arrivals without end; draw them from "
+                "Empirical rows"
             )
-        if self.arrivals is not None and self.arrivals.times_s.size != self.lengths.prompt_tokens.size:
+        if (
+            self.arrivals is not None
+            and self.arrivals.times_s.size != self.lengths.prompt_tokens.size
+        ):
             raise InputError(
-                f"{self.arrivals.times_s.size:,} arrival times for {self.lengths.prompt_tokens.size:,} requests: "
+                f"{self.arrivals.times_s.size:,} arrival times for "
+                f"{self.lengths.prompt_tokens.size:,} requests: "
                 "every request has one, so give as many of both"
             )
 
     @classmethod
     def poisson(
-        cls, rate: float, prompt: int | Length | Lengths, output: int | Length | None = None, *, seed: int = 0
+        cls,
+        rate: float,
+        prompt: int | Length | Lengths,
+        output: int | Length | None = None,
+        *,
+        seed: int = 0,
     ) -> Self:
         """Return Poisson arrivals.
 
@@ -121,7 +144,8 @@ class Workload:
         rate
             Requests per second.
         prompt, output
-            A number of tokens, a distribution each, or one joint distribution (`Empirical`) as ``prompt``.
+            A number of tokens, a distribution each, or one joint distribution (`Empirical`) as
+            ``prompt``.
         seed
             For arrivals and lengths.
         """
@@ -129,7 +153,12 @@ class Workload:
 
     @classmethod
     def deterministic(
-        cls, rate: float, prompt: int | Length | Lengths, output: int | Length | None = None, *, seed: int = 0
+        cls,
+        rate: float,
+        prompt: int | Length | Lengths,
+        output: int | Length | None = None,
+        *,
+        seed: int = 0,
     ) -> Self:
         """Return evenly spaced arrivals; parameters as in `poisson`."""
         return cls(processes.Deterministic(rate), _lengths(prompt, output), seed)
@@ -144,7 +173,9 @@ class Workload:
         *,
         seed: int = 0,
     ) -> Self:
-        """Return gamma renewal arrivals whose gaps have coefficient of variation ``cv``; else as `poisson`."""
+        """Return gamma renewal arrivals whose gaps have coefficient of variation ``cv``; else as
+        `poisson`.
+        """
         return cls(processes.GammaRenewal(rate, cv), _lengths(prompt, output), seed)
 
     @classmethod
@@ -175,10 +206,12 @@ class Workload:
         prompt_tokens, output_tokens
             Shape (requests,), tokens, at least 1.
         priority
-            Shape (requests,), whole numbers: smaller ones are served first where a server's order is ``priority``.
+            Shape (requests,), whole numbers: smaller ones are served first where a server's order
+            is ``priority``.
         hash_ids, hash_block
-            One list per request with an id for each block of so many tokens of its prompt, for servers that cache
-            prefixes. Two requests with the same id at the same place have equal prompts up to the end of that block.
+            One list per request with an id for each block of so many tokens of its prompt, for
+            servers that cache prefixes. Two requests with the same id at the same place have equal
+            prompts up to the end of that block.
         seed
             For resampling, see `with_rate`.
         name
@@ -198,9 +231,9 @@ class Workload:
         rate
             Requests per second.
         arrivals
-            ``scaled``: the present pattern, stretched. ``poisson``, ``deterministic`` or ``gamma`` (with ``cv``): such
-            a process instead; recorded requests are then drawn at random from the rows, as many as asked for, and
-            their prompts have nothing in common.
+            ``scaled``: the present pattern, stretched. ``poisson``, ``deterministic`` or ``gamma``
+            (with ``cv``): such a process instead; recorded requests are then drawn at random from
+            the rows, as many as asked for, and their prompts have nothing in common.
         cv
             Coefficient of variation of gamma gaps.
         """
@@ -210,25 +243,36 @@ class Workload:
         }
         known = ("scaled", *kinds, "gamma")
         if arrivals not in known:
-            raise InputError(f"unknown arrivals {checks.shown(arrivals)}{nearest(str(arrivals), known)}")
+            raise InputError(
+                f"unknown arrivals {checks.shown(arrivals)}{nearest(str(arrivals), known)}"
+            )
         if (cv is not None) != (arrivals == "gamma"):
-            raise InputError(f"arrivals {arrivals!r} with cv {cv}: gamma arrivals need a cv, and no others take one")
+            raise InputError(
+                f"arrivals {arrivals!r} with cv {cv}: gamma arrivals need a cv, and no others "
+                "take one"
+            )
         if arrivals == "scaled":
             return dataclasses.replace(self, arrivals=self._arrivals().with_rate(rate))
         lengths = self.lengths
         if isinstance(lengths, Recorded):
             if self.priority is not None:
                 raise InputError(
-                    f"arrivals {arrivals!r} draw requests at random, but {self.name} has priorities of its own; "
+                    f"arrivals {arrivals!r} draw requests at random, but {self.name} has "
+                    "priorities of its own; "
                     "use arrivals 'scaled'"
                 )
             lengths = Empirical(lengths.prompt_tokens, lengths.output_tokens)
         process = kinds[arrivals](rate) if cv is None else processes.GammaRenewal(rate, cv)
         notices = self.notices
         if self.prefixes is not None:
-            left_out = "hash ids are left out: requests drawn at random do not go on with each other's prompts"
+            left_out = (
+                "hash ids are left out: requests drawn at random do not go on with each other's "
+                "prompts"
+            )
             notices = (*notices, left_out)
-        return dataclasses.replace(self, arrivals=process, lengths=lengths, prefixes=None, notices=notices)
+        return dataclasses.replace(
+            self, arrivals=process, lengths=lengths, prefixes=None, notices=notices
+        )
 
     def with_seed(self, seed: int) -> Self:
         """Return the same workload drawn from another seed."""
@@ -261,7 +305,10 @@ class Workload:
 
     def describe(self) -> str:
         """Say in a few words what arrives."""
-        return f"{self.name}: {self.arrivals.describe() if self.arrivals else 'lengths without arrival times'}"
+        return (
+            f"{self.name}: "
+            f"{self.arrivals.describe() if self.arrivals else 'lengths without arrival times'}"
+        )
 
     def blocks(self) -> Iterator[Requests]:
         """Yield the requests, a block at a time, for ever or until a recording ends."""
@@ -286,7 +333,8 @@ class Workload:
         count = checks.whole("the number of requests", count, 1, 2**40, "", "that many are made")
         if self.rows is not None and count > self.rows:
             raise InputError(
-                f"{count:,} requests asked for, but {self.name} has {self.rows:,} and is replayed once; "
+                f"{count:,} requests asked for, but {self.name} has {self.rows:,} and is replayed "
+                "once; "
                 "ask for fewer, or resample it with arrivals 'poisson'"
             )
         parts: list[Requests] = []
@@ -301,7 +349,8 @@ class Workload:
     def _arrivals(self) -> Arrivals:
         if self.arrivals is None:
             raise InputError(
-                f"{self.name} has lengths but no arrival times; give a rate and an arrival process (poisson)"
+                f"{self.name} has lengths but no arrival times; give a rate and an arrival "
+                "process (poisson)"
             )
         return self.arrivals
 
@@ -312,7 +361,10 @@ def _lengths(prompt: int | Length | Lengths, output: int | Length | None) -> Len
             raise InputError("a joint distribution gives prompt and output; leave `output` out")
         return prompt
     if output is None:
-        raise InputError("no output length given; give tokens, a distribution, or a joint distribution as `prompt`")
+        raise InputError(
+            "no output length given; give tokens, a distribution, or a joint distribution as "
+            "`prompt`"
+        )
     return Independent(as_length("prompt", prompt), as_length("output", output))
 
 
@@ -327,7 +379,8 @@ def _priority(priority: npt.ArrayLike | None, rows: int) -> Tokens | None:
     whole = values.shape == (rows,) and values.dtype.kind in "iu"
     if not whole or values.max(initial=0) >= 2**31 or values.min(initial=0) <= -(2**31):
         raise InputError(
-            f"priority is {checks.shown(priority)}, but each of the {rows:,} requests has one, a whole "
+            f"priority is {checks.shown(priority)}, but each of the {rows:,} requests has one, a "
+            "whole "
             "number below 2^31"
         )
     return values.astype(np.int32)
@@ -346,11 +399,13 @@ def read_trace(
     Parameters
     ----------
     path
-        CSV, JSONL or Parquet, also ``.gz``; ``penstock traces`` lists the formats. ``-``: standard input.
+        CSV, JSONL or Parquet, also ``.gz``; ``penstock traces`` lists the formats. ``-``: standard
+        input.
     format
         Its name; None: detected from the header.
     columns
-        For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens`` and ``priority``.
+        For plain files: which columns are ``arrival_s``, ``prompt_tokens``, ``output_tokens`` and
+        ``priority``.
     seed
         For resampling, see `Workload.with_rate`.
     max_gib

@@ -1,1 +1,3 @@
-"""From end-to-end benchmarks to a calibrated server, and predictions held against what was measured."""
+"""From end-to-end benchmarks to a calibrated server, and predictions held against what was
+measured.
+"""

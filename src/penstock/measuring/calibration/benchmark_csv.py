@@ -25,7 +25,9 @@ _STATISTICS = {
     None: "mean", "mean": "mean", "avg": "mean",
     "p50": "p50", "median": "p50", "p90": "p90", "p99": "p99",
 }  # fmt: skip
-_METRIC = re.compile(rf"({'|'.join(_METRICS)})(?:_({'|'.join(filter(None, _STATISTICS))}))?_({'|'.join(_UNITS)})")
+_METRIC = re.compile(
+    rf"({'|'.join(_METRICS)})(?:_({'|'.join(filter(None, _STATISTICS))}))?_({'|'.join(_UNITS)})"
+)
 
 _CALLED = {
     "run": ("run", "file"),
@@ -45,7 +47,11 @@ _CALLED = {
     "use": ("use", "consistent"),
     "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "in_mean"),
     "output_tokens": ("output_tokens", "output", "out_mean"),
-    **{f"{length}_{part}": (f"{length}_{part}",) for length in ("prompt", "output") for part in ("low", "high", "std")},
+    **{
+        f"{length}_{part}": (f"{length}_{part}",)
+        for length in ("prompt", "output")
+        for part in ("low", "high", "std")
+    },
 }
 """What a column may be called."""
 
@@ -103,7 +109,10 @@ def _columns(source: Source, header: tuple[str, ...]) -> _Columns:
         column = f"{_METRICS[metric[1]]}_{_STATISTICS[metric[2]]}_s"
         other = columns.setdefault(column, _Column(name, key, metric[1], _UNITS[metric[3]]))
         if other.name != name and other.metric == metric[1]:
-            raise source.fault(f"has the columns {other.name} and {name}, so which one is meant is unclear. Drop one")
+            raise source.fault(
+                f"has the columns {other.name} and {name}, so which one is meant is unclear. Drop "
+                "one"
+            )
     for column, names in _CALLED.items():
         key = next((key for key in names if key in keys), "")
         if key:
@@ -124,7 +133,9 @@ def _guidellm_lines(source: Source) -> list[list[str]]:
     return []
 
 
-def _row(source: Source, table: Table, number: int, values: Mapping[str, Any], columns: _Columns) -> Row:
+def _row(
+    source: Source, table: Table, number: int, values: Mapping[str, Any], columns: _Columns
+) -> Row:
     row: Row = {}
     for column, (name, _, metric, unit) in columns.items():
         text = (values[name] or "").strip()
@@ -139,7 +150,10 @@ def _row(source: Source, table: Table, number: int, values: Mapping[str, Any], c
                 row[column] = float(text) * unit
             except ValueError:
                 place, problem = table.explain(number)
-                wrong = f"has the {name} {checks.shown(text)}, which is no number. Correct it, or leave it empty"
+                wrong = (
+                    f"has the {name} {checks.shown(text)}, which is no number. Correct it, or "
+                    "leave it empty"
+                )
                 raise source.fault(f"{place} {problem or wrong}") from None
     row = guidellm.spreads(row.pop("data", None)) | row
     if "pattern" not in row:
@@ -152,7 +166,9 @@ def _row(source: Source, table: Table, number: int, values: Mapping[str, Any], c
             )
         closed = "in_flight" in row and "rate" not in row
         row = Row(pattern="closed" if closed else "poisson") | load | row
-    if "duration_s" not in row and row.get("rate"):  # say how long from how many, or the other way round
+    if "duration_s" not in row and row.get(
+        "rate"
+    ):  # say how long from how many, or the other way round
         row["duration_s"] = row.get("completed", _FEWEST) / row["rate"]
     if "in_flight" in row:
         row["client_limit"] = row["in_flight"]

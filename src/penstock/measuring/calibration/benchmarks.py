@@ -15,7 +15,11 @@ from penstock.measuring.calibration import benchmark_csv, guidellm, load_tools
 from penstock.measuring.calibration.results import STATISTICS, NoResult, Row, add_note
 from penstock.words import counted
 
-_TIMES = tuple(f"{metric}_{statistic}_s" for metric in ("ttft", "itl", "tpot", "e2e") for statistic in STATISTICS)
+_TIMES = tuple(
+    f"{metric}_{statistic}_s"
+    for metric in ("ttft", "itl", "tpot", "e2e")
+    for statistic in STATISTICS
+)
 COLUMNS: dict[str, Any] = {
     "row": pl.Int64,
     "run": pl.String,
@@ -29,7 +33,11 @@ COLUMNS: dict[str, Any] = {
     "duration_s": pl.Float64,
     "completed": pl.Int64,
     "incomplete": pl.Int64,
-    **{f"{length}_{part}": pl.Float64 for length in ("prompt", "output") for part in ("tokens", "low", "high", "std")},
+    **{
+        f"{length}_{part}": pl.Float64
+        for length in ("prompt", "output")
+        for part in ("tokens", "low", "high", "std")
+    },
     **{f"{length}_lengths": pl.List(pl.Int64) for length in ("prompt", "output")},
     "arrival_s": pl.List(pl.Float64),
     **dict.fromkeys(_TIMES, pl.Float64),
@@ -107,7 +115,9 @@ def read_benchmarks(
             no_result = error
             left_out.append(path.name)
     if not rows:
-        raise no_result or InputError("no file was given, so there is nothing to calibrate on; give benchmark results")
+        raise no_result or InputError(
+            "no file was given, so there is nothing to calibrate on; give benchmark results"
+        )
     if left_out:
         add_note(rows[0], f"left out, as no benchmark results: {_listed(left_out)}")
     for number, row in enumerate(rows):
@@ -124,7 +134,9 @@ def _files(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
         if not path.is_dir():
             files.append(path)
             continue
-        held = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+        held = sorted(
+            file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")
+        )
         results: list[Path] = []
         for ends in (".json", ".json.gz"), (".csv", ".csv.gz"):
             # tools write the same results as JSON and as CSV
@@ -178,7 +190,9 @@ def _parsed(source: Source) -> Any:
         ValueError,
         RecursionError,
     ) as error:  # an integer of more digits than Python reads, too
-        raise source.fault(f"cannot be read as JSON ({first_line(error)}). Fetch or write the file again") from None
+        raise source.fault(
+            f"cannot be read as JSON ({first_line(error)}). Fetch or write the file again"
+        ) from None
 
 
 _READERS: dict[str, tuple[Callable[[Any], bool], Callable[[Any, Source], list[Row]]]] = {
@@ -201,7 +215,11 @@ _LIMITS: dict[str, tuple[float, float, str]] = {
     "duration_s": (1e-3, 1e7, "s"),
     **dict.fromkeys(("in_flight", "client_limit", "completed"), (1, 1e6, "requests")),
     **dict.fromkeys(("concurrency", "burst", "incomplete"), (0, 1e6, "requests")),
-    **{f"{name}_{part}": (1, 1e7, "tokens") for name in ("prompt", "output") for part in ("tokens", "low", "high")},
+    **{
+        f"{name}_{part}": (1, 1e7, "tokens")
+        for name in ("prompt", "output")
+        for part in ("tokens", "low", "high")
+    },
     **{f"{name}_std": (0, 1e7, "tokens") for name in ("prompt", "output")},
     **dict.fromkeys(_TIMES, (1e-7, 1e6, "s")),
 }
@@ -248,14 +266,17 @@ def _checked(source: Source, number: int, row: Row, format: str) -> Row:
     place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
     for name in _TIMES:
         value = row.get(name)
-        row[name] = None if not value or math.isnan(value) else value  # nan in a table: no request finished
+        row[name] = (
+            None if not value or math.isnan(value) else value
+        )  # nan in a table: no request finished
     for name, (low, high, unit) in _LIMITS.items():
         if row.get(name) is not None:
             remedy = "no benchmark measures that; correct the row, or leave it out"
             row[name] = checks.number(f"{place}: {name}", row[name], low, high, unit, remedy)
     if row.get("pattern") not in _PATTERNS:
         raise InputError(
-            f"{place}: pattern is {checks.shown(row.get('pattern'))}{nearest(str(row.get('pattern')), _PATTERNS)}"
+            f"{place}: pattern is "
+            f"{checks.shown(row.get('pattern'))}{nearest(str(row.get('pattern')), _PATTERNS)}"
         )
     _complete(place, row)
     _settle_inter_token(row, format)
@@ -264,7 +285,8 @@ def _checked(source: Source, number: int, row: Row, format: str) -> Row:
     if limit and row["pattern"] != "closed" and (under_way is None or under_way > limit / 2):
         add_note(
             row,
-            f"the client sent no more than {limit:.0f} requests at once, which is not simulated beside a rate",
+            f"the client sent no more than {limit:.0f} requests at once, which is not simulated "
+            "beside a rate",
         )
     for name in ("burst", "in_flight", "completed", "incomplete"):
         if row.get(name) is not None:
@@ -281,9 +303,13 @@ def _complete(place: str, row: Row) -> None:
     if row.get("completed") is None:
         rate = row.get("requests_per_s") or row.get("rate")
         if not rate:
-            raise InputError(f"{place} does not say how many requests were completed; add completed")
+            raise InputError(
+                f"{place} does not say how many requests were completed; add completed"
+            )
         row["completed"] = max(1, round(row["duration_s"] * rate))
-    sent = max((row.get("rate") or 0) * row["duration_s"], row["completed"] + (row.get("incomplete") or 0))
+    sent = max(
+        (row.get("rate") or 0) * row["duration_s"], row["completed"] + (row.get("incomplete") or 0)
+    )
     if sent > _MOST_SENT:
         raise InputError(
             f"{place}: in {row['duration_s']:,.4g} s there were {sent:,.0f} requests, more than a "
@@ -305,7 +331,10 @@ def _settle_inter_token(row: Row, format: str) -> None:
     if stated is None:
         row["itl_mean_s"] = per_token
     elif abs(stated / per_token - 1) > _ODD:
-        note = f"ITL is stated as {stated * 1e3:.4g} ms, but (E2E - TTFT) / (output - 1) is {per_token * 1e3:.4g} ms"
+        note = (
+            f"ITL is stated as {stated * 1e3:.4g} ms, but (E2E - TTFT) / (output - 1) is "
+            f"{per_token * 1e3:.4g} ms"
+        )
         if format != "csv":
             row |= dict.fromkeys(("itl_p50_s", "itl_p90_s", "itl_p99_s"), None)
             row["itl_mean_s"] = per_token

@@ -90,7 +90,9 @@ class Calibration(Shown):
     rows: pl.DataFrame
     common_rows: pl.DataFrame
 
-    def errors(self, fitted: bool | None = None, *, common: bool = False) -> dict[str, float | None]:
+    def errors(
+        self, fitted: bool | None = None, *, common: bool = False
+    ) -> dict[str, float | None]:
         """Return the mean of the absolute relative errors of each metric.
 
         Parameters
@@ -128,7 +130,10 @@ class Calibration(Shown):
     def interval(self, name: str) -> str:
         """Return the 95% interval of a parameter in words, given rows and priors."""
         factor = math.exp(2 * self.deviations[name])
-        less, more = (quantity(name, float(f"{self.values[name] * times:.2g}")) for times in (1 / factor, factor))
+        less, more = (
+            quantity(name, float(f"{self.values[name] * times:.2g}"))
+            for times in (1 / factor, factor)
+        )
         unit = more.rpartition(" ")[2]
         return f"{less.removesuffix(f' {unit}')} to {more}"
 
@@ -144,7 +149,9 @@ class Calibration(Shown):
             which = [row["run"], row["shape"], row["load"]][not several :]
             if row["fitted"]:
                 which.append("used to fit")
-            predicted, known = (_shown(metric, row[f"{metric}_{kind}"]) for kind in ("predicted", "measured"))
+            predicted, known = (
+                _shown(metric, row[f"{metric}_{kind}"]) for kind in ("predicted", "measured")
+            )
             words.append(
                 f"row {row['row']} ({', '.join(which)}): {METRICS[metric].lower()} off by "
                 f"{row[f'{metric}_error']:+,.0%} (predicted {predicted}, measured {known})"
@@ -165,7 +172,10 @@ class Calibration(Shown):
             words.append(self.limit_warning)
         if self.unidentified:
             costs = ", ".join(f"{name} ({self.interval(name)})" for name in self.unidentified)
-            words.append(f"the benchmarks say little about {costs}, which were assumed within their usual ranges")
+            words.append(
+                f"the benchmarks say little about {costs}, which were assumed within their usual "
+                "ranges"
+            )
         if self._memory_short:
             shapes = ", ".join(self._memory_short)
             words.append(
@@ -177,7 +187,9 @@ class Calibration(Shown):
         if hinging.height:
             loads = ", ".join(dict.fromkeys(hinging["shape"]))
             costs = ", ".join(dict.fromkeys(", ".join(hinging["hinges_on"]).split(", ")))
-            words.append(f"predictions for other lengths than were fitted ({loads}) hinge on {costs}")
+            words.append(
+                f"predictions for other lengths than were fitted ({loads}) hinge on {costs}"
+            )
         return words
 
     @property
@@ -186,7 +198,8 @@ class Calibration(Shown):
         short = pl.col("limit_at_least_per_s") < (1 - LESS) * pl.col("limit_per_s")
         rows = self.rows.filter(short).unique("shape", maintain_order=True)
         return [
-            f"{shape}: at least {rate:,.4g}" for shape, rate in rows.select("shape", "limit_at_least_per_s").iter_rows()
+            f"{shape}: at least {rate:,.4g}"
+            for shape, rate in rows.select("shape", "limit_at_least_per_s").iter_rows()
         ]
 
     def _untrusted(self) -> list[str]:
@@ -274,9 +287,13 @@ class Calibration(Shown):
             "kv_tokens_at_least": None if "kv_tokens" in self.values else round(self.tokens_held),
             "held": dict(self.held),
             "per_run": self.per_run,
-            "parameters_of_runs": {run: _with_units(values) for run, values in self.values_of.items()},
+            "parameters_of_runs": {
+                run: _with_units(values) for run, values in self.values_of.items()
+            },
             "errors": {name: self.errors(fitted) for name, fitted in _PARTS.items()},
-            "errors_of_common_server": {name: self.errors(fitted, common=True) for name, fitted in _PARTS.items()},
+            "errors_of_common_server": {
+                name: self.errors(fitted, common=True) for name, fitted in _PARTS.items()
+            },
             "rows_fitted": self.fitted,
             "rows": self.rows.to_dicts(),
             "notes": self.notes,
@@ -302,7 +319,10 @@ def _shown(metric: str, value: float | None) -> str:
 
 
 def _with_units(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    return {name: {"value": value * UNITS[name][1], "unit": UNITS[name][0]} for name, value in values.items()}
+    return {
+        name: {"value": value * UNITS[name][1], "unit": UNITS[name][0]}
+        for name, value in values.items()
+    }
 
 
 def calibrate(

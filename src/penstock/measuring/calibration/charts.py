@@ -21,11 +21,16 @@ _FARTHEST = 0.5  # relative error that the axis reaches
 
 def figures(found: Calibration) -> dict[str, Any]:
     """Return both figures by file name."""
-    return {"predicted_over_measured": predicted_over_measured(found), "errors_by_load": errors_by_load(found)}
+    return {
+        "predicted_over_measured": predicted_over_measured(found),
+        "errors_by_load": errors_by_load(found),
+    }
 
 
 def predicted_over_measured(found: Calibration) -> alt.HConcatChart:
-    """Each row as a point, measured across and predicted upwards, on logarithmic axes with the line of no error."""
+    """Each row as a point, measured across and predicted upwards, on logarithmic axes with the line
+    of no error.
+    """
     predicted = [name for name in _SHOWN if _rows(found, name).drop_nulls("predicted").height]
     panels = [_panel(found, metric) for metric in predicted]
     row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
@@ -33,7 +38,9 @@ def predicted_over_measured(found: Calibration) -> alt.HConcatChart:
 
 
 def errors_by_load(found: Calibration) -> alt.HConcatChart:
-    """Relative errors over the share of what the server carries that arrives; beyond 1 queues grow."""
+    """Relative errors over the share of what the server carries that arrives; beyond 1 queues
+    grow.
+    """
     panels = []
     for metric in ("ttft", "itl"):
         rows = _rows(found, metric).with_columns(
@@ -51,7 +58,9 @@ def errors_by_load(found: Calibration) -> alt.HConcatChart:
         )
         zero = alt.Chart(pl.DataFrame({"y": [0.0]})).mark_rule(strokeWidth=1.5).encode(y="y:Q")
         title = f"{_SHOWN[metric][0]}: error by load"
-        panels.append(alt.LayerChart(layer=[points, zero]).properties(width=330, height=260, title=title))
+        panels.append(
+            alt.LayerChart(layer=[points, zero]).properties(width=330, height=260, title=title)
+        )
     row: alt.HConcatChart = alt.hconcat(*panels).configure_axis(gridColor=GRID)
     return row
 
@@ -60,24 +69,30 @@ def _rows(found: Calibration, metric: str) -> pl.DataFrame:
     columns = {name: f"{metric}_{name}" for name in ("measured", "predicted", "error")}
     kept = ("shape", "load", "requests_per_s_measured", "limit_per_s")
     used = pl.when("fitted").then(pl.lit("used to fit")).otherwise(pl.lit("not used")).alias("rows")
-    return found.rows.select(*kept, used, **{name: pl.col(column) for name, column in columns.items()}).drop_nulls(
-        "error"
-    )
+    return found.rows.select(
+        *kept, used, **{name: pl.col(column) for name, column in columns.items()}
+    ).drop_nulls("error")
 
 
 def _kinds() -> dict[str, Any]:
     names = list(_COLOURS)
     legend = alt.Legend(title="Rows")
     return {
-        "color": alt.Color("rows:N", scale=alt.Scale(domain=names, range=list(_COLOURS.values())), legend=legend),
-        "shape": alt.Shape("rows:N", scale=alt.Scale(domain=names, range=list(_SHAPES.values())), legend=legend),
+        "color": alt.Color(
+            "rows:N", scale=alt.Scale(domain=names, range=list(_COLOURS.values())), legend=legend
+        ),
+        "shape": alt.Shape(
+            "rows:N", scale=alt.Scale(domain=names, range=list(_SHAPES.values())), legend=legend
+        ),
     }
 
 
 def _panel(found: Calibration, metric: str) -> alt.LayerChart:
     title, unit, per = _SHOWN[metric]
     rows = (
-        _rows(found, metric).with_columns(pl.col("measured") * per, pl.col("predicted") * per).drop_nulls("predicted")
+        _rows(found, metric)
+        .with_columns(pl.col("measured") * per, pl.col("predicted") * per)
+        .drop_nulls("predicted")
     )
     both = np.concatenate([rows["measured"].to_numpy(), rows["predicted"].to_numpy()])
     least, most = float(both.min()) * 0.8, float(both.max()) * 1.25
@@ -94,5 +109,7 @@ def _panel(found: Calibration, metric: str) -> alt.LayerChart:
     )
     ends = pl.DataFrame({"x": [least, most], "y": [least, most]})
     line = alt.Chart(ends).mark_line(color="black", strokeWidth=1.2).encode(x="x:Q", y="y:Q")
-    panel: alt.LayerChart = alt.LayerChart(layer=[line, points]).properties(width=260, height=260, title=title)
+    panel: alt.LayerChart = alt.LayerChart(layer=[line, points]).properties(
+        width=260, height=260, title=title
+    )
     return panel

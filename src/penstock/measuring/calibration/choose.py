@@ -16,12 +16,16 @@ def chosen(rows: Sequence[Row], fit_rows: str | Sequence[bool]) -> list[bool]:
     """Return which rows to fit: those named one by one, or some of each shape by their load."""
     if not isinstance(fit_rows, str):
         if len(fit_rows) != len(rows):
-            raise InputError(f"fit_rows has {len(fit_rows):,} values for {len(rows):,} rows; give one for each")
+            raise InputError(
+                f"fit_rows has {len(fit_rows):,} values for {len(rows):,} rows; give one for each"
+            )
         return [bool(use) for use in fit_rows]
     kind, _, number = fit_rows.partition(":")
     count = int(number) if number.isdecimal() and len(number) <= _DIGITS else 0
     if kind not in _KINDS or (count < 1 if kind != "all" else number):
-        raise InputError(f"fit_rows is {checks.shown(fit_rows)}; give lowest:3, spread:3 (of each shape), or all")
+        raise InputError(
+            f"fit_rows is {checks.shown(fit_rows)}; give lowest:3, spread:3 (of each shape), or all"
+        )
     by_shape: dict[str, list[Row]] = {}
     for row in sorted(rows, key=_load):
         by_shape.setdefault(row["shape"], []).append(row)

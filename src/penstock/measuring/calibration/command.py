@@ -31,7 +31,9 @@ Results = Annotated[
 ]
 Format = Annotated[
     str | None,
-    typer.Option("--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."),
+    typer.Option(
+        "--format", help="guidellm, vllm-bench, inference-perf, aiperf or csv; default: detected."
+    ),
 ]
 TokenBudget = Annotated[
     int | None,
@@ -52,19 +54,29 @@ MaxBatchSize = Annotated[
 Policy = Annotated[str, typer.Option("--policy", help="A policy or an engine's scheduler.")]
 KvTokens = Annotated[
     int | None,
-    typer.Option("--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."),
+    typer.Option(
+        "--kv-tokens", help="Tokens that KV memory holds; default: found where rows identify it."
+    ),
 ]
 FitRows = Annotated[
     str,
-    typer.Option("--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all."),
+    typer.Option(
+        "--fit-rows", help="Of each shape: lowest:N loads, spread:N over the loads, or all."
+    ),
 ]
-Parameters = Annotated[str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")]
+Parameters = Annotated[
+    str | None, typer.Option("--parameters", help="What to fit, separated by commas; default: all.")
+]
 PerRun = Annotated[
     str,
-    typer.Option("--per-run", help="What to adjust to each file's own rows: nothing, overhead or all."),
+    typer.Option(
+        "--per-run", help="What to adjust to each file's own rows: nothing, overhead or all."
+    ),
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Of arrivals and lengths.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with status 1 if a row is missed by more than 25%.")
+]
 
 
 def calibrate(
@@ -86,7 +98,9 @@ def calibrate(
     report: Report = None,
     strict: Strict = False,
 ) -> None:
-    """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off that is."""
+    """Calibrate a server on a few rows of its benchmarks, predict all of them, and say how far off
+    that is.
+    """
     check_outputs(results, {"--output": output, "--report": report}, figures)
     from penstock.measuring.calibration.benchmarks import read_benchmarks
     from penstock.measuring.calibration.calibrate import calibrate as calibrate_on
@@ -97,7 +111,9 @@ def calibrate(
         found = calibrate_on(
             benchmarks,
             fit_rows=fit_rows,
-            parameters=None if parameters is None else [name.strip() for name in parameters.split(",")],
+            parameters=None
+            if parameters is None
+            else [name.strip() for name in parameters.split(",")],
             token_budget=token_budget,
             max_batch_size=max_batch_size,
             policy=policy,
@@ -106,11 +122,15 @@ def calibrate(
             seed=seed,
             progress=show,
         )
-    names = ", ".join(path.name for path in results[:3]) + (f" and {len(results) - 3} more" if len(results) > 3 else "")
+    names = ", ".join(path.name for path in results[:3]) + (
+        f" and {len(results) - 3} more" if len(results) > 3 else ""
+    )
     if output is not None:
         from penstock.system.batch_time_file import write_batch_time
 
-        write_batch_time(output, found.batch_time_file(description or f"Calibrated on {names}", names))
+        write_batch_time(
+            output, found.batch_time_file(description or f"Calibrated on {names}", names)
+        )
         say_written("Batch-time file", [output], as_json)
     if figures is not None:
         from penstock.measuring.calibration import charts as plotting_calibrate

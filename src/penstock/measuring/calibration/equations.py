@@ -1,15 +1,17 @@
-"""What rows of a benchmark say of batch times, as equations, where prompts do not wait for each other.
+"""What rows of a benchmark say of batch times, as equations, where prompts do not wait for each
+other.
 
-In a row with rate lambda, inter-token latency T, n requests that decode and mean lengths P and O, a batch holds n
-decodes and lambda P T prompt tokens on average, so T is linear in the costs of a step, a token, a request, a token of
-context, a pair of prompt tokens, and of prompts in a batch at all. The first token comes after what is left of the
-batch under way (half of it, where arrivals do not follow departures), a batch with the prompt in it, and the overhead,
-and later where nobody else was there: what idles takes time to wake up.
-Up to a knee, tokens may cost less, as the weights must be read in any case; the knee is searched for. Prompts that wait
-for each other are left to the simulation.
+In a row with rate lambda, inter-token latency T, n requests that decode and mean lengths P and O, a
+batch holds n decodes and lambda P T prompt tokens on average, so T is linear in the costs of a
+step, a token, a request, a token of context, a pair of prompt tokens, and of prompts in a batch at
+all. The first token comes after what is left of the batch under way (half of it, where arrivals do
+not follow departures), a batch with the prompt in it, and the overhead, and later where nobody else
+was there: what idles takes time to wake up. Up to a knee, tokens may cost less, as the weights must
+be read in any case; the knee is searched for. Prompts that wait for each other are left to the
+simulation.
 
-The costs solve the equations together with their `priors`: each is positive, and one that the rows say nothing of stays
-where it was likely to be.
+The costs solve the equations together with their `priors`: each is positive, and one that the rows
+say nothing of stays where it was likely to be.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,12 +55,16 @@ UNITS = {
     "kv_tokens": ("tokens", 1.0),
     "max_batch_size": ("requests", 1.0),
 }
-"""All that can be fitted, in the order of tables: the unit to print, and how many of it there are in a second."""
+"""All that can be fitted, in the order of tables: the unit to print, and how many of it there are
+in a second.
+"""
 
 _KNEES = (64.0, 96.0, 128.0, 160.0, 192.0, 224.0, 256.0, 320.0, 384.0, 448.0, 512.0)
 _FULL = 0.8  # share of a closed loop that streams at least, unless something holds the others back
 _FARTHEST = 8.0  # standard deviations of its prior that a cost may be away
-_OFF = 0.02  # relative error of an equation that weighs as much as one standard deviation of a prior
+_OFF = (
+    0.02  # relative error of an equation that weighs as much as one standard deviation of a prior
+)
 _KNEE = Prior(0.0, 2, "where the rows bend")  # around the knee that is worth its parameters
 
 
@@ -113,11 +119,13 @@ def itl_of(row: Row) -> float | None:
     return measured(row, "itl")
 
 
-def first_guess(rows: Sequence[Row], names: Sequence[str], token_budget: int, loss: str = "soft_l1") -> Guess:
+def first_guess(
+    rows: Sequence[Row], names: Sequence[str], token_budget: int, loss: str = "soft_l1"
+) -> Guess:
     """Solve the equations of some rows together with the priors of the costs.
 
-    A knee and a cost of prompts in a batch at all are taken in where they are worth their parameters, and where there
-    are more equations than parameters.
+    A knee and a cost of prompts in a batch at all are taken in where they are worth their
+    parameters, and where there are more equations than parameters.
 
     Parameters
     ----------
@@ -128,11 +136,14 @@ def first_guess(rows: Sequence[Row], names: Sequence[str], token_budget: int, lo
     token_budget
         Most tokens in a batch: a knee is below.
     loss
-        ``soft_l1``: one odd row does not bend the rest; ``linear``: nor does a group of rows outvote the others.
+        ``soft_l1``: one odd row does not bend the rest; ``linear``: nor does a group of rows
+        outvote the others.
     """
     likely = priors(min(itl for row in rows if (itl := itl_of(row))))
     held = {name: "not asked for" for name in UNITS if name not in names}
-    usual = [name for name in LINEAR if name in names and name not in ("with_prefill", "per_token_below")]
+    usual = [
+        name for name in LINEAR if name in names and name not in ("with_prefill", "per_token_below")
+    ]
     count = sum((ttft_of(row) is not None) + (itl_of(row) is not None) for row in rows)
     values, misfit = _solved(rows, usual, likely, 0.0, loss)
     chosen, knee = usual, 0.0
@@ -160,15 +171,20 @@ def first_guess(rows: Sequence[Row], names: Sequence[str], token_budget: int, lo
 def _worth(parameters: int, count: int, misfit: float, less: float) -> bool:
     """Tell whether so many parameters more are worth a smaller sum of misfits of so many equations.
 
-    Schwarz's criterion for Laplace's errors: a few rows whose prompts wait, which the equations leave out, say little.
+    Schwarz's criterion for Laplace's errors: a few rows whose prompts wait, which the equations
+    leave out, say little.
     """
     least = 1e-12  # of a misfit: below, an exact fit is as exact as another
-    return bool(2 * count * np.log(max(misfit, least) / max(less, least)) > parameters * np.log(count))
+    return bool(
+        2 * count * np.log(max(misfit, least) / max(less, least)) > parameters * np.log(count)
+    )
 
 
 def spread_of(row: Row, name: str) -> float:
     """Return the squared coefficient of variation of a length, as the tool drew it."""
-    mean, low, high, deviation = (row[f"{name}_{part}"] for part in ("tokens", "low", "high", "std"))
+    mean, low, high, deviation = (
+        row[f"{name}_{part}"] for part in ("tokens", "low", "high", "std")
+    )
     if deviation:
         return float((deviation / mean) ** 2)
     if low is not None and high > low:
@@ -182,7 +198,11 @@ def _rate(row: Row) -> float:
 
 def _streams(row: Row) -> tuple[float, float]:
     """Return how many requests decode at a time, by Little's law, and the tokens before each."""
-    streams = 1.0 if row["in_flight"] == 1 else _rate(row) * max(row["output_tokens"] - 1, 0) * (itl_of(row) or 0.0)
+    streams = (
+        1.0
+        if row["in_flight"] == 1
+        else _rate(row) * max(row["output_tokens"] - 1, 0) * (itl_of(row) or 0.0)
+    )
     return streams, row["prompt_tokens"] + row["output_tokens"] * (1 + spread_of(row, "output")) / 2
 
 
@@ -198,7 +218,9 @@ def tokens_held(row: Row) -> float:
 
 
 def held_back(row: Row, max_batch_size: int | None) -> bool:
-    """Return whether a closed loop keeps fewer streams going than it may: something makes the others wait."""
+    """Return whether a closed loop keeps fewer streams going than it may: something makes the
+    others wait.
+    """
     if row["pattern"] != "closed":
         return False
     places = min(row["in_flight"], max_batch_size or row["in_flight"])
@@ -215,7 +237,9 @@ def _nobody_else(row: Row, streams: float) -> float:
 
 
 def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
-    """Return a matrix of shape (equations, parameters) and constants that add up to what was measured, both over it."""
+    """Return a matrix of shape (equations, parameters) and constants that add up to what was
+    measured, both over it.
+    """
     matrix, known = [], []
     for row in rows:
         ttft, itl, prompt = ttft_of(row), itl_of(row), row["prompt_tokens"]
@@ -224,11 +248,15 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
         squares = prompt * prompt * (1 + spread_of(row, "prompt"))
         prompts = 0.0 if alone else _rate(row) * gap
         if itl:
-            mixed = 1 - np.exp(-prompts) if row["pattern"] == "poisson" else min(prompts, 1.0)  # share with a prompt
+            mixed = (
+                1 - np.exp(-prompts) if row["pattern"] == "poisson" else min(prompts, 1.0)
+            )  # share with a prompt
             load = decodes + prompts * prompt / max(mixed, 1e-12)
             below = mixed * min(load, knee) + (1 - mixed) * min(decodes, knee)
             beyond = mixed * max(load - knee, 0) + (1 - mixed) * max(decodes - knee, 0)
-            matrix.append([1, beyond, 0, decodes + prompts, context, below, 0, prompts * squares, mixed, 0])
+            matrix.append(
+                [1, beyond, 0, decodes + prompts, context, below, 0, prompts * squares, mixed, 0]
+            )
             known.append((0.0, itl))
         if ttft and not held_back(row, None):
             beside = 0.0 if alone else 1.0
@@ -237,7 +265,9 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
             load = prompt + others
             below, beyond = min(load, knee), max(load - knee, 0)
             empty = _nobody_else(row, decodes)
-            matrix.append([1, beyond, 1, 1 + others, beside * context, below, others, squares, 1, empty])
+            matrix.append(
+                [1, beyond, 1, 1 + others, beside * context, below, others, squares, 1, empty]
+            )
             known.append((wait, ttft))
     left, right = np.array(matrix, np.float64), np.array(known, np.float64)
     return left / right[:, 1:], right[:, 0] / right[:, 1]
@@ -246,14 +276,18 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
 def _solved(
     rows: Sequence[Row], names: Sequence[str], likely: Mapping[str, Prior], knee: float, loss: str
 ) -> tuple[dict[str, float], float]:
-    """Return the most probable values of the parameters, by their logarithms, and what is left of the equations."""
+    """Return the most probable values of the parameters, by their logarithms, and what is left of
+    the equations.
+    """
     matrix, constant = _equations(rows, knee)
     matrix = matrix[:, [LINEAR.index(name) for name in names]]
     centre = np.array([likely[name].centre for name in names])
     deviation = np.array([likely[name].deviation for name in names])
 
     def residuals(z: Floats) -> Floats:
-        return np.concatenate([np.log(matrix @ (centre * np.exp(deviation * z)) + constant) / _OFF, z])
+        return np.concatenate(
+            [np.log(matrix @ (centre * np.exp(deviation * z)) + constant) / _OFF, z]
+        )
 
     def slopes(z: Floats) -> Floats:
         costs = matrix * (centre * np.exp(deviation * z))

@@ -98,7 +98,9 @@ def belongs(document: Any) -> bool:
 def rows(document: Any, source: Source) -> list[Row]:
     """Return a row for each benchmark in the file."""
     if isinstance(document, list):
-        entries = (tables.from_flat(flat, source) if isinstance(flat, dict) else flat for flat in document)
+        entries = (
+            tables.from_flat(flat, source) if isinstance(flat, dict) else flat for flat in document
+        )
         return _rows(entries, {}, source)
     return _rows(document["benchmarks"], document, source)
 
@@ -110,7 +112,9 @@ def table_rows(lines: list[list[str]], source: Source) -> list[Row]:
 
 def _rows(benchmarks: Any, report: Mapping[str, Any], source: Source) -> list[Row]:
     return [
-        tables.SHIFTED if benchmark is tables.SHIFTED else _row(benchmark, report, source, f"benchmarks[{number}]: ")
+        tables.SHIFTED
+        if benchmark is tables.SHIFTED
+        else _row(benchmark, report, source, f"benchmarks[{number}]: ")
         for number, benchmark in enumerate(benchmarks)
     ]
 
@@ -158,7 +162,8 @@ def spreads(data: Any) -> Row:
     nominal = []
     for name in ("prompt", "output"):
         mean, low, high, deviation = (
-            tables.number_in(data.get(f"{name}_tokens{end}")) for end in ("", "_min", "_max", "_stdev")
+            tables.number_in(data.get(f"{name}_tokens{end}"))
+            for end in ("", "_min", "_max", "_stdev")
         )
         if mean is None:
             continue
@@ -180,7 +185,9 @@ def _row(document: Any, report: Mapping[str, Any], source: Source, place: str) -
     totals: Any = benchmark.totals or _TOTALS()
     completed = totals.successful
     if completed is None and benchmark.e2e:  # as many as there are latencies
-        completed = tables.number_in(document["metrics"]["request_latency"]["successful"].get("count"))
+        completed = tables.number_in(
+            document["metrics"]["request_latency"]["successful"].get("count")
+        )
     if completed == 0:
         return NOTHING_COMPLETED
     load = _load(benchmark, totals, source, place)

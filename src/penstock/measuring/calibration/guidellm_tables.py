@@ -19,7 +19,9 @@ METRICS = {
     "itl": "inter_token_latency_ms",
 }
 """Keys of the JSON, by what they are here."""
-SHIFTED: Row = {"unusable": "its columns are shifted against the header, as GuideLLM 0.4 to 0.6 write them"}
+SHIFTED: Row = {
+    "unusable": "its columns are shifted against the header, as GuideLLM 0.4 to 0.6 write them"
+}
 MARK = "Successful Time to first token ms mean"
 """A column of the flat table."""
 
@@ -52,7 +54,9 @@ def benchmarks(lines: list[list[str]], source: Source) -> list[dict[str, Any]]:
     if MARK in lines[0]:
         return [from_flat(dict(zip(lines[0], line, strict=False)), source) for line in lines[1:]]
     if len(lines) < 4:
-        raise source.fault("has no rows below its three lines of header. Check that it was written completely")
+        raise source.fault(
+            "has no rows below its three lines of header. Check that it was written completely"
+        )
     header = list(zip(*lines[:3], strict=False))
     rows = [_aligned(header, line) for line in lines[3:]]
     return [
@@ -76,7 +80,8 @@ def from_flat(flat: Mapping[str, Any], source: Source) -> dict[str, Any]:
         "duration": _plain(flat.get("Duration")),
         "request_totals": _totals(lambda status: flat.get(f"{status} Requests")),
         "metrics": {
-            key: _statistics(flat.get(f"Successful {name}{part}") for part in parts) for key, name in _FLAT.items()
+            key: _statistics(flat.get(f"Successful {name}{part}") for part in parts)
+            for key, name in _FLAT.items()
         },
     }
 
@@ -86,7 +91,9 @@ def _from_groups(cells: Cells, number: int, count: int, source: Source) -> dict[
     return {
         "strategy": _strategy(cells, number, count, source),
         "request_loader": _embedded(cells.get(("Run Info", "Requests", "")), "Requests", source),
-        **{name: _plain(cells.get(("Timings", column, "Sec"))) for name, column in _TIMINGS.items()},
+        **{
+            name: _plain(cells.get(("Timings", column, "Sec"))) for name, column in _TIMINGS.items()
+        },
         "request_totals": _totals(lambda status: cells.get(("Request Counts", status, ""))),
         "metrics": {
             key: _statistics(cells.get((group, f"Successful {name}", part)) for part in _FOUR)
@@ -110,7 +117,11 @@ def _strategy(cells: Cells, number: int, count: int, source: Source) -> dict[str
         exact = [exact]
     if shown is None and len(exact) == count:  # 0.4 names the kind only
         return {"type_": kind, key: exact[number]}
-    near = (rate for rate in exact if isinstance(rate, int | float) and f"{rate:.2f}" == f"{shown or 0:.2f}")
+    near = (
+        rate
+        for rate in exact
+        if isinstance(rate, int | float) and f"{rate:.2f}" == f"{shown or 0:.2f}"
+    )
     return {"type_": kind, key: next(near, shown)}
 
 
@@ -132,8 +143,15 @@ def _aligned(header: list[Column], line: list[str]) -> Cells | None:
         if part == "Mean" and name.startswith(f"{status} ")
     )
     counts = dict(zip(header[:first], line[:first], strict=False))
-    present = [status for status in _STATUSES if number_in(counts.get(("Request Counts", status, "")))]
-    middle = [(group, f"{status} {name}", part) for group, name in metrics for status in present for part in _FOUR]
+    present = [
+        status for status in _STATUSES if number_in(counts.get(("Request Counts", status, "")))
+    ]
+    middle = [
+        (group, f"{status} {name}", part)
+        for group, name in metrics
+        for status in present
+        for part in _FOUR
+    ]
     for columns in (header, [*header[:first], *middle, *header[last + 1 :]]):
         if len(columns) == len(line):
             cells = dict(zip(columns, line, strict=True))
@@ -185,7 +203,9 @@ def _embedded(text: Any, name: str, source: Source) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
     except (TypeError, ValueError, RecursionError):
-        raise source.fault(f"has {checks.shown(text)} in the column {name}, which is no JSON. Write it again") from None
+        raise source.fault(
+            f"has {checks.shown(text)} in the column {name}, which is no JSON. Write it again"
+        ) from None
     return value if isinstance(value, dict) else {}
 
 

@@ -28,7 +28,9 @@ JUDGED = ("ttft", "itl", "e2e", "requests_per_s")
 UNSURE = 0.6
 """Share of the prior's standard deviation: a cost that stays less certain is not identified."""
 
-_LENGTHS = 1.2  # factor beyond the lengths of the fitted rows at which a prediction hinges on priors
+_LENGTHS = (
+    1.2  # factor beyond the lengths of the fitted rows at which a prediction hinges on priors
+)
 _HINGES = {
     "prompt": ("per_token", "per_token_below", "self_attention", "with_prefill", "overhead"),
     "context": ("decode_attention",),
@@ -49,7 +51,9 @@ def hinges_of(fit: Fit, priors: Mapping[str, Prior], fitted: Sequence[Row]) -> l
     hinges = []
     for kind, costs in _HINGES.items():
         unknown = [
-            name for name in costs if name in fit.values and fit.deviations[name] > UNSURE * priors[name].deviation
+            name
+            for name in costs
+            if name in fit.values and fit.deviations[name] > UNSURE * priors[name].deviation
         ]
         lengths = [_length(row, kind) for row in fitted]
         if unknown:

@@ -62,7 +62,9 @@ def limit_of(
         As it was stated.
     """
     rows = [row for row, _ in (*fitted, *others)]
-    nothing = f"no limit seen: at least {max(map(tokens_held, rows)):,.0f} tokens were held at a time"
+    nothing = (
+        f"no limit seen: at least {max(map(tokens_held, rows)):,.0f} tokens were held at a time"
+    )
     waiting = [(row, load) for row, load in fitted if held_back(row, max_batch_size)]
     if not waiting or np.abs(_off(waiting, build, free)).max() < _MISSED:
         return Limit(free, nothing, None)
@@ -117,7 +119,10 @@ def _evidence(
     The sum of misfits of each, whether it is better than none, and by how much one must be better.
     """
     unused = {name: np.abs(_off(others, build, fit)) for name, fit in {"": free, **fits}.items()}
-    total = {name: float(np.abs(fit.misfits).sum() + unused[name].sum()) for name, fit in {"": free, **fits}.items()}
+    total = {
+        name: float(np.abs(fit.misfits).sum() + unused[name].sum())
+        for name, fit in {"": free, **fits}.items()
+    }
     sure = _SURE + _EACH * (free.misfits.size + unused[""].size)
     better = {}
     for name, fit in fits.items():

@@ -84,7 +84,10 @@ _VLLM_TIMES = fields({key: key for key in _MILLISECONDS})
 def vllm_bench(document: Any, source: Source) -> list[Row]:
     """Return a row for each result; it waited for all requests."""
     results = document if isinstance(document, list) else [document]
-    return [_vllm_bench(result, source, f"result {number:,}: ") for number, result in enumerate(results, 1)]
+    return [
+        _vllm_bench(result, source, f"result {number:,}: ")
+        for number, result in enumerate(results, 1)
+    ]
 
 
 def _vllm_bench(document: Any, source: Source, place: str) -> Row:
@@ -314,8 +317,13 @@ def aiperf(document: Any, source: Source) -> list[Row]:
     """Return one row; it waited for all requests."""
     result = entry(_AIPERF, document, source)
     if result.was_cancelled:
-        raise source.fault("says was_cancelled: true, so how many requests were cut off is unknown. Run it to its end")
-    throughput, completed, seconds = map(mean, (result.requests_per_s, result.completed, result.duration))
+        raise source.fault(
+            "says was_cancelled: true, so how many requests were cut off is unknown. Run it to "
+            "its end"
+        )
+    throughput, completed, seconds = map(
+        mean, (result.requests_per_s, result.completed, result.duration)
+    )
     if seconds is not None:
         seconds *= _unit(source, "benchmark_duration", result.duration, "sec")
     if completed is None and seconds and throughput:
@@ -325,7 +333,10 @@ def aiperf(document: Any, source: Source) -> list[Row]:
     if seconds is None and throughput:
         seconds = completed / throughput
     load = _aiperf_load(result.input_config, source)
-    units = {metric: _unit(source, key, getattr(result, metric), "ms") for metric, key in _AIPERF_METRICS.items()}
+    units = {
+        metric: _unit(source, key, getattr(result, metric), "ms")
+        for metric, key in _AIPERF_METRICS.items()
+    }
     row = {
         "completed": completed,
         "incomplete": 0,
@@ -345,7 +356,8 @@ def _unit(source: Source, name: str, part: Any, usual: str) -> float:
     unit = (part.unit if part else None) or usual
     if unit.lower() not in _PER_UNIT:
         raise source.fault(
-            f"{name}.unit is {checks.shown(unit)}, so how long that is, is unknown. Known are {', '.join(_PER_UNIT)}"
+            f"{name}.unit is {checks.shown(unit)}, so how long that is, is unknown. Known are "
+            f"{', '.join(_PER_UNIT)}"
         )
     return _PER_UNIT[unit.lower()]
 
@@ -365,7 +377,10 @@ def _aiperf_load(settings: Mapping[str, Any], source: Source) -> Row:
         return _at_rate(kind, load.request_rate, load.arrival_smoothness, load.concurrency, source)
     if load.concurrency:
         return closed_loop(load.concurrency)
-    raise source.fault("states no rate and no concurrency in input_config, so its load is unknown. Write a CSV instead")
+    raise source.fault(
+        "states no rate and no concurrency in input_config, so its load is unknown. Write a CSV "
+        "instead"
+    )
 
 
 def _phase_load(phases: Any, source: Source) -> Row:
@@ -394,7 +409,9 @@ def _phase_load(phases: Any, source: Source) -> Row:
     return _at_rate(phase.type, phase.rate, phase.smoothness, phase.concurrency, source)
 
 
-def _at_rate(kind: str, rate: float, smoothness: float | None, limit: float | None, source: Source) -> Row:
+def _at_rate(
+    kind: str, rate: float, smoothness: float | None, limit: float | None, source: Source
+) -> Row:
     if kind in ("poisson", "constant"):
         return open_loop(kind, rate, limit=limit)
     if kind == "gamma":

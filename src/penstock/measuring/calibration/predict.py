@@ -70,7 +70,9 @@ class Requests:
     until_s: float | None
 
 
-def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None) -> Requests:
+def requests_of(
+    row: Mapping[str, Any], server: Server, seed: int = 0, most: int | None = None
+) -> Requests:
     """Return requests as the benchmark drew them.
 
     Lengths and arrivals are those that the row records. Where it does not, lengths are spread
@@ -98,13 +100,19 @@ def requests_of(row: Mapping[str, Any], server: Server, seed: int = 0, most: int
     count = _count(row, until) if arrival is None else arrival.size
     times = np.zeros(count) if arrival is None else arrival
     if row.get("prompt_lengths"):
-        prompt, output = (np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output"))
+        prompt, output = (
+            np.resize(np.array(row[f"{name}_lengths"]), count) for name in ("prompt", "output")
+        )
         return Requests(times, prompt, output, closed, until)
-    quantiles = {name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")}
+    quantiles = {
+        name: rng.permutation((np.arange(count) + 0.5) / count) for name in ("prompt", "output")
+    }
     scale = {"prompt": 1.0, "output": 1.0}
 
     def drawn() -> Requests:
-        prompt, output = (_lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output"))
+        prompt, output = (
+            _lengths(row, name, quantiles[name], scale[name]) for name in ("prompt", "output")
+        )
         return Requests(times, prompt, output, closed, until)
 
     requests = drawn()
@@ -127,7 +135,9 @@ def simulated(sent: Requests, server: Server, overhead: Overhead = NOTHING) -> R
     if sent.in_flight is not None:
         lengths = sent.prompt_tokens, sent.output_tokens
         pause = overhead.fixed + (overhead.idle if sent.in_flight == 1 else 0.0)
-        return simulate_closed(*lengths, server, clients=sent.in_flight, pause_s=pause, until=sent.until_s)
+        return simulate_closed(
+            *lengths, server, clients=sent.in_flight, pause_s=pause, until=sent.until_s
+        )
     workload = Workload.from_arrays(sent.arrival_s, sent.prompt_tokens, sent.output_tokens)
     return simulate(workload, server, until=sent.until_s)
 
@@ -144,15 +154,24 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
     if not chosen.size:
         return {name: float("nan") for names in MEASURES.values() for name in names}
     first, finish = (
-        np.multiply(ticks, run.tick_s, dtype=np.float64) for ticks in (run.rows.first_token, run.rows.finish)
+        np.multiply(ticks, run.tick_s, dtype=np.float64)
+        for ticks in (run.rows.first_token, run.rows.finish)
     )
     arrival = run.rows.arrival * run.tick_s
     gaps = run.rows.output_tokens.astype(np.float64) - 1
     begun, ended = np.sort(first[first >= 0]), np.sort(finish[finish >= 0])
-    streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(ended, first[chosen], "right")
+    streams = np.searchsorted(begun, first[chosen], "left") - np.searchsorted(
+        ended, first[chosen], "right"
+    )
     gone = np.searchsorted(ended, arrival[chosen], "right")
     alone = np.searchsorted(np.sort(arrival), arrival[chosen], "left") == gone
-    ttft = first[chosen] - arrival[chosen] + overhead.fixed + overhead.per_stream * streams + overhead.idle * alone
+    ttft = (
+        first[chosen]
+        - arrival[chosen]
+        + overhead.fixed
+        + overhead.per_stream * streams
+        + overhead.idle * alone
+    )
     decode, gaps = (finish - first)[chosen], gaps[chosen]
     several = gaps > 0
     per_request = float((decode[several] / gaps[several]).mean()) if several.any() else float("nan")
@@ -176,7 +195,9 @@ def predict(sent: Requests, server: Server, overhead: Overhead) -> dict[str, flo
 def sustained_rate(sent: Requests, server: Server) -> float:
     """Return the requests per second that leave a server while many more of such lengths wait."""
     many = np.resize(np.arange(sent.prompt_tokens.size), _IN_QUEUE)
-    workload = Workload.from_arrays(np.zeros(many.size), sent.prompt_tokens[many], sent.output_tokens[many])
+    workload = Workload.from_arrays(
+        np.zeros(many.size), sent.prompt_tokens[many], sent.output_tokens[many]
+    )
     run = simulate(workload, server, record="requests")
     assert run.rows is not None
     left = np.sort(run.rows.finish) * run.tick_s
@@ -196,7 +217,9 @@ def _count(row: Mapping[str, Any], until: float | None) -> int:
     return int(sent if until is None else min(2 * sent + row["in_flight"], _MOST_AT_ONCE))
 
 
-def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Generator) -> Floats | None:
+def _arrivals(
+    row: Mapping[str, Any], until: float | None, rng: np.random.Generator
+) -> Floats | None:
     """Return arrival times, or None where arrivals follow departures.
 
     Those that the row records are repeated. A short run of random arrivals strays from its nominal
@@ -211,7 +234,9 @@ def _arrivals(row: Mapping[str, Any], until: float | None, rng: np.random.Genera
     sent = row["completed"] + (row["incomplete"] or 0)
     if row["pattern"] != "poisson":
         count = sent if until is None else int(until * rate) + 1
-        times = np.concatenate([np.zeros(burst), (np.arange(max(count - burst, 1)) + (burst > 0)) / rate])
+        times = np.concatenate(
+            [np.zeros(burst), (np.arange(max(count - burst, 1)) + (burst > 0)) / rate]
+        )
         return times if until is None else times[times <= until]
     if until is not None:
         told = row["incomplete"] is not None  # else what had not finished was not counted
@@ -233,10 +258,16 @@ def _sending_s(row: Mapping[str, Any], count: int) -> float:
     if latency is None and row["itl_mean_s"] is not None and row["ttft_p50_s"] is not None:
         latency = row["ttft_p50_s"] + row["itl_mean_s"] * row["output_tokens"]
     nominal = float(count / row["rate"])
-    if latency is None or math.isclose(row["duration_s"], row["completed"] / row["rate"]):  # that is worked out, too
+    if latency is None or math.isclose(
+        row["duration_s"], row["completed"] / row["rate"]
+    ):  # that is worked out, too
         return nominal
     slowest = max(row["e2e_p99_s"] or 0.0, 2 * latency)
-    return float(np.clip(nominal, row["duration_s"] - slowest, max(row["duration_s"] - latency / 2, nominal / 2)))
+    return float(
+        np.clip(
+            nominal, row["duration_s"] - slowest, max(row["duration_s"] - latency / 2, nominal / 2)
+        )
+    )
 
 
 def _lengths(row: Mapping[str, Any], name: str, quantiles: Floats, scale: float) -> Ints:

@@ -43,7 +43,9 @@ class Entry(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-def fields(paths: Mapping[str, str | tuple[Any, ...]], needed: Collection[str] = (), **usual: Any) -> type[Entry]:
+def fields(
+    paths: Mapping[str, str | tuple[Any, ...]], needed: Collection[str] = (), **usual: Any
+) -> type[Entry]:
     """Return the model of a document, or of a part of it, from a table of its fields.
 
     Parameters
@@ -105,7 +107,9 @@ def entry(model: type[Entry], document: Any, source: Source, place: str = "") ->
         ) from None
 
 
-def open_loop(kind: str, rate: float, burstiness: float | None = None, limit: float | None = None) -> Row:
+def open_loop(
+    kind: str, rate: float, burstiness: float | None = None, limit: float | None = None
+) -> Row:
     """Return a load whose arrivals do not wait for departures.
 
     Parameters

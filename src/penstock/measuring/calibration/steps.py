@@ -61,7 +61,9 @@ def common_fit(
         held["kv_tokens"] = f"given: {build.kv_tokens:,}"
     elif "kv_tokens" in names:
         others = as_sent(row for row, use in zip(rows, fitted, strict=True) if not use)
-        fit, reason, warning = limit_of(fit, sent, others, build, guess.priors, build.limit("max_batch_size"))
+        fit, reason, warning = limit_of(
+            fit, sent, others, build, guess.priors, build.limit("max_batch_size")
+        )
         if reason is not None:
             held["kv_tokens"] = reason
     if "max_batch_size" not in fit.values:
@@ -72,13 +74,18 @@ def common_fit(
     return Common(fit, sent, guess.priors, held, warning)
 
 
-def values_of_runs(rows: Sequence[Row], common: Common, build: Build, per_run: str) -> dict[str, dict[str, float]]:
+def values_of_runs(
+    rows: Sequence[Row], common: Common, build: Build, per_run: str
+) -> dict[str, dict[str, float]]:
     """Return the values of each run: those of all, but for what its own rows say."""
     values = common.fit.values
     values_of = {row["run"]: values for row in rows}
     if len(values_of) == 1 or per_run == "nothing":
         return values_of
-    near = {name: Prior(value, math.exp(_NEAR), "the server of all runs") for name, value in values.items()}
+    near = {
+        name: Prior(value, math.exp(_NEAR), "the server of all runs")
+        for name, value in values.items()
+    }
     for run in values_of:
         own = [(row, load) for row, load in common.sent if row["run"] == run]
         if len(own) < 2:

@@ -1,4 +1,6 @@
-"""A calibration as a page: how far off its predictions are, the server that was found, and every row."""
+"""A calibration as a page: how far off its predictions are, the server that was found, and every
+row.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -54,9 +56,18 @@ def calibration_page(answer: Calibration, names: str = "") -> Page:
     shapes = counted(rows["shape"].n_unique(), "shape")
     sections = [
         Section("Parameters", facts=_parameters(answer)),
-        Section("Errors", ["Means of |predicted / measured - 1|."], tables=[_errors(answer)], notes=answer.notes),
+        Section(
+            "Errors",
+            ["Means of |predicted / measured - 1|."],
+            tables=[_errors(answer)],
+            notes=answer.notes,
+        ),
         Section("Predicted and measured", figures=lambda: [_figure(answer)]),
-        Section("Every row", ["Measured, predicted by the model, and how far off."], tables=[_rows(answer)]),
+        Section(
+            "Every row",
+            ["Measured, predicted by the model, and how far off."],
+            tables=[_rows(answer)],
+        ),
     ]
     verdicts = [_verdict(answer)]
     if answer.missed:
@@ -81,7 +92,11 @@ def _verdict(answer: Calibration) -> Verdict:
         for metric, error in errors.items()
         if error is not None and metric in ("ttft", "itl", "e2e")
     )
-    return Verdict("calibrated", f"mean relative errors over the {which}: {means}.", "by simulation of every row")
+    return Verdict(
+        "calibrated",
+        f"mean relative errors over the {which}: {means}.",
+        "by simulation of every row",
+    )
 
 
 def _missed(answer: Calibration) -> Section:
@@ -119,24 +134,33 @@ def _parameters(answer: Calibration) -> list[Fact]:
 
 
 def _meaning(answer: Calibration, name: str) -> str:
-    """Return what a parameter is the cost of; for one that the rows do not identify, its interval, too."""
+    """Return what a parameter is the cost of; for one that the rows do not identify, its interval,
+    too.
+    """
     if name not in answer.unidentified:
         return _MEANINGS[name]
     return f"{_MEANINGS[name]}; assumed within {answer.interval(name)}"
 
 
 def _errors(answer: Calibration) -> Table:
-    """Lay out the mean relative error of each metric by the rows it is of; then those of the common server."""
+    """Lay out the mean relative error of each metric by the rows it is of; then those of the common
+    server.
+    """
     parts = [("used to fit", True, False), ("not used", False, False), ("all", None, False)]
     caption = "One server for all rows."
     if answer.adjusted:
         parts += [("not used, one server", False, True), ("all, one server", None, True)]
         own = "an overhead of its own" if answer.per_run == "overhead" else "its own parameters"
         caption = (
-            f'Each run has {own}, adjusted to its fitted rows; "one server" is the common one, which a batch-time file '
+            f'Each run has {own}, adjusted to its fitted rows; "one server" is the common one, '
+            "which a batch-time file "
             "holds."
         )
-    counts = {True: answer.fitted, False: answer.rows.height - answer.fitted, None: answer.rows.height}
+    counts = {
+        True: answer.fitted,
+        False: answer.rows.height - answer.fitted,
+        None: answer.rows.height,
+    }
     rows = [
         (name, f"{counts[which]:,}", *map(_share, answer.errors(which, common=common).values()))
         for name, which, common in parts
@@ -151,7 +175,9 @@ def _share(error: float | None) -> str:
 
 def _rows(answer: Calibration) -> Table:
     """Lay out what was measured, what was predicted, and by how much it is off."""
-    heads = [f"{_HEADS[metric]}\n{part}" for metric, unit, _ in _SHOWN for part in (unit, "model", "off")]
+    heads = [
+        f"{_HEADS[metric]}\n{part}" for metric, unit, _ in _SHOWN for part in (unit, "model", "off")
+    ]
     rows = []
     strong = []
     by_load = answer.rows.sort("shape", "requests_per_s_measured", maintain_order=True)
@@ -160,7 +186,13 @@ def _rows(answer: Calibration) -> Table:
         rows.append((str(row["row"]), shape, row["load"], *_times(row), _carried(row)))
         strong += [index] if row["missed"] else []
     spare = [heads[8], heads[6], heads[7], heads[1], heads[4]]
-    return Table(("Row", " Shape", "Load", *heads, "Carries/s"), rows, _caption(answer), spare=spare, strong=strong)
+    return Table(
+        ("Row", " Shape", "Load", *heads, "Carries/s"),
+        rows,
+        _caption(answer),
+        spare=spare,
+        strong=strong,
+    )
 
 
 def _times(row: Mapping[str, Any]) -> list[str]:
@@ -175,7 +207,9 @@ def _times(row: Mapping[str, Any]) -> list[str]:
 
 
 def _carried(row: Mapping[str, Any]) -> str:
-    """Return what the server carries of a shape: a range, where memory that nobody saw may matter."""
+    """Return what the server carries of a shape: a range, where memory that nobody saw may
+    matter.
+    """
     least = f"{row['limit_at_least_per_s']:,.3g}-" if _ranges(row) else ""
     return f"{least}{row['limit_per_s']:,.3g}{'!' if row['beyond'] else ''}"
 
@@ -187,9 +221,14 @@ def _ranges(row: Mapping[str, Any]) -> bool:
 def _caption(answer: Calibration) -> str:
     """Say how to read the rows."""
     rows = answer.rows
-    carries = "Carries/s: requests of this shape that leave per second while many more wait, simulated"
+    carries = (
+        "Carries/s: requests of this shape that leave per second while many more wait, simulated"
+    )
     if any(_ranges(row) for row in rows.iter_rows(named=True)):
-        carries += "; a range: from the KV memory that the rows are known to have used, to memory without limit"
+        carries += (
+            "; a range: from the KV memory that the rows are known to have used, to memory "
+            "without limit"
+        )
     if rows["beyond"].any():
         carries += "; !: more arrive than that, so queues grow for as long as they last"
     parts = ["* used to fit. TTFT: median where there is one.", f"{carries}."]

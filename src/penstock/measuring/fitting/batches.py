@@ -97,7 +97,8 @@ class MeasuredBatches:
             row = int(np.argmax(off) if len(known) == 2 else np.argmin(rest))
             has = " and ".join(f"{tokens[row]:g} {name}" for name, tokens in known.items())
             raise InputError(
-                f"{self.source}: batch {row + 1:,} has {has} tokens, but {self.tokens[row]:g} in all; correct one"
+                f"{self.source}: batch {row + 1:,} has {has} tokens, but {self.tokens[row]:g} in "
+                "all; correct one"
             )
         for name in parts.keys() - known.keys():
             object.__setattr__(self, f"{name}_tokens", rest)
@@ -107,7 +108,8 @@ class MeasuredBatches:
         values = checks.column(f"{self.source}: {name}", getattr(self, name)).astype(np.float64)
         if values.size != np.size(self.seconds):
             raise InputError(
-                f"{self.source}: {values.size:,} values of {name} for {np.size(self.seconds):,} batches; give one each"
+                f"{self.source}: {values.size:,} values of {name} for {np.size(self.seconds):,} "
+                "batches; give one each"
             )
         low, high = limits_of(name)
         bad = ~((values >= low) & (values <= high))  # not finite, too
@@ -136,7 +138,9 @@ class MeasuredBatches:
         InputError
             If there is none.
         """
-        most = checks.whole("the largest token load", tokens, 1, 2**40, "tokens", "larger batches are left out")
+        most = checks.whole(
+            "the largest token load", tokens, 1, 2**40, "tokens", "larger batches are left out"
+        )
         if self.tokens.min() > most:
             raise InputError(
                 f"{self.source}: the smallest batch has {self.tokens.min():,.0f} tokens, so none "
@@ -185,7 +189,11 @@ class MeasuredBatches:
         too easy to predict; blocks of a sweep would be whole ranges of token loads, which must be
         extrapolated.
         """
-        order = np.random.default_rng(seed).permutation(len(self)) if self.is_sweep else np.arange(len(self))
+        order = (
+            np.random.default_rng(seed).permutation(len(self))
+            if self.is_sweep
+            else np.arange(len(self))
+        )
         return [np.sort(block) for block in np.array_split(order, min(count, len(self)))]
 
 
@@ -236,6 +244,8 @@ def joined(parts: list[MeasuredBatches]) -> MeasuredBatches:
         left_out=sum(part.left_out for part in parts),
         sweep=parts[0].sweep if len({part.sweep for part in parts}) == 1 else None,
         averaged=all(part.averaged for part in parts),
-        context_block=max((part.context_block for part in parts if part.context_block), default=None),
+        context_block=max(
+            (part.context_block for part in parts if part.context_block), default=None
+        ),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )

@@ -35,9 +35,15 @@ def cautions_of(batches: MeasuredBatches, fitted: Estimate) -> list[str]:
         )
     cautions += batches.notes
     if len(batches) < _FEW * fitted.size:
-        cautions.append(f"{len(batches):,} batches for {fitted.size} parameters are few; measure more")
+        cautions.append(
+            f"{len(batches):,} batches for {fitted.size} parameters are few; measure more"
+        )
     cautions += _left_out(batches, fitted.solution.outliers)
-    if batches.context is None and batches.decode_tokens is not None and batches.decode_tokens.any():
+    if (
+        batches.context is None
+        and batches.decode_tokens is not None
+        and batches.decode_tokens.any()
+    ):
         cautions.append(
             "no context is known of these batches, so a token of context costs nothing in this "
             "model: with long contexts batches take longer"
@@ -49,7 +55,10 @@ def cautions_of(batches: MeasuredBatches, fitted: Estimate) -> list[str]:
             "and what its context costs can hardly be told apart, which their intervals allow for"
         )
     if fitted.terms is not None:
-        cautions += [f"{_IN_WORDS[name]} is left out: {reason}" for name, reason in fitted.terms.left_out.items()]
+        cautions += [
+            f"{_IN_WORDS[name]} is left out: {reason}"
+            for name, reason in fitted.terms.left_out.items()
+        ]
     beyond = "a token budget beyond is extrapolated"
     if fitted.linear.family == "table":
         beyond = "a table refuses a token budget beyond"
@@ -121,10 +130,15 @@ def _attention(batches: MeasuredBatches, names: tuple[str, ...]) -> list[str]:
     if "cross_attention" in names:
         lengths.append(f"{most(batches.pairs, batches.prefill_tokens):,.0f} tokens before them")
     if {"decode_attention", "mixed_attention"} & set(names):
-        lengths.append(f"{most(batches.context, batches.decode_tokens):,.0f} tokens before a decode")
+        lengths.append(
+            f"{most(batches.context, batches.decode_tokens):,.0f} tokens before a decode"
+        )
     if not lengths:
         return []
-    return [f"attention was measured up to {', '.join(lengths)} (means of a batch); longer ones are extrapolated"]
+    return [
+        f"attention was measured up to {', '.join(lengths)} (means of a batch); longer ones are "
+        "extrapolated"
+    ]
 
 
 def _sparse(batches: MeasuredBatches) -> list[str]:
@@ -133,7 +147,10 @@ def _sparse(batches: MeasuredBatches) -> list[str]:
     above = int((batches.tokens > upper).sum())
     if above >= max(5, 0.01 * len(batches)):
         return []
-    return [f"only {above:,} of {len(batches):,} batches have more than {upper:,.0f} tokens: large ones rest on few"]
+    return [
+        f"only {above:,} of {len(batches):,} batches have more than {upper:,.0f} tokens: large "
+        "ones rest on few"
+    ]
 
 
 def _falling(batches: MeasuredBatches) -> list[str]:
@@ -147,7 +164,9 @@ def _falling(batches: MeasuredBatches) -> list[str]:
     load = np.array([k for k, _ in held])
     middle = np.array([np.median(seconds) for _, seconds in held])
     spread = np.array([np.median(np.abs(seconds / np.median(seconds) - 1)) for _, seconds in held])
-    spread = np.maximum(spread, np.median(spread)) * _MAD_TO_SD  # of few batches it may come out small
+    spread = (
+        np.maximum(spread, np.median(spread)) * _MAD_TO_SD
+    )  # of few batches it may come out small
     error = _OF_MEDIAN * spread * middle / np.sqrt([seconds.size for _, seconds in held])
     fall = 1 - middle / middle[:, None]  # [a, b]: how much less b takes than a
     uncertain = np.hypot(error, error[:, None]) / middle[:, None]

@@ -20,12 +20,18 @@ _EACH, _OF_ALL = "for each batch", "the line"
 
 
 def fitted_line(fit: Fit) -> alt.LayerChart:
-    """Measured batch times over token load, with the model's line; of a composition, what it predicts for each."""
+    """Measured batch times over token load, with the model's line; of a composition, what it
+    predicts for each.
+    """
     points = _points(fit)
     measured = (
         alt.Chart(points)
         .mark_point(size=22, opacity=0.55, filled=False, strokeWidth=1.2)
-        .encode(x=_loads(fit), y=alt.Y("measured_ms:Q", title="Batch time (ms)", axis=_AXIS), **_kinds(points))
+        .encode(
+            x=_loads(fit),
+            y=alt.Y("measured_ms:Q", title="Batch time (ms)", axis=_AXIS),
+            **_kinds(points),
+        )
     )
     chart: alt.LayerChart = alt.LayerChart(layer=[measured, _model(fit, points)]).properties(
         width=520, height=320, title=f"Batch time by token load: {fit.name}"
@@ -35,7 +41,9 @@ def fitted_line(fit: Fit) -> alt.LayerChart:
 
 
 def relative_errors(fit: Fit) -> alt.LayerChart:
-    """Predicted / measured - 1 of each batch over its token load; the whole height is 1.2 times the 98% between."""
+    """Predicted / measured - 1 of each batch over its token load; the whole height is 1.2 times the
+    98% between.
+    """
     points = _points(fit)
     limit = max(1.2 * max(abs(fit.quantiles[0.01]), abs(fit.quantiles[0.99])), 1e-3)
     shown = points.with_columns(pl.col("error").clip(-limit, limit))
@@ -53,7 +61,11 @@ def relative_errors(fit: Fit) -> alt.LayerChart:
             **_kinds(points),
         )
     )
-    zero = alt.Chart(pl.DataFrame({"y": [0.0]})).mark_rule(color=_LINE, strokeWidth=1.5).encode(y="y:Q")
+    zero = (
+        alt.Chart(pl.DataFrame({"y": [0.0]}))
+        .mark_rule(color=_LINE, strokeWidth=1.5)
+        .encode(y="y:Q")
+    )
     chart: alt.LayerChart = alt.LayerChart(layer=[errors, zero]).properties(
         width=520, height=220, title="Relative error of each batch; those beyond stand at the edge"
     )
@@ -74,7 +86,10 @@ def _points(fit: Fit) -> pl.DataFrame:
             "batch": np.where(fit.outliers, "left out", "fitted"),
         }
     )
-    kept, out = frame.filter(pl.col("batch") == "fitted"), frame.filter(pl.col("batch") == "left out")
+    kept, out = (
+        frame.filter(pl.col("batch") == "fitted"),
+        frame.filter(pl.col("batch") == "left out"),
+    )
     return pl.concat([part.gather_every(-(-part.height // _MOST) or 1) for part in (kept, out)])
 
 
@@ -88,7 +103,9 @@ def _loads(fit: Fit) -> alt.X:
 
 
 def _kinds(points: pl.DataFrame) -> dict[str, Any]:
-    """Colour and shape of fitted batches and of those left out; no legend where there is but one kind."""
+    """Colour and shape of fitted batches and of those left out; no legend where there is but one
+    kind.
+    """
     kinds = [kind for kind in _SHAPES if (points["batch"] == kind).any()]
     legend = alt.Legend(title="Measured", symbolSize=80) if len(kinds) > 1 else None
     colours, shapes = [_COLOURS[kind] for kind in kinds], [_SHAPES[kind] for kind in kinds]
@@ -99,7 +116,9 @@ def _kinds(points: pl.DataFrame) -> dict[str, Any]:
 
 
 def _model(fit: Fit, points: pl.DataFrame) -> alt.Chart:
-    """Draw the model: a line by token load, or a bar for each batch where the load alone does not decide."""
+    """Draw the model: a line by token load, or a bar for each batch where the load alone does not
+    decide.
+    """
     chart: alt.Chart
     y = alt.Y("predicted_ms:Q")
     if fit.name.startswith(COMPOSED):
@@ -108,10 +127,16 @@ def _model(fit: Fit, points: pl.DataFrame) -> alt.Chart:
         chart = bars.encode(x=_loads(fit), y=y, stroke=_legend(_EACH))
         return chart
     low, high = float(fit.batches.tokens.min()), float(fit.batches.tokens.max())
-    loads = np.unique(np.concatenate((np.linspace(low, high, 1_000).round(), np.geomspace(low, high, 200).round())))
+    loads = np.unique(
+        np.concatenate(
+            (np.linspace(low, high, 1_000).round(), np.geomspace(low, high, 200).round())
+        )
+    )
     loads = loads[(loads >= low) & (loads <= high)]
     line = pl.DataFrame({"tokens": loads, "predicted_ms": fit.model(loads) * 1e3, "model": _OF_ALL})
-    drawn = alt.Chart(line).mark_line(strokeWidth=2, interpolate="step-before" if _steps(fit) else "linear")
+    drawn = alt.Chart(line).mark_line(
+        strokeWidth=2, interpolate="step-before" if _steps(fit) else "linear"
+    )
     chart = drawn.encode(x=_loads(fit), y=y, stroke=_legend(_OF_ALL))
     return chart
 

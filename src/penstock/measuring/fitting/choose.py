@@ -79,7 +79,9 @@ def choose(
     names = list(models) if models is not None else families_for(batches)
     whole = {name: fitted for name in names if (fitted := _possible(batches, name)) is not None}
     blocks = batches.blocks(folds, seed)
-    errors = {name: np.array([_error_on(batches, block, name) for block in blocks]) for name in whole}
+    errors = {
+        name: np.array([_error_on(batches, block, name) for block in blocks]) for name in whole
+    }
     if not any(np.isfinite(fitted).all() for fitted in errors.values()):
         raise InputError(
             f"{batches.source}: no model can be fitted with a block of the batches held out; "

@@ -25,24 +25,35 @@ Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="FILE...",
-        help="Measured batches: a table, an engine's log or metrics, a layer profile; -: standard input.",
+        help="Measured batches: a table, an engine's log or metrics, a layer profile; -: standard "
+        "input.",
     ),
 ]
 Model = Annotated[
     str,
-    typer.Option("--model", help="auto, affine, hinge, steps, table, composition, or composition-affine ..."),
+    typer.Option(
+        "--model", help="auto, affine, hinge, steps, table, composition, or composition-affine ..."
+    ),
 ]
 Format = Annotated[
     str | None,
-    typer.Option("--format", help="table, vllm, sglang, tensorrt-llm, blis, splitwise, vidur, llmservingsim."),
+    typer.Option(
+        "--format", help="table, vllm, sglang, tensorrt-llm, blis, splitwise, vidur, llmservingsim."
+    ),
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="COLUMN=VALUE", help="Keep these rows of a table; may be repeated."),
+    typer.Option(
+        "--where", metavar="COLUMN=VALUE", help="Keep these rows of a table; may be repeated."
+    ),
 ]
-Layers = Annotated[int | None, typer.Option("--layers", help="Layers of the model, for layer profiles.")]
+Layers = Annotated[
+    int | None, typer.Option("--layers", help="Layers of the model, for layer profiles.")
+]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="Leave larger batches out.")]
-StepWidth = Annotated[int | None, typer.Option("--b0", help="Step width or bend, instead of the one found.")]
+StepWidth = Annotated[
+    int | None, typer.Option("--b0", help="Step width or bend, instead of the one found.")
+]
 Confidence = Annotated[float, typer.Option("--confidence", help="Of the intervals.")]
 Seed = Annotated[int, typer.Option("--seed", help="Of the bootstrap.")]
 
@@ -64,7 +75,9 @@ def fit(
     figures: Figures = None,
     report: Report = None,
 ) -> None:
-    """Fit a batch-time model to measured batches: parameters with intervals, errors, which model predicts best."""
+    """Fit a batch-time model to measured batches: parameters with intervals, errors, which model
+    predicts best.
+    """
     from penstock.measuring.fitting.batches import joined
     from penstock.measuring.fitting.fit import fit as fit_batches
     from penstock.measuring.fitting.readers import read_batches
@@ -74,7 +87,10 @@ def fit(
     refuse_twice(files)
     chosen = dict(_pair(text) for text in where or ())
     batches = joined(
-        [read_batches(file, format, where=chosen or None, layers=layers, max_gib=max_gib) for file in files]
+        [
+            read_batches(file, format, where=chosen or None, layers=layers, max_gib=max_gib)
+            for file in files
+        ]
     )
     if max_tokens is not None:
         batches = batches.up_to(max_tokens)
@@ -99,5 +115,8 @@ def fit(
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name.strip() and equals):
-        raise InputError(f"--where {checks.shown(text)} names no column and value; give --where model=llama-2-70b")
+        raise InputError(
+            f"--where {checks.shown(text)} names no column and value; give --where "
+            "model=llama-2-70b"
+        )
     return name.strip(), value.strip()

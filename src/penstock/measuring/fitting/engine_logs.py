@@ -28,7 +28,9 @@ _ROUNDED = 0.00051  # share of the KV cache by which the log may be off
 _SHOWN = 3 * _ROUNDED  # from one more block, where rounding does not hide it
 _DISTINCT = 8  # shares that must be whole numbers of a block, or it is by chance
 _EQUAL = "prompts of one batch are taken as equally long: the file gives their sum"
-_ROUNDED_SHARE = "context is taken from the share of the KV cache in use, which the log rounds to 0.1%"
+_ROUNDED_SHARE = (
+    "context is taken from the share of the KV cache in use, which the log rounds to 0.1%"
+)
 
 
 def find_iterations(source: Source) -> MeasuredBatches:
@@ -128,7 +130,9 @@ _LOGGED = (
 )  # fmt: skip
 
 
-def _columns_of(source: Source, held_in: str, names: Sequence[str], per_second: float) -> tuple[dict[str, Array], int]:
+def _columns_of(
+    source: Source, held_in: str, names: Sequence[str], per_second: float
+) -> tuple[dict[str, Array], int]:
     """Return columns of the records that are batches, and how many records cannot be read.
 
     Parameters
@@ -174,7 +178,9 @@ def _number(value: Any) -> float:
 def _possible(source: Source, place: str, names: Sequence[str], values: list[float]) -> None:
     """Refuse seconds, which may be 0, and counts that cannot be."""
     for name, value in zip(names, values, strict=True):
-        least, most = (SHORTEST_S, limits_of("seconds")[1]) if name == names[0] else limits_of("context")
+        least, most = (
+            (SHORTEST_S, limits_of("seconds")[1]) if name == names[0] else limits_of("context")
+        )
         if value != 0 and not least <= value <= most:
             unit = " s" if name == names[0] else ""
             raise source.fault(
@@ -205,7 +211,9 @@ def _listed(document: Any) -> list[Any]:
     return document if isinstance(document, list) else [document]
 
 
-def _batches(source: Source, format: str, bad: int, columns: Mapping[str, Array], *notes: str) -> MeasuredBatches:
+def _batches(
+    source: Source, format: str, bad: int, columns: Mapping[str, Array], *notes: str
+) -> MeasuredBatches:
     """Put together what a format tells: prompts and their sums, decodes and their sums.
 
     Parameters
@@ -223,7 +231,9 @@ def _batches(source: Source, format: str, bad: int, columns: Mapping[str, Array]
     used = (new + out > 0) & (seconds > 0)
     if not used.any():
         raise source.fault(
-            f"has no batch that can be read as {format}" + (f", {bad:,} lines cannot" if bad else "") + ". Check the "
+            f"has no batch that can be read as {format}"
+            + (f", {bad:,} lines cannot" if bad else "")
+            + ". Check the "
             "format, and that the engine was told to write its iterations"
         )
     several = np.maximum(prompts, 1)

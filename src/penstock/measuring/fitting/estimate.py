@@ -59,8 +59,12 @@ class Estimate:
 
     def columns(self, batches: MeasuredBatches, b0: float | None = None) -> Array:
         """Return the columns of the coefficients, perhaps with another step width or bend."""
-        linear = (self.linear if b0 is None else Linear(self.linear.family, (b0,))).columns(batches.tokens)
-        return linear if self.terms is None else np.column_stack((linear, self.terms.columns(batches)))
+        linear = (self.linear if b0 is None else Linear(self.linear.family, (b0,))).columns(
+            batches.tokens
+        )
+        return (
+            linear if self.terms is None else np.column_stack((linear, self.terms.columns(batches)))
+        )
 
     def predicted(self, batches: MeasuredBatches) -> Array:
         """Return seconds; beyond the last load of a table as long as there."""
@@ -73,7 +77,9 @@ class Estimate:
         linear = self.linear.model(self.solution.coefficients[:count])
         if self.terms is None:
             return linear
-        costs = dict(zip(self.terms.names, self.solution.coefficients[count:].tolist(), strict=True))
+        costs = dict(
+            zip(self.terms.names, self.solution.coefficients[count:].tolist(), strict=True)
+        )
         return composition(linear, costs)
 
 
@@ -112,15 +118,25 @@ def _shape(family: str, tokens: Array, b0: float | None) -> tuple[float, ...]:
     if b0 is None:
         return table_knots(tokens) if family == "table" else ()
     if family not in ("hinge", "steps"):
-        raise InputError(f"b0 is {b0:g}, but {family} has no step or bend; ask for steps or hinge, or leave b0 out")
-    return (float(checks.whole("b0", b0, 1, MOST_TOKENS, "tokens", "a step or bend at a whole number of tokens")),)
+        raise InputError(
+            f"b0 is {b0:g}, but {family} has no step or bend; ask for steps or hinge, or leave b0 "
+            "out"
+        )
+    return (
+        float(
+            checks.whole(
+                "b0", b0, 1, MOST_TOKENS, "tokens", "a step or bend at a whole number of tokens"
+            )
+        ),
+    )
 
 
 def check_enough(batches: MeasuredBatches) -> None:
     """Refuse batches from which no cost of a token can be told."""
     if len(batches) < _FEWEST:
         raise InputError(
-            f"{batches.source}: {len(batches):,} batches are too few for a fit; measure at least {_FEWEST}"
+            f"{batches.source}: {len(batches):,} batches are too few for a fit; measure at least "
+            f"{_FEWEST}"
         )
     if batches.tokens.max() == batches.tokens.min():
         raise InputError(
@@ -137,7 +153,9 @@ def _by_load(batches: MeasuredBatches) -> Array:
     return medians
 
 
-def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside: Array, start: Array) -> Estimate:
+def _searched(
+    batches: MeasuredBatches, family: str, terms: Terms | None, beside: Array, start: Array
+) -> Estimate:
     """Fit a family with its step width or bend: a grid, then whole numbers around the best few.
 
     Candidates are compared with the outliers and weights of a table. Step widths that the data
@@ -176,7 +194,9 @@ def _searched(batches: MeasuredBatches, family: str, terms: Terms | None, beside
         best = max(likely, key=lambda b0: (int(b0) & -int(b0), -lost[b0]))
     linear = Linear(family, (best,))
     columns = np.column_stack((linear.columns(tokens), beside))
-    return Estimate(linear, terms, fit_relative(columns, seconds, start, batches.kinds), tuple(sorted(likely)))
+    return Estimate(
+        linear, terms, fit_relative(columns, seconds, start, batches.kinds), tuple(sorted(likely))
+    )
 
 
 def _grid(family: str, most: float) -> list[float]:

@@ -117,7 +117,11 @@ def known_terms(batches: MeasuredBatches, *, split: bool) -> dict[str, Array]:
     ``split``: decodes beside prefill on their own.
     """
     terms: dict[str, Array] = {}
-    beside = np.zeros(len(batches), bool) if batches.prefill_tokens is None else batches.prefill_tokens > 0
+    beside = (
+        np.zeros(len(batches), bool)
+        if batches.prefill_tokens is None
+        else batches.prefill_tokens > 0
+    )
     if batches.context is not None:
         if split:
             terms["decode_attention"] = np.where(beside, 0.0, batches.context)
@@ -143,7 +147,9 @@ def terms_of(batches: MeasuredBatches) -> Terms:
     enough of both kinds to tell it.
     """
     parts = known_terms(batches, split=True)
-    if batches.context is not None and all(_enough(parts[name]) for name in ("decode_attention", "mixed_attention")):
+    if batches.context is not None and all(
+        _enough(parts[name]) for name in ("decode_attention", "mixed_attention")
+    ):
         terms = _told_apart(batches, split=True)
         if {"decode_attention", "mixed_attention"}.issubset(terms.names):
             return terms
@@ -165,7 +171,9 @@ def _told_apart(batches: MeasuredBatches, split: bool) -> Terms:
             continue
         if name == "with_prefill" and not (_enough(column) and _enough(1 - column)):
             if not column.all():
-                left_out[name] = f"fewer than {_FEWEST_OF_A_KIND} batches have prefill, or have none"
+                left_out[name] = (
+                    f"fewer than {_FEWEST_OF_A_KIND} batches have prefill, or have none"
+                )
             continue
         weighted = column * weights
         fitted = basis @ np.linalg.lstsq(basis, weighted, rcond=None)[0]

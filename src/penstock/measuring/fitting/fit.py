@@ -94,14 +94,17 @@ class Fit(Judged, Shown):
             "outliers": int(self.outliers.sum()),
             "tokens": [float(tokens.min()), float(tokens.max())],
             "parameters": {
-                name: {"value": value, "low": low, "high": high} for name, (value, low, high) in self.parameters.items()
+                name: {"value": value, "low": low, "high": high}
+                for name, (value, low, high) in self.parameters.items()
             },
             "confidence": self.confidence,
             "r2": self.r2,
             "r2_without_outliers": self.r2_without_outliers,
             "mean_absolute_error": self.mean_absolute_error,
             "bias": self.bias,
-            "error_quantiles": {f"p{share * 100:g}": value for share, value in self.quantiles.items()},
+            "error_quantiles": {
+                f"p{share * 100:g}": value for share, value in self.quantiles.items()
+            },
             "candidates": [_finite(dataclasses.asdict(candidate)) for candidate in self.candidates],
             "warnings": list(self.warnings),
             "source": self.batches.source,
@@ -155,10 +158,14 @@ def fit(
     InputError
         If there is no such model, or the batches are too few or tell no cost of a token.
     """
-    confidence = checks.number("confidence", confidence, 0.5, 0.99, "", "400 resamples tell no more")
+    confidence = checks.number(
+        "confidence", confidence, 0.5, 0.99, "", "400 resamples tell no more"
+    )
     seed = checks.whole("seed", seed, 0, 2**63, "", "a seed is a whole number")
     if b0 is not None and model in ("auto", "composition"):
-        raise InputError(f"b0 is {checks.shown(b0)}, but which model has it is open; name it: steps, hinge")
+        raise InputError(
+            f"b0 is {checks.shown(b0)}, but which model has it is open; name it: steps, hinge"
+        )
     candidates = _candidates(batches, model, folds, seed)
     name = next((candidate.name for candidate in candidates if candidate.chosen), model)
     fitted = estimate(batches, name, b0)
@@ -179,7 +186,9 @@ def _candidates(batches: MeasuredBatches, model: str, folds: int, seed: int) -> 
     """Return the families that were compared; none where one is named, or none is possible."""
     if model not in ("auto", "composition"):
         return []
-    families = [family for family in families_for(batches) if model == "auto" or family.startswith(COMPOSED)]
+    families = [
+        family for family in families_for(batches) if model == "auto" or family.startswith(COMPOSED)
+    ]
     return choose(batches, families, folds=folds, seed=seed) if families else []
 
 
@@ -198,7 +207,9 @@ def _parameters(
     batches: MeasuredBatches, fitted: Estimate, confidence: float, seed: int
 ) -> dict[str, tuple[float, float, float]]:
     """Return the parameters by name, with percentiles of a bootstrap as ends of their intervals."""
-    bends = np.array(fitted.likely if fitted.linear.family == "hinge" else ())  # the cost of a step is for its width
+    bends = np.array(
+        fitted.likely if fitted.linear.family == "hinge" else ()
+    )  # the cost of a step is for its width
     few = bends[np.linspace(0, max(bends.size - 1, 0), min(bends.size, _BENDS)).astype(int)]
     candidates = [fitted.columns(batches), *(fitted.columns(batches, float(b0)) for b0 in few)]
     blocks = batches.blocks(bootstrap_blocks(len(batches)), seed)
@@ -212,7 +223,9 @@ def _parameters(
     low, high = np.quantile(samples, [tail, 1 - tail], axis=0)
     low, high = np.minimum(low, values), np.maximum(high, values)
     names = [*fitted.linear.names, *([] if fitted.terms is None else fitted.terms.names)]
-    intervals = dict(zip(names, zip(values.tolist(), low.tolist(), high.tolist(), strict=True), strict=True))
+    intervals = dict(
+        zip(names, zip(values.tolist(), low.tolist(), high.tolist(), strict=True), strict=True)
+    )
     if fitted.likely:
         intervals["b0"] = (fitted.linear.shape[0], fitted.likely[0], fitted.likely[-1])
     elif fitted.linear.family in ("hinge", "steps"):
@@ -240,4 +253,7 @@ def _widened(
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
     """Return the same with None for what is not finite, as JSON wants it."""
-    return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in values.items()}
+    return {
+        name: None if isinstance(v, float) and not np.isfinite(v) else v
+        for name, v in values.items()
+    }

@@ -59,4 +59,6 @@ def seconds_of(model: BatchTime, batches: MeasuredBatches) -> Array:
     none = np.zeros(len(batches))
     prefill = none if batches.prefill_tokens is None else batches.prefill_tokens
     known = (batches.requests, batches.squares, batches.pairs, batches.context)
-    return model.of_batches(prefill, batches.tokens - prefill, *(none if v is None else v for v in known))
+    return model.of_batches(
+        prefill, batches.tokens - prefill, *(none if v is None else v for v in known)
+    )

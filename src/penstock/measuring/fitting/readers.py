@@ -92,7 +92,9 @@ def read_batches(
     kind = format or _told(source)
     if kind in _LINES:
         if where:
-            raise InputError(f"{source.name} is no table but of the format {kind}; leave `where` out")
+            raise InputError(
+                f"{source.name} is no table but of the format {kind}; leave `where` out"
+            )
         return _LINES[kind](source)
     table = open_table(source)
     if kind == "vidur":
@@ -148,7 +150,9 @@ _LINES: dict[str, Callable[[Source], MeasuredBatches]] = {
 }
 
 
-def _layers_known(path: Path, layers: int | None, degree: int, read: Callable[..., LayerTimes]) -> MeasuredBatches:
+def _layers_known(
+    path: Path, layers: int | None, degree: int, read: Callable[..., LayerTimes]
+) -> MeasuredBatches:
     """Return the batches of one accelerator out of ``degree``; notes say what their times lack."""
     if layers is None:
         raise InputError(
@@ -161,8 +165,14 @@ def _layers_known(path: Path, layers: int | None, degree: int, read: Callable[..
         missing.append(f"exchange between {degree} accelerators")
     return dataclasses.replace(
         batches,
-        source=(f"{path.name} (profile of single layers, times {layers:,}, without {' and '.join(missing)})"),
-        notes=tuple(f"{what} is not in these times, so batches take longer than this model says" for what in missing),
+        source=(
+            f"{path.name} (profile of single layers, times {layers:,}, without "
+            f"{' and '.join(missing)})"
+        ),
+        notes=tuple(
+            f"{what} is not in these times, so batches take longer than this model says"
+            for what in missing
+        ),
     )
 
 
@@ -172,7 +182,8 @@ def _degree(where: dict[str, str]) -> int:
     if where or not text.strip().isdecimal():
         asked = ", ".join(f"{name}={value}" for name, value in where.items()) or checks.shown(text)
         raise InputError(
-            f"`where` of a Vidur profile is {asked}, but chooses num_tensor_parallel_workers=1, 2 ... only"
+            f"`where` of a Vidur profile is {asked}, but chooses num_tensor_parallel_workers=1, 2 "
+            "... only"
         )
     return int(text)
 
@@ -181,18 +192,28 @@ def _plain(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatch
     """Read a table with the columns of `MeasuredBatches`."""
     units = [name for name in _PER_SECOND if name in table.header]
     if len(units) > 1:
-        raise source.fault(f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one")
+        raise source.fault(
+            f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
+        )
     names = [name for name in COLUMNS if name != "seconds" and name in table.header]
     if {"layer", "time_us"}.issubset(table.header):
-        raise source.fault("has times of layers, not of batches. Name the folder that it lies in, with --layers")
-    if not units or ("tokens" not in names and not {"prefill_tokens", "decode_tokens"}.issubset(names)):
+        raise source.fault(
+            "has times of layers, not of batches. Name the folder that it lies in, with --layers"
+        )
+    if not units or (
+        "tokens" not in names and not {"prefill_tokens", "decode_tokens"}.issubset(names)
+    ):
         raise source.fault(
             f"has the columns {checks.shown(', '.join(table.header))}, but batches need tokens (or "
             "prefill_tokens and decode_tokens) and seconds, ms or us. Rename them"
         )
     columns: dict[str, Any] = _numbers(source, table, (*names, *units), where)
     seconds = columns.pop(units[0]) / _PER_SECOND[units[0]]
-    tokens = columns.pop("tokens") if "tokens" in columns else columns["prefill_tokens"] + columns["decode_tokens"]
+    tokens = (
+        columns.pop("tokens")
+        if "tokens" in columns
+        else columns["prefill_tokens"] + columns["decode_tokens"]
+    )
     return MeasuredBatches(seconds, tokens, **columns, source=source.name)
 
 
@@ -204,12 +225,17 @@ def _blis(source: Source, table: Table, where: dict[str, str]) -> MeasuredBatche
     the sum over decodes may be larger.
     """
     _one_machine(source, table, where, ("model", "tp"))
-    columns = _numbers(source, table, _BLIS, where, may_lack=("next_sampled_id_gap", "true_cycle_us"))
+    columns = _numbers(
+        source, table, _BLIS, where, may_lack=("next_sampled_id_gap", "true_cycle_us")
+    )
     gap, cycle = columns["next_sampled_id_gap"], columns["true_cycle_us"]
     prefill, decode = columns["batch.prefill_tokens"], columns["batch.decode_tokens"]
     rows = (gap == 1) & (cycle > 0) & (prefill + decode > 0)
     if not rows.any():
-        raise source.fault("has no step with tokens whose next step was sampled, too, so no time is known of one step")
+        raise source.fault(
+            "has no step with tokens whose next step was sampled, too, so no time is known of one "
+            "step"
+        )
     used = columns["kv.blocks_total_gpu"] - columns["kv.blocks_free_gpu"]
     held = used * _BLOCK - columns["queue.running_depth"] * _BLOCK / 2 - prefill
     requests = columns["batch.num_prefill_reqs"] + columns["batch.num_decode_reqs"]
@@ -278,7 +304,9 @@ def _numbers(
         kept = text.filter(_matches(name, value))
         if kept.is_empty():
             values = ", ".join(text[name].drop_nulls().unique().sort().to_list())
-            raise source.fault(f"has no row where {name} is {checks.shown(value)}, but {checks.shown(values)}")
+            raise source.fault(
+                f"has no row where {name} is {checks.shown(value)}, but {checks.shown(values)}"
+            )
         text = kept
     limits = {name: _limits(name) for name in names}
     wrong = "from {:g} to {:g}, so no model can be fitted"
@@ -308,7 +336,10 @@ def _one_machine(source: Source, table: Table, where: dict[str, str], by: tuple[
     text = text.filter(pl.lit(True), *(_matches(*pair) for pair in chosen.items()))
     kinds = text.select(told).unique().sort(told)
     if kinds.height > 1:
-        several = "; ".join(", ".join(f"{name}={value}" for name, value in kind.items()) for kind in kinds.to_dicts())
+        several = "; ".join(
+            ", ".join(f"{name}={value}" for name, value in kind.items())
+            for kind in kinds.to_dicts()
+        )
         raise source.fault(
             f"holds batches of {kinds.height} machines, each with times of its own. Choose one "
             f"with `where` (--where): {several}"

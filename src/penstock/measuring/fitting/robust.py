@@ -91,7 +91,9 @@ def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[P
         before = predicted
         error = seconds / predicted - 1
         scale = max(_MAD_TO_SD * float(np.median(np.abs(error))), _FINEST)
-        weights = np.sqrt(np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(error), 1e-300))) / predicted
+        weights = (
+            np.sqrt(np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(error), 1e-300))) / predicted
+        )
         coefficients = solve(columns, seconds, weights)
         predicted = np.maximum(apply(columns, coefficients), least)
         if np.allclose(predicted, before, rtol=_SETTLED, atol=0):
@@ -103,7 +105,9 @@ def fit_relative(columns: Array, seconds: Array, start: Array, kinds: Sequence[P
             far[kind] = far_from_neighbours(seconds[kind] / predicted[kind] - 1, predicted[kind])
         coefficients = solve(columns, seconds, ~far / predicted)
         predicted = np.maximum(apply(columns, coefficients), least)
-        settled = bool((far == outliers).all()) and np.allclose(predicted, before, rtol=_SETTLED, atol=0)
+        settled = bool((far == outliers).all()) and np.allclose(
+            predicted, before, rtol=_SETTLED, atol=0
+        )
         outliers = far
         if settled:
             break
@@ -130,7 +134,9 @@ def far_from_neighbours(error: Array, by: Array) -> Rows:
     scale = np.maximum(running_median(from_median), np.median(from_median))
     far = from_median > _FAR * np.maximum(_MAD_TO_SD * scale, _FINEST)
     level = by[order]
-    similar = np.searchsorted(level, _SIMILAR * level, "right") - np.searchsorted(level, level / _SIMILAR)
+    similar = np.searchsorted(level, _SIMILAR * level, "right") - np.searchsorted(
+        level, level / _SIMILAR
+    )
     outliers = np.zeros(error.size, bool)
     outliers[order] = far & (similar >= _FEWEST)
     return outliers
@@ -148,7 +154,9 @@ def running_median(values: Array) -> Array:
     return np.asarray(median_filter(padded, size=2 * side + 1)[side : side + values.size])
 
 
-def resampled(candidates: list[Array], seconds: Array, solution: Solution, blocks: list[Places], seed: int) -> Array:
+def resampled(
+    candidates: list[Array], seconds: Array, solution: Solution, blocks: list[Places], seed: int
+) -> Array:
     """Return coefficients of a bootstrap over blocks of batches; shape (resamples, coefficients).
 
     Outliers and weights stay as solution. Each resample solves the normal equations of the blocks
@@ -167,7 +175,9 @@ def resampled(candidates: list[Array], seconds: Array, solution: Solution, block
         Rows that are drawn together.
     """
     weights = ~solution.outliers / np.maximum(solution.predicted, 1e-300)
-    drawn = np.random.default_rng(seed).multinomial(len(blocks), np.full(len(blocks), 1 / len(blocks)), size=_RESAMPLES)
+    drawn = np.random.default_rng(seed).multinomial(
+        len(blocks), np.full(len(blocks), 1 / len(blocks)), size=_RESAMPLES
+    )
     best = np.full(_RESAMPLES, np.inf)
     kept = np.zeros((_RESAMPLES, candidates[0].shape[1]))
     for columns in candidates:
@@ -189,7 +199,9 @@ def _solve_normal(products: Array) -> Array:
     scaled = products / np.outer(size, size)
     matrix = scaled[:-1, :-1] + _RIDGE * np.eye(len(scaled) - 1)
     root = np.linalg.cholesky(matrix).T
-    coefficients: Array = nnls(root, np.linalg.solve(root.T, scaled[:-1, -1]))[0] * size[-1] / size[:-1]
+    coefficients: Array = (
+        nnls(root, np.linalg.solve(root.T, scaled[:-1, -1]))[0] * size[-1] / size[:-1]
+    )
     return coefficients
 
 

@@ -1,4 +1,6 @@
-"""A fit as a page: the model, its parameters in units that people read, how well it fits, what it was chosen from."""
+"""A fit as a page: the model, its parameters in units that people read, how well it fits, what it
+was chosen from.
+"""
 
 import dataclasses
 import math
@@ -26,8 +28,10 @@ _COSTS = {
 }
 
 _HELD_OUT = (
-    "Error: the mean of |predicted / measured - 1| on batches held out of the fit, block by block. Of the models whose "
-    "error is at most one standard error above the least, the one with the fewest parameters is taken."
+    "Error: the mean of |predicted / measured - 1| on batches held out of the fit, block by "
+    "block. Of the models whose "
+    "error is at most one standard error above the least, the one with the fewest parameters is "
+    "taken."
 )
 _PLAIN = 1e4  # from here on four digits would need an exponent
 _KNOTS = 12
@@ -66,7 +70,14 @@ def fit_page(fit: Fit) -> Page:
     return Page(
         title=f"Batch time of {fit.batches.source}",
         heading=f"{fit.n:,} batches of {tokens.min():,.0f} to {tokens.max():,.0f} tokens",
-        verdicts=[Verdict("fitted", f"batch time of b tokens is {_formula(fit)}.", "by least squares", fit.name)],
+        verdicts=[
+            Verdict(
+                "fitted",
+                f"batch time of b tokens is {_formula(fit)}.",
+                "by least squares",
+                fit.name,
+            )
+        ],
         sections=sections,
     )
 
@@ -102,14 +113,19 @@ def _parameters(fit: Fit) -> list[_Parameter]:
 
 
 def _some(rows: list[_Parameter]) -> list[_Parameter]:
-    """Return the parameters with some of the knots of a table, the first and the last among them."""
+    """Return the parameters with some of the knots of a table, the first and the last among
+    them.
+    """
     loads = [row for row in rows if row.name.startswith("t_")]
     every = -(-len(loads) // _KNOTS) or 1
     return [*loads[:-1:every], *loads[-1:], *rows[len(loads) :]]
 
 
 def _table(rows: Sequence[_Parameter]) -> Table:
-    cells = [(one.name, *map(_digits, (one.value, one.low, one.high)), one.unit, one.meaning) for one in rows]
+    cells = [
+        (one.name, *map(_digits, (one.value, one.low, one.high)), one.unit, one.meaning)
+        for one in rows
+    ]
     return Table(("Parameter", "Value", "From", "To", "Unit", "Cost of"), cells)
 
 
@@ -121,12 +137,22 @@ def _quality(fit: Fit) -> list[Fact]:
     """Return how well it fits."""
     low, middle, high = (fit.quantiles[share] for share in (0.05, 0.5, 0.95))
     count = int(fit.outliers.sum())
-    left_out = f"{count:,} far from similar ones, left out of the fit" if count else "none far from similar ones"
+    left_out = (
+        f"{count:,} far from similar ones, left out of the fit"
+        if count
+        else "none far from similar ones"
+    )
     of_seconds = f"of seconds, all batches; {fit.r2_without_outliers:.4f} without those left out"
     return [
         Fact("Batches", f"{fit.n:,}", left_out),
-        Fact("Error", f"{fit.mean_absolute_error:.2%}", "mean of |predicted / measured - 1|, all batches"),
-        Fact("Range", f"{low:+.1%} .. {high:+.1%}", f"in nine batches of ten; median {middle:+.2%}"),
+        Fact(
+            "Error",
+            f"{fit.mean_absolute_error:.2%}",
+            "mean of |predicted / measured - 1|, all batches",
+        ),
+        Fact(
+            "Range", f"{low:+.1%} .. {high:+.1%}", f"in nine batches of ten; median {middle:+.2%}"
+        ),
         Fact("All seconds", f"{fit.bias:+.2%}", "predicted against measured, all batches together"),
         Fact("R^2", f"{fit.r2:.4f}", of_seconds),
     ]
@@ -136,7 +162,10 @@ def _candidates(fit: Fit) -> Table:
     rows = []
     strong = []
     for index, one in enumerate(fit.candidates):
-        held_out = (f"{value:.2%}" if math.isfinite(value) else "-" for value in (one.error, one.standard_error))
+        held_out = (
+            f"{value:.2%}" if math.isfinite(value) else "-"
+            for value in (one.error, one.standard_error)
+        )
         rows.append((one.name, str(one.parameters), *held_out, "chosen" if one.chosen else ""))
         strong += [index] if one.chosen else []
     return Table(("Model", "Parameters", "Error", "Standard error", ""), rows, strong=strong)
@@ -152,5 +181,6 @@ def _figure(fit: Fit, tables: Sequence[Table]) -> Figure:
             "Relative error of each batch over its token load": charts.relative_errors(fit),
         },
         tables,
-        "Black: the model; of a composition, what it predicts for each batch. Crosses: batches left out of the fit.",
+        "Black: the model; of a composition, what it predicts for each batch. Crosses: batches "
+        "left out of the fit.",
     )

@@ -88,7 +88,9 @@ class Batching:
         If the policy is an engine's scheduler or looks at more.
     """
 
-    def __init__(self, policy: str | Scheduler, token_budget: int, max_running: int | None = None) -> None:
+    def __init__(
+        self, policy: str | Scheduler, token_budget: int, max_running: int | None = None
+    ) -> None:
         chosen = resolve(policy)
         if chosen.sees != SEES_BATCH:
             raise InputError(
@@ -96,7 +98,9 @@ class Batching:
                 "cannot be timed here; take sarathi, orca, vllm-vanilla or fastertransformer"
             )
         self.policy = chosen
-        self.token_budget = checks.whole("the token budget", token_budget, 1, 2**20, "tokens", "it is a batch's size")
+        self.token_budget = checks.whole(
+            "the token budget", token_budget, 1, 2**20, "tokens", "it is a batch's size"
+        )
         self.max_running = max_running or _NO_LIMIT
         self._prompts: deque[_Request] = deque()
         self._prompt_tokens = 0
@@ -118,7 +122,9 @@ class Batching:
         """Form a batch, and take it as done."""
         prompts, tokens = self._in_reach()
         queue = Queue(len(prompts), tokens, len(self._decodes))
-        x, y, first = self.policy.compiled(queue, Limits(self.token_budget, self.max_running), _NO_PARAMS)
+        x, y, first = self.policy.compiled(
+            queue, Limits(self.token_budget, self.max_running), _NO_PARAMS
+        )
         x, y = min(x, tokens), min(y, queue.decoding)
         if first == PREFILL_FIRST:
             x = min(x, self.token_budget)
@@ -127,8 +133,12 @@ class Batching:
             y = min(y, self.token_budget)
             x = min(x, self.token_budget - y)
         if x + y <= 0:
-            raise InputError(f"policy {self.policy.name!r} forms an empty batch at {queue}; mend it")
-        decode = tuple((r.number, r.processed) for r, _ in zip(self._decodes.values(), range(y), strict=False))
+            raise InputError(
+                f"policy {self.policy.name!r} forms an empty batch at {queue}; mend it"
+            )
+        decode = tuple(
+            (r.number, r.processed) for r, _ in zip(self._decodes.values(), range(y), strict=False)
+        )
         prefill, ended = self._chunks(x)
         puts_out = (*(request.number for request in ended), *(number for number, _ in decode))
         self._process(decode, ended)

@@ -1,9 +1,10 @@
 """Clocks for real engines: real time, and time that keeps step with a machine whose pace changes.
 
-On a shared host the neighbours slow a machine down by 10% and more, for seconds or minutes. A queue at load rho
-multiplies that by about 1 / (1 - rho), so that at .8 a run says more of the neighbours than of the queue. A paced clock
-counts in units of the machine's own work: several times a second, between two batches, it stands still while a second
-engine runs the same few batches, and then goes on at the pace that those had.
+On a shared host the neighbours slow a machine down by 10% and more, for seconds or minutes. A queue
+at load rho multiplies that by about 1 / (1 - rho), so that at .8 a run says more of the neighbours
+than of the queue. A paced clock counts in units of the machine's own work: several times a second,
+between two batches, it stands still while a second engine runs the same few batches, and then goes
+on at the pace that those had.
 """
 
 import time
@@ -52,10 +53,13 @@ class PacedClock(Clock):
 
     Notes
     -----
-    A second is a real one when the work takes the time that it took in the median of its first forty runs.
+    A second is a real one when the work takes the time that it took in the median of its first
+    forty runs.
     """
 
-    def __init__(self, work: Callable[[], object], now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, work: Callable[[], object], now: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._work, self._now = work, now
         work()  # first times are slow
         self._usual = float(np.median([self._timed() for _ in range(_FIRST)]))

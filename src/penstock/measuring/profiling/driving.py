@@ -164,7 +164,9 @@ def drive(
                 )
             if progress is not None and len(steps.batches) % 32 == 0:
                 progress(min(came / count, 0.999))
-    return Timeline(arrival_s, np.array(submitted), np.array(first), np.array(last), np.array(gaps), steps.done)
+    return Timeline(
+        arrival_s, np.array(submitted), np.array(first), np.array(last), np.array(gaps), steps.done
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,4 +70,6 @@ def imported(needs: str, extra: str, *modules: str) -> list[Any]:
     try:
         return [importlib.import_module(module) for module in modules]
     except ImportError as error:
-        raise InputError(f"{needs} ({error}); install it with: pip install 'penstock-llm[{extra}]'") from None
+        raise InputError(
+            f"{needs} ({error}); install it with: pip install 'penstock-llm[{extra}]'"
+        ) from None

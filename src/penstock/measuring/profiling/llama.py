@@ -39,8 +39,10 @@ class LlamaShape:
             checks.whole(f"model: {field.name}", value, 1, 2**20, "", "it is a size of the model")
         if self.hidden % (2 * self.heads) or self.heads % self.kv_heads:
             raise InputError(
-                f"a model of hidden size {self.hidden:,} with {self.heads} heads and {self.kv_heads} of keys and "
-                "values: each head has an even width, and heads share keys evenly; mend hidden, heads or kv_heads"
+                f"a model of hidden size {self.hidden:,} with {self.heads} heads and "
+                f"{self.kv_heads} of keys and "
+                "values: each head has an even width, and heads share keys evenly; mend hidden, "
+                "heads or kv_heads"
             )
         checks.whole("model: vocab", self.vocab, 8, 2**20, "tokens", "some are set aside")
 
@@ -70,7 +72,10 @@ class LlamaShape:
         """Say how large it is."""
         size = self.parameters
         scale, unit = (1e9, "B") if size >= 1e9 else (1e6, "M")
-        return f"random Llama of {size / scale:.3g}{unit} parameters, {self.layers} layers of {self.hidden:,}"
+        return (
+            f"random Llama of {size / scale:.3g}{unit} parameters, {self.layers} layers of "
+            f"{self.hidden:,}"
+        )
 
     def config(self) -> dict[str, Any]:
         """Return the arguments of `transformers.LlamaConfig`."""
@@ -91,8 +96,12 @@ class LlamaShape:
 MODELS = {
     "tiny": LlamaShape(hidden=128, layers=2, heads=4, kv_heads=2, intermediate=352, vocab=1024),
     "small": LlamaShape(hidden=512, layers=6, heads=8, kv_heads=4, intermediate=1408, vocab=4096),
-    "medium": LlamaShape(hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2048, vocab=8192),
-    "llama-8b": LlamaShape(hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14336, vocab=128256),
+    "medium": LlamaShape(
+        hidden=768, layers=12, heads=12, kv_heads=4, intermediate=2048, vocab=8192
+    ),
+    "llama-8b": LlamaShape(
+        hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14336, vocab=128256
+    ),
 }
 
 
@@ -108,13 +117,16 @@ def llama(text: str) -> LlamaShape:
     if "=" in name:
         name, changes = "small", [name, *changes]
     if name not in MODELS:
-        raise InputError(f"--model {checks.shown(text)}: no such model{nearest(name, tuple(MODELS))}")
+        raise InputError(
+            f"--model {checks.shown(text)}: no such model{nearest(name, tuple(MODELS))}"
+        )
     sizes = dataclasses.asdict(MODELS[name])
     for change in changes:
         field, _, value = change.partition("=")
         if field not in sizes or not value.isdecimal():
             raise InputError(
-                f"--model {checks.shown(text)}: {change!r} is no size; give some of {', '.join(sizes)}, as layers=8"
+                f"--model {checks.shown(text)}: {change!r} is no size; give some of "
+                f"{', '.join(sizes)}, as layers=8"
             )
         sizes[field] = int(value)
     return LlamaShape(**sizes)

@@ -7,7 +7,9 @@ from importlib import metadata
 from pathlib import Path
 
 
-def machine(packages: Sequence[str], threads: int, accelerator: str | None = None) -> dict[str, str | int]:
+def machine(
+    packages: Sequence[str], threads: int, accelerator: str | None = None
+) -> dict[str, str | int]:
     """Return facts about this machine.
 
     Parameters
@@ -19,7 +21,9 @@ def machine(packages: Sequence[str], threads: int, accelerator: str | None = Non
     accelerator
         Name of the GPU; None: the processor computes.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     facts: dict[str, str | int] = {"processor": processor(), "cores": allowed, "threads": threads}
     if accelerator:
         facts["accelerator"] = accelerator

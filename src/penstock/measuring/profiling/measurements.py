@@ -14,7 +14,9 @@ SUMS = ("prefill_tokens", "decode_tokens", "requests", "squares", "pairs", "cont
 
 
 def measured(batches: Batches, source: str) -> MeasuredBatches:
-    """Return batches in the form that a fit takes; the source says which engine on which machine."""
+    """Return batches in the form that a fit takes; the source says which engine on which
+    machine.
+    """
     sums = dict(zip(SUMS, batches.sums.T.astype(np.float64), strict=True))
     tokens = sums["prefill_tokens"] + sums["decode_tokens"]
     return MeasuredBatches(batches.seconds, tokens, **sums, source=source)
@@ -29,9 +31,14 @@ def write_measurements(path: str | Path, batches: Batches) -> None:
         If the file cannot be written, or has another ending.
     """
     place = checks.writable("the measurements", path)
-    table = pl.DataFrame(dict(zip(SUMS, batches.sums.T, strict=True)) | {"seconds": batches.seconds})
+    table = pl.DataFrame(
+        dict(zip(SUMS, batches.sums.T, strict=True)) | {"seconds": batches.seconds}
+    )
     if place.suffix not in (".csv", ".parquet"):
-        raise InputError(f"{place} ends in {place.suffix!r}, but measurements are .csv or .parquet; give one of them")
+        raise InputError(
+            f"{place} ends in {place.suffix!r}, but measurements are .csv or .parquet; give one "
+            "of them"
+        )
     try:
         if place.suffix == ".csv":
             table.write_csv(place)

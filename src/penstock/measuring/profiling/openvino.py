@@ -80,7 +80,9 @@ class OpenVinoEngine(RealEngine):
             str(model), config, "CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
         )
         self._tensor, self._generation = openvino.Tensor, genai.GenerationConfig
-        self._ids = np.random.default_rng(0).integers(len(_SPECIAL), shape.vocab, (1, LONGEST_CONTEXT), np.int64)
+        self._ids = np.random.default_rng(0).integers(
+            len(_SPECIAL), shape.vocab, (1, LONGEST_CONTEXT), np.int64
+        )
         self._handles: dict[int, Any] = {}  # without its handle a request never runs
         self._describe(shape, "OpenVINO GenAI", _PACKAGES, threads)
         prompts = ((0, _BLOCK * 8, 1),) * (cache_tokens // (_BLOCK * 8) + 1)
@@ -146,7 +148,9 @@ def exported(shape: LlamaShape, folder: Path | None = None) -> Path:
                 exporters.main_export(str(made), str(out), task=_TASK, library_name="transformers")
             shutil.move(out, target)
     except OSError as error:
-        raise InputError(f"cannot keep the model in {folder}: {error}; give another folder") from None
+        raise InputError(
+            f"cannot keep the model in {folder}: {error}; give another folder"
+        ) from None
     return target
 
 

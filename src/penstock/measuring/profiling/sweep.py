@@ -77,13 +77,19 @@ class Sweep:
             (point,) = sequence.random(1)
             decodes = int((self.decodes + 1) ** point[0])
             # contexts about a mean: their sum varies between episodes, not only their number
-            middle = min(self.context ** point[1], _PREFILL_BATCHES * self.token_budget / max(decodes, 1))
-            contexts = np.rint(middle * rng.uniform(0.6, 1.4, decodes)).clip(1, self.context).astype(int)
+            middle = min(
+                self.context ** point[1], _PREFILL_BATCHES * self.token_budget / max(decodes, 1)
+            )
+            contexts = (
+                np.rint(middle * rng.uniform(0.6, 1.4, decodes)).clip(1, self.context).astype(int)
+            )
             prompts = np.rint(self.prompt ** point[2:]).astype(int)
             ready = int(np.ceil(contexts.sum() / max(self.token_budget - decodes / 2, 1)))
             steps = _STEPS_BETWEEN * (_PROMPTS + 1)
             requests = [(0, int(before), steps) for before in contexts]
-            requests += [(ready + _STEPS_BETWEEN * (i + 1), int(n), 1) for i, n in enumerate(prompts)]
+            requests += [
+                (ready + _STEPS_BETWEEN * (i + 1), int(n), 1) for i, n in enumerate(prompts)
+            ]
             yield Episode(tuple(requests))
 
     def warm_up(self) -> Iterator[Episode]:

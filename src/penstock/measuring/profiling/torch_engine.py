@@ -67,7 +67,9 @@ class TorchEngine(RealEngine):
     ) -> None:
         torch, _ = imported("the engine torch needs PyTorch and transformers", "torch", *_PACKAGES)
         reason = "each has a row of the KV cache"
-        self.max_running: int = checks.whole("max_running", max_running, 1, 65_536, "requests", reason)
+        self.max_running: int = checks.whole(
+            "max_running", max_running, 1, 65_536, "requests", reason
+        )
         super().__init__(Batching(policy, token_budget, max_running))
         threads = checks.whole("threads", threads, 1, 4096, "", "a forward pass needs at least one")
         self._device = _device(torch, device)
@@ -84,7 +86,9 @@ class TorchEngine(RealEngine):
         if cuda and cuda_graphs:
             self._capture_all()
         self._rows: dict[int, int] = {}
-        self._free = list(range(max_running))[::-1]  # lowest row first; the last of the cache is nobody's
+        self._free = list(range(max_running))[
+            ::-1
+        ]  # lowest row first; the last of the cache is nobody's
         self._last: dict[int, int] = {}  # the newest token of each request in decode
         self._ids = np.random.default_rng(0).integers(4, shape.vocab, self.longest)
         if not cuda:
@@ -112,7 +116,9 @@ class TorchEngine(RealEngine):
             if not before:
                 self._rows[request] = self._free.pop()
         tokens = self._run(batch)
-        emitted = dict(zip([r for r, *_ in batch.prefill] + [r for r, _ in batch.decode], tokens, strict=True))
+        emitted = dict(
+            zip([r for r, *_ in batch.prefill] + [r for r, _ in batch.decode], tokens, strict=True)
+        )
         for request in batch.puts_out:
             self._last[request] = emitted[request]
         for request in self._batching.left:
@@ -127,14 +133,22 @@ class TorchEngine(RealEngine):
         with torch.inference_mode():
             if not batch.prefill and self._graphs:
                 return self._replay(batch)
-            ids = [token for _, new, before in batch.prefill for token in self._ids[before : before + new].tolist()]
+            ids = [
+                token
+                for _, new, before in batch.prefill
+                for token in self._ids[before : before + new].tolist()
+            ]
             ids += [self._last[request] for request, _ in batch.decode]
-            places = [index for _, new, before in batch.prefill for index in range(before, before + new)]
+            places = [
+                index for _, new, before in batch.prefill for index in range(before, before + new)
+            ]
             places += [before for _, before in batch.decode]
             chunks = [(self._rows[request], new, before) for request, new, before in batch.prefill]
             decode = self._decodes(batch) if batch.decode else None
             on = self._device
-            logits = self._llama(torch.tensor(ids, device=on), torch.tensor(places, device=on), chunks, decode)
+            logits = self._llama(
+                torch.tensor(ids, device=on), torch.tensor(places, device=on), chunks, decode
+            )
             tokens: list[int] = logits.argmax(-1).tolist()  # waits for the device
             return tokens
 
@@ -171,7 +185,9 @@ class TorchEngine(RealEngine):
 
     def _capture_all(self) -> None:
         """Capture a graph for each power of two of decodes and each context before clocks run."""
-        pool = self._torch.cuda.graph_pool_handle()  # one at a time is run, so all may use the same memory
+        pool = (
+            self._torch.cuda.graph_pool_handle()
+        )  # one at a time is run, so all may use the same memory
         with self._torch.inference_mode():
             for bits in range((self.max_running - 1).bit_length() + 1):
                 for context in range(_ROUND, self.longest + 1, _ROUND):
@@ -180,7 +196,9 @@ class TorchEngine(RealEngine):
     def _captured(self, size: int, context: int, pool: Any) -> tuple[Any, ...]:
         """Capture the graph of so many decodes up to so long a context."""
         torch = self._torch
-        ids, rows, places = (torch.zeros(size, dtype=torch.long, device=self._device) for _ in range(3))
+        ids, rows, places = (
+            torch.zeros(size, dtype=torch.long, device=self._device) for _ in range(3)
+        )
         rows.fill_(self.max_running)
 
         def forward() -> Any:
@@ -202,7 +220,9 @@ class TorchEngine(RealEngine):
 class _Llama:
     """The forward pass, over the modules of `transformers.LlamaForCausalLM`."""
 
-    def __init__(self, torch: Any, shape: LlamaShape, device: Any, kind: Any, rows: int, longest: int) -> None:
+    def __init__(
+        self, torch: Any, shape: LlamaShape, device: Any, kind: Any, rows: int, longest: int
+    ) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -220,7 +240,9 @@ class _Llama:
         self.keys = torch.zeros(size, dtype=kind, device=device)
         self.values = torch.zeros(size, dtype=kind, device=device)
 
-    def __call__(self, ids: Any, places: Any, chunks: list[tuple[int, int, int]], decode: Any) -> Any:
+    def __call__(
+        self, ids: Any, places: Any, chunks: list[tuple[int, int, int]], decode: Any
+    ) -> Any:
         """Return the logits of the last token of each chunk, then of each decode.
 
         Parameters
@@ -258,7 +280,9 @@ class _Llama:
             x = x[self.torch.tensor(last, device=x.device)]
         return self.model.lm_head(model.norm(x))
 
-    def _attend(self, layer: int, q: Any, k: Any, v: Any, chunks: list[tuple[int, int, int]], decode: Any) -> Any:
+    def _attend(
+        self, layer: int, q: Any, k: Any, v: Any, chunks: list[tuple[int, int, int]], decode: Any
+    ) -> Any:
         """Keep keys and values; return what attention finds, shape (tokens, heads x head size)."""
         torch, shape = self.torch, self.shape
         keys, values = self.keys[layer], self.values[layer]
@@ -267,7 +291,11 @@ class _Llama:
             keys[row, :, before : before + new] = k[:, at : at + new]
             values[row, :, before : before + new] = v[:, at : at + new]
             end = before + new
-            visible = torch.ones(new, end, dtype=torch.bool, device=q.device).tril(before) if before else None
+            visible = (
+                torch.ones(new, end, dtype=torch.bool, device=q.device).tril(before)
+                if before
+                else None
+            )
             shared = shape.heads // shape.kv_heads
             out = torch.nn.functional.scaled_dot_product_attention(
                 q[None, :, at : at + new],
@@ -303,7 +331,12 @@ class _Llama:
         else:
             near, far = keys[rows, :, :context], values[rows, :, :context]
         scores = torch.matmul(grouped, near.transpose(-1, -2)) * shape.head_size**-0.5
-        weights = scores.masked_fill(hidden[:, None, None], float("-inf")).float().softmax(-1).to(scores.dtype)
+        weights = (
+            scores.masked_fill(hidden[:, None, None], float("-inf"))
+            .float()
+            .softmax(-1)
+            .to(scores.dtype)
+        )
         out = torch.matmul(weights, far)
         return (out[rows] if whole else out).reshape(count, -1)
 
@@ -318,7 +351,10 @@ def _device(torch: Any, wanted: str) -> Any:
     if wanted not in ("auto", "cuda", "cpu"):
         raise InputError(f"device is {checks.shown(wanted)}; give auto, cuda or cpu")
     if wanted == "cuda" and not there:
-        raise InputError("device is 'cuda', but PyTorch finds no GPU here; give cpu, or install a PyTorch for CUDA")
+        raise InputError(
+            "device is 'cuda', but PyTorch finds no GPU here; give cpu, or install a PyTorch for "
+            "CUDA"
+        )
     return torch.device("cuda" if there and wanted != "cpu" else "cpu")
 
 
@@ -339,6 +375,8 @@ def _free_memory() -> float:
     """Return the bytes of memory that are free here; endless where that is not known."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        return (
+            float(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
+        )
     except (OSError, StopIteration):
         return float("inf")

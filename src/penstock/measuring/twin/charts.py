@@ -19,7 +19,9 @@ _MOST_ROUNDS = 6
 
 
 def charts(found: "Twin") -> dict[str, Any]:
-    """Return the charts of a twin by file name: the tokens in the system, and the latencies of the first round."""
+    """Return the charts of a twin by file name: the tokens in the system, and the latencies of the
+    first round.
+    """
     drawn: dict[str, Any] = {"twin_tokens": tokens(found)}
     for rho, (trial, *_) in found.by_load.items():
         drawn[f"twin_latency_{100 * rho:g}"] = latency_cdfs(
@@ -34,8 +36,12 @@ def runs_of(trial: "Trial") -> dict[str, Run]:
 
 
 def tokens(found: "Twin") -> alt.HConcatChart:
-    """Draw uncompleted tokens over time, a panel per load; rounds in one panel, both sides of each."""
-    row: alt.HConcatChart = alt.hconcat(*token_panels(found).values()).configure_axis(gridColor=GRID)
+    """Draw uncompleted tokens over time, a panel per load; rounds in one panel, both sides of
+    each.
+    """
+    row: alt.HConcatChart = alt.hconcat(*token_panels(found).values()).configure_axis(
+        gridColor=GRID
+    )
     return row
 
 
@@ -49,9 +55,16 @@ def _panel(rho: float, trials: "list[Trial]") -> alt.Chart:
     for trial in trials[:_MOST_ROUNDS]:
         for side, run in runs_of(trial).items():
             series = run.series.filter(pl.col("time_s") <= run.last_arrival * run.tick_s)
-            series = series.gather_every(max(-(-series.height * len(trials) * 2 // (_POINTS * 10)), 1))
+            series = series.gather_every(
+                max(-(-series.height * len(trials) * 2 // (_POINTS * 10)), 1)
+            )
             parts.append(
-                series.select("time_s", "uncompleted_tokens", side=pl.lit(side), line=pl.lit(f"{side} {trial.seed}"))
+                series.select(
+                    "time_s",
+                    "uncompleted_tokens",
+                    side=pl.lit(side),
+                    line=pl.lit(f"{side} {trial.seed}"),
+                )
             )
     legend = alt.Legend(title=None, symbolStrokeWidth=2.5, symbolSize=300)
     word = trials[0].prediction.direction
@@ -63,11 +76,19 @@ def _panel(rho: float, trials: "list[Trial]") -> alt.Chart:
         .mark_line(strokeWidth=1.5)
         .encode(
             x=alt.X("time_s:Q", title="Time (s)", axis=alt.Axis(tickCount=5)),
-            y=alt.Y("uncompleted_tokens:Q", title="Uncompleted tokens", axis=alt.Axis(labelExpr=SHORT, tickCount=6)),
+            y=alt.Y(
+                "uncompleted_tokens:Q",
+                title="Uncompleted tokens",
+                axis=alt.Axis(labelExpr=SHORT, tickCount=6),
+            ),
             detail="line:N",
-            color=alt.Color("side:N", scale=alt.Scale(domain=SIDES, range=COLOURS[:2]), legend=legend),
+            color=alt.Color(
+                "side:N", scale=alt.Scale(domain=SIDES, range=COLOURS[:2]), legend=legend
+            ),
             strokeDash=alt.StrokeDash(
-                "side:N", scale=alt.Scale(domain=SIDES, range=[list(DASHES[0]), list(DASHES[1])]), legend=legend
+                "side:N",
+                scale=alt.Scale(domain=SIDES, range=[list(DASHES[0]), list(DASHES[1])]),
+                legend=legend,
             ),
         )
         .properties(width=270, height=240)

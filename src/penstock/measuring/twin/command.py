@@ -27,30 +27,48 @@ if TYPE_CHECKING:
     from penstock.measuring.profiling.engine import RealEngine
     from penstock.workload.pairs import Lengths
 
-EngineName = Annotated[str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")]
+EngineName = Annotated[
+    str, typer.Option("--engine", help="openvino (CPU), or torch (CUDA where there is one).")
+]
 Model = Annotated[
     str,
-    typer.Option("--model", help="Random Llama: tiny, small, medium, llama-8b; or sizes: small,layers=8."),
+    typer.Option(
+        "--model", help="Random Llama: tiny, small, medium, llama-8b; or sizes: small,layers=8."
+    ),
 ]
 Budget = Annotated[int, typer.Option("--token-budget", help="Most tokens in a batch.")]
 Threads = Annotated[int, typer.Option("--threads", help="Threads of a forward pass on a CPU.")]
-PolicyOf = Annotated[str, typer.Option("--policy", help="What forms the batches of the engine torch.")]
-MaxRunning = Annotated[int, typer.Option("--max-running", help="Most requests at once, of the engine torch.")]
-Longest = Annotated[int, typer.Option("--longest", help="Most tokens of a request, of the engine torch.")]
+PolicyOf = Annotated[
+    str, typer.Option("--policy", help="What forms the batches of the engine torch.")
+]
+MaxRunning = Annotated[
+    int, typer.Option("--max-running", help="Most requests at once, of the engine torch.")
+]
+Longest = Annotated[
+    int, typer.Option("--longest", help="Most tokens of a request, of the engine torch.")
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu, of the engine torch.")]
 ClockName = Annotated[
     str,
-    typer.Option("--clock", help="wall, or paced: by units of like work, where neighbours slow a machine."),
+    typer.Option(
+        "--clock", help="wall, or paced: by units of like work, where neighbours slow a machine."
+    ),
 ]
 
 
 def profile(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="The batch-time file to write (YAML).")],
+    out: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The batch-time file to write (YAML).")
+    ],
     engine: EngineName = "openvino",
     model: Model = "small",
     token_budget: Budget = 128,
-    seconds: Annotated[float, typer.Option("--seconds", help="For how long batches are measured.")] = 60.0,
-    decodes: Annotated[int, typer.Option("--decodes", help="Most requests that decode side by side.")] = 64,
+    seconds: Annotated[
+        float, typer.Option("--seconds", help="For how long batches are measured.")
+    ] = 60.0,
+    decodes: Annotated[
+        int, typer.Option("--decodes", help="Most requests that decode side by side.")
+    ] = 64,
     prompt: Annotated[int, typer.Option("--prompt", help="Longest prompt, tokens.")] = 512,
     context: Annotated[int, typer.Option("--context", help="Most tokens before a decode.")] = 1024,
     threads: Threads = 1,
@@ -59,15 +77,20 @@ def profile(
     longest: Longest = 2048,
     device: Device = "auto",
     clock: ClockName = "wall",
-    fit_model: Annotated[str, typer.Option("--fit", help="The model to fit, as of penstock fit.")] = "auto",
+    fit_model: Annotated[
+        str, typer.Option("--fit", help="The model to fit, as of penstock fit.")
+    ] = "auto",
     measurements: Annotated[
         Path | None,
-        typer.Option("--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet."),
+        typer.Option(
+            "--measurements", metavar="FILE", help="Write a row per batch, .csv or .parquet."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the batches to measure.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure the batch times of a real engine on this machine, and write them as a batch-time file.
+    """Measure the batch times of a real engine on this machine, and write them as a batch-time
+    file.
 
     A scenario uses it as `server: {batch_time: {file: FILE}}`.
     """
@@ -99,10 +122,14 @@ def profile(
 
 Loads = Annotated[str, typer.Option("--rho", help="Loads, separated by commas.")]
 Seeds = Annotated[int, typer.Option("--seeds", help="Rounds, each with other requests.")]
-Seconds = Annotated[float, typer.Option("--seconds", help="For how long requests arrive in each run.")]
+Seconds = Annotated[
+    float, typer.Option("--seconds", help="For how long requests arrive in each run.")
+]
 Backlog = Annotated[
     float,
-    typer.Option("--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."),
+    typer.Option(
+        "--backlog", help="Seconds of work that wait at the start, at loads of .85 and more."
+    ),
 ]
 Calibrate = Annotated[
     float,
@@ -112,7 +139,9 @@ BatchTimeOf = Annotated[
     Path | None,
     typer.Option("--batch-time", metavar="FILE", help="A batch-time file, instead of measuring."),
 ]
-Prompt = Annotated[str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")]
+Prompt = Annotated[
+    str, typer.Option("--prompt", help="Prompt tokens, a number or a distribution as in scenarios.")
+]
 OutputLengths = Annotated[
     str, typer.Option("--output", help="Output tokens, a number or a distribution as in scenarios.")
 ]
@@ -145,7 +174,8 @@ def twin(
     report: Report = None,
     strict: Strict = False,
 ) -> None:
-    """Run a real engine on this machine beside its simulation, under the same requests in real time.
+    """Run a real engine on this machine beside its simulation, under the same requests in real
+    time.
 
     Batch times are measured first; then it is said at each load whether a backlog drains or grows,
     and after each run how latencies and drift compare. Takes about (calibrate + loads x (20 s +
@@ -156,7 +186,9 @@ def twin(
     from penstock.measuring.twin import experiment, records
     from penstock.system.batch_time_file import read_batch_time
 
-    settings = records.Settings(_lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed)
+    settings = records.Settings(
+        _lengths(prompt, output), _loads(rho), seeds, seconds, backlog, calibrate, seed=seed
+    )
     stated = None if batch_time is None else read_batch_time(batch_time).batch_time
     running = _open(
         engine, model, token_budget, threads=threads, policy=policy, max_running=max_running,
@@ -164,7 +196,9 @@ def twin(
     )  # fmt: skip
     progress.announce_compilation()
     with progress.bar(f"Running {running.description}") as show:
-        found = experiment.twin(running, settings, batch_time=stated, say=_silent if as_json else _say, progress=show)
+        found = experiment.twin(
+            running, settings, batch_time=stated, say=_silent if as_json else _say, progress=show
+        )
     if figures is not None:
         from penstock.measuring.twin.charts import charts
 
@@ -206,7 +240,9 @@ def _loads(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise InputError(f"--rho {checks.shown(text)}: give numbers separated by commas, such as .5,.8,1.1") from None
+        raise InputError(
+            f"--rho {checks.shown(text)}: give numbers separated by commas, such as .5,.8,1.1"
+        ) from None
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,6 @@
-"""Does a queue drain or grow: the tokens that a server carries while there is a backlog, against those that arrive."""
+"""Does a queue drain or grow: the tokens that a server carries while there is a backlog, against
+those that arrive.
+"""
 
 import dataclasses
 from typing import Literal
@@ -10,7 +12,9 @@ from penstock.simulation.run import Run
 
 BLOCKS = 10
 SETTLING = 0.15
-"""Share of the arrivals' time that is left out at first: a backlog of prompts alone is no typical one."""
+"""Share of the arrivals' time that is left out at first: a backlog of prompts alone is no typical
+one.
+"""
 _LEFT = 0.2
 """The backlog counts as there while so much of the first one is left."""
 
@@ -26,8 +30,8 @@ class Drift:
     offered
         Tokens/s that arrive in the long run.
     carried, low, high
-        Tokens/s that the server completed while there was a backlog, and the ends of a 95% interval, from the means of
-        blocks of time.
+        Tokens/s that the server completed while there was a backlog, and the ends of a 95%
+        interval, from the means of blocks of time.
     seconds
         For how long it was watched.
     """
@@ -90,4 +94,6 @@ def drift_of(run: Run, offered: float) -> Drift | None:
     carried = float((done[edges[-1]] - done[edges[0]]) / (ends[edges[-1]] - ends[edges[0]]))
     error = float(np.sqrt(np.average((rates - carried) ** 2, weights=spans) / (BLOCKS - 1)))
     reach = float(stats.t.ppf(0.975, BLOCKS - 1)) * error
-    return Drift(offered, carried, carried - reach, carried + reach, float(ends[edges[-1]] - ends[edges[0]]))
+    return Drift(
+        offered, carried, carried - reach, carried + reach, float(ends[edges[-1]] - ends[edges[0]])
+    )

@@ -56,7 +56,9 @@ def calibrate(sweep: Sweep, batches: Batches, description: str) -> Calibration:
     return Calibration(fitted.model, fitted, sweep)
 
 
-def predict(server: Server, lengths: Lengths, loads: Sequence[float], seed: int = 0) -> list[Prediction]:
+def predict(
+    server: Server, lengths: Lengths, loads: Sequence[float], seed: int = 0
+) -> list[Prediction]:
     """Return rates, directions and certificates at given loads.
 
     What the server carries is found by simulation in slight overload; the rate of overload is found
@@ -71,7 +73,9 @@ def predict(server: Server, lengths: Lengths, loads: Sequence[float], seed: int 
         tokens = int((half["prefill_tokens"] + half["decode_tokens"]).sum())
         carried = tokens / (float(half["duration_ns"].sum()) * 1e-9) / forward
     return [
-        Prediction(rho, rate, carried, certify(Workload(Poisson(rate), lengths, seed), server).verdict)
+        Prediction(
+            rho, rate, carried, certify(Workload(Poisson(rate), lengths, seed), server).verdict
+        )
         for rho, rate in ((rho, rho * carried) for rho in loads)
     ]
 
@@ -106,17 +110,24 @@ def run_trial(
     longest = int((prompt + output).max())
     if longest > engine.longest:
         raise InputError(
-            f"a request of {longest:,} tokens was drawn, but the engine takes {engine.longest:,}; give lengths a max"
+            f"a request of {longest:,} tokens was drawn, but the engine takes {engine.longest:,}; "
+            "give lengths a max"
         )
     patience = _SLOWEST * (settings.seconds + settings.backlog_s) + 10
     timeline = drive(engine, arrival, prompt, output, most_seconds=patience, progress=progress)
     observed = observed_run(server, prompt, output, timeline)
     workload = Workload.from_arrays(arrival - arrival[0], prompt, output)
     simulated = simulate(workload, server, record="batches")
-    offered = prediction.rate * server.tokens_per_request(settings.lengths.mean_prompt, settings.lengths.mean_output)
-    measured_drift, simulated_drift = (drift_of(run, offered) if backlog else None for run in (observed, simulated))
+    offered = prediction.rate * server.tokens_per_request(
+        settings.lengths.mean_prompt, settings.lengths.mean_output
+    )
+    measured_drift, simulated_drift = (
+        drift_of(run, offered) if backlog else None for run in (observed, simulated)
+    )
     error = _batch_error(server.batch_time, timeline.batches)
-    return Trial(prediction, seed, backlog, observed, simulated, measured_drift, simulated_drift, error)
+    return Trial(
+        prediction, seed, backlog, observed, simulated, measured_drift, simulated_drift, error
+    )
 
 
 def rehearse(engine: RealEngine, prediction: Prediction, settings: Settings, seed: int) -> Batches:
@@ -128,7 +139,9 @@ def rehearse(engine: RealEngine, prediction: Prediction, settings: Settings, see
     calm = dataclasses.replace(prediction, rho=min(prediction.rho, NEAR / 2))  # no backlog
     short = dataclasses.replace(settings, seconds=settings.rehearsal_s)
     _, arrival, prompt, output = requests_of(calm, short, _REHEARSAL + seed)
-    return drive(engine, arrival, prompt, output, most_seconds=_SLOWEST * settings.rehearsal_s + 10).batches
+    return drive(
+        engine, arrival, prompt, output, most_seconds=_SLOWEST * settings.rehearsal_s + 10
+    ).batches
 
 
 def _batch_error(model: BatchTime, batches: Batches) -> float:
@@ -141,7 +154,8 @@ def _probe(engine: RealEngine, sweep: Sweep) -> float:
     """Return the seconds that a few fixed episodes take."""
     episodes = dataclasses.replace(sweep, seed=sweep.seed + 1).episodes()
     return sum(
-        float(run_episode(engine, episode).seconds.sum()) for episode, _ in zip(episodes, range(_PROBES), strict=False)
+        float(run_episode(engine, episode).seconds.sum())
+        for episode, _ in zip(episodes, range(_PROBES), strict=False)
     )
 
 
@@ -194,7 +208,9 @@ def twin(
             _probe(engine, sweep)  # its first time is slow
             first = _probe(engine, sweep)
         for load in settings.loads:
-            server, prediction, batches = _prepared(engine, settings, calibrations[-1], load, seed, batches)
+            server, prediction, batches = _prepared(
+                engine, settings, calibrations[-1], load, seed, batches
+            )
             say(
                 f"rho {prediction.rho:g}, {prediction.rate:.3g} requests/s: a backlog "
                 f"{prediction.direction}, says the simulation; by theorem it is {prediction.theory}"
@@ -203,7 +219,9 @@ def twin(
             say(summary(trials[-1]))
     speed = _probe(engine, sweep) / first
     rounds = tuple(calibrations)
-    return Twin(engine.description, engine.facts, settings, rounds, tuple(trials), speed, _pace(engine))
+    return Twin(
+        engine.description, engine.facts, settings, rounds, tuple(trials), speed, _pace(engine)
+    )
 
 
 def _prepared(
@@ -233,7 +251,9 @@ def _prepared(
     return server, prediction, batches
 
 
-def _shares(settings: Settings, calibrates: bool, progress: Progress | None) -> Iterator[Progress | None]:
+def _shares(
+    settings: Settings, calibrates: bool, progress: Progress | None
+) -> Iterator[Progress | None]:
     """Yield for each stage of the work what reports its share as one of the whole."""
     stages = settings.seeds * (len(settings.loads) + calibrates)
     for stage in range(stages):

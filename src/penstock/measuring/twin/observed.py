@@ -34,7 +34,9 @@ def observed_run(server: Server, prompt_tokens: Ints, output_tokens: Ints, seen:
     )
     prefill, decode, requests = batches.sums[:, :3].T
     tokens = int((prefill + decode).sum())
-    keys, places, counts = np.unique((prefill << 32) | decode, return_inverse=True, return_counts=True)
+    keys, places, counts = np.unique(
+        (prefill << 32) | decode, return_inverse=True, return_counts=True
+    )
     ticks = np.zeros(keys.size, np.int64)
     np.add.at(ticks, places, end - begin)
     return Run(
@@ -51,15 +53,21 @@ def observed_run(server: Server, prompt_tokens: Ints, output_tokens: Ints, seen:
         gaps=Distribution.of(np.rint(seen.gaps_s / TICK_S).astype(np.int64)),
         mixes=(keys, counts.astype(np.int64)),
         mix_ticks=ticks,
-        series_rows=_series(server, arrival, finish, prompt_tokens + output_tokens, begin, end, prefill + decode),
-        rows=Rows(arrival, prompt_tokens.astype(np.int32), output_tokens.astype(np.int32), first, finish),
+        series_rows=_series(
+            server, arrival, finish, prompt_tokens + output_tokens, begin, end, prefill + decode
+        ),
+        rows=Rows(
+            arrival, prompt_tokens.astype(np.int32), output_tokens.astype(np.int32), first, finish
+        ),
         folded=None,
         batch_rows=np.column_stack([begin, end - begin, prefill, decode, requests]),
         allocation_rows=None,
     )
 
 
-def _series(server: Server, arrival: Ints, finish: Ints, lengths: Ints, begin: Ints, end: Ints, tokens: Ints) -> Ints:
+def _series(
+    server: Server, arrival: Ints, finish: Ints, lengths: Ints, begin: Ints, end: Ints, tokens: Ints
+) -> Ints:
     """Return requests, unprocessed and uncompleted tokens at equally spaced instants."""
     instants = np.linspace(0, end[-1], _INSTANTS).astype(np.int64)
     came = np.searchsorted(arrival, instants, side="right")

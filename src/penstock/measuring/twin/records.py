@@ -78,7 +78,9 @@ class Settings:
         if resolve(policy).decode_first:  # which keeps the mix; others can pile decodes up
             most = 1.5 * share
         decodes = min(token_budget, int(most * token_budget) + 8)
-        return Sweep(token_budget, decodes, int(prompt.max()), int((prompt + output).max()), self.seed)
+        return Sweep(
+            token_budget, decodes, int(prompt.max()), int((prompt + output).max()), self.seed
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -159,7 +161,10 @@ class Trial:
 
     def latency(self, metric: str, statistic: str = "mean") -> tuple[float, float]:
         """Return a statistic of latency, measured and simulated, seconds."""
-        values = (run.latency().row(list(METRICS).index(metric), named=True) for run in (self.measured, self.simulated))
+        values = (
+            run.latency().row(list(METRICS).index(metric), named=True)
+            for run in (self.measured, self.simulated)
+        )
         first, second = (value[statistic] for value in values)
         return float(first), float(second)
 

@@ -1,4 +1,6 @@
-"""A twin as a page: what was said before the runs, what the engine did, and what the simulation says."""
+"""A twin as a page: what was said before the runs, what the engine did, and what the simulation
+says.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -22,7 +24,9 @@ def profile_page(description: str, machine: Mapping[str, str | int], fit: "Fit")
 
 def in_words(machine: Mapping[str, str | int]) -> str:
     """Return facts about a machine on a line."""
-    return ", ".join(str(value) if name == "processor" else f"{name} {value}" for name, value in machine.items())
+    return ", ".join(
+        str(value) if name == "processor" else f"{name} {value}" for name, value in machine.items()
+    )
 
 
 def twin_page(twin: "Twin") -> Page:
@@ -68,10 +72,13 @@ def _runs(twin: "Twin") -> Table:
         run = trial.measured
         rate = f"{trial.prediction.rate:.3g}"
         counts = (f"{run.arrived:,}", f"{run.n_batches:,}", f"{run.tokens / run.n_batches:.1f}")
-        rows.append((*_start(trial), rate, trial.prediction.theory, *counts, f"{trial.batch_error:+.1%}"))
+        rows.append(
+            (*_start(trial), rate, trial.prediction.theory, *counts, f"{trial.batch_error:+.1%}")
+        )
     columns = ("rho", "Seed", "Requests/s", "Theory", "Requests", "Batches", "Tokens each", "Model")
     caption = (
-        "Theory: the certificate. Model: its time for the very batches of the run, over theirs: an error of the batch "
+        "Theory: the certificate. Model: its time for the very batches of the run, over theirs: "
+        "an error of the batch "
         "times, and none of the queueing."
     )
     return Table(columns, rows, caption)
@@ -84,7 +91,11 @@ def _latency(twin: "Twin") -> Table:
             cells = []
             for statistic in ("mean", "p99"):
                 measured, simulated = trial.latency(metric, statistic)
-                cells += [seconds(measured), seconds(simulated), f"{trial.error(metric, statistic):+.1%}"]
+                cells += [
+                    seconds(measured),
+                    seconds(simulated),
+                    f"{trial.error(metric, statistic):+.1%}",
+                ]
             rows.append((*_start(trial), metric[:-2].upper(), *cells))
     columns = ("rho", "Seed", "", "Mean", "Sim.", "Error", "p99", "Sim.", "Error")
     return Table(columns, rows, "Sim.: the same requests, with batch times measured before.")
@@ -92,7 +103,17 @@ def _latency(twin: "Twin") -> Table:
 
 def _drifts(twin: "Twin") -> Table:
     """Lay out whether backlogs drained or grew, of the runs that began with one."""
-    columns = ("rho", "Seed", "Backlog", "Predicted", "Measured", "Offered", "Carried", "95%", "Sim.")
+    columns = (
+        "rho",
+        "Seed",
+        "Backlog",
+        "Predicted",
+        "Measured",
+        "Offered",
+        "Carried",
+        "95%",
+        "Sim.",
+    )
     return Table(columns, [_drift(trial) for trial in twin.trials if trial.backlog])
 
 
@@ -103,7 +124,14 @@ def _drift(trial: "Trial") -> tuple[str, ...]:
         return (*start, "drains at once", "", "", "", "")
     simulated = "" if other is None else f"{other.carried:,.0f}"
     interval = f"±{drift.carried - drift.low:,.0f}"
-    return (*start, drift.direction, f"{drift.offered:,.0f}", f"{drift.carried:,.0f}", interval, simulated)
+    return (
+        *start,
+        drift.direction,
+        f"{drift.offered:,.0f}",
+        f"{drift.carried:,.0f}",
+        interval,
+        simulated,
+    )
 
 
 def _start(trial: "Trial") -> tuple[str, str]:
@@ -118,12 +146,23 @@ def _facts(twin: "Twin") -> list[Fact]:
         if calibration.fit is not None:
             fit = calibration.fit
             error = f"{fit.mean_absolute_error:.1%}"
-            facts.append(Fact(f"Calibration {number}", error, f"mean error of {fit.n:,} batches, {fit.name}"))
+            facts.append(
+                Fact(f"Calibration {number}", error, f"mean error of {fit.n:,} batches, {fit.name}")
+            )
     if twin.pace:
         low, middle, high = twin.pace
-        spread = f"real time in the median, {low:.2f} to {high:.2f} nine times of ten: all times go by the paced clock"
+        spread = (
+            f"real time in the median, {low:.2f} to {high:.2f} nine times of ten: all times go by "
+            "the paced clock"
+        )
         facts.append(Fact("A paced second", f"{middle:.2f} s", spread))
-    facts.append(Fact("Speed", f"{twin.speed - 1:+.1%}", "time of the same batches after the last run, over before"))
+    facts.append(
+        Fact(
+            "Speed",
+            f"{twin.speed - 1:+.1%}",
+            "time of the same batches after the last run, over before",
+        )
+    )
     return facts
 
 
@@ -133,11 +172,16 @@ def _warnings(twin: "Twin") -> list[str]:
     worst = max((trial.batch_error for trial in twin.trials), key=abs)
     if abs(worst) > _DRIFTED:
         words.append(
-            f"the batch times themselves were off by up to {worst:+.1%}, which queues multiply: do not read those "
-            "latencies as errors of the queueing; measure for longer (--calibrate), on a quieter machine"
+            f"the batch times themselves were off by up to {worst:+.1%}, which queues multiply: "
+            "do not read those "
+            "latencies as errors of the queueing; measure for longer (--calibrate), on a quieter "
+            "machine"
         )
     if abs(twin.speed - 1) > _DRIFTED:
-        words.append("the machine drifted: the same batches took another time after the last run than before the first")
+        words.append(
+            "the machine drifted: the same batches took another time after the last run than "
+            "before the first"
+        )
     return words
 
 
@@ -157,7 +201,14 @@ def _tokens_figure(twin: "Twin") -> Figure:
                 ends.append(f"{side} ends with {series[-1]:,}")
             rows.append((*_start(trial), *cells))
         panels[f"Lines of uncompleted tokens over time at rho {rho:g}: {'; '.join(ends)}."] = panel
-    columns = ("rho", "Seed", "Measured, first", "Measured, last", "Simulated, first", "Simulated, last")
+    columns = (
+        "rho",
+        "Seed",
+        "Measured, first",
+        "Measured, last",
+        "Simulated, first",
+        "Simulated, last",
+    )
     table = Table(columns, rows, "Uncompleted tokens")
     return Figure("Tokens in the system", panels, [table], "While requests arrive.")
 
@@ -172,12 +223,19 @@ def _latency_figures(twin: "Twin") -> list[Figure]:
         for metric in METRICS:
             for statistic in ("mean", "p50", "p99"):
                 measured, simulated = trial.latency(metric, statistic)
-                rows.append((f"{metric[:-2].upper()} {statistic}", f"{measured:.4f}", f"{simulated:.4f}"))
+                rows.append(
+                    (f"{metric[:-2].upper()} {statistic}", f"{measured:.4f}", f"{simulated:.4f}")
+                )
         texts = [
-            f"Cumulative distributions of {metric[:-2].upper()} at rho {rho:g}, measured and simulated."
+            f"Cumulative distributions of {metric[:-2].upper()} at rho {rho:g}, measured and "
+            "simulated."
             for metric in METRICS
         ]
         panels = latency_panels(runs_of(trial), legend=None)
         table = Table(("Seconds", "Measured", "Simulated"), rows)
-        drawn.append(Figure(f"rho {rho:g}, seed {trial.seed}", dict(zip(texts, panels, strict=True)), [table]))
+        drawn.append(
+            Figure(
+                f"rho {rho:g}, seed {trial.seed}", dict(zip(texts, panels, strict=True)), [table]
+            )
+        )
     return drawn

@@ -1,4 +1,6 @@
-"""Prefix caching, as vLLM V1 does it: full blocks keep their contents until they are needed for others."""
+"""Prefix caching, as vLLM V1 does it: full blocks keep their contents until they are needed for
+others.
+"""
 
 from collections import deque
 from collections.abc import Hashable, Mapping
@@ -13,14 +15,18 @@ from penstock.reference.seam_policies import DECODE_FIRST, Policy
 
 @dataclass(eq=False)
 class Block:
-    """A KV block: who uses it, and what it holds, by a name that stands for the whole prefix up to its end."""
+    """A KV block: who uses it, and what it holds, by a name that stands for the whole prefix up to
+    its end.
+    """
 
     users: int = 0
     name: Hashable | None = None
 
 
 class BlockPool:
-    """``BlockPool`` of vLLM: a queue of the blocks that nobody uses, some of which still hold a named prefix."""
+    """``BlockPool`` of vLLM: a queue of the blocks that nobody uses, some of which still hold a
+    named prefix.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.unused = deque(Block() for _ in range(blocks))
@@ -44,7 +50,9 @@ class BlockPool:
         block.users += 1
 
     def release(self, blocks: list[Block]) -> None:
-        """Give blocks back, the last first: those without a name to the front of the queue, the others to its end."""
+        """Give blocks back, the last first: those without a name to the front of the queue, the
+        others to its end.
+        """
         for block in reversed(blocks):
             block.users -= 1
             if block.users == 0 and block.name is None:
@@ -61,8 +69,8 @@ class BlockPool:
 class PrefixCache(Server):
     """A server on which the blocks at the start of an admitted request may be there already.
 
-    A block is named in the step that fills it: by the request's hash id, if it is one of the prompt, else as the
-    request's own.
+    A block is named in the step that fills it: by the request's hash id, if it is one of the
+    prompt, else as the request's own.
     """
 
     pool: BlockPool
@@ -71,7 +79,10 @@ class PrefixCache(Server):
     def open_cache(self) -> None:
         """Begin with blocks that hold nothing."""
         if self.limits.kv_blocks == float("inf"):
-            raise InputError("hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; give it")
+            raise InputError(
+                "hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; "
+                "give it"
+            )
         self.pool = BlockPool(int(self.usable))
         self.held = {}
         self.reused = 0  # tokens that were there already
@@ -84,7 +95,9 @@ class PrefixCache(Server):
     def names(self, request: Request, tokens: int) -> list[Hashable]:
         """Name the full blocks of the first tokens of a request."""
         blocks = range(tokens // self.block_size)
-        ids = request.hash_ids[: request.prompt // self.block_size]  # traces may name a last block that is not full
+        ids = request.hash_ids[
+            : request.prompt // self.block_size
+        ]  # traces may name a last block that is not full
         return [ids[i] if i < len(ids) else ("own", request.index, i) for i in blocks]
 
     def cached(self, request: Request) -> list[Block]:
@@ -118,9 +131,13 @@ class PrefixCache(Server):
         request.blocks = len(held)
 
     def grow(self, request: Request, tokens: int = 1) -> None:
-        """Give it the KV blocks that it lacks, and name those that are full when this step is over."""
+        """Give it the KV blocks that it lacks, and name those that are full when this step is
+        over.
+        """
         self.hold(request, request.blocks + self.growth(request, tokens))
-        for block, name in zip(self.held[request], self.names(request, request.computed + tokens), strict=False):
+        for block, name in zip(
+            self.held[request], self.names(request, request.computed + tokens), strict=False
+        ):
             if block.name is None:
                 self.pool.give_name(block, name)
 
@@ -130,8 +147,12 @@ class PrefixCache(Server):
         super().evict(request)
 
     def complete(self, batch: Allocation, tick: int) -> None:
-        """End a batch for one request after another, as they run: so they give their blocks back."""
-        super().complete({request: batch[request] for request in self.running if request in batch}, tick)
+        """End a batch for one request after another, as they run: so they give their blocks
+        back.
+        """
+        super().complete(
+            {request: batch[request] for request in self.running if request in batch}, tick
+        )
 
     def leave(self, request: Request) -> None:
         """Give the blocks of a finished request back."""
@@ -143,8 +164,12 @@ class PrefixCache(Server):
         super().assert_feasible(batch)
         used = [block for blocks in self.held.values() for block in blocks]
         assert len(set(used)) + len(self.pool.unused) == self.usable, "KV blocks are lost"
-        assert sum(block.users for block in set(used)) == len(used), "a KV block is used by others than hold it"
-        assert all(block.users == 0 for block in self.pool.unused), "a KV block in use is in the queue"
+        assert sum(block.users for block in set(used)) == len(used), (
+            "a KV block is used by others than hold it"
+        )
+        assert all(block.users == 0 for block in self.pool.unused), (
+            "a KV block in use is in the queue"
+        )
 
 
 class PrefixCachingVllmV1(PrefixCache, VllmV1):
@@ -158,16 +183,19 @@ class PrefixCachingVllmV1(PrefixCache, VllmV1):
 class PrefixCachingSeamServer(PrefixCache, SeamServer):
     """A seam policy with prefix caching.
 
-    What is cached counts neither as tokens to be served nor as blocks to be taken. The policy sees it as it stands
-    when it is asked; who is admitted finds what is there then, since those before may have pushed some of it out.
-    Prompts take their blocks before decodes do.
+    What is cached counts neither as tokens to be served nor as blocks to be taken. The policy sees
+    it as it stands when it is asked; who is admitted finds what is there then, since those before
+    may have pushed some of it out. Prompts take their blocks before decodes do.
     """
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy) -> None:
+    def __init__(
+        self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy
+    ) -> None:
         super().__init__(name, limits, options, policy)
         if self.admission != "input" or self.swaps:
             raise InputError(
-                f"hash_ids are given, but admission is {self.admission!r} and preemption {limits.preemption!r}; "
+                f"hash_ids are given, but admission is {self.admission!r} and preemption "
+                f"{limits.preemption!r}; "
                 "prefixes are cached under 'input' and 'recompute' only"
             )
         self.open_cache()
@@ -186,7 +214,9 @@ class PrefixCachingSeamServer(PrefixCache, SeamServer):
         return visible
 
     def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
-        """Serve prompts, then decodes; the phase named first has its tokens and slots before the other."""
+        """Serve prompts, then decodes; the phase named first has its tokens and slots before the
+        other.
+        """
         budget, slots = self.policy_limits()
         y = min(y, slots, budget, len(self.decoding))
         x = min(x, sum(visible.values()), budget)

@@ -1,4 +1,6 @@
-"""Seam policies with KV memory: a function of a few numbers chooses the batch, memory decides who may be in it."""
+"""Seam policies with KV memory: a function of a few numbers chooses the batch, memory decides who
+may be in it.
+"""
 
 from collections.abc import Mapping
 
@@ -15,9 +17,11 @@ ADMISSIONS = ("input", "completion", "optimistic")
 class SeamServer(Server):
     """A server under a seam policy: memory first, then the policy, then who is served.
 
-    1. Every decoding request, in running order, must have the block for its next token; else victims are preempted.
+    1. Every decoding request, in running order, must have the block for its next token; else
+       victims are preempted.
     2. Swapped-out requests at the head of the queue come back.
-    3. The prompts that may be served are counted: those in mid-prefill, then waiting ones while they fit.
+    3. The prompts that may be served are counted: those in mid-prefill, then waiting ones while
+       they fit.
     4. The policy chooses; decodes are the first of the running list, prompts are filled in order.
     """
 
@@ -25,7 +29,9 @@ class SeamServer(Server):
     orders = ("fcfs", "priority")
     has_watermark = True
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy) -> None:
+    def __init__(
+        self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy
+    ) -> None:
         super().__init__(name, limits, options)
         self.policy = policy
         self.params = options.get("params", ())
@@ -61,10 +67,13 @@ class SeamServer(Server):
         x, y, first = self.policy(self.queue(visible), self.policy_limits(), self.params)
         return self.compose(visible, x, y, first)
 
-    # ------------------------------------------------------------ 1. memory for decodes: `make_room_for_decodes`
+    # ------------------------------------------------------------ 1. memory for decodes:
+    # `make_room_for_decodes`
 
     def preempt(self, request: Request) -> None:
-        """Put it back; in mode ``swap`` its blocks move to host memory, and what was computed stays."""
+        """Put it back; in mode ``swap`` its blocks move to host memory, and what was computed
+        stays.
+        """
         if not self.swaps:
             super().preempt(request)
             return
@@ -77,7 +86,9 @@ class SeamServer(Server):
     # ------------------------------------------------------------ 2. back from host memory
 
     def swap_in(self) -> None:
-        """Let swapped-out requests return in order; one that does not fit blocks those behind it."""
+        """Let swapped-out requests return in order; one that does not fit blocks those behind
+        it.
+        """
         while self.waiting and self.waiting[0].swapped:
             request = self.waiting[0]
             needed = self.blocks(request.computed + 1) if request.decoding else request.swapped
@@ -91,21 +102,29 @@ class SeamServer(Server):
     # ------------------------------------------------------------ 3. the prompts that may be served
 
     def visible_prompts(self) -> dict[Request, int]:
-        """Prompts that may be in this batch, in the order in which they are filled, and how much each may be given."""
+        """Prompts that may be in this batch, in the order in which they are filled, and how much
+        each may be given.
+        """
         spare = self.spare
         visible: dict[Request, int] = {}
         for request in self.running:
             if not request.decoding:
                 left = request.target - request.computed
                 if self.admission == "optimistic":  # as far as its blocks and spare ones go
-                    left = int(min(left, (request.blocks + spare) * self.block_size - request.computed))
+                    left = int(
+                        min(left, (request.blocks + spare) * self.block_size - request.computed)
+                    )
                     spare -= self.growth(request, max(left, 0))
                 if left > 0:
                     visible[request] = left
         if self.limits.scope == "batch":
             visible = dict(list(visible.items())[: self.slots])
         for request in self.waiting:
-            listed = len(visible) if self.limits.scope == "batch" else len(self.running) + self.new(visible)
+            listed = (
+                len(visible)
+                if self.limits.scope == "batch"
+                else len(self.running) + self.new(visible)
+            )
             spare_for_it = spare - self.watermark
             if self.preempted or request.swapped or listed >= self.k_max:
                 break
@@ -170,7 +189,9 @@ class SeamServer(Server):
             chosen = decodes | prefills
         else:
             prefills = self.prefills(visible, min(x, budget), slots)
-            decodes = self.decodes(min(y, budget - sum(prefills.values()), slots - self.counted(prefills)))
+            decodes = self.decodes(
+                min(y, budget - sum(prefills.values()), slots - self.counted(prefills))
+            )
             chosen = prefills | decodes
         for request, tokens in chosen.items():
             if request in self.running:
@@ -182,7 +203,9 @@ class SeamServer(Server):
         return chosen
 
     def counted(self, prefills: Allocation) -> int:
-        """Slots of the batch that prompts take from decodes; in scope ``running`` all who run have theirs."""
+        """Slots of the batch that prompts take from decodes; in scope ``running`` all who run have
+        theirs.
+        """
         return len(prefills) if self.limits.scope == "batch" else 0
 
     def decodes(self, tokens: int) -> Allocation:

@@ -1,7 +1,8 @@
 """A server with KV memory: requests, blocks, and what every scheduler has in common.
 
-A scheduler is a subclass of `Server` with one method, `step`, which moves requests between the lists ``waiting`` and
-``running`` and returns the next batch. Everything is recomputed from explicit fields; nothing is fast.
+A scheduler is a subclass of `Server` with one method, `step`, which moves requests between the
+lists ``waiting`` and ``running`` and returns the next batch. Everything is recomputed from explicit
+fields; nothing is fast.
 """
 
 import math
@@ -22,8 +23,11 @@ class Request:
     prompt: int
     output: int
     priority: int  # the smaller is served first
-    hash_ids: tuple[int, ...]  # equal ones of two requests: their prompts are equal up to the end of that block
-    target: int  # tokens that its prefill brings into memory: the prompt, or all known ones after a preemption
+    hash_ids: tuple[
+        int, ...
+    ]  # equal ones of two requests: their prompts are equal up to the end of that block
+    # tokens that its prefill brings into memory: the prompt, or all known ones after a preemption
+    target: int
     computed: int = 0  # tokens in memory
     blocks: int = 0  # KV blocks held
     swapped: int = 0  # KV blocks held in host memory
@@ -31,7 +35,9 @@ class Request:
     preemptions: int = 0
     first_token: int | None = None
     finish: int | None = None
-    token_times: list[int] = field(default_factory=list)  # the tick at which each output token was complete
+    token_times: list[int] = field(
+        default_factory=list
+    )  # the tick at which each output token was complete
 
     @property
     def decoding(self) -> bool:
@@ -40,12 +46,16 @@ class Request:
 
     @property
     def known(self) -> int:
-        """Tokens that a prefill from nothing brings into memory: the prompt and the outputs that are out."""
+        """Tokens that a prefill from nothing brings into memory: the prompt and the outputs that
+        are out.
+        """
         return self.prompt + self.outputs
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Its place in the order ``priority``: smaller is served first, larger is preempted first."""
+        """Its place in the order ``priority``: smaller is served first, larger is preempted
+        first.
+        """
         return (self.priority, self.arrival, self.index)
 
 
@@ -81,7 +91,9 @@ class Limits:
     max_batch_size: float
     kv_blocks: float
     block_size: int | None  # None: the engine's default
-    watermark: float | None  # share of the blocks kept free at admission; None: the engine's default
+    watermark: (
+        float | None
+    )  # share of the blocks kept free at admission; None: the engine's default
     order: str
     scope: str
     convention: str
@@ -115,7 +127,9 @@ class Server:
         self.refuse_foreign_settings()
         for option in options:
             if option not in self.options:
-                raise InputError(f"{name!r} has no option {option!r}{nearest(option, self.options)}")
+                raise InputError(
+                    f"{name!r} has no option {option!r}{nearest(option, self.options)}"
+                )
 
     def refuse_foreign_settings(self) -> None:
         """Raise if a setting was given that this engine does not have."""
@@ -127,11 +141,19 @@ class Server:
             ("preemption", limits.preemption, ("recompute",)),
         ):
             if value not in possible:
-                raise InputError(f"{setting} {value!r} is not one that {self.name!r} has: {' or '.join(possible)}")
+                raise InputError(
+                    f"{setting} {value!r} is not one that {self.name!r} has: "
+                    f"{' or '.join(possible)}"
+                )
         if limits.admission is not None:
-            raise InputError(f"admission {limits.admission!r} is a seam policy's; {self.name!r} has its own rule")
+            raise InputError(
+                f"admission {limits.admission!r} is a seam policy's; {self.name!r} has its own rule"
+            )
         if limits.watermark and not self.has_watermark:
-            raise InputError(f"watermark {limits.watermark:g} has no effect: {self.name!r} has none; leave it out")
+            raise InputError(
+                f"watermark {limits.watermark:g} has no effect: {self.name!r} has none; leave it "
+                "out"
+            )
 
     def step(self) -> Allocation:
         """Form the next batch of those that wait and run; empty if nobody can be served."""
@@ -173,10 +195,15 @@ class Server:
 
     def too_long(self, request: Request) -> str | None:
         """Say why a request whose prefill cannot be cut does not fit the token budget."""
-        longest = request.prompt if math.isinf(self.usable) else self.peak(request)  # a preempted one comes back longer
+        longest = (
+            request.prompt if math.isinf(self.usable) else self.peak(request)
+        )  # a preempted one comes back longer
         if longest <= self.b_max:
             return None
-        return f"may need a prefill of {longest} tokens at once, but the token budget is {self.b_max:g}"
+        return (
+            f"may need a prefill of {longest} tokens at once, but the token budget is "
+            f"{self.b_max:g}"
+        )
 
     # ------------------------------------------------------------ the two lists
 
@@ -203,7 +230,9 @@ class Server:
         return self.running[-1]
 
     def preempt(self, request: Request) -> None:
-        """Take all its memory and put it at the head of the waiting queue; what was computed is computed again."""
+        """Take all its memory and put it at the head of the waiting queue; what was computed is
+        computed again.
+        """
         request.target, request.computed = request.known, 0
         self.evict(request)
         self.waiting.insert(0, request)
@@ -217,7 +246,9 @@ class Server:
         self.preempted.append(request)
 
     def preempt_until(self, request: Request, blocks: int) -> bool:
-        """Preempt victims until so many KV blocks are free; whether the request itself was spared."""
+        """Preempt victims until so many KV blocks are free; whether the request itself was
+        spared.
+        """
         while blocks > self.free:
             victim = self.victim()
             self.preempt(victim)
@@ -226,7 +257,9 @@ class Server:
         return True
 
     def make_room_for_decodes(self) -> None:
-        """Preempt until every decoding request, in running order, can have the block for its next token."""
+        """Preempt until every decoding request, in running order, can have the block for its next
+        token.
+        """
         passed: list[Request] = []
         for request in self.decoding:
             while request in self.running and self.lack([*passed, request]) > self.free:
@@ -276,22 +309,32 @@ class Server:
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that the step kept to memory, budget and batch size, and served nobody wrongly."""
-        assert len({*self.running, *self.waiting}) == len(self.running) + len(self.waiting), "somebody is listed twice"
+        assert len({*self.running, *self.waiting}) == len(self.running) + len(self.waiting), (
+            "somebody is listed twice"
+        )
         assert self.free >= 0, f"{-self.free:g} KV blocks more are held than there are"
-        assert not any(request.blocks for request in self.waiting), "a waiting request holds KV blocks"
+        assert not any(request.blocks for request in self.waiting), (
+            "a waiting request holds KV blocks"
+        )
         for request, tokens in batch.items():
             assert request in self.running, f"request {request.index} is served, but does not run"
             most = 1 if request.decoding else request.target - request.computed
             assert 0 < tokens <= most, f"request {request.index} gets {tokens} of {most} tokens"
-            assert self.blocks(request.computed + tokens) <= request.blocks, f"request {request.index} lacks blocks"
+            assert self.blocks(request.computed + tokens) <= request.blocks, (
+                f"request {request.index} lacks blocks"
+            )
         counted = len(batch) if self.limits.scope == "batch" else len(self.running)
-        assert counted <= self.k_max, f"{counted} requests exceed {self.k_max} in scope {self.limits.scope}"
+        assert counted <= self.k_max, (
+            f"{counted} requests exceed {self.k_max} in scope {self.limits.scope}"
+        )
         if self.budgeted:
             self.assert_budget(batch)
 
     def assert_budget(self, batch: Allocation) -> None:
         """Assert that the batch has no more tokens than the budget."""
-        assert token_load(batch) <= self.b_max, f"{token_load(batch)} tokens exceed the budget of {self.b_max}"
+        assert token_load(batch) <= self.b_max, (
+            f"{token_load(batch)} tokens exceed the budget of {self.b_max}"
+        )
 
 
 def token_load(batch: Allocation) -> int:
@@ -301,22 +344,30 @@ def token_load(batch: Allocation) -> int:
 
 def at_least(name: str, value: int, least: int) -> int:
     """Return a count, which must be a whole number of at least so much."""
-    return checks.whole(name, value, least, 2**53, "", "ticks, tokens, blocks and requests are counted")
+    return checks.whole(
+        name, value, least, 2**53, "", "ticks, tokens, blocks and requests are counted"
+    )
 
 
 def flag(options: Mapping[str, object], name: str, default: bool) -> bool:
     """Return an option that must be True or False."""
     value = options.get(name, default)
     if not isinstance(value, bool):
-        raise InputError(f"option {name} is {checks.shown(value)}, but is on or off; give True or False")
+        raise InputError(
+            f"option {name} is {checks.shown(value)}, but is on or off; give True or False"
+        )
     return value
 
 
 def count(options: Mapping[str, object], name: str, default: int, least: int = 1) -> int:
     """Return an option that must be a whole number."""
-    return checks.whole(f"option {name}", options.get(name, default), least, 2**53, "", "it counts tokens or steps")
+    return checks.whole(
+        f"option {name}", options.get(name, default), least, 2**53, "", "it counts tokens or steps"
+    )
 
 
 def share(options: Mapping[str, object], name: str, default: float) -> float:
     """Return an option that must be a number from 0 to 1."""
-    return checks.number(f"option {name}", options.get(name, default), 0, 1, "", "it is a share of one")
+    return checks.number(
+        f"option {name}", options.get(name, default), 0, 1, "", "it is a share of one"
+    )

@@ -2,17 +2,28 @@
 
 from collections.abc import Mapping
 
-from penstock.reference.engines.server import Allocation, Limits, Request, Server, count, flag, share, token_load
+from penstock.reference.engines.server import (
+    Allocation,
+    Limits,
+    Request,
+    Server,
+    count,
+    flag,
+    share,
+    token_load,
+)
 
 
 class Sglang(Server):
-    """``get_next_batch_to_run`` of SGLang: admission estimates how many output tokens are still to come.
+    """``get_next_batch_to_run`` of SGLang: admission estimates how many output tokens are still to
+    come.
 
-    The estimate is a share, the new token ratio, of the outputs left of those that decode; it falls with every decode
-    batch and rises when a request is retracted (preempted).
+    The estimate is a share, the new token ratio, of the outputs left of those that decode; it falls
+    with every decode batch and rises when a request is retracted (preempted).
 
-    Options: ``mixed_chunk`` (decodes ride along with prefill), ``max_prefill_tokens``, ``new_token_ratio``,
-    ``min_new_token_ratio``, ``decay_steps``, ``clip_new_tokens``, ``retract_steps``.
+    Options: ``mixed_chunk`` (decodes ride along with prefill), ``max_prefill_tokens``,
+    ``new_token_ratio``, ``min_new_token_ratio``, ``decay_steps``, ``clip_new_tokens``,
+    ``retract_steps``.
     """
 
     options = (
@@ -33,7 +44,9 @@ class Sglang(Server):
         self.max_prefill_tokens = count(options, "max_prefill_tokens", 16384)
         self.new_token_ratio = share(options, "new_token_ratio", 0.7)
         self.min_new_token_ratio = share(options, "min_new_token_ratio", 0.098)
-        self.decay = (self.new_token_ratio - self.min_new_token_ratio) / count(options, "decay_steps", 600)
+        self.decay = (self.new_token_ratio - self.min_new_token_ratio) / count(
+            options, "decay_steps", 600
+        )
         self.clip = count(options, "clip_new_tokens", 4096)
         self.retract_steps = count(options, "retract_steps", 20)
         self.is_full = False
@@ -113,7 +126,11 @@ class Sglang(Server):
                 break
             if whole >= self.left_input and batch:
                 break
-            tokens = whole if whole <= self.left_chunk else self.left_chunk // self.block_size * self.block_size
+            tokens = (
+                whole
+                if whole <= self.left_chunk
+                else self.left_chunk // self.block_size * self.block_size
+            )
             if tokens <= 0:
                 break
             tokens = int(tokens)
@@ -154,7 +171,10 @@ class Sglang(Server):
         while len(remaining) > 1:
             self.preempt(remaining.pop())
             growth = sum(self.growth(request) for request in remaining)
-            if growth <= self.free and len(remaining) * self.retract_steps <= self.free * self.block_size:
+            if (
+                growth <= self.free
+                and len(remaining) * self.retract_steps <= self.free * self.block_size
+            ):
                 break
         if sum(self.growth(request) for request in remaining) > self.free:
             assert self.chunked is not None
@@ -178,13 +198,24 @@ class Sglang(Server):
     def cannot_fit(self, request: Request) -> str | None:
         """Say that memory is too small, or that a chunk is smaller than a page."""
         if self.b_max < self.block_size and self.peak(request) > self.b_max:
-            return f"must be cut, but a chunk of {self.b_max:g} tokens is less than a page of {self.block_size}"
+            return (
+                f"must be cut, but a chunk of {self.b_max:g} tokens is less than a page of "
+                f"{self.block_size}"
+            )
         return super().cannot_fit(request)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert the budget of prefill batches, and that one request at most is in mid-prefill."""
         super().assert_feasible(batch)
         prefills = [request for request in batch if not request.decoding]
-        assert not prefills or token_load(batch) <= self.b_max, "a prefill batch exceeds the chunk size"
-        cut = [request for request in self.running if request.computed + batch.get(request, 0) < request.target]
-        assert len(cut) <= 1, f"requests {[request.index for request in cut]} are in mid-prefill at once"
+        assert not prefills or token_load(batch) <= self.b_max, (
+            "a prefill batch exceeds the chunk size"
+        )
+        cut = [
+            request
+            for request in self.running
+            if request.computed + batch.get(request, 0) < request.target
+        ]
+        assert len(cut) <= 1, (
+            f"requests {[request.index for request in cut]} are in mid-prefill at once"
+        )

@@ -11,9 +11,10 @@ CAPACITIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 class TensorRtLlm(Server):
     """The batch manager of TensorRT-LLM.
 
-    Options: ``capacity``, one of `CAPACITIES`: memory is reserved to completion (``guaranteed_no_evict``), or for the
-    prompt, and the last one started is paused when it lacks (``max_utilization``), or a batch is formed when the
-    server is empty, and nobody joins it (``static_batch``); ``chunked_context``: whether prompts may be cut.
+    Options: ``capacity``, one of `CAPACITIES`: memory is reserved to completion
+    (``guaranteed_no_evict``), or for the prompt, and the last one started is paused when it lacks
+    (``max_utilization``), or a batch is formed when the server is empty, and nobody joins it
+    (``static_batch``); ``chunked_context``: whether prompts may be cut.
     """
 
     options = ("capacity", "chunked_context")
@@ -23,7 +24,9 @@ class TensorRtLlm(Server):
         self.capacity = str(options.get("capacity", CAPACITIES[0]))
         self.chunked_context = flag(options, "chunked_context", False)
         if self.capacity not in CAPACITIES:
-            raise InputError(f"{name!r} has no capacity {self.capacity!r}{nearest(self.capacity, CAPACITIES)}")
+            raise InputError(
+                f"{name!r} has no capacity {self.capacity!r}{nearest(self.capacity, CAPACITIES)}"
+            )
 
     def step(self) -> Allocation:
         """Form a micro batch: decodes, then prompts begun before, then new ones."""
@@ -57,14 +60,18 @@ class TensorRtLlm(Server):
 
     def blocks_to_start(self, request: Request) -> int:
         """KV blocks taken at the start: to completion, or for its prefill."""
-        return self.blocks(request.target if self.capacity == "max_utilization" else self.peak(request))
+        return self.blocks(
+            request.target if self.capacity == "max_utilization" else self.peak(request)
+        )
 
     def start(self, request: Request) -> None:
         """Admit a request with the memory of its capacity."""
         self.admit(request, self.blocks_to_start(request))
 
     def tokens_for(self, request: Request, batch: Allocation) -> int:
-        """Tokens of its prompt that go into this batch: all that are left, or, in chunks, what the budget leaves."""
+        """Tokens of its prompt that go into this batch: all that are left, or, in chunks, what the
+        budget leaves.
+        """
         left = request.target - request.computed
         budget = self.b_max - token_load(batch)
         if left > budget and not self.chunked_context:
@@ -86,5 +93,8 @@ class TensorRtLlm(Server):
         if self.capacity == "max_utilization":
             return self.too_long(request)
         if request.prompt > self.b_max:
-            return f"has a prompt of {request.prompt} tokens, not to be cut, but the token budget is {self.b_max:g}"
+            return (
+                f"has a prompt of {request.prompt} tokens, not to be cut, but the token budget is "
+                f"{self.b_max:g}"
+            )
         return None

@@ -1,4 +1,6 @@
-"""The schedulers of the Vidur simulator (commit 7d47513), which differ from the systems that they are named after."""
+"""The schedulers of the Vidur simulator (commit 7d47513), which differ from the systems that they
+are named after.
+"""
 
 from collections.abc import Mapping
 
@@ -7,7 +9,9 @@ from penstock.reference.engines.vllm import VllmV0
 
 
 class _Reserving(Server):
-    """What Vidur's Orca and FasterTransformer share: blocks for ``max_tokens`` from admission on, no token budget."""
+    """What Vidur's Orca and FasterTransformer share: blocks for ``max_tokens`` from admission on,
+    no token budget.
+    """
 
     options = ("max_tokens",)
     budgeted = False
@@ -20,7 +24,9 @@ class _Reserving(Server):
     def cannot_fit(self, request: Request) -> str | None:
         """Say that a request is longer than ``max_tokens``, or that not one reservation fits."""
         if request.prompt + request.output > self.max_tokens:
-            return f"has {request.prompt + request.output} tokens, but max_tokens is {self.max_tokens}"
+            return (
+                f"has {request.prompt + request.output} tokens, but max_tokens is {self.max_tokens}"
+            )
         return self.lacks_blocks(self.reservation)
 
     def admit_whole(self, batch: Allocation) -> None:
@@ -42,9 +48,11 @@ class VidurOrca(_Reserving):
 
 
 class VidurFasterTransformer(_Reserving):
-    """A static batch: all prompts in one iteration, then decodes in lockstep; nobody is admitted until all have left.
+    """A static batch: all prompts in one iteration, then decodes in lockstep; nobody is admitted
+    until all have left.
 
-    So it makes no difference whether memory comes back with each member or with the last, as Vidur means to do it.
+    So it makes no difference whether memory comes back with each member or with the last, as Vidur
+    means to do it.
     """
 
     def step(self) -> Allocation:
@@ -73,13 +81,16 @@ class VidurVllm(VllmV0):
         """Assert the padded budget too."""
         super().assert_feasible(batch)
         prefills = [tokens for request, tokens in batch.items() if not request.decoding]
-        assert len(prefills) * max(prefills, default=0) <= self.b_max, f"{prefills} padded exceed {self.b_max}"
+        assert len(prefills) * max(prefills, default=0) <= self.b_max, (
+            f"{prefills} padded exceed {self.b_max}"
+        )
 
 
 class VidurSarathi(Server):
     """Decodes in list order, then chunks of partial prefills, then of new prompts.
 
-    A prompt's blocks are all taken with its first chunk. Decodes are not bounded by the token budget.
+    A prompt's blocks are all taken with its first chunk. Decodes are not bounded by the token
+    budget.
     """
 
     has_watermark = True
@@ -97,7 +108,9 @@ class VidurSarathi(Server):
         return batch
 
     def serve_decodes(self, batch: Allocation) -> None:
-        """Serve all in list order; the last that are not gone through are preempted for want of a free block."""
+        """Serve all in list order; the last that are not gone through are preempted for want of a
+        free block.
+        """
         ahead = list(self.running)
         while ahead:
             request = ahead.pop(0)
@@ -130,7 +143,9 @@ class VidurSarathi(Server):
             batch[request] = int(tokens)
 
     def preempt(self, request: Request) -> None:
-        """Put it back; Vidur takes a prompt that was cut short for its processed part, and decodes the rest."""
+        """Put it back; Vidur takes a prompt that was cut short for its processed part, and decodes
+        the rest.
+        """
         if not request.decoding:
             unprocessed = request.target - request.computed
             request.prompt -= unprocessed
@@ -142,4 +157,6 @@ class VidurSarathi(Server):
         super().assert_feasible(batch)
         decodes = sum(request.decoding for request in batch)
         prefill_tokens = token_load(batch) - decodes
-        assert prefill_tokens == 0 or token_load(batch) <= self.b_max, f"{prefill_tokens} tokens beside {decodes}"
+        assert prefill_tokens == 0 or token_load(batch) <= self.b_max, (
+            f"{prefill_tokens} tokens beside {decodes}"
+        )

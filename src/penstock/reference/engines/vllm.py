@@ -1,16 +1,26 @@
-"""vLLM: the scheduler of V1 (0.33), which mixes prefill and decode, and that of V0 (up to 0.9), which does not."""
+"""vLLM: the scheduler of V1 (0.33), which mixes prefill and decode, and that of V0 (up to 0.9),
+which does not.
+"""
 
 from collections.abc import Mapping
 
-from penstock.reference.engines.server import Allocation, Limits, Request, Server, count, flag, token_load
+from penstock.reference.engines.server import (
+    Allocation,
+    Limits,
+    Request,
+    Server,
+    count,
+    flag,
+    token_load,
+)
 
 
 class VllmV1(Server):
     """``Scheduler.schedule`` of vLLM V1: running requests in list order, then waiting ones.
 
-    Options: ``chunked_prefill``; ``long_prefill_threshold``, the most tokens of one prefill in a batch while there is
-    more than one request (0: no such limit). One KV block is the engine's own. The watermark binds only while
-    somebody runs.
+    Options: ``chunked_prefill``; ``long_prefill_threshold``, the most tokens of one prefill in a
+    batch while there is more than one request (0: no such limit). One KV block is the engine's own.
+    The watermark binds only while somebody runs.
     """
 
     options = ("chunked_prefill", "long_prefill_threshold")
@@ -24,7 +34,9 @@ class VllmV1(Server):
         self.threshold = count(options, "long_prefill_threshold", 0, least=0)
 
     def victim(self) -> Request:
-        """Return the last, or, by priority, the least urgent and youngest; of equal ones the first in the list."""
+        """Return the last, or, by priority, the least urgent and youngest; of equal ones the first
+        in the list.
+        """
         if self.limits.order == "priority":
             return max(self.running, key=lambda request: (request.priority, request.arrival))
         return self.running[-1]
@@ -40,7 +52,9 @@ class VllmV1(Server):
         return batch
 
     def serve_running(self, batch: Allocation, threshold: float) -> None:
-        """Serve running requests in list order, decodes and prefills alike, each with memory for its tokens."""
+        """Serve running requests in list order, decodes and prefills alike, each with memory for
+        its tokens.
+        """
         position = 0
         while position < len(self.running) and token_load(batch) < self.b_max:
             request = self.running[position]
@@ -50,7 +64,9 @@ class VllmV1(Server):
                 victim = self.victim()
                 if self.running.index(victim) < position:
                     position -= 1
-                batch.pop(victim, None)  # one served before gives its tokens back; who was cut meanwhile stays cut
+                batch.pop(
+                    victim, None
+                )  # one served before gives its tokens back; who was cut meanwhile stays cut
                 self.preempt(victim)
                 if victim is request:
                     break
@@ -72,14 +88,18 @@ class VllmV1(Server):
                 break
             tokens = int(min(tokens, budget))
             watermark = self.watermark if self.running else 0
-            if self.blocks(request.target) - cached + unused + watermark > self.free:  # all of it must fit ...
+            if (
+                self.blocks(request.target) - cached + unused + watermark > self.free
+            ):  # all of it must fit ...
                 break
             self.admit(request, cached)
             self.grow(request, tokens)  # ... and a part is taken
             batch[request] = tokens
 
     def cached_blocks(self, request: Request) -> tuple[int, int]:
-        """KV blocks that hold its prefix already, and how many of them nobody uses: none without a prefix cache."""
+        """KV blocks that hold its prefix already, and how many of them nobody uses: none without a
+        prefix cache.
+        """
         return 0, 0
 
     def cannot_fit(self, request: Request) -> str | None:
@@ -89,7 +109,9 @@ class VllmV1(Server):
 
 
 class VllmV0(Server):
-    """``Scheduler._schedule_default`` of vLLM V0: whole prompts alone if any can be admitted, else decodes alone."""
+    """``Scheduler._schedule_default`` of vLLM V0: whole prompts alone if any can be admitted, else
+    decodes alone.
+    """
 
     has_watermark = True
     default_watermark = 0.01
@@ -103,7 +125,10 @@ class VllmV0(Server):
         batch: Allocation = {}
         while self.waiting and len(self.running) < self.k_max:
             request = self.waiting[0]
-            if self.exceeds_budget(request, batch) or self.free - self.blocks(request.target) < self.watermark:
+            if (
+                self.exceeds_budget(request, batch)
+                or self.free - self.blocks(request.target) < self.watermark
+            ):
                 break
             self.admit(request, self.blocks(request.target))
             batch[request] = request.target

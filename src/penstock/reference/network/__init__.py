@@ -1,10 +1,13 @@
-"""A network of servers simulated in plain Python, one event after another: the specification of the network kernel.
+"""A network of servers simulated in plain Python, one event after another: the specification of the
+network kernel.
 
-Everything random (paths, lengths, delays, the routers' coins) is given, so a run is a pure function of its jobs. It is
-slow on purpose: every line should be checkable against the rules, and the fast kernel must equal it event for event.
+Everything random (paths, lengths, delays, the routers' coins) is given, so a run is a pure function
+of its jobs. It is slow on purpose: every line should be checkable against the rules, and the fast
+kernel must equal it event for event.
 
 >>> from penstock.reference.network import Jobs, Network, Pool, simulate
->>> jobs = Jobs.chains([(0, [(0, 3, 2)]), (1, [(0, 2, 1)])])  # (arrival, [(stage, prompt, output), ...])
+>>> # (arrival, [(stage, prompt, output), ...])
+>>> jobs = Jobs.chains([(0, [(0, 3, 2)]), (1, [(0, 2, 1)])])
 >>> network = Network([Pool(batch_time=lambda tokens: 2, token_budget=4)], stage_pool=[0])
 >>> [(request.first_token, request.finish) for request in simulate(jobs, network).requests]
 [(2, 4), (4, 4)]

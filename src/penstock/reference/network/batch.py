@@ -1,4 +1,6 @@
-"""How one replica forms a batch: the order ranks its lines, the policy chooses for each line, limits cut."""
+"""How one replica forms a batch: the order ranks its lines, the policy chooses for each line,
+limits cut.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -31,7 +33,9 @@ class Request:
     ready: int | None = None  # tick of its arrival at the pool
     replica: int | None = None  # among those of all pools
     cached: int = 0  # prompt tokens found at the replica
-    decodes_from: int | None = None  # tick at which it enters decode: its last prompt token is through, or it has none
+    decodes_from: int | None = (
+        None  # tick at which it enters decode: its last prompt token is through, or it has none
+    )
     first_token: int | None = None
     finish: int | None = None
 
@@ -75,7 +79,9 @@ class Forming:
         self.pool, self.requests = pool, requests
         self.tokens = pool.token_budget  # left
         self.k_max = NO_LIMIT if pool.max_batch_size is None else pool.max_batch_size
-        self.served: dict[Request, tuple[int, int]] = {}  # request -> (prefill tokens, decode tokens)
+        self.served: dict[
+            Request, tuple[int, int]
+        ] = {}  # request -> (prefill tokens, decode tokens)
 
     @property
     def slots(self) -> int:
@@ -87,14 +93,23 @@ class Forming:
         return [request for request in line if request.P > 0]
 
     def decoding(self, line: Iterable[Request]) -> list[Request]:
-        """Return the requests in decode that the batch does not serve yet, in the order in which they entered it."""
-        decoding = [(r.decodes_from, index, r) for index, r in enumerate(line) if r.decodes_from is not None]
+        """Return the requests in decode that the batch does not serve yet, in the order in which
+        they entered it.
+        """
+        decoding = [
+            (r.decodes_from, index, r) for index, r in enumerate(line) if r.decodes_from is not None
+        ]
         return [request for _, _, request in sorted(decoding) if request not in self.served]
 
     def candidates(self, line: Iterable[Request]) -> list[Request]:
-        """Return the prompts that may be served: those served or begun anyway, and new ones while there is room."""
+        """Return the prompts that may be served: those served or begun anyway, and new ones while
+        there is room.
+        """
         if self.pool.scope == "batch":
-            room, inside = self.slots, [request for request in self.prompts(line) if request in self.served]
+            room, inside = (
+                self.slots,
+                [request for request in self.prompts(line) if request in self.served],
+            )
         else:
             room = self.k_max - sum(request.running for request in self.requests)
             inside = [request for request in self.prompts(line) if request.running]
@@ -102,7 +117,9 @@ class Forming:
         return inside + new[: max(room, 0)]
 
     def serve_prefill(self, line: Iterable[Request], tokens: int) -> None:
-        """Serve so many prompt tokens of a line, if it has them and they fit; the last prompt is cut."""
+        """Serve so many prompt tokens of a line, if it has them and they fit; the last prompt is
+        cut.
+        """
         for request in self.candidates(line):
             share = min(request.P, tokens, self.tokens)
             if share > 0 and (self.slots > 0 or request in self.served):
@@ -125,7 +142,9 @@ class Forming:
         limits = Limits(tokens, self.slots)
         x, y, first = self.pool.policy(self.queue(line), limits, self.pool.policy_params)
         if x < 0 or y < 0:
-            raise InputError(f"the policy asks for {x} prefill and {y} decode tokens; ask for none or more")
+            raise InputError(
+                f"the policy asks for {x} prefill and {y} decode tokens; ask for none or more"
+            )
         before = self.tokens
         if first == PREFILL_FIRST:
             self.serve_prefill(line.requests, min(x, tokens))
@@ -149,7 +168,9 @@ class Forming:
             arrived=len(line.arrived),
             arrived_tokens=sum(request.prompt - request.cached for request in line.arrived),
             finished=sum(request.finish is not None for request in line.arrived),
-            finished_decodes=sum(request.decode_tokens for request in line.arrived if request.finish is not None),
+            finished_decodes=sum(
+                request.decode_tokens for request in line.arrived if request.finish is not None
+            ),
         )
 
     def in_mode(self, lines: Sequence[LineAt], mode: int, weights: Weights) -> None:
@@ -162,7 +183,9 @@ class Forming:
                 serve(lines[index].requests, self.tokens)
         elif mode == SPLIT and total > 0:
             for line, (weight, _) in zip(lines, weights, strict=True):
-                self.offer(line, min(math.floor(self.pool.token_budget * weight / total), self.tokens))
+                self.offer(
+                    line, min(math.floor(self.pool.token_budget * weight / total), self.tokens)
+                )
             for line in lines:
                 self.serve_decode(line.requests, self.tokens)
                 self.serve_prefill(line.requests, self.tokens)
@@ -170,7 +193,9 @@ class Forming:
             for index in sorted(range(len(lines)), key=lambda index: -weights[index][0]):
                 self.offer(lines[index], self.tokens)
         else:
-            raise InputError(f"an order gives the mode {mode}; give BY_LINE 0, BY_PHASE 1 or SPLIT 2")
+            raise InputError(
+                f"an order gives the mode {mode}; give BY_LINE 0, BY_PHASE 1 or SPLIT 2"
+            )
 
     def by_age(self) -> None:
         """Serve requests by the age of their jobs, whatever their phase."""

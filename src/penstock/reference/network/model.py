@@ -1,4 +1,6 @@
-"""What comes in: jobs whose whole task graph is known, pools of replicas, and which stage is served where."""
+"""What comes in: jobs whose whole task graph is known, pools of replicas, and which stage is served
+where.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,25 +15,28 @@ ROUTERS = ("random", "round-robin", "jsq", "tokens", "work", "measure", "power-o
 
 @dataclass(frozen=True)
 class Jobs:
-    """Jobs in order of arrival, and their requests in order of job, a parent always before its children.
+    """Jobs in order of arrival, and their requests in order of job, a parent always before its
+    children.
 
     Attributes
     ----------
     arrival
         One per job: tick, not falling.
     first_request
-        One more than jobs: those of job j are ``first_request[j]`` to ``first_request[j + 1]``; the first is its root.
+        One more than jobs: those of job j are ``first_request[j]`` to ``first_request[j + 1]``; the
+        first is its root.
     stage, prompt, output
         One per request, as all below: its stage, prompt tokens and output tokens; both may be 0.
     reuse, context
-        Tokens of the prompt that it shares with the request ``context`` rows further (< 0; 0: with none).
+        Tokens of the prompt that it shares with the request ``context`` rows further (< 0; 0: with
+        none).
     delay
         Ticks between its release and its arrival at the pool.
     pending
         Requests that must finish before it is released; 0 for a root.
     child, sibling
-        The first request that its finish releases or counts down, and the next one that the same parent releases, as
-        offsets to this request; 0: none.
+        The first request that its finish releases or counts down, and the next one that the same
+        parent releases, as offsets to this request; 0: none.
     coin
         32 random bits for the router.
     """
@@ -51,7 +56,9 @@ class Jobs:
 
     @classmethod
     def chains(cls, jobs: Sequence[tuple[int, Sequence[tuple[int, int, int]]]]) -> "Jobs":
-        """Make jobs of ``(arrival, [(stage, prompt, output), ...])``, whose requests follow one another at once."""
+        """Make jobs of ``(arrival, [(stage, prompt, output), ...])``, whose requests follow one
+        another at once.
+        """
         columns: list[list[int]] = [[] for _ in range(5)]
         first_request = [0]
         for _, requests in jobs:
@@ -63,7 +70,20 @@ class Jobs:
         stages, prompts, outputs, pending, child = columns
         zeros = [0] * len(stages)
         arrival = [tick for tick, _ in jobs]
-        return cls(arrival, first_request, stages, prompts, outputs, zeros, zeros, zeros, pending, child, zeros, zeros)
+        return cls(
+            arrival,
+            first_request,
+            stages,
+            prompts,
+            outputs,
+            zeros,
+            zeros,
+            zeros,
+            pending,
+            child,
+            zeros,
+            zeros,
+        )
 
 
 @dataclass(frozen=True)
@@ -75,13 +95,15 @@ class Pool:
     batch_time, token_budget, max_batch_size
         Token load -> ticks, at least 1; the limits b_max and k_max (None: no limit).
     policy, policy_params
-        ``(queue, limits, params) -> (prefill tokens, decode tokens, which phase is filled first)`` for one line.
+        ``(queue, limits, params) -> (prefill tokens, decode tokens, which phase is filled first)``
+        for one line.
     scope, convention
         As `penstock.reference.markov_chain.simulate` has them.
     replicas, router
         How many, and a name in `ROUTERS`.
     weights
-        Of ``work`` and ``measure``: stage -> whole-numbered weights of a request in prefill and of one in decode.
+        Of ``work`` and ``measure``: stage -> whole-numbered weights of a request in prefill and of
+        one in decode.
     affinity
         Whether all requests of a job go to one replica.
     order, order_params
@@ -113,7 +135,9 @@ class Pool:
             known("order", self.order, ["fcfs", "global-age", *ORDERS])
         for what, number in [("token_budget", self.token_budget), ("replicas", self.replicas)]:
             if number < 1:
-                raise InputError(f"a pool with {what} {number} serves nothing; give a whole number from 1 up")
+                raise InputError(
+                    f"a pool with {what} {number} serves nothing; give a whole number from 1 up"
+                )
 
 
 @dataclass(frozen=True)
@@ -147,8 +171,12 @@ class Network:
 
     def means(self, stage: int) -> tuple[float, float]:
         """Return m_p and m_d of a stage."""
-        return (self.prefill[stage] if self.prefill else 1.0), (self.decode[stage] if self.decode else 1.0)
+        return (self.prefill[stage] if self.prefill else 1.0), (
+            self.decode[stage] if self.decode else 1.0
+        )
 
     def onward_of(self, stage: int) -> Sequence[float]:
-        """Return how many requests of each stage the end of one of this stage releases on average."""
+        """Return how many requests of each stage the end of one of this stage releases on
+        average.
+        """
         return self.onward[stage] if self.onward else [0.0] * len(self.stage_pool)

@@ -5,7 +5,9 @@ from typing import NamedTuple, TypeAlias
 
 BY_LINE = 0  # lines by falling first weight; each is offered what is left
 BY_PHASE = 1  # buffers (line, phase) by falling weight; each takes what it can
-SPLIT = 2  # the budget in proportion to the first weights, then what is left in the order of the lines
+SPLIT = (
+    2  # the budget in proportion to the first weights, then what is left in the order of the lines
+)
 
 
 class Line(NamedTuple):
@@ -22,7 +24,9 @@ class Line(NamedTuple):
 
 
 Weights: TypeAlias = list[tuple[float, float]]
-"""One row per line, for prefill and decode; where lines are ranked as a whole, the first of both counts."""
+"""One row per line, for prefill and decode; where lines are ranked as a whole, the first of both
+counts.
+"""
 
 Order: TypeAlias = Callable[[Sequence[Line], Sequence[float]], tuple[int, Weights]]
 
@@ -40,22 +44,38 @@ def decode_first(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, W
 def back_pressure(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]:
     """Serve lines by their requests less those at the next stage, for each token of a request."""
     return BY_LINE, [
-        (per(line.prompts + line.decoding - line.next_requests, line.prefill_mean + line.decode_mean), 0)
+        (
+            per(
+                line.prompts + line.decoding - line.next_requests,
+                line.prefill_mean + line.decode_mean,
+            ),
+            0,
+        )
         for line in lines
     ]
 
 
 def back_pressure_phase(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]:
-    """The same between phases: decode comes next after prefill, the prefill of the next stage after decode."""
+    """The same between phases: decode comes next after prefill, the prefill of the next stage after
+    decode.
+    """
     return BY_PHASE, [
-        (per(line.prompts - line.decoding, line.prefill_mean), per(line.decoding - line.next_prompts, line.decode_mean))
+        (
+            per(line.prompts - line.decoding, line.prefill_mean),
+            per(line.decoding - line.next_prompts, line.decode_mean),
+        )
         for line in lines
     ]
 
 
 def hlpps(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]:
-    """Share the budget in proportion to requests times their mean tokens (head-of-line proportional sharing)."""
-    return SPLIT, [((line.prompts + line.decoding) * (line.prefill_mean + line.decode_mean), 0) for line in lines]
+    """Share the budget in proportion to requests times their mean tokens (head-of-line proportional
+    sharing).
+    """
+    return SPLIT, [
+        ((line.prompts + line.decoding) * (line.prefill_mean + line.decode_mean), 0)
+        for line in lines
+    ]
 
 
 def round_robin(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]:

@@ -1,15 +1,16 @@
 """The clock, and the rules of what happens at a tick.
 
-1. *Finish.* Batches that end now end, in the order of replicas. A request enters decode when the batch with its last
-   prompt token ends, and finishes with its last token; that releases the requests that waited for nothing else, which
-   are ready after their delay.
-2. *Arrive.* Requests that are ready now arrive in the order of their rows; so do those that are released meanwhile
-   without a delay, because a request without any tokens finishes on arrival. Each is routed by what its pool looks like
-   just then, finds what its replica still holds of its prompt, and joins its line.
+1. *Finish.* Batches that end now end, in the order of replicas. A request enters decode when the
+   batch with its last prompt token ends, and finishes with its last token; that releases the
+   requests that waited for nothing else, which are ready after their delay.
+2. *Arrive.* Requests that are ready now arrive in the order of their rows; so do those that are
+   released meanwhile without a delay, because a request without any tokens finishes on arrival.
+   Each is routed by what its pool looks like just then, finds what its replica still holds of its
+   prompt, and joins its line.
 3. *Schedule.* Every replica that has requests and no batch in progress forms one.
 
-Prompts of a line are served in order of arrival, decodes in the order in which they entered decode; of those that
-entered at one tick first the ones whose prompt was processed here.
+Prompts of a line are served in order of arrival, decodes in the order in which they entered decode;
+of those that entered at one tick first the ones whose prompt was processed here.
 """
 
 import heapq
@@ -56,7 +57,9 @@ class Replica:
 
     def tokens(self, end: int) -> int:
         """Return the tokens in batches that ended by then."""
-        return sum(batch.prefill_tokens + batch.decode_tokens for batch in self.batches if batch.end <= end)
+        return sum(
+            batch.prefill_tokens + batch.decode_tokens for batch in self.batches if batch.end <= end
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Instant:
     prefill: list[int]  # requests per stage
     decode: list[int]
     unprocessed_tokens: list[int]  # per replica
-    future_tokens: int  # unprocessed ones of all jobs that have arrived, those of requests still to come included
+    # unprocessed ones of all jobs that have arrived, those of requests still to come included
+    future_tokens: int
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,9 @@ class History:
     end: int
 
 
-def simulate(jobs: Jobs, network: Network, *, until: int | None = None, instants: Iterable[int] = ()) -> History:
+def simulate(
+    jobs: Jobs, network: Network, *, until: int | None = None, instants: Iterable[int] = ()
+) -> History:
     """Run jobs through a network, from empty at tick 0.
 
     Parameters
@@ -114,7 +120,9 @@ def simulate(jobs: Jobs, network: Network, *, until: int | None = None, instants
         if not events and until is None:
             break
         now = min([*events, *wanted[:1], *([] if until is None else [until])])
-    batches = sorted((b for r in running.replicas for b in r.batches), key=lambda b: (b.start, b.replica))
+    batches = sorted(
+        (b for r in running.replicas for b in r.batches), key=lambda b: (b.start, b.replica)
+    )
     return History(running.requests, running.replicas, batches, series, now)
 
 
@@ -129,7 +137,10 @@ class _Running:
             stages = network.stages_of(index)
             shared = pool.order in ("fcfs", "global-age")
             for _ in range(pool.replicas):
-                lines = [LineAt(line, []) for line in ([stages] if shared else [[stage] for stage in stages])]
+                lines = [
+                    LineAt(line, [])
+                    for line in ([stages] if shared else [[stage] for stage in stages])
+                ]
                 self.replicas.append(Replica(index, len(self.replicas), lines))
         self.due: list[tuple[int, int]] = []  # (tick, request) of the arrivals to come
         for request in self.requests:
@@ -140,14 +151,24 @@ class _Running:
     def rows(self) -> list[tuple[int, int]]:
         """Return (job, request) for every request."""
         first = self.jobs.first_request
-        return [(job, index) for job in range(len(first) - 1) for index in range(first[job], first[job + 1])]
+        return [
+            (job, index)
+            for job in range(len(first) - 1)
+            for index in range(first[job], first[job + 1])
+        ]
 
     def new_request(self, job: int, index: int) -> Request:
         """Return a request before its release."""
-        stage, prompt, output = self.jobs.stage[index], self.jobs.prompt[index], self.jobs.output[index]
+        stage, prompt, output = (
+            self.jobs.stage[index],
+            self.jobs.prompt[index],
+            self.jobs.output[index],
+        )
         engine = self.network.pools[self.network.stage_pool[stage]].convention == "engine"
         decodes = max(output - 1, 0) if engine and prompt > 0 else output
-        return Request(index, job, stage, prompt, decodes, self.jobs.pending[index], P=prompt, D=decodes)
+        return Request(
+            index, job, stage, prompt, decodes, self.jobs.pending[index], P=prompt, D=decodes
+        )
 
     def release(self, request: Request, now: int) -> None:
         """Let a request come to its pool after its delay."""
@@ -174,7 +195,9 @@ class _Running:
         prefill_ended = prefill > 0 and request.P == 0
         if prefill_ended:
             request.decodes_from = now
-        yields_token = decode > 0 or (prefill_ended and (convention == "engine" or request.decode_tokens == 0))
+        yields_token = decode > 0 or (
+            prefill_ended and (convention == "engine" or request.decode_tokens == 0)
+        )
         if request.first_token is None and yields_token:
             request.first_token = now
         if request.P == 0 and request.D == 0:
@@ -207,7 +230,9 @@ class _Running:
             if request.P == 0 and request.D == 0:
                 self.depart(request, now)
             else:
-                next(line for line in replica.lines if request.stage in line.stages).arrived.append(request)
+                next(line for line in replica.lines if request.stage in line.stages).arrived.append(
+                    request
+                )
 
     def route(self, request: Request) -> Replica:
         """Return the replica of its pool that a request goes to."""
@@ -216,7 +241,9 @@ class _Running:
         replicas = [replica for replica in self.replicas if replica.pool == pool_index]
         if pool.affinity:
             for other in self.requests:
-                if other.job == request.job and other.replica in [replica.index for replica in replicas]:
+                if other.job == request.job and other.replica in [
+                    replica.index for replica in replicas
+                ]:
                     return self.replicas[other.replica]
         coin = self.jobs.coin[request.index]
         R = len(replicas)
@@ -237,11 +264,15 @@ class _Running:
         if pool.router == "tokens":
             return replica.unprocessed_tokens
         if pool.router in ("work", "measure"):
-            return sum(pool.weights[request.stage][not request.prefilling] for request in replica.requests)
+            return sum(
+                pool.weights[request.stage][not request.prefilling] for request in replica.requests
+            )
         return len(replica.requests)
 
     def cached(self, request: Request, now: int) -> int:
-        """Return how much of a prompt its replica holds from earlier requests, all but its last token at most."""
+        """Return how much of a prompt its replica holds from earlier requests, all but its last
+        token at most.
+        """
         jobs, retention = self.jobs, self.network.retention
         index, tokens = request.index, jobs.reuse[request.index]
         while jobs.context[index] != 0 and tokens > 0:
@@ -274,17 +305,27 @@ class _Running:
             allocation = {request.index: tokens for request, tokens in forming.served.items()}
             load = sum(prefill + decode for prefill, decode in allocation.values())
             if load == 0:
-                raise InputError(f"at tick {now} replica {replica.index} serves none of {len(requests)} requests")
+                raise InputError(
+                    f"at tick {now} replica {replica.index} serves none of {len(requests)} requests"
+                )
             duration = pool.batch_time(load)
             if duration < 1:
-                raise InputError(f"a batch of {load} tokens takes {duration} ticks; let each take 1 or more")
+                raise InputError(
+                    f"a batch of {load} tokens takes {duration} ticks; let each take 1 or more"
+                )
             replica.batch = Batch(now, duration, allocation, replica.index)
             replica.batches.append(replica.batch)
 
     def order_params(self, index: int) -> Sequence[float]:
-        """Return the parameters of a pool's order: for priorities, its lines as they are to be served."""
+        """Return the parameters of a pool's order: for priorities, its lines as they are to be
+        served.
+        """
         pool, stages = self.network.pools[index], self.network.stages_of(index)
-        return [stages.index(stage) for stage in pool.priority] if pool.order == "priority" else pool.order_params
+        return (
+            [stages.index(stage) for stage in pool.priority]
+            if pool.order == "priority"
+            else pool.order_params
+        )
 
     def line(self, replica: Replica, line: LineAt) -> Line:
         """Return what an order sees of a line, which is that of one stage."""
@@ -328,5 +369,9 @@ class _Running:
             [prefill for prefill, _ in counts],
             [decode for _, decode in counts],
             [replica.unprocessed_tokens for replica in self.replicas],
-            sum(request.P + request.D for request in self.requests if self.jobs.arrival[request.job] <= tick),
+            sum(
+                request.P + request.D
+                for request in self.requests
+                if self.jobs.arrival[request.job] <= tick
+            ),
         )

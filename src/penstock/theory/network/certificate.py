@@ -1,23 +1,27 @@
-"""Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses hold.
+"""Certificates of networks: what a theorem says of pools and workflows, and whether its hypotheses
+hold.
 
-*Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual station with a load
-above 1, or fluid paths that spiral out. From a large backlog of that kind every cycle multiplies it, but for
-deviations that become ever less likely; so it returns to nothing with a probability below 1. Replicas are as one
-server there if their router is random, since all get the same shares; behind others some may run dry before the rest,
-and then nothing is said.
+*Unstable*: a pool has a load above 1 (under any policy); or a static priority order has a virtual
+station with a load above 1, or fluid paths that spiral out. From a large backlog of that kind every
+cycle multiplies it, but for deviations that become ever less likely; so it returns to nothing with
+a probability below 1. Replicas are as one server there if their router is random, since all get the
+same shares; behind others some may run dry before the rest, and then nothing is said.
 
 *Stable*, below load 1 at every pool with full batches, for work-conserving policies:
 
-* thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The paper asks for K-FCFS,
-  but any order between stages will do: the work of a pool depends on none, once the pools before it have drained, and
-  what waits at a join has a sibling unfinished in some branch (`JoinBound`).
-* the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage to be served in
-  order of arrival, and jobs at a stage that are alike whichever way they came. A static order is looked at as such if
-  all pools of cycles have one and serve the decodes of a stage before its prompts.
-* pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly its share of the only
-  stage of a pool, but nothing is known of shares of several. Power of two choices: of what arrives, at most m (m - 1)
-  / (R (R - 1)) <= m / R reaches the m replicas of R that hold fluid, so they drain as under random assignment. If
-  requests come back to the pool, only the shortest of rem:jsq+ keeps them from busy replicas.
+* thm:multi-class, thm:dag, thm:fork-join: where no job leaves a pool and comes back to it. The
+  paper asks for K-FCFS, but any order between stages will do: the work of a pool depends on none,
+  once the pools before it have drained, and what waits at a join has a sibling unfinished in some
+  branch (`JoinBound`).
+* the linear program of `penstock.theory.network.cycles`: where jobs go round. It needs each stage
+  to be served in order of arrival, and jobs at a stage that are alike whichever way they came. A
+  static order is looked at as such if all pools of cycles have one and serve the decodes of a stage
+  before its prompts.
+* pro:parallel and rem:jsq+ for pools of several replicas. Round robin gives each replica exactly
+  its share of the only stage of a pool, but nothing is known of shares of several. Power of two
+  choices: of what arrives, at most m (m - 1) / (R (R - 1)) <= m / R reaches the m replicas of R
+  that hold fluid, so they drain as under random assignment. If requests come back to the pool, only
+  the shortest of rem:jsq+ keeps them from busy replicas.
 """
 
 import dataclasses
@@ -45,13 +49,20 @@ from penstock.theory.network.hypotheses import (
     pool_rules,
     workflow_hypotheses,
 )
-from penstock.theory.network.loads import JoinBound, PoolLoad, join_bounds, pool_loads, within_batch_size
+from penstock.theory.network.loads import (
+    JoinBound,
+    PoolLoad,
+    join_bounds,
+    pool_loads,
+    within_batch_size,
+)
 from penstock.theory.network.virtual_stations import VirtualStation, priority_limit
 from penstock.workload.sessions import Sessions
 
 Floats = npt.NDArray[np.float64]
 
-# As readers are told of the paper's thm:multi-class, thm:dag, thm:fork-join, pro:parallel and rem:jsq+.
+# As readers are told of the paper's thm:multi-class, thm:dag, thm:fork-join, pro:parallel and
+# rem:jsq+.
 MULTICLASS, DAG, FORK_JOIN = "multi-class theorem", "DAG theorem", "fork-join theorem"
 PARALLEL, REMARK = "parallel-server proposition", "its remark on routers"
 CYCLE = "linear program (Dai and Vande Vate 2000)"
@@ -61,7 +72,10 @@ OVERLOAD = "Theorem 1(a)"
 SLOTS = "Section 6 (stability region under a max batch size)"
 
 CERTIFIED = "cycles of pools are certified"
-_BACK_PRESSURE = "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides 1992)"
+_BACK_PRESSURE = (
+    "back-pressure is throughput-optimal in networks without batches (Tassiulas and Ephremides "
+    "1992)"
+)
 _KNOWN_ELSEWHERE = {
     "hlpps": "single-token fluid models under HLPPS are stable below load 1 (Bramson 1996)",
     "back-pressure": _BACK_PRESSURE,
@@ -80,12 +94,14 @@ class NetworkCertificate:
     pools
         Load of each pool.
     certified_load
-        Factor on all rates up to which a theorem says stable under these policies; None where none does at any.
+        Factor on all rates up to which a theorem says stable under these policies; None where none
+        does at any.
     any_policy
-        What is certified for every work-conserving policy that treats phases as these do; None where nothing arrives
-        in a cycle of pools.
+        What is certified for every work-conserving policy that treats phases as these do; None
+        where nothing arrives in a cycle of pools.
     virtual_station
-        Where a static priority order fails first; None if it has no virtual station, or if nothing is said of it.
+        Where a static priority order fails first; None if it has no virtual station, or if nothing
+        is said of it.
     order
         Sets of pools in topological order; jobs can go round within a set of several.
     joins
@@ -132,18 +148,24 @@ class NetworkCertificate:
 
 
 def of_network(network: Network) -> NetworkCertificate:
-    """Certify a network: see `network_certificate`; more is known of a server alone, and of max batch sizes."""
+    """Certify a network: see `network_certificate`; more is known of a server alone, and of max
+    batch sizes.
+    """
     network.check_rates()
     model = network.model()
     at_most = not network.reuse_is_certain
-    certificate = network_certificate(model, pool_rules(network), workflow_hypotheses(network), at_most=at_most)
+    certificate = network_certificate(
+        model, pool_rules(network), workflow_hypotheses(network), at_most=at_most
+    )
     pools = tuple(within_batch_size(pool, network, model) for pool in certificate.pools)
     certificate = dataclasses.replace(certificate, pools=pools)
 
     # Of a server alone more is known.
     alone = _one_server(network) if certificate.verdict == "unknown" else None
     if alone is not None and alone.verdict == "stable":
-        certified = None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
+        certified = (
+            None if alone.certified_rate is None else alone.certified_rate / alone.load.arrival_rate
+        )
         return dataclasses.replace(
             certificate,
             verdict="stable",
@@ -156,31 +178,53 @@ def of_network(network: Network) -> NetworkCertificate:
     # The means know no max batch size.
     tightest = certificate.bottleneck
     error = STANDARD_ERRORS * tightest.standard_error / tightest.offered_tokens_per_s
-    if certificate.verdict == "unstable" or at_most or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND:
+    if (
+        certificate.verdict == "unstable"
+        or at_most
+        or tightest.max_load * (1 + error) > 1 - CRITICAL_BAND
+    ):
         return certificate
     slots = network.pools[tightest.name].server.max_batch_size
     reason = (
         f"under any policy the max batch size of {slots:,} lets pool {tightest.name} carry at most "
         f"{tightest.max_load:.3f} times what arrives, so its backlog grows for ever"
     )
-    return dataclasses.replace(certificate, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None)
+    return dataclasses.replace(
+        certificate, verdict="unstable", theorem=SLOTS, reason=reason, certified_load=None
+    )
 
 
 def _one_server(network: Network) -> Certificate | None:
-    """Return what is certified of a server alone, if the network is one that serves the requests of a workload."""
+    """Return what is certified of a server alone, if the network is one that serves the requests of
+    a workload.
+    """
     pool, *pools = network.pools.values()
     workflow, *workflows = network.workflows
-    if pools or workflows or pool.replicas > 1 or isinstance(workflow, Sessions) or len(workflow.stages) > 1:
+    if (
+        pools
+        or workflows
+        or pool.replicas > 1
+        or isinstance(workflow, Sessions)
+        or len(workflow.stages) > 1
+    ):
         return None
     (stage,) = workflow.stages.values()
-    plain = (stage.prompt, stage.output, stage.then) == ("job", "job", None) and not stage.transfer_ms_per_token
+    plain = (stage.prompt, stage.output, stage.then) == (
+        "job",
+        "job",
+        None,
+    ) and not stage.transfer_ms_per_token
     if not plain or stage.delay_ms != 0:
         return None
     return certify(workflow.arrivals, pool.server)
 
 
 def network_certificate(
-    model: NetworkModel, rules: Sequence[PoolRules], of_arrivals: Sequence[Hypothesis] = (), *, at_most: bool = False
+    model: NetworkModel,
+    rules: Sequence[PoolRules],
+    of_arrivals: Sequence[Hypothesis] = (),
+    *,
+    at_most: bool = False,
 ) -> NetworkCertificate:
     """Say by theorem whether a network is stable, where a theorem can: see the head of this module.
 
@@ -198,7 +242,8 @@ def network_certificate(
     Raises
     ------
     InputError
-        If there is not one rule per pool, nothing arrives, or a ranking is not one of its pool's stages.
+        If there is not one rule per pool, nothing arrives, or a ranking is not one of its pool's
+        stages.
     """
     if len(rules) != len(model.pools):
         raise InputError(f"{len(rules)} rules for {len(model.pools)} pools; give one per pool")
@@ -239,9 +284,11 @@ class _Cycles:
     Attributes
     ----------
     anyone, fixed
-        What is certified for every work-conserving policy, and for the static order, if there is one.
+        What is certified for every work-conserving policy, and for the static order, if there is
+        one.
     virtual, spiral
-        Where the static order fails: a virtual station, or a class whose flood grows, and the factor.
+        Where the static order fails: a virtual station, or a class whose flood grows, and the
+        factor.
     hypotheses
         What the certificate asks of the cycles.
     """
@@ -270,11 +317,15 @@ class _Cycles:
 
 
 def _certified_load(model: NetworkModel, cycles: _Cycles) -> float | None:
-    """Return the factor on all rates up to which full batches carry the load, and cycles are certified."""
+    """Return the factor on all rates up to which full batches carry the load, and cycles are
+    certified.
+    """
     most_offered = model.offered + STANDARD_ERRORS * model.standard_error
     busy = model.offered > 0
     carried = float((model.full_batch[busy] / most_offered[busy]).min())
-    limits = [stability.max_load for stability in (cycles.anyone, cycles.fixed) if stability is not None]
+    limits = [
+        stability.max_load for stability in (cycles.anyone, cycles.fixed) if stability is not None
+    ]
     return min(carried, max(limits, default=carried)) or None
 
 
@@ -286,22 +337,29 @@ def _theorem(model: NetworkModel, sets: list[tuple[int, ...]], rules: Sequence[P
         name = FORK_JOIN
     else:
         name = MULTICLASS if len(sets) == 1 else DAG
-    several = [rule.router for rule, replicas in zip(rules, model.replicas, strict=True) if replicas > 1]
+    several = [
+        rule.router for rule, replicas in zip(rules, model.replicas, strict=True) if replicas > 1
+    ]
     if not several:
         return name
     stretched = any(router not in ("jsq", "random") for router in several)
     return f"{name}, {PARALLEL}" + (f" with {REMARK}" if stretched else "")
 
 
-def _ranking(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str] | None:
-    """Return a ranking of all stages if every pool that is part of a cycle has a static one, of whole stages."""
+def _ranking(
+    model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]
+) -> list[str] | None:
+    """Return a ranking of all stages if every pool that is part of a cycle has a static one, of
+    whole stages.
+    """
     ranking: list[str] = []
     for s, rule in enumerate(rules):
         here = [name for name, pool in zip(model.stages, model.pool, strict=True) if pool == s]
         own = rule.ranking if rule.order == "priority" else None
         if own is not None and sorted(own) != sorted(here):
             raise InputError(
-                f"the ranking of pool {model.pools[s]!r} has the stages {', '.join(own)}, but it serves "
+                f"the ranking of pool {model.pools[s]!r} has the stages {', '.join(own)}, but it "
+                "serves "
                 f"{', '.join(here)}; rank these"
             )
         if s in cyclic and (rule.phases or (own is None and rule.order != "decode-first")):
@@ -313,8 +371,12 @@ def _ranking(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int])
     return ranking
 
 
-def _spiral(model: NetworkModel, ranking: list[str], phases: list[bool]) -> tuple[str, float] | None:
-    """Return the stage whose flood grows the most in a cycle of the fluid path, and the factor; None if none grows."""
+def _spiral(
+    model: NetworkModel, ranking: list[str], phases: list[bool]
+) -> tuple[str, float] | None:
+    """Return the stage whose flood grows the most in a cycle of the fluid path, and the factor;
+    None if none grows.
+    """
     if (model.replicas > 1).any() or model.joins.any():
         return None
     grown = {}
@@ -329,14 +391,21 @@ def _spiral(model: NetworkModel, ranking: list[str], phases: list[bool]) -> tupl
 
 
 def _alike(model: NetworkModel, rules: Sequence[PoolRules], virtual: VirtualStation) -> bool:
-    """Whether replicas have the same shares of the two pools' fluid; those that do not can serve both at one time."""
+    """Whether replicas have the same shares of the two pools' fluid; those that do not can serve
+    both at one time.
+    """
     both = [model.pools.index(name) for name in virtual.pools]
     return all(model.replicas[s] == 1 or rules[s].router == "random" for s in both)
 
 
-def _why_the_order_fails(virtual: VirtualStation | None, spiral: tuple[str, float] | None) -> str | None:
+def _why_the_order_fails(
+    virtual: VirtualStation | None, spiral: tuple[str, float] | None
+) -> str | None:
     if spiral is not None:
-        return f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid model of this order"
+        return (
+            f"every cycle multiplies a backlog of {spiral[0]} by {spiral[1]:.4g}, in the fluid "
+            "model of this order"
+        )
     if virtual is None or virtual.max_load >= 1 - CRITICAL_BAND:
         return None
     return virtual.reason
@@ -354,10 +423,14 @@ def _cycle_hypotheses(
     reason = "lengths and routes are drawn anew at each stage"
     if model.sampled is not None:
         reason = (
-            "caps on visits or growing contexts make later visits unlike earlier ones, and only their mean is known"
+            "caps on visits or growing contexts make later visits unlike earlier ones, and only "
+            "their mean is known"
         )
     elif remembered:
-        reason = f"{', '.join(remembered)}: lengths come with the job, so its later requests are like its earlier ones"
+        reason = (
+            f"{', '.join(remembered)}: lengths come with the job, so its later requests are like "
+            "its earlier ones"
+        )
     forgets = model.sampled is None and not remembered
 
     # The linear program, for the static order or for every policy: whichever certifies more.
@@ -365,7 +438,9 @@ def _cycle_hypotheses(
     pools = "; ".join(" - ".join(cycle.pools) for cycle in best.cycles)
     whose = "every work-conserving policy"
     if not any(rules[s].phases for s in cyclic):
-        whose = "this priority order" if best is fixed else "every work-conserving order of the stages"
+        whose = (
+            "this priority order" if best is fixed else "every work-conserving order of the stages"
+        )
     held = best.max_load > 1 or best.stable
     if best.max_load == 0:
         limit = "nothing is known of such a cycle with these routers"
@@ -383,12 +458,18 @@ def _cycle_hypotheses(
 
 
 def _remembered(model: NetworkModel, rules: Sequence[PoolRules], cyclic: list[int]) -> list[str]:
-    """Return the stages in cycles with lengths of the job if more than one request of a job may have them."""
+    """Return the stages in cycles with lengths of the job if more than one request of a job may
+    have them.
+    """
     stages = [name for s in cyclic for name in rules[s].of_job]
     workflows = [name.split(".")[0] for name in stages]
     visits = np.linalg.inv(np.eye(len(model.stages)) - model.onward).diagonal()
     again = dict(zip(model.stages, visits > 1 + 1e-9, strict=True))
-    return [name for name, own in zip(stages, workflows, strict=True) if again[name] or workflows.count(own) > 1]
+    return [
+        name
+        for name, own in zip(stages, workflows, strict=True)
+        if again[name] or workflows.count(own) > 1
+    ]
 
 
 def _verdict(
@@ -398,19 +479,22 @@ def _verdict(
     fails: str | None,
     at_most: bool,
 ) -> tuple[Verdict, str]:
-    # Loads first: sampled means are doubted by their error, on the side that makes the verdict harder.
+    # Loads first: sampled means are doubted by their error, on the side that makes the verdict
+    # harder.
     rho, error = model.rho, STANDARD_ERRORS * model.standard_error / model.capacity
     highest = int(np.argmax(rho))
     worst = int(np.argmax(rho - error))
     name = model.pools[worst]
     if at_most and rho.max() >= 1 - CRITICAL_BAND:
         return "unknown", (
-            f"if replicas reuse nothing, the load of pool {model.pools[highest]} is {rho.max():.3f}; how much they "
+            f"if replicas reuse nothing, the load of pool {model.pools[highest]} is "
+            f"{rho.max():.3f}; how much they "
             "reuse depends on the run, so no theorem says anything"
         )
     if rho[worst] - error[worst] > 1 + CRITICAL_BAND:
         return "unstable", (
-            f"tokens arrive at pool {name} {rho[worst]:.3f} times as fast as any policy can process them, so its "
+            f"tokens arrive at pool {name} {rho[worst]:.3f} times as fast as any policy can "
+            "process them, so its "
             "backlog grows for ever"
         )
     worst = int(np.argmax(rho + error))
@@ -418,11 +502,13 @@ def _verdict(
     if rho[worst] + error[worst] >= 1 - CRITICAL_BAND:
         if error[worst] > 0:
             return "unknown", (
-                f"the load of pool {name} is {rho[worst]:.4f} +- {error[worst]:.4f} by {model.sampled:,} sampled jobs, "
+                f"the load of pool {name} is {rho[worst]:.4f} +- {error[worst]:.4f} by "
+                f"{model.sampled:,} sampled jobs, "
                 "too near 1 to tell"
             )
         return "critical", (
-            f"the load of pool {name} is exactly 1, where no theorem says anything: any randomness lets its queues "
+            f"the load of pool {name} is exactly 1, where no theorem says anything: any "
+            "randomness lets its queues "
             "wander without bound"
         )
     if fails is not None:
@@ -432,12 +518,14 @@ def _verdict(
     if all(h.held for h in tried):
         round_trips = "".join(f"; {h.why}" for h in tried if h.name == CERTIFIED)
         return "stable", (
-            f"every pool has a load below 1, {most}{round_trips}; so the queues stay finite and have a steady state"
+            f"every pool has a load below 1, {most}{round_trips}; so the queues stay finite and "
+            "have a steady state"
             f"{if_trusted(tried)}"
         )
     failed = "; ".join(f"{h.name} ({h.why})" for h in tried if not h.held)
     elsewhere = {_KNOWN_ELSEWHERE[rule.order] for rule in rules if rule.order in _KNOWN_ELSEWHERE}
     return "unknown", (
-        f"no pool has a load above 1, {most}, but no theorem says stable, because these hypotheses fail: {failed}"
+        f"no pool has a load above 1, {most}, but no theorem says stable, because these "
+        f"hypotheses fail: {failed}"
         + "".join(f"; {what}, which is not shown here" for what in sorted(elsewhere))
     )

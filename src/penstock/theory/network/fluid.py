@@ -1,10 +1,12 @@
-"""Fluid paths of a network under static priorities: what a large backlog does when randomness averages out.
+"""Fluid paths of a network under static priorities: what a large backlog does when randomness
+averages out.
 
-Each pool is one station that gives all its time to its highest class that holds fluid, less what the empty ones above
-it need to pass on what reaches them (eq:mf1 to eq:mf5 with a static order). Between two events, a class that runs dry
-or one that starts to grow, all rates are constant and solve one linear system; so a path is exact and in straight
-lines. Where the order is unstable its turning points spiral out, each cycle the same but larger and longer; where it is
-stable they spiral in, infinitely many before all is drained, and a path ends when next to nothing is left.
+Each pool is one station that gives all its time to its highest class that holds fluid, less what
+the empty ones above it need to pass on what reaches them (eq:mf1 to eq:mf5 with a static order).
+Between two events, a class that runs dry or one that starts to grow, all rates are constant and
+solve one linear system; so a path is exact and in straight lines. Where the order is unstable its
+turning points spiral out, each cycle the same but larger and longer; where it is stable they spiral
+in, infinitely many before all is drained, and a path ends when next to nothing is left.
 """
 
 import dataclasses
@@ -49,12 +51,14 @@ class NetworkPath:
     slope
         Shape (n, classes), requests/s from each breakpoint on.
     work_s
-        Shape (n,), seconds that all pools together would need for what is left, later stages included.
+        Shape (n,), seconds that all pools together would need for what is left, later stages
+        included.
     drained
         Whether all is drained at the last breakpoint; then the last slopes are 0.
     growth
-        Factor by which one cycle multiplies all levels: above 1 the path spirals out for ever, below 1 it spirals in;
-        inf where levels rise without end and without a cycle; None where no cycle was completed.
+        Factor by which one cycle multiplies all levels: above 1 the path spirals out for ever,
+        below 1 it spirals in; inf where levels rise without end and without a cycle; None where no
+        cycle was completed.
     """
 
     classes: tuple[str, ...]
@@ -72,10 +76,14 @@ class NetworkPath:
         return self.growth is not None and self.growth > 1 + _SAME
 
     def at(self, time_s: npt.ArrayLike) -> Floats:
-        """Return the requests of each class at some times, the shape of ``time_s`` and then (classes,)."""
+        """Return the requests of each class at some times, the shape of ``time_s`` and then
+        (classes,).
+        """
         time = checks.array("a time on the fluid path", time_s).astype(np.float64)
         if not (time >= 0).all():
-            raise InputError("a time on the fluid path is before its start at 0 s; give a later one")
+            raise InputError(
+                "a time on the fluid path is before its start at 0 s; give a later one"
+            )
         stretch = np.searchsorted(self.time_s, time, side="right") - 1
         since = (time - self.time_s[stretch])[..., None]
         return np.maximum(self.requests[stretch] + self.slope[stretch] * since, 0.0)
@@ -98,8 +106,9 @@ def network_path(
     ranking
         As in `priority_limit`.
     start
-        Requests of each class at time 0 (others: 0), or the name of one class that starts with one request: paths scale
-        with their start. A stage whose phases are two classes starts in its first.
+        Requests of each class at time 0 (others: 0), or the name of one class that starts with one
+        request: paths scale with their start. A stage whose phases are two classes starts in its
+        first.
     phases
         As in `fluid_classes`.
     most_events
@@ -108,15 +117,24 @@ def network_path(
     Raises
     ------
     InputError
-        As `priority_limit`; if a stage waits at a join; if a class that starts is unknown, or nothing starts.
+        As `priority_limit`; if a stage waits at a join; if a class that starts is unknown, or
+        nothing starts.
     """
     classes = fluid_classes(model, phases)
     if classes.joins.any():
         name = classes.names[int(np.argmax(classes.joins))]
-        raise InputError(f"{name} waits at a join, of which fluid paths know nothing; leave the join out, or simulate")
+        raise InputError(
+            f"{name} waits at a join, of which fluid paths know nothing; leave the join out, or "
+            "simulate"
+        )
     rank = ranks(classes, ranking)
     level = _start(classes, {start: 1.0} if isinstance(start, str) else start)
-    return _walk(classes, rank, level, checks.whole("most_events", most_events, 1, 10**6, "events", "a path has some"))
+    return _walk(
+        classes,
+        rank,
+        level,
+        checks.whole("most_events", most_events, 1, 10**6, "events", "a path has some"),
+    )
 
 
 def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
@@ -127,12 +145,17 @@ def _start(classes: FluidClasses, start: Mapping[str, float]) -> Floats:
             full = f"{name} decode"
         if full not in classes.names:
             raise InputError(
-                f"the fluid starts in {name!r}, which is no class of this network{nearest(str(name), classes.names)}"
+                f"the fluid starts in {name!r}, which is no class of this "
+                f"network{nearest(str(name), classes.names)}"
             )
-        amount = checks.number(f"the fluid in {name}", amount, 0, 1e15, "requests", "levels are not negative")
+        amount = checks.number(
+            f"the fluid in {name}", amount, 0, 1e15, "requests", "levels are not negative"
+        )
         level[classes.names.index(full)] += amount
     if not level.any():
-        raise InputError("the fluid starts with nothing, so nothing moves; give one class some requests")
+        raise InputError(
+            "the fluid starts with nothing, so nothing moves; give one class some requests"
+        )
     return level
 
 
@@ -194,30 +217,41 @@ def _growth(requests: Floats) -> float | None:
 
 
 def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> Floats:
-    """Return the rates of change: at each station one class at most takes what those above it leave.
+    """Return the rates of change: at each station one class at most takes what those above it
+    leave.
 
-    That class is the first that holds fluid, or an empty one above it that gets more than is left. What it gets depends
-    on the other stations, and on itself if requests come back, so choices are tried until all fit: first those where
-    the classes above need more than all the time move up, then all there are, passing on as much as possible first.
+    That class is the first that holds fluid, or an empty one above it that gets more than is left.
+    What it gets depends on the other stations, and on itself if requests come back, so choices are
+    tried until all fit: first those where the classes above need more than all the time move up,
+    then all there are, passing on as much as possible first.
     """
-    first = [next((i for i, k in enumerate(members) if level[k] > 0), len(members)) for members in order]
+    first = [
+        next((i for i, k in enumerate(members) if level[k] > 0), len(members)) for members in order
+    ]
     taker = tuple(first)
     for _ in range(level.size):
         inflow, out = _rates(classes, order, taker)
         if _fits(classes, order, first, taker, inflow, out):
             break
         over = [
-            np.cumsum(inflow[of] * classes.seconds[of])[:top] > 1 + _EVEN for of, top in zip(order, first, strict=True)
+            np.cumsum(inflow[of] * classes.seconds[of])[:top] > 1 + _EVEN
+            for of, top in zip(order, first, strict=True)
         ]
-        taker = tuple(int(np.argmax(more)) if more.any() else top for more, top in zip(over, first, strict=True))
+        taker = tuple(
+            int(np.argmax(more)) if more.any() else top
+            for more, top in zip(over, first, strict=True)
+        )
     else:
-        for taker in itertools.islice(itertools.product(*(range(top, -1, -1) for top in first)), _MOST_CHOICES):
+        for taker in itertools.islice(
+            itertools.product(*(range(top, -1, -1) for top in first)), _MOST_CHOICES
+        ):
             inflow, out = _rates(classes, order, taker)
             if _fits(classes, order, first, taker, inflow, out):
                 break
         else:
             raise InputError(
-                "this order has no fluid path that could be found from here; start elsewhere, or simulate it instead"
+                "this order has no fluid path that could be found from here; start elsewhere, or "
+                "simulate it instead"
             )
     slope = inflow - out
     slope[np.abs(slope) <= _EVEN * (inflow + out)] = 0.0
@@ -225,9 +259,16 @@ def _slopes(classes: FluidClasses, order: list[Ints], level: Floats) -> Floats:
 
 
 def _fits(
-    classes: FluidClasses, order: list[Ints], first: list[int], taker: tuple[int, ...], inflow: Floats, out: Floats
+    classes: FluidClasses,
+    order: list[Ints],
+    first: list[int],
+    taker: tuple[int, ...],
+    inflow: Floats,
+    out: Floats,
 ) -> bool:
-    """Whether classes above those that take the rest leave some time, and an empty one that takes it does grow."""
+    """Whether classes above those that take the rest leave some time, and an empty one that takes
+    it does grow.
+    """
     for members, top, index in zip(order, first, taker, strict=True):
         above = members[:index]
         if (inflow[above] * classes.seconds[above]).sum() > 1 + _EVEN:
@@ -237,8 +278,12 @@ def _fits(
     return bool((inflow > -_EVEN).all())
 
 
-def _rates(classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Return what flows into and out of each class, requests/s, given the class of each station that takes the rest."""
+def _rates(
+    classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]
+) -> tuple[Floats, Floats]:
+    """Return what flows into and out of each class, requests/s, given the class of each station
+    that takes the rest.
+    """
     size = classes.seconds.size
     keep = np.zeros((size, size))  # out = keep @ inflow + rest
     rest = np.zeros(size)
@@ -249,5 +294,7 @@ def _rates(classes: FluidClasses, order: list[Ints], taker: tuple[int, ...]) -> 
             k = members[index]
             rest[k] = 1 / classes.seconds[k]
             keep[k, above] = -classes.seconds[above] / classes.seconds[k]
-    inflow = np.linalg.solve(np.eye(size) - classes.onward.T @ keep, classes.external + classes.onward.T @ rest)
+    inflow = np.linalg.solve(
+        np.eye(size) - classes.onward.T @ keep, classes.external + classes.onward.T @ rest
+    )
     return np.asarray(inflow, np.float64), keep @ inflow + rest

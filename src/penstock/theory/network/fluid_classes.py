@@ -28,19 +28,21 @@ class FluidClasses:
     station
         Shape (classes,), the pool.
     seconds
-        Shape (classes,), mean tokens over what full batches of the pool carry per second: its time for one
-        request. Above 0.
+        Shape (classes,), mean tokens over what full batches of the pool carry per second: its time
+        for one request. Above 0.
     fastest
-        Shape (classes,), the same in the batches that carry the most: those of a pool without a backlog may stop short
-        of the token budget, and be faster.
+        Shape (classes,), the same in the batches that carry the most: those of a pool without a
+        backlog may stop short of the token budget, and be faster.
     external
         Shape (classes,), requests/s from outside.
     onward
-        Shape (classes, classes), mean number of requests of the second class that follow one of the first.
+        Shape (classes, classes), mean number of requests of the second class that follow one of the
+        first.
     rate
         Shape (classes,), effective requests/s, above 0.
     joins
-        Shape (classes,), whether requests of the class wait for others of their job before they come into being.
+        Shape (classes,), whether requests of the class wait for others of their job before they
+        come into being.
     pools
         Names of the stations.
     left_out
@@ -79,7 +81,9 @@ class FluidClasses:
         return leads
 
     def at(self, stations: Iterable[int]) -> "FluidClasses":
-        """Return the classes of some stations alone; what reaches them from the others comes from outside."""
+        """Return the classes of some stations alone; what reaches them from the others comes from
+        outside.
+        """
         kept = np.isin(self.station, np.array(list(stations), np.int64))
         onward = self.onward[np.ix_(kept, kept)]
         per_class = ("stage", "phase", "station", "seconds", "fastest", "rate", "joins")
@@ -96,10 +100,11 @@ class FluidClasses:
 def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> FluidClasses:
     """Return the classes of a network's fluid model.
 
-    A pool that serves the decodes of a stage before its prompts keeps no fluid in decode (but what it starts with), so
-    there a whole stage is one class; where a policy may choose between the phases, each is a class. Phases without
-    tokens hold no fluid and are left out, and so are stages that no job visits. Under a work-conserving policy batches
-    are full while there is fluid, so the pool's rate is that of full batches.
+    A pool that serves the decodes of a stage before its prompts keeps no fluid in decode (but what
+    it starts with), so there a whole stage is one class; where a policy may choose between the
+    phases, each is a class. Phases without tokens hold no fluid and are left out, and so are stages
+    that no job visits. Under a work-conserving policy batches are full while there is fluid, so the
+    pool's rate is that of full batches.
 
     Parameters
     ----------
@@ -115,13 +120,22 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
     """
     chooses = np.atleast_1d(np.asarray(phases, np.bool_))
     if chooses.size not in (1, len(model.pools)):
-        raise InputError(f"{chooses.size} values of phases for {len(model.pools)} pools; give one per pool, or one")
+        raise InputError(
+            f"{chooses.size} values of phases for {len(model.pools)} pools; give one per pool, or "
+            "one"
+        )
     if not model.external.any():
-        raise InputError("no jobs arrive at this network, so it has no load; give a workflow an arrival rate")
+        raise InputError(
+            "no jobs arrive at this network, so it has no load; give a workflow an arrival rate"
+        )
     count = len(model.stages)
     split = np.broadcast_to(chooses, len(model.pools))[model.pool]
-    tokens = np.concatenate([np.where(split, model.prefill, model.prefill + model.decode), split * model.decode])
-    onward = np.zeros((2 * count, 2 * count))  # first the classes of a stage's prompts or whole, then of its decodes
+    tokens = np.concatenate(
+        [np.where(split, model.prefill, model.prefill + model.decode), split * model.decode]
+    )
+    onward = np.zeros(
+        (2 * count, 2 * count)
+    )  # first the classes of a stage's prompts or whole, then of its decodes
     onward[np.arange(count), np.arange(count) + count] = 1.0
     onward[count:, :count] = model.onward
     external = np.concatenate([model.external, np.zeros(count)])
@@ -129,12 +143,19 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
     rate = np.concatenate([model.visits, model.visits])
     kept = (tokens > 0) & (rate > 0)
     if not kept.any():
-        raise InputError("no stage that jobs visit has a token, so there is no load; give one a prompt or an output")
-    through = np.linalg.solve(np.eye((~kept).sum()) - onward[np.ix_(~kept, ~kept)], onward[np.ix_(~kept, kept)])
+        raise InputError(
+            "no stage that jobs visit has a token, so there is no load; give one a prompt or an "
+            "output"
+        )
+    through = np.linalg.solve(
+        np.eye((~kept).sum()) - onward[np.ix_(~kept, ~kept)], onward[np.ix_(~kept, kept)]
+    )
     stage = np.concatenate([np.arange(count), np.arange(count)])
     phase = np.concatenate([np.where(split, PREFILL, BOTH), np.full(count, DECODE)])
     return FluidClasses(
-        names=tuple(model.stages[s] + _PHASES[p] for s, p in zip(stage[kept], phase[kept], strict=True)),
+        names=tuple(
+            model.stages[s] + _PHASES[p] for s, p in zip(stage[kept], phase[kept], strict=True)
+        ),
         stage=stage[kept],
         phase=phase[kept],
         station=model.pool[stage[kept]],
@@ -143,9 +164,12 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
         external=external[kept] + external[~kept] @ through,
         onward=onward[np.ix_(kept, kept)] + onward[np.ix_(kept, ~kept)] @ through,
         rate=rate[kept],
-        joins=joins[kept] | (joins[~kept] @ through > 0),  # what follows an empty stage waits as it would
+        joins=joins[kept]
+        | (joins[~kept] @ through > 0),  # what follows an empty stage waits as it would
         pools=model.pools,
-        left_out=tuple(name for k, name in enumerate(model.stages) if not (kept[k] or kept[count + k])),
+        left_out=tuple(
+            name for k, name in enumerate(model.stages) if not (kept[k] or kept[count + k])
+        ),
     )
 
 
@@ -161,7 +185,10 @@ def components(classes: FluidClasses) -> list[tuple[int, ...]]:
         after[label[i], label[j]] |= label[i] != label[j]
     left, order = set(range(number)), []
     while left:  # the first that nothing still left leads to
-        ready = min((c for c in left if not after[list(left), c].any()), key=lambda c: int(np.argmax(label == c)))
+        ready = min(
+            (c for c in left if not after[list(left), c].any()),
+            key=lambda c: int(np.argmax(label == c)),
+        )
         order.append(tuple(int(s) for s in np.flatnonzero(label == ready)))
         left.remove(ready)
     return order

@@ -34,9 +34,11 @@ class PoolRules:
     policy
         Name of the policy inside a line.
     work_conserving
-        Whether policy and order fill the token budget whenever what waits allows it; None: not known.
+        Whether policy and order fill the token budget whenever what waits allows it; None: not
+        known.
     decode_first
-        Whether the decodes of a stage go before its prompts, so that a whole stage is one class of fluid.
+        Whether the decodes of a stage go before its prompts, so that a whole stage is one class of
+        fluid.
     slots_bind
         Whether a max batch size below the token budget may keep batches from filling.
     order
@@ -44,11 +46,14 @@ class PoolRules:
     ranking
         Names of the pool's stages, the highest first, for a static order; else None.
     router, affinity
-        Which replica gets a request: a name of `penstock.system.routing`, and whether a job stays with its replica.
+        Which replica gets a request: a name of `penstock.system.routing`, and whether a job stays
+        with its replica.
     of_job
-        Names of the pool's stages with lengths that come with the job: its later requests are like its earlier ones.
+        Names of the pool's stages with lengths that come with the job: its later requests are like
+        its earlier ones.
     delays_vary
-        Whether requests may overtake one another on their way to the pool, since not all are delayed alike.
+        Whether requests may overtake one another on their way to the pool, since not all are
+        delayed alike.
     checked
         Whether ``work_conserving`` is known; False: the user's word.
     """
@@ -71,13 +76,17 @@ class PoolRules:
         if self.order in _BY_PHASE:
             return True
         served_by_stage = ("fcfs", "priority", "back-pressure", "hlpps", "round-robin")
-        return self.order != "decode-first" and not (self.decode_first and self.order in served_by_stage)
+        return self.order != "decode-first" and not (
+            self.decode_first and self.order in served_by_stage
+        )
 
     @property
     def k_fcfs(self) -> bool:
-        """Whether requests leave about in the order in which they were released to the pool, if all have a prompt.
+        """Whether requests leave about in the order in which they were released to the pool, if all
+        have a prompt.
 
-        Under other policies a request without decodes may leave before any number of older ones that decode.
+        Under other policies a request without decodes may leave before any number of older ones
+        that decode.
         """
         return self.order == "fcfs" and self.decode_first and not self.delays_vary
 
@@ -87,7 +96,12 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
     rules = []
     for (name, pool), priorities in zip(network.pools.items(), network.priorities, strict=True):
         limit = pool.server.max_batch_size
-        stages = [(f"{w.name}.{n}", s) for w in network.workflows for n, s in w.stages.items() if s.pool == name]
+        stages = [
+            (f"{w.name}.{n}", s)
+            for w in network.workflows
+            for n, s in w.stages.items()
+            if s.pool == name
+        ]
         namesake = ORDERS.get(pool.order.name)
         named = namesake is not None and namesake.function is pool.order.function
         rules.append(
@@ -97,11 +111,15 @@ def pool_rules(network: Network) -> tuple[PoolRules, ...]:
                 decode_first=pool.policy.decode_first,
                 slots_bind=limit is not None and limit < pool.server.token_budget,
                 order=pool.order.name if named else f"order {name}",
-                ranking=None if priorities is None else tuple(network.stages[stage] for stage in priorities),
+                ranking=None
+                if priorities is None
+                else tuple(network.stages[stage] for stage in priorities),
                 router=pool.router.name,
                 affinity=pool.affinity,
                 of_job=tuple(full for full, stage in stages if _of_job(stage)),
-                delays_vary=any(isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages),
+                delays_vary=any(
+                    isinstance(s.delay_ms, Length) or s.transfer_ms_per_token > 0 for _, s in stages
+                ),
                 checked=pool.order.fills or conditions.work_conserving(pool.server).checked,
             )
         )
@@ -112,14 +130,21 @@ def workflow_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
     """Return what every theorem asks of the workflows, each hypothesis for all of them."""
     renewals, drawn, bounded = [], [], []
     for workflow in network.workflows:
-        process = workflow.arrivals if isinstance(workflow, Sessions) else workflow.arrivals.arrivals
+        process = (
+            workflow.arrivals if isinstance(workflow, Sessions) else workflow.arrivals.arrivals
+        )
         if process is None or not process.iid:
             renewals.append(f"those of {workflow.name} are not i.i.d.; try arrivals 'poisson'")
         uses = any(_of_job(stage) for stage in workflow.stages.values())
         if uses and not isinstance(workflow, Sessions) and not workflow.arrivals.lengths.iid:
-            drawn.append(f"those of {workflow.name} are recorded in order; resample them with arrivals 'poisson'")
+            drawn.append(
+                f"those of {workflow.name} are recorded in order; resample them with arrivals "
+                "'poisson'"
+            )
         if not workflow.means().bounded:
-            bounded.append(f"those of {workflow.name} have no upper limit; give their distributions a `max`")
+            bounded.append(
+                f"those of {workflow.name} have no upper limit; give their distributions a `max`"
+            )
     return (
         _of_all("i.i.d. arrivals", renewals, "those of all workflows are renewals"),
         _of_all("i.i.d. jobs", drawn, "lengths and paths are drawn anew for each job"),
@@ -137,7 +162,10 @@ def _of_all(name: str, failed: list[str], held: str) -> Hypothesis:
 
 
 def pool_hypotheses(
-    model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]], rules: Sequence[PoolRules]
+    model: NetworkModel,
+    stages: FluidClasses,
+    sets: list[tuple[int, ...]],
+    rules: Sequence[PoolRules],
 ) -> tuple[Hypothesis, ...]:
     """Return what every theorem asks of the pools, each hypothesis for all of them.
 
@@ -153,7 +181,9 @@ def pool_hypotheses(
         Shape (pools,).
     """
     cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
-    visited = np.bincount(model.pool[model.visits > 0], minlength=len(model.pools))  # those without a token, too
+    visited = np.bincount(
+        model.pool[model.visits > 0], minlength=len(model.pools)
+    )  # those without a token, too
     most_offered = model.offered + STANDARD_ERRORS * model.standard_error
     comes_back = stages.leads.diagonal()
 
@@ -161,28 +191,49 @@ def pool_hypotheses(
         if rules[s].work_conserving:
             return None
         if rules[s].work_conserving is None:
-            return f"nothing is known of {rules[s].policy}; if it is, say so with @policy(work_conserving=True)"
+            return (
+                f"nothing is known of {rules[s].policy}; if it is, say so with "
+                "@policy(work_conserving=True)"
+            )
         return f"{rules[s].policy} leaves room in batches while requests wait"
 
     def slots(s: int) -> str | None:
-        return "it is below the token budget, so it can keep batches from filling" if rules[s].slots_bind else None
+        return (
+            "it is below the token budget, so it can keep batches from filling"
+            if rules[s].slots_bind
+            else None
+        )
 
     def carried(s: int) -> str | None:
         if most_offered[s] < model.full_batch[s] * (1 - CRITICAL_BAND):
             return None
-        better = "" if model.capacity[s] <= model.full_batch[s] * (1 + CRITICAL_BAND) else "; smaller ones carry more"
-        return f"{model.offered[s]:,.0f} tokens/s arrive, full batches carry {model.full_batch[s]:,.0f}{better}"
+        better = (
+            ""
+            if model.capacity[s] <= model.full_batch[s] * (1 + CRITICAL_BAND)
+            else "; smaller ones carry more"
+        )
+        return (
+            f"{model.offered[s]:,.0f} tokens/s arrive, full batches carry "
+            f"{model.full_batch[s]:,.0f}{better}"
+        )
 
     def routed(s: int) -> str | None:
         if model.replicas[s] == 1:
             return None
-        return _not_routed(rules[s], int(visited[s]), bool(comes_back[s]), s in cyclic, model.sampled is not None)
+        return _not_routed(
+            rules[s], int(visited[s]), bool(comes_back[s]), s in cyclic, model.sampled is not None
+        )
 
     hypotheses = [
         _everywhere(
-            model, "work-conserving policy at every pool", fills, "batches are filled whenever what waits allows"
+            model,
+            "work-conserving policy at every pool",
+            fills,
+            "batches are filled whenever what waits allows",
         ),
-        _everywhere(model, "max batch size never binds", slots, "there is none below the token budget"),
+        _everywhere(
+            model, "max batch size never binds", slots, "there is none below the token budget"
+        ),
         _everywhere(model, CARRIED, carried, "each has less than its full batches can process"),
     ]
     if any(rule.work_conserving and not rule.checked for rule in rules):
@@ -194,16 +245,21 @@ def pool_hypotheses(
     return tuple(hypotheses)
 
 
-def _everywhere(model: NetworkModel, name: str, fails: Callable[[int], str | None], held: str) -> Hypothesis:
+def _everywhere(
+    model: NetworkModel, name: str, fails: Callable[[int], str | None], held: str
+) -> Hypothesis:
     """Put the pools at which a hypothesis fails into one."""
     failed = [f"{pool}: {reason}" for s, pool in enumerate(model.pools) if (reason := fails(s))]
     return _of_all(name, failed, held)
 
 
-def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, sampled: bool) -> str | None:
+def _not_routed(
+    rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, sampled: bool
+) -> str | None:
     """Return why several replicas are not known to drain as one server would, or None if they are.
 
-    Requests that come back to random replicas do no harm if all are alike: a generalised Jackson network.
+    Requests that come back to random replicas do no harm if all are alike: a generalised Jackson
+    network.
     """
     if rules.router in SHORTEST:
         if cyclic and rules.affinity:
@@ -213,13 +269,22 @@ def _not_routed(rules: PoolRules, stages: int, comes_back: bool, cyclic: bool, s
         return f"{rules.router} may send requests to busy replicas, in a cycle of pools; take jsq"
     if rules.router == "random":
         if comes_back and not rules.affinity and (stages > 1 or sampled or rules.of_job):
-            return "random sends requests that come back to other replicas, which makes a cycle of them; take jsq"
+            return (
+                "random sends requests that come back to other replicas, which makes a cycle of "
+                "them; take jsq"
+            )
         return None
     if rules.router == "round-robin":
         if stages > 1 or comes_back:
-            return "round-robin need not give each replica its share of every stage; take jsq or random"
+            return (
+                "round-robin need not give each replica its share of every stage; take jsq or "
+                "random"
+            )
         if sampled or rules.of_job:
-            return "round-robin may give one replica all the long requests, since their lengths depend; take jsq"
+            return (
+                "round-robin may give one replica all the long requests, since their lengths "
+                "depend; take jsq"
+            )
         return None
     if rules.router == "power-of-two":
         if comes_back or rules.affinity:

@@ -27,15 +27,18 @@ class PoolLoad:
     standard_error
         Of the offered tokens/s where means are sampled, else 0.
     drain_s
-        Seconds after which the pool has drained, in the fluid model, per second of work: a backlog that brings no pool
-        more than w seconds of work, in all its stages, has left pool s after w T_s seconds with T_s = (1 + the largest
-        T of the pools before it) / (1 - rho_s). Until those have drained it may wait for work, and after that it works
-        at its full rate until none is left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside
-        or behind a cycle, or overloaded.
+        Seconds after which the pool has drained, in the fluid model, per second of work: a backlog
+        that brings no pool more than w seconds of work, in all its stages, has left pool s after w
+        T_s seconds with T_s = (1 + the largest T of the pools before it) / (1 - rho_s). Until those
+        have drained it may wait for work, and after that it works at its full rate until none is
+        left (thm:dag). Fluid of a pool is spread evenly over its replicas. None: beside or behind a
+        cycle, or overloaded.
     max_load
-        Factor on all rates above which no policy is stable at this pool, under its token budget and max batch size.
+        Factor on all rates above which no policy is stable at this pool, under its token budget and
+        max batch size.
     binding
-        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where neither does.
+        The limits that set it: ``token budget``, ``max batch size``, or ``batch time`` where
+        neither does.
     """
 
     name: str
@@ -53,7 +56,9 @@ class PoolLoad:
 
     @property
     def margin(self) -> float:
-        """What is left before no policy is stable, as a share of it: 1 - rho where no max batch size binds."""
+        """What is left before no policy is stable, as a share of it: 1 - rho where no max batch
+        size binds.
+        """
         return 1 - 1 / self.max_load
 
 
@@ -61,14 +66,16 @@ class PoolLoad:
 class JoinBound:
     """How many requests can wait at a join for others of their job.
 
-    One that waits has a sibling that is unfinished in another branch, so with n branches and Q_l requests in branch l
+    One that waits has a sibling that is unfinished in another branch, so with n branches and Q_l
+    requests in branch l
 
         sum of J <= (n - 1) (sum of Q_l),
 
-    whatever the order; Q_l counts those in a delay, too. If every pool on the way is K-FCFS and all jobs take the same
-    way, without delays that vary, all but 2 K' of those that are unfinished in some branch are so in the fullest, and
-    sum of J <= (n - 1) (max of Q_l + 2 K'). (lem:join-bound-gen, which has no Q_l, is false: orders of completion stay
-    close, times do not.) In the fluid model both vanish once the branches have drained.
+    whatever the order; Q_l counts those in a delay, too. If every pool on the way is K-FCFS and all
+    jobs take the same way, without delays that vary, all but 2 K' of those that are unfinished in
+    some branch are so in the fullest, and sum of J <= (n - 1) (max of Q_l + 2 K').
+    (lem:join-bound-gen, which has no Q_l, is false: orders of completion stay close, times do not.)
+    In the fluid model both vanish once the branches have drained.
 
     Attributes
     ----------
@@ -77,8 +84,9 @@ class JoinBound:
     branches
         n, the most where they differ.
     k_fcfs
-        Whether jobs come to the join about in the order in which they began: all pools are single servers that serve
-        all stages in order of arrival, and no stage decodes only beside one with prompts, which it would overtake.
+        Whether jobs come to the join about in the order in which they began: all pools are single
+        servers that serve all stages in order of arrival, and no stage decodes only beside one with
+        prompts, which it would overtake.
     """
 
     stage: str
@@ -88,11 +96,18 @@ class JoinBound:
     @property
     def bound(self) -> str:
         """The bound in words."""
-        whose = "in the fullest branch, and a constant number more" if self.k_fcfs else "in any branch"
-        return f"done branches that wait: at most {self.branches - 1} for each unfinished request {whose}"
+        whose = (
+            "in the fullest branch, and a constant number more" if self.k_fcfs else "in any branch"
+        )
+        return (
+            f"done branches that wait: at most {self.branches - 1} for each unfinished request "
+            f"{whose}"
+        )
 
 
-def pool_loads(model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]]) -> tuple[PoolLoad, ...]:
+def pool_loads(
+    model: NetworkModel, stages: FluidClasses, sets: list[tuple[int, ...]]
+) -> tuple[PoolLoad, ...]:
     """Return the load of each pool; the sets of pools are in topological order."""
     leads = stages.leads
     np.fill_diagonal(leads, False)
@@ -121,27 +136,34 @@ def join_bounds(model: NetworkModel, rules: Sequence[PoolRules]) -> tuple[JoinBo
     visited, prompts = model.visits > 0, model.prefill > 0
     decode_only = set(model.pool[visited & ~prompts & (model.decode > 0)].tolist())
     overtaken = decode_only & set(model.pool[visited & prompts].tolist())
-    in_order = all(rule.k_fcfs for rule in rules) and not (model.replicas > 1).any() and not overtaken
+    in_order = (
+        all(rule.k_fcfs for rule in rules) and not (model.replicas > 1).any() and not overtaken
+    )
     chance = model.onward * np.maximum(model.branches, 1)  # an edge into a join counts 1 / branches
     branching = np.abs(chance * (1 - chance)).max(axis=1) > 1e-9
     leads: Bools = np.linalg.inv(np.eye(len(visited)) - model.onward) > 1e-12
     np.fill_diagonal(leads, False)
     varies = leads[branching].any(axis=0)
     return tuple(
-        JoinBound(model.stages[stage], int(model.branches[stage]), in_order and not bool(varies[stage]))
+        JoinBound(
+            model.stages[stage], int(model.branches[stage]), in_order and not bool(varies[stage])
+        )
         for stage in np.flatnonzero(model.joins & visited)
     )
 
 
 def within_batch_size(load: PoolLoad, network: Network, model: NetworkModel) -> PoolLoad:
-    """Return the load of a pool with the limit that its max batch size sets, too (Section 6, `theory.region`)."""
+    """Return the load of a pool with the limit that its max batch size sets, too (Section 6,
+    `theory.region`).
+    """
     pool = network.pools[load.name]
     here = model.pool == model.pools.index(load.name)
     visits, prefill, decode = model.visits[here], model.prefill[here], model.decode[here]
     rates = np.array([visits @ prefill, visits @ decode]) / pool.replicas
     if not rates.any():
         return dataclasses.replace(load, binding=())
-    # Only the mean and the longest prompt count; the longest is not known of contexts that grow, so there is none.
+    # Only the mean and the longest prompt count; the longest is not known of contexts that grow, so
+    # there is none.
     prompts = float(visits[prefill > 0].sum())
     mean = max(float(visits @ prefill) / prompts, 1.0) if prompts else 1.0
     best = linear_program(pool.server, rates, prompt=Geometric(mean))

@@ -1,20 +1,24 @@
 """A linear program that looks for a piecewise-linear Lyapunov function of a fluid network.
 
-    Phi(Q) = max over stations j of G_j(Q),    G_j(Q) = sum over k of v_k Q_k + sum over k at station j of e_k Q_k,
+    Phi(Q) = max over stations j of G_j(Q),    G_j(Q) = sum over k of v_k Q_k + sum over k at
+    station j of e_k Q_k,
 
-with v, e >= 0, such that every G_j falls whenever station j holds fluid (see `penstock.theory.network.cycles`). It is
-looked for under a list of conditions, which together must cover all that can happen while there is fluid. A condition
-says for each station which classes may hold fluid and which pass on at once what reaches them.
+with v, e >= 0, such that every G_j falls whenever station j holds fluid (see
+`penstock.theory.network.cycles`). It is looked for under a list of conditions, which together must
+cover all that can happen while there is fluid. A condition says for each station which classes may
+hold fluid and which pass on at once what reaches them.
 
-Under one condition, the fastest growth of G_j is a linear program over the division of time. Its dual: multipliers r_s,
-one per station, such that for each class k that station s may serve
+Under one condition, the fastest growth of G_j is a linear program over the division of time. Its
+dual: multipliers r_s, one per station, such that for each class k that station s may serve
 
-    sum over l of P_kl u_l - u_k <= seconds_k r_s        (what a second for class k adds to G_j, at most r_s)
+    sum over l of P_kl u_l - u_k <= seconds_k r_s        (what a second for class k adds to G_j, at
+    most r_s)
 
-where u_k is the weight of class k in G_j, or any weight of at least 0 if the class passes on what reaches it, since its
-level stays at 0. Then G_j grows by sum over k of alpha_k u_k + sum over s of r_s at most, and that must be below -eps.
-A station with fluid gives away all its time, in full batches, and r_s has any sign; else it may idle, and r_s >= 0, or
-serve in the batches that carry the most. Since u >= 0, what is certified at one load is certified at all smaller ones.
+where u_k is the weight of class k in G_j, or any weight of at least 0 if the class passes on what
+reaches it, since its level stays at 0. Then G_j grows by sum over k of alpha_k u_k + sum over s of
+r_s at most, and that must be below -eps. A station with fluid gives away all its time, in full
+batches, and r_s has any sign; else it may idle, and r_s >= 0, or serve in the batches that carry
+the most. Since u >= 0, what is certified at one load is certified at all smaller ones.
 """
 
 import dataclasses
@@ -44,7 +48,8 @@ class Condition:
     holds
         Shape (classes,), its classes that may hold fluid and be served there.
     passes
-        Shape (classes,), its classes that pass on at once what reaches them: all where some replica is empty.
+        Shape (classes,), its classes that pass on at once what reaches them: all where some replica
+        is empty.
     open
         Whether nothing is said of the station: it may serve what it likes, or idle.
     """
@@ -56,9 +61,11 @@ class Condition:
 
 
 class LyapunovProgram:
-    """The linear program of some stations; of its matrix only the part that arrivals enter changes with the load.
+    """The linear program of some stations; of its matrix only the part that arrivals enter changes
+    with the load.
 
-    Times are in units of the mean time between arrivals, weights in units of the work that a request still brings.
+    Times are in units of the mean time between arrivals, weights in units of the work that a
+    request still brings.
 
     Parameters
     ----------
@@ -76,8 +83,12 @@ class LyapunovProgram:
         self._unit = np.linalg.solve(np.eye(classes.seconds.size) - classes.onward, self._seconds)
         size = classes.seconds.size
         most = [1.0] * size + [0.0 if join else 1.0 for join in classes.joins] + [1.0]
-        self._bounds: list[tuple[float | None, float | None]] = [(0.0, one) for one in most]  # v, e, eps
-        self._entries: list[tuple[int, int, float, bool]] = []  # row, column, factor, whether times the load
+        self._bounds: list[tuple[float | None, float | None]] = [
+            (0.0, one) for one in most
+        ]  # v, e, eps
+        self._entries: list[
+            tuple[int, int, float, bool]
+        ] = []  # row, column, factor, whether times the load
         self._rows = 0
         for condition in conditions:
             for station, own in condition.items():
@@ -85,14 +96,22 @@ class LyapunovProgram:
                     self._falls(station, condition)
 
     def weights(self, load: float) -> tuple[Floats, Floats] | None:
-        """Return (v + e, v), shape (classes,), with the largest 1, at a factor on all arrival rates; or None."""
-        row, column, factor, arriving = (np.array(part) for part in zip(*self._entries, strict=True))
-        matrix = csr_array((np.where(arriving, load, 1.0) * factor, (row, column)), (self._rows, len(self._bounds)))
+        """Return (v + e, v), shape (classes,), with the largest 1, at a factor on all arrival
+        rates; or None.
+        """
+        row, column, factor, arriving = (
+            np.array(part) for part in zip(*self._entries, strict=True)
+        )
+        matrix = csr_array(
+            (np.where(arriving, load, 1.0) * factor, (row, column)), (self._rows, len(self._bounds))
+        )
         size = self._seconds.size
         cost = np.zeros(len(self._bounds))
         cost[2 * size] = -1.0
         accuracy = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-        solved = linprog(cost, A_ub=matrix, b_ub=np.zeros(self._rows), bounds=self._bounds, options=accuracy)
+        solved = linprog(
+            cost, A_ub=matrix, b_ub=np.zeros(self._rows), bounds=self._bounds, options=accuracy
+        )
         if solved.status != 0 or -solved.fun < _LEAST_FALL:
             return None
         common, own = solved.x[:size] * self._unit, solved.x[size : 2 * size] * self._unit
@@ -115,9 +134,14 @@ class LyapunovProgram:
         weight: list[Terms] = [[(k, unit[k])] for k in range(size)]
         for k in np.flatnonzero(classes.station == station):
             weight[k].append((size + int(k), unit[k]))
-        passes = np.logical_or.reduce([state.passes for state in condition.values()]) & ~classes.joins
+        passes = (
+            np.logical_or.reduce([state.passes for state in condition.values()]) & ~classes.joins
+        )
         inflow = [[(self._column(0.0), unit[k])] if passes[k] else weight[k] for k in range(size)]
-        after = [[(c, f * row[i]) for i in np.flatnonzero(row) for c, f in inflow[i]] for row in classes.onward]
+        after = [
+            [(c, f * row[i]) for i in np.flatnonzero(row) for c, f in inflow[i]]
+            for row in classes.onward
+        ]
         growth: Terms = [(2 * size, 1.0)]
         for state in condition.values():
             least, most = state.share
@@ -125,8 +149,12 @@ class LyapunovProgram:
             busy = self._fastest if state.open else self._seconds
             for k in np.flatnonzero(state.holds):
                 self._row([*after[k], *((c, -f) for c, f in weight[k]), (holding, -busy[k])])
-            passing, seconds = (holding, self._seconds) if least == 1 else (self._column(0.0), self._fastest)
-            total = self._column(None)  # at least what the station adds, which is linear in the share
+            passing, seconds = (
+                (holding, self._seconds) if least == 1 else (self._column(0.0), self._fastest)
+            )
+            total = self._column(
+                None
+            )  # at least what the station adds, which is linear in the share
             growth.append((total, 1.0))
             for share in sorted({least, most}):
                 self._row([(holding, share), (passing, 1 - share), (total, -1.0)])

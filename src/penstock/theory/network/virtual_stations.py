@@ -1,16 +1,18 @@
-"""Virtual stations: classes at two pools that a priority order never lets be served at the same time.
+"""Virtual stations: classes at two pools that a priority order never lets be served at the same
+time.
 
-Let S_1 and S_2 be classes at two stations, such that all that enters S_1 comes from S_1 or from classes at station 2
-that rank below all of S_2, and the other way round. While there is fluid in S_2, nothing enters S_1; so, from a state
-where one of the two is empty, both are never served at once, and together they get one second per second: they are one
-*virtual station*. If its load is above 1 the order fails, whatever the loads of the real stations (Rybko and Stolyar
-1992; Dai and Vande Vate 2000). *Push starts* worsen it: classes ranked on top of S_i, fed from outside or by their like
-only, take a share h_i of station i at every moment; so the condition for stability is
+Let S_1 and S_2 be classes at two stations, such that all that enters S_1 comes from S_1 or from
+classes at station 2 that rank below all of S_2, and the other way round. While there is fluid in
+S_2, nothing enters S_1; so, from a state where one of the two is empty, both are never served at
+once, and together they get one second per second: they are one *virtual station*. If its load is
+above 1 the order fails, whatever the loads of the real stations (Rybko and Stolyar 1992; Dai and
+Vande Vate 2000). *Push starts* worsen it: classes ranked on top of S_i, fed from outside or by
+their like only, take a share h_i of station i at every moment; so the condition for stability is
 
     s_1 / (1 - h_1) + s_2 / (1 - h_2) <= 1,      s_i the load of S_i.
 
-It is the same to say that a backlog shrinks in the two halves of a cycle: with a_i = s_i / (1 - h_i), the product of
-the half-cycle amplifications a_i / (1 - a_i) is below 1 where a_1 + a_2 is.
+It is the same to say that a backlog shrinks in the two halves of a cycle: with a_i = s_i / (1 -
+h_i), the product of the half-cycle amplifications a_i / (1 - a_i) is below 1 where a_1 + a_2 is.
 """
 
 import dataclasses
@@ -67,7 +69,8 @@ class VirtualStation:
         classes = " and ".join(", ".join(names) for names in self.classes)
         return (
             f"the order never serves {classes} at the same time, although they are at two pools "
-            f"({', '.join(self.pools)}), and together they need more than all the time: it fails above "
+            f"({', '.join(self.pools)}), and together they need more than all the time: it fails "
+            "above "
             f"{self.max_load:.4f} times this load"
         )
 
@@ -87,17 +90,19 @@ class VirtualStation:
 def priority_limit(
     model: NetworkModel, ranking: Sequence[str], phases: bool | Sequence[bool] = False
 ) -> VirtualStation | None:
-    """Return the virtual station at which a static priority order fails first, or None if it has none.
+    """Return the virtual station at which a static priority order fails first, or None if it has
+    none.
 
     Parameters
     ----------
     model
         The network.
     ranking
-        Names of classes (`fluid_classes`), or of stages: then their decodes before their prompts. Highest first; only
-        the order within a pool matters.
+        Names of classes (`fluid_classes`), or of stages: then their decodes before their prompts.
+        Highest first; only the order within a pool matters.
     phases
-        As in `fluid_classes`. False: decodes of a stage go before its prompts, so whole stages are ranked.
+        As in `fluid_classes`. False: decodes of a stage go before its prompts, so whole stages are
+        ranked.
 
     Raises
     ------
@@ -108,8 +113,11 @@ def priority_limit(
     return _tightest(classes, ranks(classes, ranking))
 
 
-def worst_priority(model: NetworkModel, phases: bool | Sequence[bool] = False) -> VirtualStation | None:
-    """Return the virtual station with the least load limit of all priority orders, or None if no order has one.
+def worst_priority(
+    model: NetworkModel, phases: bool | Sequence[bool] = False
+) -> VirtualStation | None:
+    """Return the virtual station with the least load limit of all priority orders, or None if no
+    order has one.
 
     Cycles with more than ``MOST_ORDERS`` orders are not searched.
     """
@@ -145,10 +153,14 @@ def ranks(classes: FluidClasses, ranking: Sequence[str]) -> Ints:
         order += classes_of[name]
     missing = [name for k, name in enumerate(classes.names) if k not in order]
     if missing:
-        raise InputError(f"the ranking lacks {missing[0]}, so its priority is not known; rank all stages")
+        raise InputError(
+            f"the ranking lacks {missing[0]}, so its priority is not known; rank all stages"
+        )
     if len(order) > len(set(order)):
         twice = next(classes.names[k] for i, k in enumerate(order) if k in order[:i])
-        raise InputError(f"the ranking has {twice} twice, so its priority is not known; name it once")
+        raise InputError(
+            f"the ranking has {twice} twice, so its priority is not known; name it once"
+        )
     return np.argsort(order)
 
 
@@ -159,7 +171,10 @@ def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
         for i, j in itertools.combinations(stations, 2):
             at = [np.flatnonzero(classes.station == s) for s in (i, j)]
             for cuts in itertools.product(*(rank[of] for of in at)):
-                above = [(classes.station == s) & (rank <= cut) & ~pushed for s, cut in zip((i, j), cuts, strict=True)]
+                above = [
+                    (classes.station == s) & (rank <= cut) & ~pushed
+                    for s, cut in zip((i, j), cuts, strict=True)
+                ]
                 exclusive = _exclusive(classes, rank, above)
                 if exclusive is not None:
                     station = _station(classes, rank, (i, j), exclusive, pushed)
@@ -169,7 +184,9 @@ def _tightest(classes: FluidClasses, rank: Ints) -> VirtualStation | None:
 
 
 def _pushes(classes: FluidClasses, rank: Ints) -> Bools:
-    """Classes that stay empty for ever: ranked on top, and fed from outside or by their like only."""
+    """Classes that stay empty for ever: ranked on top, and fed from outside or by their like
+    only.
+    """
     above = (classes.station[:, None] == classes.station) & (rank[:, None] < rank)
     pushed = np.zeros(rank.size, np.bool_)
     for _ in range(rank.size):
@@ -178,7 +195,9 @@ def _pushes(classes: FluidClasses, rank: Ints) -> Bools:
 
 
 def _exclusive(classes: FluidClasses, rank: Ints, above: list[Bools]) -> list[Bools] | None:
-    """Return the largest parts of two sets of classes that are never served at once, or None if there are none."""
+    """Return the largest parts of two sets of classes that are never served at once, or None if
+    there are none.
+    """
     sets = [of.copy() for of in above]
     lowest = [rank[of].max(initial=-1) for of in above]
     stations = [classes.station[of][:1] for of in above]
@@ -199,7 +218,9 @@ def _station(
     classes: FluidClasses, rank: Ints, stations: tuple[int, int], sets: list[Bools], pushed: Bools
 ) -> VirtualStation:
     def named(of: Bools) -> tuple[str, ...]:
-        return tuple(classes.names[k] for k in sorted(np.flatnonzero(of), key=lambda k: int(rank[k])))
+        return tuple(
+            classes.names[k] for k in sorted(np.flatnonzero(of), key=lambda k: int(rank[k]))
+        )
 
     tops = [(classes.station == s) & pushed for s in stations]
     first, second = stations

@@ -32,9 +32,10 @@ class Grid:
     def of(cls, at: Array, seconds: Array, what: str) -> "Grid":
         """Make a grid of scattered measurements.
 
-        Repeats are averaged. What is missing along the last axis lies on straight lines between and beyond the
-        measurements beside it, since attention takes a time affine in the tokens before; values of other axes that
-        were not measured with all the others are left out, the rarest first.
+        Repeats are averaged. What is missing along the last axis lies on straight lines between and
+        beyond the measurements beside it, since attention takes a time affine in the tokens before;
+        values of other axes that were not measured with all the others are left out, the rarest
+        first.
 
         Parameters
         ----------
@@ -46,8 +47,13 @@ class Grid:
             What was measured, for messages.
         """
         axes = [np.unique(column) for column in at.T]
-        places = tuple(np.searchsorted(axis, column) for axis, column in zip(axes, at.T, strict=True))
-        total, repeats = np.zeros([axis.size for axis in axes]), np.zeros([axis.size for axis in axes])
+        places = tuple(
+            np.searchsorted(axis, column) for axis, column in zip(axes, at.T, strict=True)
+        )
+        total, repeats = (
+            np.zeros([axis.size for axis in axes]),
+            np.zeros([axis.size for axis in axes]),
+        )
         np.add.at(total, places, seconds)
         np.add.at(repeats, places, 1)
         with np.errstate(invalid="ignore"):
@@ -55,13 +61,16 @@ class Grid:
         table = np.apply_along_axis(_filled, -1, table, axes[-1])
         while np.isnan(table).any():
             known = ~np.isnan(table)
-            shares = [known.mean(axis=tuple(set(range(table.ndim)) - {i})) for i in range(table.ndim)]
+            shares = [
+                known.mean(axis=tuple(set(range(table.ndim)) - {i})) for i in range(table.ndim)
+            ]
             worst = min(range(table.ndim), key=lambda i: float(shares[i].min()))
             keep = np.arange(axes[worst].size) != np.argmin(shares[worst])
             axes[worst], table = axes[worst][keep], np.compress(keep, table, axis=worst)
         if min(table.shape) < 2:
             raise InputError(
-                f"{what} was measured at too few combinations: of {at.shape[0]:,} rows no grid of two values on each "
+                f"{what} was measured at too few combinations: of {at.shape[0]:,} rows no grid of "
+                "two values on each "
                 "axis remains, so nothing lies between; measure more"
             )
         return cls(tuple(axes), table)
@@ -98,8 +107,8 @@ class Attention:
     decode
         By decodes and tokens before each.
     mixed
-        By new tokens of a prompt, tokens before them, decodes, and tokens before each. None: the engine runs two
-        kernels, whose times add up.
+        By new tokens of a prompt, tokens before them, decodes, and tokens before each. None: the
+        engine runs two kernels, whose times add up.
     """
 
     prefill: Grid
@@ -109,12 +118,15 @@ class Attention:
     def seconds(self, batches: BatchContents) -> Array:
         """Return the seconds of each batch.
 
-        Batches were measured with one prompt, and decodes that all have equally many tokens before them: the mean is
-        put for those. Prompts but the costliest add what they take above an (almost) empty one.
+        Batches were measured with one prompt, and decodes that all have equally many tokens before
+        them: the mean is put for those. Prompts but the costliest add what they take above an
+        (almost) empty one.
         """
         alone = self.prefill(batches.new, batches.before)
         order = np.lexsort((-alone, batches.batch))
-        one = order[np.unique(batches.batch[order], return_index=True)[1]]  # the costliest prompt of each batch
+        one = order[
+            np.unique(batches.batch[order], return_index=True)[1]
+        ]  # the costliest prompt of each batch
         above = np.maximum(alone - float(self.prefill.seconds.flat[0]), 0.0)
         above[one] = 0.0
         n, each = batches.decodes, batches.context / np.maximum(batches.decodes, 1)
@@ -125,16 +137,19 @@ class Attention:
             beside = one[n[batches.batch[one]] > 0]
             seconds[batches.batch[one]] = alone[one]
             both = batches.batch[beside]
-            seconds[both] = self.mixed(batches.new[beside], batches.before[beside], n[both], each[both])
+            seconds[both] = self.mixed(
+                batches.new[beside], batches.before[beside], n[both], each[both]
+            )
             seconds[both] += self._spread(n[both], batches.context[both], batches.longest[both])
         return seconds + batches.per_batch(above)
 
     def _spread(self, n: Array, context: Array, longest: Array) -> Array:
-        """Return what it costs that the decodes beside a prompt do not all have equally many tokens before them.
+        """Return what it costs that the decodes beside a prompt do not all have equally many tokens
+        before them.
 
-        A kernel lasts until its longest request is done. The profile knows one request among shorter ones: a prompt of
-        few tokens after many, which stands for the longest decode here. What it takes beside the others, above what it
-        takes where all have the mean, is the cost.
+        A kernel lasts until its longest request is done. The profile knows one request among
+        shorter ones: a prompt of few tokens after many, which stands for the longest decode here.
+        What it takes beside the others, above what it takes where all have the mean, is the cost.
         """
         assert self.mixed is not None
         few, others = np.full(n.size, self.mixed.axes[0][0]), np.maximum(n - 1, 1)

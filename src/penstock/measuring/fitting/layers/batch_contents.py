@@ -1,4 +1,6 @@
-"""Batches as a server with given limits forms them, drawn at random: compositions to fit a model on."""
+"""Batches as a server with given limits forms them, drawn at random: compositions to fit a model
+on.
+"""
 
 import dataclasses
 
@@ -22,9 +24,11 @@ class BatchContents:
     Parameters
     ----------
     decodes, context, longest
-        Shape (batches,): requests in decode, the sum of tokens before them, and the most before one.
+        Shape (batches,): requests in decode, the sum of tokens before them, and the most before
+        one.
     batch, new, before
-        Shape (prompts,), sorted by batch: in which batch a prompt has so many new tokens, and tokens before them.
+        Shape (prompts,), sorted by batch: in which batch a prompt has so many new tokens, and
+        tokens before them.
     """
 
     decodes: Array
@@ -52,7 +56,9 @@ class BatchContents:
         return self.per_batch(np.ones(self.batch.size))
 
     def dealt(self, ranks: int) -> "BatchContents":
-        """Deal each batch out to so many ranks: prompts in turn, decodes evenly; ``ranks`` batches for one."""
+        """Deal each batch out to so many ranks: prompts in turn, decodes evenly; ``ranks`` batches
+        for one.
+        """
         if ranks == 1:
             return self
         first = np.searchsorted(self.batch, np.arange(len(self)))
@@ -68,17 +74,24 @@ class BatchContents:
 
 
 def one_batch(prefill: npt.ArrayLike, decode: npt.ArrayLike) -> BatchContents:
-    """Return one batch: (new tokens, tokens before them) of each prompt, and the tokens before each decode."""
-    pairs, decodes = checks.array("prefill", prefill).astype(float), checks.array("decode", decode).astype(float)
+    """Return one batch: (new tokens, tokens before them) of each prompt, and the tokens before each
+    decode.
+    """
+    pairs, decodes = (
+        checks.array("prefill", prefill).astype(float),
+        checks.array("decode", decode).astype(float),
+    )
     if (pairs.size and pairs.shape[1:] != (2,)) or decodes.ndim != 1:
         raise InputError(
-            f"prefill has the shape {pairs.shape} and decode {decodes.shape}; give (new tokens, tokens before) of each "
+            f"prefill has the shape {pairs.shape} and decode {decodes.shape}; give (new tokens, "
+            "tokens before) of each "
             "prompt, and the tokens before each decode"
         )
     new, before = pairs.reshape(-1, 2).T
     if not new.size + decodes.size or (new < 1).any() or (before < 0).any() or (decodes < 0).any():
         raise InputError(
-            f"a batch of prefill {checks.shown(prefill)} and decode {checks.shown(decode)}: a batch serves somebody, a "
+            f"a batch of prefill {checks.shown(prefill)} and decode {checks.shown(decode)}: a "
+            "batch serves somebody, a "
             "prompt has new tokens, and none has negative ones before them; correct it"
         )
     sums = np.array([[decodes.size], [decodes.sum()], [decodes.max(initial=0.0)]], np.float64)
@@ -95,11 +108,12 @@ def draw_batches(
     count: int = 4_000,
     seed: int = 0,
 ) -> BatchContents:
-    """Draw batches of decodes alone, of prefill alone and of both, of every size that the limits allow.
+    """Draw batches of decodes alone, of prefill alone and of both, of every size that the limits
+    allow.
 
-    A decode belongs to a request found in decode at a random time: drawn with its output tokens as weight, any of them
-    being next. Prompts are whole, the first one perhaps begun before and the last one cut; every other batch with
-    prefill is full.
+    A decode belongs to a request found in decode at a random time: drawn with its output tokens as
+    weight, any of them being next. Prompts are whole, the first one perhaps begun before and the
+    last one cut; every other batch with prefill is full.
 
     Parameters
     ----------
@@ -117,12 +131,21 @@ def draw_batches(
     prompt, output = checks.column("prompt", prompt), checks.column("output", output)
     if prompt.size != output.size or min(prompt.min(), output.min()) < 1:
         raise InputError(
-            f"{prompt.size:,} prompts from {prompt.min():g} and {output.size:,} outputs from {output.min():g} tokens: "
+            f"{prompt.size:,} prompts from {prompt.min():g} and {output.size:,} outputs from "
+            f"{output.min():g} tokens: "
             "give one of each per request, of at least one token"
         )
-    budget = checks.whole("token_budget", token_budget, 2, MOST_TOKENS, "tokens", "a batch has tokens")
-    slots = checks.whole("max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", "a batch serves requests")
-    memory = np.inf if kv_tokens is None else checks.whole("kv_tokens", kv_tokens, 1, 2**40, "tokens", "so many fit")
+    budget = checks.whole(
+        "token_budget", token_budget, 2, MOST_TOKENS, "tokens", "a batch has tokens"
+    )
+    slots = checks.whole(
+        "max_batch_size", max_batch_size, 1, MOST_TOKENS, "requests", "a batch serves requests"
+    )
+    memory = (
+        np.inf
+        if kv_tokens is None
+        else checks.whole("kv_tokens", kv_tokens, 1, 2**40, "tokens", "so many fit")
+    )
     rng = np.random.default_rng(seed)
     weights = output / output.sum()
     decodes, context, longest = np.zeros((3, count))
@@ -144,7 +167,9 @@ def draw_batches(
     return BatchContents(decodes, context, longest, np.array(batch, np.int64), new, before)
 
 
-def _prompts(rng: np.random.Generator, prompt: Array, room: int, *, full: bool) -> list[tuple[int, int]]:
+def _prompts(
+    rng: np.random.Generator, prompt: Array, room: int, *, full: bool
+) -> list[tuple[int, int]]:
     """Return (new, before) of prompts that fill the room, or of one or a few."""
     most = _MOST_PROMPTS if full else int(rng.geometric(0.5))
     found: list[tuple[int, int]] = []

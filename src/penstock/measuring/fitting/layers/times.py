@@ -1,8 +1,9 @@
 """From times of layers to times of batches, and to a batch-time model.
 
-A profile gives seconds of every layer of a language model by token load, of attention by what is in a batch, of the
-head by requests, and of experts by how many of them are at work. A batch takes the sum over all layers. What a profile
-of one accelerator cannot hold, the exchange of activations between several, follows from the link between them.
+A profile gives seconds of every layer of a language model by token load, of attention by what is in
+a batch, of the head by requests, and of experts by how many of them are at work. A batch takes the
+sum over all layers. What a profile of one accelerator cannot hold, the exchange of activations
+between several, follows from the link between them.
 """
 
 import dataclasses
@@ -41,9 +42,18 @@ class Link:
     token_bytes: float
 
     def __post_init__(self) -> None:
-        checks.number("bandwidth", self.bandwidth, 1e3, 1e15, "bytes/s", "give bytes, not gigabytes, per second")
+        checks.number(
+            "bandwidth",
+            self.bandwidth,
+            1e3,
+            1e15,
+            "bytes/s",
+            "give bytes, not gigabytes, per second",
+        )
         checks.number("latency", self.latency, 0, 1, "s", "give seconds")
-        checks.number("token_bytes", self.token_bytes, 1, 1e9, "bytes", "hidden size times bytes of a number")
+        checks.number(
+            "token_bytes", self.token_bytes, 1, 1e9, "bytes", "hidden size times bytes of a number"
+        )
 
     def exchange(self, tokens: Array) -> Array:
         """Return the seconds to send the activations of so many tokens."""
@@ -59,9 +69,11 @@ class LayerTimes:
     layers
         How many of the repeated ones the model has.
     tokens, by_load
-        Shape (n,): rising token loads, and seconds of all layers but attention and experts, in the whole model.
+        Shape (n,): rising token loads, and seconds of all layers but attention and experts, in the
+        whole model.
     requests, by_request
-        Shape (m,): numbers of requests, and seconds of what is done once for each (head, sampler); or None.
+        Shape (m,): numbers of requests, and seconds of what is done once for each (head, sampler);
+        or None.
     attention
         Seconds of one layer's attention; None: not profiled, and left out.
     experts
@@ -69,15 +81,15 @@ class LayerTimes:
     tensor_parallel
         Accelerators that share every layer. The profile is of one of them.
     data_parallel
-        Accelerators that share the experts, each with requests of its own, all in step. A batch is then what all of
-        them do in one step.
+        Accelerators that share the experts, each with requests of its own, all in step. A batch is
+        then what all of them do in one step.
     link
         Between accelerators.
     source
         Where it was read.
     experts_in_all, experts_per_token
-        Of a layer, and how many of them each token is sent to. None: the most and the fewest that were profiled at
-        work, as in profiles that go from one token to all experts.
+        Of a layer, and how many of them each token is sent to. None: the most and the fewest that
+        were profiled at work, as in profiles that go from one token to all experts.
     """
 
     layers: int
@@ -96,19 +108,31 @@ class LayerTimes:
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "data_parallel"):
-            checks.whole(name, getattr(self, name), 1, 4_096, "accelerators", "so many work together")
+            checks.whole(
+                name, getattr(self, name), 1, 4_096, "accelerators", "so many work together"
+            )
         for name in ("experts_in_all", "experts_per_token"):
             if getattr(self, name) is not None:
-                checks.whole(name, getattr(self, name), 1, 100_000, "experts", "a layer of experts has so many")
+                checks.whole(
+                    name,
+                    getattr(self, name),
+                    1,
+                    100_000,
+                    "experts",
+                    "a layer of experts has so many",
+                )
         if self.data_parallel > 1 and self.experts is None:
             raise InputError(
-                f"data_parallel is {self.data_parallel}, but {self.source} has no experts to share, so its ranks are "
+                f"data_parallel is {self.data_parallel}, but {self.source} has no experts to "
+                "share, so its ranks are "
                 "servers on their own; simulate a pool of them"
             )
         if self.tensor_parallel * self.data_parallel > 1 and self.link is None:
             raise InputError(
-                f"{self.tensor_parallel * self.data_parallel} accelerators exchange activations in every layer, but "
-                f"{self.source} does not say how fast; give link=Link(bandwidth, latency, token_bytes)"
+                f"{self.tensor_parallel * self.data_parallel} accelerators exchange activations "
+                "in every layer, but "
+                f"{self.source} does not say how fast; give link=Link(bandwidth, latency, "
+                "token_bytes)"
             )
 
     def seconds(self, prefill: npt.ArrayLike = (), decode: npt.ArrayLike = ()) -> float:
@@ -143,24 +167,30 @@ class LayerTimes:
         return slowest + self._experts(per_rank.sum(axis=1), per_rank.max(axis=1))
 
     def _dense(self, loads: Array) -> Array:
-        """Return the seconds of all layers but attention and experts, exchange between shares of a layer included."""
+        """Return the seconds of all layers but attention and experts, exchange between shares of a
+        layer included.
+        """
         most = float(loads.max(initial=0.0))
         if most > self.tokens[-1]:
             raise InputError(
-                f"a batch of {most:,.0f} tokens is beyond {self.source}, which ends at {self.tokens[-1]:,.0f}, and "
+                f"a batch of {most:,.0f} tokens is beyond {self.source}, which ends at "
+                f"{self.tokens[-1]:,.0f}, and "
                 "nothing is known there; lower the token budget, or profile further"
             )
         seconds = np.interp(loads, self.tokens, self.by_load)
         p = self.tensor_parallel
-        if p > 1 and self.link is not None:  # a ring: each passes 2 (p - 1)/p of the activations on, after two layers
+        if (
+            p > 1 and self.link is not None
+        ):  # a ring: each passes 2 (p - 1)/p of the activations on, after two layers
             seconds = seconds + (2 * self.layers + 1) * self.link.exchange(2 * (p - 1) / p * loads)
         return seconds
 
     def _experts(self, total: Array, largest: Array) -> Array:
         """Return the seconds of all layers' experts given tokens in all, and on the fullest rank.
 
-        Routing is taken as uniform: of E experts of which each token takes k, E (1 - (1 - k/E)^tokens) are at work, on
-        each of r ranks the r-th part of them, with the r-th part of the work.
+        Routing is taken as uniform: of E experts of which each token takes k, E (1 - (1 -
+        k/E)^tokens) are at work, on each of r ranks the r-th part of them, with the r-th part of
+        the work.
         """
         if self.experts is None:
             return np.zeros(total.size)
@@ -191,9 +221,13 @@ class LayerTimes:
         )
 
     def without_attention(self) -> MeasuredBatches:
-        """Return the profiled token loads with the seconds of all layers but attention: what is linear in tokens."""
+        """Return the profiled token loads with the seconds of all layers but attention: what is
+        linear in tokens.
+        """
         loads = self.tokens * self.data_parallel
-        return MeasuredBatches(self._linear(loads), loads, source=self.source, sweep=True, averaged=True)
+        return MeasuredBatches(
+            self._linear(loads), loads, source=self.source, sweep=True, averaged=True
+        )
 
     def _linear(self, loads: Array) -> Array:
         share = loads / self.data_parallel
@@ -212,16 +246,18 @@ class LayerTimes:
     ) -> "LayerFit":
         """Fit a `Composition` to batches that a server with these limits forms (`draw_batches`).
 
-        Its linear part is the profile's own by token load, plus what a line with bends at powers of two explains of
-        the rest: what attention takes at least, the head. The costs are those of least squared relative error, none
-        negative; then all are scaled, so that the seconds of the batches drawn are right in sum.
+        Its linear part is the profile's own by token load, plus what a line with bends at powers of
+        two explains of the rest: what attention takes at least, the head. The costs are those of
+        least squared relative error, none negative; then all are scaled, so that the seconds of the
+        batches drawn are right in sum.
 
         Parameters
         ----------
         prompt, output
             Shape (requests,), tokens of requests such as will come.
         max_batch_size, token_budget, kv_tokens
-            Limits; the token budget is by default the largest load profiled, which one accelerator may get alone.
+            Limits; the token budget is by default the largest load profiled, which one accelerator
+            may get alone.
         count, seed
             Batches drawn to fit, and as many again, of which the errors are.
         """
@@ -243,7 +279,9 @@ class LayerTimes:
         profiled = self.tokens * self.data_parallel
         loads = np.append(profiled[profiled < budget], budget)
         linear = self._linear(loads)
-        bent = Linear("table", (*(2.0 ** np.arange(np.ceil(np.log2(budget)))).tolist(), float(budget)))
+        bent = Linear(
+            "table", (*(2.0 ** np.arange(np.ceil(np.log2(budget)))).tolist(), float(budget))
+        )
         terms = known_terms(drawn, split=True)
         del terms["with_prefill"]  # what graphs save is in no profile of layers
         line = bent.columns(drawn.tokens)
@@ -290,7 +328,11 @@ class LayerFit(Judged):
     def as_file(self, description: str, licence: str | None = None) -> BatchTimeFile:
         """Return what a batch-time file holds: the model, and how far it is from the profile."""
         errors = {f"{share:.0%}": round(error, 5) for share, error in self.quantiles.items()}
-        told = {"layers": self.profile.layers, "relative_error": errors, "bias": round(self.bias, 5)}
+        told = {
+            "layers": self.profile.layers,
+            "relative_error": errors,
+            "bias": round(self.bias, 5),
+        }
         together = self.profile.tensor_parallel * self.profile.data_parallel
         return BatchTimeFile(
             description,
