@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import penstock as ps
-from penstock.checking.charts import fluid_trajectories
+from penstock.checking.charts_fluid import fluid_trajectories
 from penstock.show import charts
 
 LOAD, PROMPT, OUTPUT = 0.8, 129, 112

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.charts import fluid_trajectories
+from penstock.checking.charts_fluid import fluid_trajectories
 from penstock.show import charts
 from penstock.simulation.session_server import Session, Window
 from penstock.theory.fluid import FluidPath, fluid

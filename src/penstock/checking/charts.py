@@ -7,8 +7,6 @@ import altair as alt
 import numpy as np
 import polars as pl
 
-from penstock.errors import InputError
-from penstock.inputs.arrays import Floats
 from penstock.show.charts import (
     COLOURS,
     DASHES,
@@ -22,7 +20,6 @@ from penstock.show.charts import (
     with_line_under,
 )
 from penstock.simulation.run import Distribution, Run
-from penstock.theory.fluid import FluidPath
 from penstock.theory.region import Region
 
 PHASES = {"prefill": "#0072B2", "decode": "#F0E442"}
@@ -425,91 +422,3 @@ def _cdf(samples: Distribution, tick_s: float) -> pl.DataFrame:
         "share": np.concatenate([share[:0], [0.0][: keep.size], share[keep]]),
     }
     return pl.DataFrame(points, schema={"seconds": pl.Float64, "share": pl.Float64})
-
-
-def fluid_trajectories(
-    path: FluidPath, runs: Mapping[int, Run], about: str = ""
-) -> alt.HConcatChart:
-    """Requests in prefill and in decode, and tokens: a fluid path, and runs scaled to lie on it.
-
-    Parameters
-    ----------
-    path
-        From the state that the runs started with, over their size; classes are added up.
-    runs
-        By size: a run that started with ``size`` times the state of the path, in the token
-        convention of engines.
-    about
-        One line under the figure.
-
-    Raises
-    ------
-    InputError
-        If a run kept no rows of requests, or does not tell the end of prefill.
-    """
-    fluid = "fluid"
-    ends = [run.seconds / size for size, run in runs.items()]
-    end = (
-        1.15 * path.drain_s
-        if 0 < path.drain_s < float("inf")
-        else max(ends, default=1.15 * path.time_s[-1] or 1.0)
-    )
-    names = [f"{size:,}" for size in runs] + [fluid]
-    time = np.union1d(np.linspace(0, end, _SERIES_POINTS), path.time_s[path.time_s <= end])
-    prefill, decode = (phase.reshape(time.size, -1).sum(axis=1) for phase in path.at(time))
-    columns = {"time": time, "prefill": prefill, "decode": decode, "tokens": path.work_at(time)}
-    parts = [pl.DataFrame(columns).with_columns(size=pl.lit(fluid))]
-    parts += [
-        _scaled(run, size, time).with_columns(size=pl.lit(f"{size:,}"))
-        for size, run in runs.items()
-    ]
-    legend = alt.Legend(
-        title=["Requests at the start", "(the scale of a run)"], symbolStrokeWidth=2, symbolSize=300
-    )
-    colours = [*(COLOURS[i % 6] for i in range(len(runs))), "#000000"]
-    dashes = [*(list(DASHES[1 + i % 6]) for i in range(len(runs))), [1, 0]]
-    shared = {
-        "x": alt.X(
-            "time:Q",
-            title="Time over size (s per request)",
-            scale=alt.Scale(domain=[0, end], nice=False),
-            axis=alt.Axis(tickCount=5, labelFlush=False),
-        ),
-        "color": alt.Color("size:N", scale=alt.Scale(domain=names, range=colours), legend=legend),
-        "strokeDash": alt.StrokeDash(
-            "size:N", scale=alt.Scale(domain=names, range=dashes), legend=legend
-        ),
-        "strokeWidth": alt.condition(alt.datum.size == fluid, alt.value(2.5), alt.value(1.4)),
-    }
-    lines = alt.Chart(pl.concat(parts)).mark_line()
-    panels = [
-        lines.encode(y=alt.Y(f"{column}:Q", title=title), **shared).properties(
-            width=250, height=260
-        )
-        for column, title in (
-            ("prefill", "Requests in prefill over size"),
-            ("decode", "Requests in decode over size"),
-            ("tokens", "Tokens not yet in a batch over size"),
-        )
-    ]
-    return side_by_side(panels, about)
-
-
-def _scaled(run: Run, size: int, time: Floats) -> pl.DataFrame:
-    """Return a run's requests by phase and its tokens over its size, at times over its size, while
-    it lasted.
-    """
-    if run.server.convention != "engine" or run.rows is None:
-        raise InputError(
-            f"the run of size {size:,} does not tell when requests leave prefill; simulate it in "
-            "the token convention "
-            "'engine', with record='requests'"
-        )
-    time = time[time * size <= run.seconds]
-    came, began, left = (
-        np.searchsorted(np.sort(column[column >= 0]), time * size / run.tick_s, side="right")
-        for column in (run.rows.arrival, run.rows.first_token, run.rows.finish)
-    )
-    tokens = np.interp(time * size, run.series["time_s"], run.series["unprocessed_tokens"])
-    phases = {"prefill": (came - began) / size, "decode": (began - left) / size}
-    return pl.DataFrame({"time": time, **phases, "tokens": tokens / size})

@@ -41,33 +41,34 @@ if TYPE_CHECKING:
     from penstock.simulation.run import Run
 
 
+Precision = Annotated[
+    float | None,
+    typer.Option("--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%."),
+]
+AlphaOfServer = Annotated[
+    float | None,
+    typer.Option("--alpha", help="Probability of a wrong verdict of the test of a server: 0.01."),
+]
+ResolutionOfEither = Annotated[
+    float | None,
+    typer.Option(
+        "--resolution",
+        help="Share of the load that the test must tell from none: 0.01, networks 0.02.",
+    ),
+]
+
+
 def check(
     scenario: ScenarioPath,
     policy: PolicyName = None,
     requests: Requests = None,
     seed: Seed = None,
     targets: Targets = None,
-    precision: Annotated[
-        float | None,
-        typer.Option(
-            "--precision", help="Simulate until mean latencies are known to it; 0.05 is 5%."
-        ),
-    ] = None,
+    precision: Precision = None,
     jobs: Jobs = None,
     orders: Orders = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(
-            "--alpha", help="Probability of a wrong verdict of the test of a server: 0.01."
-        ),
-    ] = None,
-    resolution: Annotated[
-        float | None,
-        typer.Option(
-            "--resolution",
-            help="Share of the load that the test must tell from none: 0.01, networks 0.02.",
-        ),
-    ] = None,
+    alpha: AlphaOfServer = None,
+    resolution: ResolutionOfEither = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
@@ -111,17 +112,10 @@ def check(
             chosen.workload, chosen.server, requests=chosen.requests, until=chosen.until,
             targets=limits, precision=precision, alpha=alpha, resolution=resolution, progress=show,
         )  # fmt: skip
-    _draw(
-        figures,
-        chosen,
-        {name: result.run},
-        as_json,
-        refused=[name] if result.latency_refused else [],
-    )
-    document = result.as_dict() | {
-        "measured": measured(chosen),
-        "next": result.next_step(chosen.file),
-    }
+    refused = [name] if result.latency_refused else []
+    _draw(figures, chosen, {name: result.run}, as_json, refused)
+    document = result.as_dict()
+    document |= {"measured": measured(chosen), "next": result.next_step(chosen.file)}
     show_page(result.page(chosen), document, report, as_json)
     if strict and (result.verdict != "stable" or result.missed):
         raise typer.Exit(EXIT_ANSWER_IS_NO)
@@ -204,6 +198,7 @@ def simulate(
     check_outputs(files_of(scenario), {"--report": report}, figures)
     chosen = chosen_scenario(scenario, policy, requests, seed)
     from penstock.checking import answer
+    from penstock.checking.notes import load_warnings
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
     from penstock.theory.certificate import certify
@@ -221,7 +216,7 @@ def simulate(
             record=answer.record_for(chosen.requests, chosen.until),
             progress=show,
         )
-    warnings = [*chosen.workload.notices, *answer.load_warnings(demand, chosen.server)]
+    warnings = [*chosen.workload.notices, *load_warnings(demand, chosen.server)]
     front = chosen.server.kv_notes
     _draw(figures, chosen, {chosen.server.policy.name: run}, as_json)
     document_of_run = {

@@ -137,25 +137,17 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
     narrowest = min(lane.right - lane.left for lane in layout.lanes)
     corners = {"x2": "x2:Q", "y2": "y2:Q"}
     look = {"fill": "#f6f6f6", "stroke": "#bbbbbb", "strokeWidth": 0.8}
-    fill = alt.Fill(
-        "load:Q",
-        scale=alt.Scale(domain=[0, 1], range=list(LOADS), clamp=True),
-        legend=alt.Legend(
-            title="Load of a pool",
-            orient="bottom",
-            direction="horizontal",
-            gradientLength=180,
-            values=[0, 0.5, 1],
-            format=".1f",
-        ),
-    )
     with_load = [row for row in heads if row["load"] is not None]
     without_load = [row for row in heads if row["load"] is None]
     frame: dict[str, Any] = {"fillOpacity": 0, "strokeWidth": 3}
     layers = [
         *canvas.draw(bands, "rect", look, **corners),
         *canvas.draw(
-            with_load, "rect", {"stroke": "#333333", "strokeWidth": 0.8}, fill=fill, **corners
+            with_load,
+            "rect",
+            {"stroke": "#333333", "strokeWidth": 0.8},
+            fill=_load_fill(),
+            **corners,
         ),
         *canvas.draw(without_load, "rect", {"fill": UNKNOWN, "stroke": "#333333"}, **corners),
         *canvas.draw(around, "rect", frame | {"stroke": "white"}, **corners),  # seen on any blue
@@ -170,6 +162,17 @@ def _lanes(network: Network, layout: Layout, cyclic: frozenset[str]) -> list[alt
                 rows, color=ink, fontSize=size, fontWeight=weight, limit=narrowest - 14
             )
     return layers
+
+
+def _load_fill() -> alt.Fill:
+    """Return the colours of loads, and their legend."""
+    legend = alt.Legend(
+        title="Load of a pool", orient="bottom", direction="horizontal", gradientLength=180,
+        values=[0, 0.5, 1], format=".1f",
+    )  # fmt: skip
+    return alt.Fill(
+        "load:Q", scale=alt.Scale(domain=[0, 1], range=list(LOADS), clamp=True), legend=legend
+    )
 
 
 def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) -> list[alt.Chart]:
@@ -199,20 +202,34 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
             if route.chance < 1 - 1e-9:
                 at_x, at_y = _early(route.path)
                 words.append({"x": at_x, "y": at_y, "text": _chance(route.chance).strip()})
-    # Only a graph with a cycle needs a legend that tells its routes from the others.
-    kinds = [
-        kind
-        for kind in ("route", "route in a cycle of pools")
-        if any(p["kind"] == kind for p in points)
-    ]
-    looks = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
+    layers = _lines(canvas, points)
+    for kind, (colour, _) in _LOOKS.items():
+        look = {"shape": "triangle-down", "size": 70, "filled": True, "opacity": 1}
+        heads = [row for row in arrows if row["kind"] == kind]
+        layers += canvas.draw(heads, "point", look | {"color": colour})
+    ring = {"shape": "circle", "size": 60, "filled": True, "color": "white", "opacity": 1}
+    layers += canvas.draw(rings, "point", ring | {"stroke": PLAIN, "strokeWidth": 2})
+    bars = _bars(layout)
+    layers += canvas.draw(bars, "rule", {"strokeWidth": 5, "color": "black"}, x2="x2:Q", y2="y2:Q")
+    layers += canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9)
+    layers += canvas.words(words, color="black")
+    return layers
+
+
+_LOOKS = {"route": (PLAIN, [1, 0]), "route in a cycle of pools": (CYCLE, list(CYCLE_DASH))}
+"""Colour and dash of each kind of route."""
+
+
+def _lines(canvas: _Canvas, points: list[dict[str, Any]]) -> list[alt.Chart]:
+    """Draw the ways; only a graph with a cycle needs a legend that tells its routes from others."""
+    kinds = [kind for kind in _LOOKS if any(point["kind"] == kind for point in points)]
     legend = alt.Legend(
         title=None, orient="bottom", symbolType="stroke", symbolSize=400, labelLimit=240
     )
     legend = legend if len(kinds) > 1 else None  # type: ignore[assignment]
-    colours = alt.Scale(domain=kinds, range=[looks[kind][0] for kind in kinds])
-    dashes = alt.Scale(domain=kinds, range=[looks[kind][1] for kind in kinds])
-    layers = canvas.draw(
+    colours = alt.Scale(domain=kinds, range=[_LOOKS[kind][0] for kind in kinds])
+    dashes = alt.Scale(domain=kinds, range=[_LOOKS[kind][1] for kind in kinds])
+    return canvas.draw(
         points,
         "line",
         {"strokeWidth": 1.6},
@@ -221,36 +238,17 @@ def _routes(network: Network, layout: Layout, cycles: Sequence[frozenset[str]]) 
         stroke=alt.Stroke("kind:N", scale=colours, legend=legend),
         strokeDash=alt.StrokeDash("kind:N", scale=dashes, legend=legend),
     )
-    for kind in kinds:
-        heads = [row for row in arrows if row["kind"] == kind]
-        look = {
-            "shape": "triangle-down",
-            "size": 70,
-            "filled": True,
-            "color": looks[kind][0],
-            "opacity": 1,
-        }
-        layers += canvas.draw(heads, "point", look)
-    look = {
-        "shape": "circle",
-        "size": 60,
-        "filled": True,
-        "color": "white",
-        "stroke": PLAIN,
-        "strokeWidth": 2,
-    }
-    layers += canvas.draw(rings, "point", look | {"opacity": 1})
-    # A fork has its bar below, a join above.
+
+
+def _bars(layout: Layout) -> list[dict[str, float]]:
+    """Return the bars of forks, below their stages, and of joins, above."""
     bars = []
     for stages, side in ((layout.forks, 1), (layout.joins, -1)):
         for stage in sorted(stages):
             x, y = layout.stages[stage]
             half, y = layout.stage_width / 2, y + side * (place.HEIGHT / 2 + place.BAR - 2)
             bars.append({"x": x - half, "x2": x + half, "y": y, "y2": y})
-    layers += canvas.draw(bars, "rule", {"strokeWidth": 5, "color": "black"}, x2="x2:Q", y2="y2:Q")
-    layers += canvas.words(words, color="white", stroke="white", strokeWidth=4, opacity=0.9)
-    layers += canvas.words(words, color="black")
-    return layers
+    return bars
 
 
 def _chance(chance: float) -> str:
@@ -317,7 +315,13 @@ def _stages(
         *canvas.words(names, fontSize=12, fontWeight="bold", limit=layout.stage_width - 8),
         *canvas.words(figures, color="#333333", fontSize=10.5, limit=layout.stage_width - 6),
     ]
+    return layers + _arrivals(canvas, network, layout)
+
+
+def _arrivals(canvas: _Canvas, network: Network, layout: Layout) -> list[alt.Chart]:
+    """Write where jobs come from, and how many."""
     arrivals = [route for route in layout.routes if route.kind == "arrival"]
+    layers: list[alt.Chart] = []
     words = []
     for workflow, route in zip(network.workflows, arrivals, strict=True):
         x, y = route.path[0]

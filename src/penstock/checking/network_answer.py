@@ -207,20 +207,7 @@ class NetworkAnswer(AnyAnswer):
                 }
                 for workflow in self.workflows
             ],
-            "stages": [
-                {
-                    "stage": stage.name,
-                    "pool": stage.pool,
-                    "visits_per_s": stage.visits_per_s,
-                    "prefill_tokens": stage.prefill_tokens,
-                    "decode_tokens": stage.decode_tokens,
-                    "latency": stage.latency
-                    and {metric: _values(of) for metric, of in stage.latency.items()},
-                    "latency_interval": stage.latency
-                    and {metric: _ends(of) for metric, of in stage.latency.items()},
-                }
-                for stage in self.stages
-            ],
+            "stages": [_stage_as_dict(stage) for stage in self.stages],
             "steady_state": steady
             and {
                 "jobs": steady.jobs,
@@ -231,6 +218,19 @@ class NetworkAnswer(AnyAnswer):
             "disagreement": self.disagreement,
             "warnings": list(self.warnings),
         }
+
+
+def _stage_as_dict(stage: StageAnswer) -> dict[str, Any]:
+    latency = stage.latency
+    return {
+        "stage": stage.name,
+        "pool": stage.pool,
+        "visits_per_s": stage.visits_per_s,
+        "prefill_tokens": stage.prefill_tokens,
+        "decode_tokens": stage.decode_tokens,
+        "latency": latency and {metric: _values(of) for metric, of in latency.items()},
+        "latency_interval": latency and {metric: _ends(of) for metric, of in latency.items()},
+    }
 
 
 def of_network(
