@@ -25,10 +25,11 @@ from .simulation.network_run import NetworkRun
 from .simulation.run import Run
 from .simulation.simulate import simulate
 from .sweeping.sweep import sweep
-from .system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from .system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from .system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
 from .system.engines import ENGINES, engine_defaults
 from .system.gpu import Gpu
+from .system.measured_times import Measured
 from .system.memory import Memory
 from .system.network import Network
 from .system.orders import ORDERS, Order, order
