@@ -30,8 +30,8 @@ from penstock.kernel.server import NEVER
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Distribution, Rows, Run, checked_tick, recorded
 from penstock.simulation.session_engine import open_session
-from penstock.simulation.session_server import Window
 from penstock.simulation.simulate import length_of_run, windows
+from penstock.simulation.window import Window
 from penstock.system.kinds import refuse_all_but_a_server
 from penstock.system.server import Server
 from penstock.theory.load import load
