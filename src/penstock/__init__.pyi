@@ -5,12 +5,12 @@ from .capacity.max_rate import MaxRate, max_rate
 from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
-from .checking.drift_test import Stability
 from .checking.enough_requests import estimate
 from .checking.flood_test import NetworkStability
 from .checking.latency import SteadyState, steady_state
 from .checking.network_answer import NetworkAnswer
 from .checking.orders import compare_orders
+from .checking.stability import Stability
 from .checking.targets import Target
 from .checking.verdict import verdict
 from .errors import InputError

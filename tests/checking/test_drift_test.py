@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.drift_test import Stability
+from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import TICK_S
