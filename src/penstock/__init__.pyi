@@ -5,11 +5,12 @@ from .capacity.max_rate import MaxRate, max_rate
 from .capacity.recommend import recommend
 from .capacity.recommendation import Recommendation
 from .checking.answer import Answer, check
-from .checking.drift_test import Stability
+from .checking.enough_requests import estimate
 from .checking.flood_test import NetworkStability
-from .checking.latency import SteadyState, estimate, steady_state
+from .checking.latency import SteadyState, steady_state
 from .checking.network_answer import NetworkAnswer
 from .checking.orders import compare_orders
+from .checking.stability import Stability
 from .checking.targets import Target
 from .checking.verdict import verdict
 from .errors import InputError
@@ -25,10 +26,11 @@ from .simulation.network_run import NetworkRun
 from .simulation.run import Run
 from .simulation.simulate import simulate
 from .sweeping.sweep import sweep
-from .system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from .system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from .system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
 from .system.engines import ENGINES, engine_defaults
 from .system.gpu import Gpu
+from .system.measured_times import Measured
 from .system.memory import Memory
 from .system.network import Network
 from .system.orders import ORDERS, Order, order

@@ -9,7 +9,8 @@ import pytest
 import penstock as ps
 from penstock.checking.charts_fluid import fluid_trajectories
 from penstock.show import charts
-from penstock.simulation.session_server import Session, Window
+from penstock.simulation.session_server import Session
+from penstock.simulation.window import Window
 from penstock.theory.fluid import FluidPath, fluid
 
 PROMPT, OUTPUT = (1, 79), (2, 38)  # uniform; no output is a single token, so all that leaves prefill has to decode

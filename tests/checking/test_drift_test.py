@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.checking.drift_test import Stability
+from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import TICK_S
-from penstock.simulation.session_server import Session, Window
+from penstock.simulation.session_server import Session
+from penstock.simulation.window import Window
 from penstock.system.server import Convention
 from penstock.theory.capacity import policy_capacity
 from penstock.workload.arrivals import OnOff

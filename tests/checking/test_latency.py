@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.checking import intervals
 from penstock.checking.batches import LEAST_REQUESTS, RELAXATIONS, relaxation_requests
-from penstock.checking.latency import _simulated, estimate, expected_bursts, steady_state
+from penstock.checking.enough_requests import _simulated, estimate
+from penstock.checking.latency import expected_bursts, steady_state
 from penstock.checking.targets import METRICS, Estimate, Target
 from penstock.errors import InputError
 from penstock.simulation.run import Distribution

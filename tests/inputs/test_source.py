@@ -15,7 +15,7 @@ from penstock.errors import InputError
 from penstock.inputs.source import Source
 from penstock.planning.rates import RateProfile
 from penstock.scenario.scenario import read_scenario
-from penstock.system.batch_time import Measured
+from penstock.system.measured_times import Measured
 from penstock.workload import traces
 
 KIB = 2**10 / 2**30

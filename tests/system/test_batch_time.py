@@ -10,16 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.system.batch_time import (
-    MOST_TOKENS,
-    Affine,
-    BatchTime,
-    Composition,
-    Hinge,
-    Measured,
-    PiecewiseConstant,
-    scaled,
-)
+from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition, Hinge, PiecewiseConstant
+from penstock.system.machine_pace import scaled
+from penstock.system.measured_times import Measured
 from penstock.system.server import Server
 
 STEPS = PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)

@@ -3,8 +3,9 @@
 import pytest
 
 from penstock.errors import InputError
-from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from penstock.system.batch_time_file import BatchTimeFile, read_batch_time, write_batch_time
+from penstock.system.measured_times import Measured
 
 MODELS = [
     PiecewiseConstant(11.28e-3, 35.47e-3, 128),

@@ -15,9 +15,9 @@ from penstock.theory.capacity import policy_capacity
 from penstock.theory.fluid import fluid
 from penstock.theory.foster import foster
 from penstock.theory.load import load, multiclass_load
+from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.moments import mean_of, mean_product
 from penstock.theory.operating_point import operating_point
-from penstock.theory.region import sarathi_region
 from penstock.workload.lengths import Constant, Length, Mixture, Tabulated, Uniform
 from penstock.workload.pairs import Independent
 

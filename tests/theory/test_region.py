@@ -10,7 +10,8 @@ from scipy.optimize import linprog
 
 import penstock as ps
 from penstock.system.batch_time import BatchTime
-from penstock.theory.region import Region, closed_form, linear_program, region, sarathi_region
+from penstock.theory.long_prompts import closed_form, sarathi_region
+from penstock.theory.region import Region, linear_program, region
 from penstock.workload.pairs import Empirical
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time

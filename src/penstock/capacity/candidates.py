@@ -17,7 +17,7 @@ from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Server
 from penstock.theory.certificate import Certificate, certify
-from penstock.theory.region import sarathi_region
+from penstock.theory.long_prompts import sarathi_region
 from penstock.workload.workload import Workload
 
 FROM_SIMPLE_TO_SUBTLE = ("sarathi", "orca", "pool-controlled", "maxweight", "maxweight-tokens")
@@ -89,7 +89,7 @@ def candidates(
     and the one at which Sarathi-Serve carries most. What cannot carry the load safely, or as much
     as is known to be carried, is ruled out by the necessary conditions (`penstock.theory.bounds`)
     and, for Sarathi-Serve under a max batch size, by its own region
-    (`penstock.theory.region.sarathi_region`).
+    (`penstock.theory.long_prompts.sarathi_region`).
 
     Parameters
     ----------

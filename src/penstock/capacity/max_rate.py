@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from penstock import checks
-from penstock.checking.drift_test import Stability
+from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError
 from penstock.system.server import Server

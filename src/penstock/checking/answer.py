@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from penstock import checks
 from penstock.checking.any_answer import AnyAnswer, latency_warnings, no_steady_state
-from penstock.checking.drift_test import Stability
+from penstock.checking.enough_requests import estimate
 from penstock.checking.kv_limit import kv_notes
-from penstock.checking.latency import SteadyState, estimate
+from penstock.checking.latency import SteadyState
 from penstock.checking.notes import load_warnings, memory_warnings
+from penstock.checking.stability import Stability
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.checking.verdict import verdict
 from penstock.errors import InputError

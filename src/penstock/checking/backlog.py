@@ -12,7 +12,8 @@ from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_engine import open_session
-from penstock.simulation.session_server import Session, Window
+from penstock.simulation.session_server import Session
+from penstock.simulation.window import Window
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.workload import Requests, Workload

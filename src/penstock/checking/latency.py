@@ -1,5 +1,5 @@
-"""Steady-state latency: what a run says about the long run, how surely, and how long a run has to
-be.
+"""Steady-state latency: what a run says about the long run, how surely, and whether it was long
+enough.
 """
 
 import dataclasses
@@ -24,29 +24,14 @@ from penstock.checking.batches import (
     variability,
 )
 from penstock.checking.targets import Estimate, Judgement, Target, share
-from penstock.checking.verdict import verdict
 from penstock.errors import InputError
-from penstock.kernel.server import NEVER
-from penstock.simulation.progress import Progress, part_of
-from penstock.simulation.run import TICK_S, Distribution, Rows, Run, checked_tick, recorded
-from penstock.simulation.session_engine import open_session
-from penstock.simulation.session_server import Window
-from penstock.simulation.simulate import length_of_run, windows
-from penstock.system.kinds import refuse_all_but_a_server
-from penstock.system.server import Server
-from penstock.theory.load import load
+from penstock.simulation.run import Distribution, Rows, Run, recorded
 from penstock.words import QUANTILES
-from penstock.workload.workload import Workload
 
 GAP_SECTIONS = 2 * BATCHES
 """Parts of a run whose gaps are counted apart; those of the warm-up go, the others are joined two
 by two.
 """
-
-MOST_TIMES_LONGER = 16
-"""How many times the requests asked for a run may have, to become precise or to decide targets."""
-
-_MOST_DRIFT = 0.999
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,133 +100,6 @@ class SteadyState:
             },
             "notices": list(self.notices),
         }
-
-
-def estimate(
-    workload: Workload,
-    server: Server,
-    *,
-    requests: int | None = None,
-    precision: float | None = None,
-    targets: Sequence[Target] = (),
-    confidence: float = 0.95,
-    rho: float | None = None,
-    most_requests: int | None = None,
-    tick_s: float = TICK_S,
-    progress: Progress | None = None,
-) -> tuple[Run, SteadyState]:
-    """Simulate until the latency of the steady state is known well enough, or the budget is spent.
-
-    While a mean is less precise than asked for or a target undecided, the number of requests
-    doubles; with the same seed a longer run begins with the shorter one. Return the last run, with
-    a row per request, and what it says.
-
-    Parameters
-    ----------
-    workload, server
-        What arrives and what serves. A recording is never longer than it is: intervals are for it
-        gone on with.
-    requests
-        To begin with; default: the whole recording.
-    precision
-        Largest half-width of the interval of any mean, over its value; 0.05 is 5%.
-    targets
-        To be decided.
-    confidence
-        How often the interval of a statistic holds its value, whenever the simulation stops.
-    rho
-        Rate over the rate that the server can carry under its policy and limits. Default: as
-        `penstock.verdict` finds.
-    most_requests
-        Budget; default: `MOST_TIMES_LONGER` times ``requests``.
-    tick_s, progress
-        As in `penstock.simulate`.
-
-    Raises
-    ------
-    InputError
-        If a value cannot be used.
-    """
-    refuse_all_but_a_server("estimate", workload, server)
-    tick_s = checked_tick(tick_s)
-    confidence = checked_confidence(confidence)
-    begin = length_of_run(workload, requests, None)
-    begin = checks.whole("requests", begin, 1, 10**9, "", "each keeps a row in memory")
-    if precision is not None:
-        precision = checks.number(
-            "precision", precision, 1e-4, 1.0, "", "it is a share of the mean; 0.05 is 5%"
-        )
-    budget = _budget(workload, begin, most_requests)
-    drain = workload.rows is not None or load(workload, server).rho <= 1
-    if rho is None:
-        rho = 1 / (1 - min(verdict(workload, server, seed=workload.seed).drift, _MOST_DRIFT))
-    if rho >= 1 or (precision is None and not targets):
-        budget = begin
-    search = _Search(workload, server, precision, targets, confidence, rho, drain, tick_s, progress)
-    return search.within(begin, budget)
-
-
-def _budget(workload: Workload, requests: int, most_requests: int | None) -> int:
-    """Return the most requests of a run that begins with so many."""
-    budget = MOST_TIMES_LONGER * requests if most_requests is None else most_requests
-    budget = checks.whole(
-        "most_requests", budget, requests, 10**11, "", "the first run already has `requests`"
-    )
-    if workload.rows is None:
-        return budget
-    return min(budget, max(workload.rows, requests))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Search:
-    """What runs of growing length are to know: see `estimate`."""
-
-    workload: Workload
-    server: Server
-    precision: float | None
-    targets: Sequence[Target]
-    confidence: float
-    rho: float
-    drain: bool
-    tick_s: float
-    progress: Progress | None
-
-    def within(self, requests: int, budget: int) -> tuple[Run, SteadyState]:
-        """Simulate so many requests, and twice as many while that is not enough.
-
-        Who looks several times is wrong more often, so each interval has the confidence 1 - (1 -
-        confidence) / looks, and all looks together have the one asked for (Bonferroni).
-        """
-        looks = 1 + math.ceil(math.log2(budget / requests))
-        level = 1 - (1 - self.confidence) / looks
-        while True:
-            part = part_of(self.progress, 0.0, requests / budget)
-            run, gaps = _simulated(
-                self.workload, self.server, requests, self.drain, self.tick_s, part
-            )
-            steady = steady_state(
-                run, targets=self.targets, rho=self.rho, confidence=level, gap_sections=gaps
-            )
-            missing = self._missing(steady)
-            if not missing or requests >= budget:
-                break
-            requests = min(2 * requests, budget)
-        notices = steady.notices
-        if missing:
-            notices = (
-                *notices,
-                f"{run.arrived:,} requests were not enough to {' or to '.join(missing)}",
-            )
-        return run, dataclasses.replace(steady, confidence=self.confidence, notices=notices)
-
-    def _missing(self, steady: SteadyState) -> list[str]:
-        """Say what the run was asked for and did not give."""
-        missing = [
-            f"decide {target}" for target in self.targets if steady.judge(target) == "undecided"
-        ]
-        if self.precision is not None and not steady.precision <= self.precision:
-            missing.insert(0, f"know every mean to {self.precision:.3g} of its value")
-        return missing
 
 
 def steady_state(
@@ -445,39 +303,6 @@ def _shortness(
             f"relaxation time), so {requests:,} are too few; {would_do}"
         )
     return reasons
-
-
-def _simulated(
-    workload: Workload,
-    server: Server,
-    requests: int,
-    drain: bool,
-    tick_s: float,
-    progress: Progress,
-) -> tuple[Run, list[Distribution]]:
-    """Simulate in sections, and count the times between tokens in each; the run is the one
-    `simulate` gives.
-    """
-    session = open_session(server, "requests", tick_s, True, NEVER, workload.prefixes)
-    window = session.keep(Window.joined(list(windows(workload, requests, NEVER, tick_s))))
-    requests = window.arrival.size
-    session.fit(window)
-
-    def report() -> None:
-        progress((session.arrived + session.finished) / (2 * requests))
-
-    sections: list[Distribution] = []
-    before = session.gaps()
-    ends = np.unique(np.linspace(0, requests, GAP_SECTIONS + 1).astype(int))
-    for end in ends[ends > 0]:
-        part = Window(
-            *(column[:end] for column in window.columns)
-        )  # views: results land in the whole window
-        session.run(part, final=end == requests, drain=drain, report=report)
-        now = session.gaps()
-        sections.append(intervals.difference(now, before))
-        before = now
-    return session.finish(window), sections
 
 
 def _statistics(metric: str, targets: Sequence[Target]) -> list[str]:

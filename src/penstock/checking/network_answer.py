@@ -23,7 +23,8 @@ from penstock.simulation.simulate import RunOptions
 from penstock.system.network import Network, own_seed
 from penstock.system.network_model import NetworkModel
 from penstock.theory.certificate import certify
-from penstock.theory.network.certificate import CERTIFIED, SPIRAL, VIRTUAL, NetworkCertificate
+from penstock.theory.network.certificate import SPIRAL, VIRTUAL, NetworkCertificate
+from penstock.theory.network.cyclic_pools import CERTIFIED
 from penstock.theory.network.hypotheses import CARRIED
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from penstock.show.page import Fact, Page, Section, Table
-from penstock.system.batch_time import BatchTime, Composition, Measured
+from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.batch_time_file import section_of
+from penstock.system.measured_times import Measured
 from penstock.system.presets import Hardware
 from penstock.words import counted
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from penstock import checks
 from penstock.checking.batches import LEAST_REQUESTS, checked_confidence
-from penstock.checking.latency import SteadyState, estimate
+from penstock.checking.enough_requests import estimate
+from penstock.checking.latency import SteadyState
 from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.checking.verdict import Outcome, verdict

@@ -13,7 +13,8 @@ from penstock.kernel import blocks, running
 from penstock.kernel import engines as loop
 from penstock.kernel import server as kernel
 from penstock.simulation.run import Record, Rows, Run
-from penstock.simulation.session_server import Session, Window
+from penstock.simulation.session_server import Session
+from penstock.simulation.window import Window
 from penstock.system.server import Server
 from penstock.workload.prefixes import Prefixes
 

@@ -28,7 +28,7 @@ from penstock.kernel.server import (
     SLOT_REQUEST,
     chain,
 )
-from penstock.simulation.session_server import ticks_of_batches
+from penstock.simulation.ticks import ticks_of_batches
 from penstock.system.network import Network, Pool
 from penstock.system.orders import ORDERS
 from penstock.workload.jobs import Jobs

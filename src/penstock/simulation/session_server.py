@@ -2,166 +2,31 @@
 on with.
 """
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
-from penstock.inputs.arrays import Bools, Ints, Ints32
+from penstock.inputs.arrays import Ints
 from penstock.kernel import composition, counting
 from penstock.kernel import server as kernel
 from penstock.kernel.server import NEVER
 from penstock.simulation.run import LEADING_BITS, Distribution, Fold, Record, Rows, Run
+from penstock.simulation.ticks import term_seconds, terms_of, ticks_of_batches
+from penstock.simulation.window import Window
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
-from penstock.workload.workload import Requests
 
 RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
 STEPS = 500_000
 """Policy decisions between two looks at a session: a blink."""
-
-MOST_BATCHES = 1_000
-"""Batches that a run can surely count in ticks, however long one takes."""
 
 _NO_LIMIT = 2**40  # a max batch size that never binds
 _ROUNDING = (
     1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
 )
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
-
-
-@dataclasses.dataclass
-class Window:
-    """Requests that the kernel may still need, in order of arrival; ticks and tokens, -1 for what
-    is not known yet.
-    """
-
-    arrival: Ints
-    prompt: Ints32
-    output: Ints32
-    priority: Ints32
-    first_token: Ints
-    finish: Ints
-
-    @classmethod
-    def of(
-        cls, arrival: Ints, prompt: Ints32, output: Ints32, priority: npt.NDArray[Any] | None = None
-    ) -> "Window":
-        """Take requests of which nothing has happened yet."""
-        never = np.full(arrival.size, -1, np.int64)
-        rank = np.zeros(arrival.size, np.int32) if priority is None else priority.astype(np.int32)
-        return cls(arrival, prompt, output, rank, never, never.copy())
-
-    @classmethod
-    def of_requests(cls, requests: Requests, tick_s: float) -> "Window":
-        """Round arrival times to the nearest tick, once."""
-        latest = float(requests.arrival_s.max(initial=0.0))
-        if latest / tick_s >= NEVER / 4:
-            raise InputError(
-                f"an arrival {latest:g} s after the first is more ticks of {tick_s:g} s than can "
-                "be counted; "
-                "ask for fewer requests, a higher rate, or a larger tick_s"
-            )
-        arrival = np.rint(requests.arrival_s / tick_s).astype(np.int64)
-        prompt, output = (
-            requests.prompt_tokens.astype(np.int32),
-            requests.output_tokens.astype(np.int32),
-        )
-        return cls.of(arrival, prompt, output, requests.priority)
-
-    @classmethod
-    def joined(cls, parts: "Sequence[Window]") -> "Window":
-        """Put windows after one another."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = zip(*(part.columns for part in parts), strict=True)
-        return cls(*(np.concatenate(column) for column in columns))
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of a request, prompt and output together; at least 1."""
-        return int((self.prompt.astype(np.int64) + self.output).max(initial=1))
-
-    @property
-    def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        """All arrays."""
-        return self.arrival, self.prompt, self.output, self.priority, self.first_token, self.finish
-
-    def where(self, chosen: Bools | slice) -> "Window":
-        """Return some of the requests."""
-        return Window(*(column[chosen] for column in self.columns))
-
-    def split(self, count: int) -> tuple["Window", "Window"]:
-        """Return the first ``count`` requests, and the others."""
-        return self.where(slice(count)), Window(*(column[count:].copy() for column in self.columns))
-
-
-def ticks_of_batches(server: Server, tick_s: float) -> Ints:
-    """Return the ticks of a batch by its tokens, each rounded once.
-
-    Raises
-    ------
-    InputError
-        If one takes less than half a tick, or too many to be counted.
-    """
-    seconds = server.batch_time.table(server.most_tokens)
-    if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
-        load = int(np.argmax(seconds))
-        raise InputError(
-            f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than "
-            "can be counted; "
-            "raise tick_s"
-        )
-    duration: Ints = np.rint(seconds / tick_s).astype(np.int64)
-    if duration[1:].min() < 1:
-        load = int(np.argmin(duration[1:])) + 1
-        raise InputError(
-            f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of "
-            f"{tick_s:g} s; lower tick_s"
-        )
-    return duration
-
-
-def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
-    """Return what batches cost, each term rounded once, or None where their token load alone
-    decides.
-
-    Raises
-    ------
-    InputError
-        If a batch could take less than half a tick, or one of the costs is too large to be counted.
-    """
-    model = server.batch_time
-    if not isinstance(model, Composition):
-        return None
-    seconds = _term_seconds(model)
-    linear = model.linear.table(server.most_tokens)
-    unit = tick_s / 2.0**composition.BITS
-    dearest = max(*seconds, float(linear.max()))
-    if dearest / unit >= composition.MOST_COST:
-        raise InputError(
-            f"the batch time has a term of {dearest:g} s, more ticks of {tick_s:g} s than can be "
-            "counted; raise tick_s"
-        )
-    linear_costs, per = (
-        np.rint(np.array(values) / unit).astype(np.int64) for values in (linear, seconds)
-    )
-    return composition.Terms(linear_costs, per)
-
-
-def _term_seconds(model: Composition) -> tuple[float, ...]:
-    """Return the seconds of each term, in the order in which the kernel has their costs."""
-    return (
-        model.per_request,
-        model.self_attention,
-        model.cross_attention,
-        *model.of_decodes,
-        model.with_prefill,
-    )
 
 
 class Session:
@@ -302,7 +167,7 @@ class Session:
                 f"{most * unit:,.0f} s, more ticks of {self.tick_s:g} s than are counted "
                 "for a batch; raise tick_s, or drop the longest requests"
             )
-        for seconds, cost, count in zip(_term_seconds(model), per, counts, strict=True):
+        for seconds, cost, count in zip(term_seconds(model), per, counts, strict=True):
             lost = abs(seconds / unit - cost) * count / (int(linear[1:].min()) + cost * count)
             if lost > _ROUNDING:
                 raise InputError(

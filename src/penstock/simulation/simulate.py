@@ -15,7 +15,8 @@ from penstock.kernel.server import CLIENTS, NEVER, PAUSE
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
 from penstock.simulation.session_engine import open_session
-from penstock.simulation.session_server import RECORDS, Session, Window
+from penstock.simulation.session_server import RECORDS, Session
+from penstock.simulation.window import Window
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
 from penstock.system.server import Server

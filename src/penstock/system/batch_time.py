@@ -7,24 +7,20 @@ An empty batch is no batch: it takes 0 s (the paper's formula would give c; its 
 import abc
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.inputs.source import Source
-from penstock.inputs.tables import open_table
 
 MOST_TOKENS = 2**20
 """Largest token budget: batch times are tabulated up to it."""
 
-_LONGEST_S = 1e6
-_SHORTEST_S = 1e-12
+LONGEST_S = 1e6
+SHORTEST_S = 1e-12
 
 
 def _check_seconds(name: str, value: float, unit: str = "s") -> None:
@@ -32,7 +28,7 @@ def _check_seconds(name: str, value: float, unit: str = "s") -> None:
         name,
         value,
         0,
-        _LONGEST_S,
+        LONGEST_S,
         unit,
         "no batch takes negative time, or days; give seconds, not ms or us",
     )
@@ -245,116 +241,6 @@ class Hinge(BatchTime):
         return self.c + self.a * np.maximum(tokens - self.b0, 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured(BatchTime):
-    """Measured batch times, straight lines between them.
-
-    Below the first measurement a batch takes as long as the first; beyond the last the model
-    refuses, because nothing is known there.
-
-    Parameters
-    ----------
-    tokens
-        Token loads, rising.
-    seconds
-        Batch times at those loads.
-    """
-
-    tokens: Sequence[float]
-    seconds: Sequence[float]
-
-    def __post_init__(self) -> None:
-        tokens, seconds = (
-            checks.column(name, getattr(self, name)) for name in ("tokens", "seconds")
-        )
-        if tokens.size != seconds.size:
-            raise InputError(
-                f"{tokens.size:,} token loads and {seconds.size:,} batch times: give one time per "
-                "load"
-            )
-        for load, time in zip(tokens.tolist(), seconds.tolist(), strict=True):
-            checks.number(
-                "a measured token load",
-                load,
-                1,
-                MOST_TOKENS,
-                "tokens",
-                "an empty batch is none; drop it",
-            )
-            what = f"the measured batch time at {load:g} tokens"
-            checks.number(
-                what, time, _SHORTEST_S, _LONGEST_S, "s", "give seconds, or drop the measurement"
-            )
-        falls = np.diff(tokens) <= 0
-        if falls.any():
-            row = int(np.argmax(falls))
-            raise InputError(
-                f"measured token loads must rise, but {tokens[row + 1]:g} follows "
-                f"{tokens[row]:g}, so t_b is unclear; "
-                "sort them and average repeats"
-            )
-        object.__setattr__(self, "tokens", tuple(tokens.tolist()))
-        object.__setattr__(self, "seconds", tuple(seconds.tolist()))
-
-    @classmethod
-    def read(cls, path: str | Path) -> "Measured":
-        """Read a table with the columns ``tokens`` and one of ``seconds``, ``ms`` or ``us``.
-
-        CSV, TSV, JSON Lines or Parquet. Several measurements at one token load are averaged.
-
-        Raises
-        ------
-        InputError
-            If the file, or a value in it, cannot be used; one line that says where and why.
-        """
-        source = Source.at(path)
-        table = open_table(source)
-        per_second = {"seconds": 1, "ms": 1_000, "us": 1_000_000}
-        units = [name for name in per_second if name in table.header]
-        if len(units) > 1:
-            raise source.fault(
-                f"has the columns {' and '.join(units)}, so which one is meant is unclear. Drop one"
-            )
-        unit = units[0] if units else None
-        if unit is None or "tokens" not in table.header:
-            columns = checks.shown(", ".join(table.header))
-            raise source.fault(
-                f"has the columns {columns}, but batch times need tokens and seconds, ms or us. "
-                "Rename them"
-            )
-        text = table.read(("tokens", unit))
-        if text.is_empty():
-            raise source.fault(
-                "has no rows, so no batch time is known. Check that the file was written completely"
-            )
-        measured = text.select(pl.all().str.strip_chars().cast(pl.Float64, strict=False))
-        limits = {
-            "tokens": (1, MOST_TOKENS),
-            unit: (_SHORTEST_S * per_second[unit], _LONGEST_S * per_second[unit]),
-        }
-        for row, values in enumerate(measured.iter_rows(named=True)):
-            for name, (low, high) in limits.items():
-                if values[name] is None or not low <= values[name] <= high:
-                    where, problem = table.explain(row)
-                    wrong = (
-                        f"has the {name} {checks.shown(text[name][row])}, which is no number from "
-                        f"{low:g} to "
-                    )
-                    wrong += f"{high:,.0f}. Correct or delete it"
-                    raise source.fault(f"{where} {problem or wrong}")
-        mean = measured.group_by("tokens").agg(pl.col(unit).mean()).sort("tokens")
-        return cls(mean["tokens"].to_list(), (mean[unit] / per_second[unit]).to_list())
-
-    def _seconds(self, tokens: Floats) -> Floats:
-        if tokens.max(initial=0) > self.tokens[-1]:
-            raise InputError(
-                f"a batch of {tokens.max():,.0f} tokens is beyond the last measurement, "
-                f"{self.tokens[-1]:,.0f} tokens, "
-                "and nothing is known there; measure further or lower the token budget"
-            )
-        return np.interp(tokens, self.tokens, self.seconds)
-
-
 COSTS = {
     "self_attention": ("ns", 1e9, "s per pair of tokens"),
     "cross_attention": ("ns", 1e9, "s per pair of tokens"),
@@ -486,38 +372,8 @@ def _counts(name: str, values: Sequence[Any], columns: int) -> Floats:
     return counts.reshape(-1, columns).astype(np.float64)
 
 
-def scaled(model: BatchTime, factor: float) -> BatchTime:
-    """Return batch times so many times as long: the same work on a machine that is slower or
-    faster.
-
-    Raises
-    ------
-    InputError
-        If the model is one of the user's own.
-    """
-    match model:
-        case PiecewiseConstant() | Affine() | Hinge():
-            return dataclasses.replace(model, c=model.c * factor, a=model.a * factor)
-        case Measured():
-            return dataclasses.replace(
-                model, seconds=[seconds * factor for seconds in model.seconds]
-            )
-        case Composition():
-            costs = {name: getattr(model, name) for name in COSTS}
-            costs |= dict(
-                zip(("decode_attention", "mixed_attention"), model.of_decodes, strict=True)
-            )
-            longer = {name: cost * factor for name, cost in costs.items()}
-            return dataclasses.replace(model, linear=scaled(model.linear, factor), **longer)
-        case _:
-            raise InputError(
-                f"{checks.shown(model)} is a model of your own, which is scaled by you alone; "
-                "give another"
-            )
-
-
 def _not_instant(model: BatchTime) -> None:
-    if model._seconds(np.ones(1))[0] < _SHORTEST_S:
+    if model._seconds(np.ones(1))[0] < SHORTEST_S:
         raise InputError(
             f"{model} takes no time for one token, so its capacity is infinite; give a positive c "
             "or a"

@@ -17,10 +17,10 @@ from penstock.system.batch_time import (
     BatchTime,
     Composition,
     Hinge,
-    Measured,
     PiecewiseConstant,
 )
 from penstock.system.gpu import GPU_MEMORY_GIB, MODELS, Gpu
+from penstock.system.measured_times import Measured
 from penstock.words import digits
 
 _KINDS = ("affine", "hinge", "table", "measured", "composition", "file")

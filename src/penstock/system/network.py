@@ -16,6 +16,7 @@ from penstock.system.pool import Pool as Pool
 from penstock.system.reuse import mean_reused
 from penstock.system.routing import Router
 from penstock.system.server import Server
+from penstock.system.stage_priorities import place, ranking
 from penstock.workload.jobs import Jobs, checked_seed, first_jobs, merged
 from penstock.workload.means import MOST_SAMPLED, Means
 from penstock.workload.sessions import Sessions
@@ -101,6 +102,11 @@ class Network:
             stage.pool for workflow in self.workflows for stage in workflow.stages.values()
         )
 
+    @property
+    def _pool_of_stage(self) -> dict[str, str]:
+        """The name of the pool that serves each stage, in order of stages."""
+        return dict(zip(self.stages, self._pool_names, strict=True))
+
     @functools.cached_property
     def stage_pool(self) -> Ints:
         """Shape (stages,), the pool that serves each stage, in order of `pools`."""
@@ -169,9 +175,9 @@ class Network:
         order = self.pools[name].order
         if not order.ranks_stages:
             return np.array(order.params, np.float64)
-        ranking = self.priorities[index]
-        assert ranking is not None
-        return np.asarray(self.stage_line[list(ranking)], np.float64)
+        priorities = self.priorities[index]
+        assert priorities is not None
+        return np.asarray(self.stage_line[list(priorities)], np.float64)
 
     @functools.cached_property
     def priorities(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -179,61 +185,10 @@ class Network:
         other orders.
         """
         return tuple(
-            self._ranking(index, name) if pool.order.ranks_stages else None
-            for index, (name, pool) in enumerate(self.pools.items())
-        )
-
-    def _ranking(self, index: int, name: str) -> tuple[int, ...]:
-        here = [stage for stage, pool in enumerate(self.stage_pool) if pool == index]
-        names = [self.stages[stage] for stage in here]
-        stages = self.pools[name].order.stages
-        if not stages:
-            raise InputError(
-                f"the order of pool {name!r} is priority without stages, so which goes first is "
-                "unclear; give "
-                f"`order: {{priority: [{', '.join(names)}]}}`, most urgent first"
-            )
-        ranking = tuple(
-            here[self._place(stage, names, f"the priority order of pool {name!r}")]
-            for stage in stages
-        )
-        for stage in ranking:
-            if ranking.count(stage) > 1:
-                raise InputError(
-                    f"the priority order of pool {name!r} has {self.stages[stage]!r} twice, so "
-                    "its rank is unclear; "
-                    "drop one"
-                )
-        left_out = [self.stages[stage] for stage in here if stage not in ranking]
-        if left_out:
-            raise InputError(
-                f"the priority order of pool {name!r} leaves out {left_out[0]!r}, so its rank is "
-                "unclear; add it, last "
-                "if it may always wait"
-            )
-        return ranking
-
-    def _place(self, stage: str, names: Sequence[str], where: str) -> int:
-        """Return which of the full names is meant; a stage's own name will do where only one has
-        it.
-        """
-        if stage in names:
-            return names.index(stage)
-        short = [index for index, name in enumerate(names) if name.endswith(f".{stage}")]
-        if len(short) == 1:
-            return short[0]
-        if short:
-            raise InputError(
-                f"{where} names {stage!r}, which several workflows have; say which, such as "
-                f"{names[short[0]]!r}"
-            )
-        for name, pool in zip(self.stages, self._pool_names, strict=True):
-            if name == stage or name.endswith(f".{stage}"):
-                raise InputError(
-                    f"{where} names {stage!r}, which pool {pool!r} serves; leave it out"
-                )
-        raise InputError(
-            f"{where} names {checks.shown(stage)}, which is no stage{nearest(stage, names)}"
+            ranking(name, pool.order.stages, self._pool_of_stage)
+            if pool.order.ranks_stages
+            else None
+            for name, pool in self.pools.items()
         )
 
     def stage_number(self, stage: str) -> int:
@@ -244,7 +199,7 @@ class Network:
             raise InputError(
                 f"a stage is {checks.shown(stage)}; give its name, one of {', '.join(self.stages)}"
             )
-        return self._place(stage, self.stages, "the network")
+        return place(stage, self.stages, "the network", self._pool_of_stage)
 
     def blocks(self, seed: int | None = None) -> Iterator[Jobs]:
         """Yield jobs in order of arrival, a block at a time, for ever or until all recordings end.

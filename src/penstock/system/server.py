@@ -122,14 +122,18 @@ class Server:
         chosen.check(self)
         if memory is not None and memory.prefix_caching:
             _refuse_prefix_caching(chosen, memory)
+        self._check_most_tokens()
+
+    def _check_most_tokens(self) -> None:
+        """Refuse batches of more tokens than can be, or than their times are known for."""
         if self.most_tokens > MOST_TOKENS:
             raise InputError(
-                f"{max_batch_size:,} requests (max_batch_size) of up to "
-                f"{chosen.reserved_tokens:,} tokens "
+                f"{self.max_batch_size:,} requests (max_batch_size) of up to "
+                f"{self.policy.reserved_tokens:,} tokens "
                 f"(max_tokens) make batches of {self.most_tokens:,}, above {MOST_TOKENS:,}; lower "
                 "one of them"
             )
-        batch_time.table(self.most_tokens)  # a measured table may not reach so far: say so now
+        self.batch_time.table(self.most_tokens)  # a measured table may not reach so far
 
     def with_policy(self, policy: str | Scheduler | PolicyFunction) -> "Server":
         """Return the same server under another policy, with that one's own parameters.

@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from penstock.system.batch_time import Measured
+from penstock.system.measured_times import Measured
 from penstock.system.memory import Memory
 from penstock.system.server import Server
 from penstock.theory.attention import WITH_ATTENTION, attention, beside

@@ -9,8 +9,9 @@ from penstock.system.server import Server
 from penstock.theory.bounds import Bound, bounds
 from penstock.theory.kv_blocks import least, reuses
 from penstock.theory.load import load
+from penstock.theory.long_prompts import sarathi_region
 from penstock.theory.memory import MemoryEstimate, memory_is_full
-from penstock.theory.region import Optimum, Region, linear_program, region, sarathi_region
+from penstock.theory.region import Optimum, Region, linear_program, region
 from penstock.workload.workload import Workload
 
 

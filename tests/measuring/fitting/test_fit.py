@@ -14,8 +14,9 @@ from penstock.measuring.fitting.batches import MeasuredBatches, joined
 from penstock.measuring.fitting.choose import choose
 from penstock.measuring.fitting.fit import fit
 from penstock.measuring.fitting.judged import seconds_of
-from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, Measured, PiecewiseConstant
+from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
 from penstock.system.batch_time_file import read_batch_time, write_batch_time
+from penstock.system.measured_times import Measured
 
 AFFINE, HINGE = Affine(c=9e-3, a=7e-5), Hinge(c=12e-3, a=9e-5, b0=200)
 STEPS = PiecewiseConstant(c=11.28e-3, a=35.47e-3, b0=128)

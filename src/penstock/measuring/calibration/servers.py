@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from penstock import checks
 from penstock.measuring.calibration.equations import UNITS
 from penstock.measuring.calibration.predict import Overhead, Requests
-from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition, Measured
+from penstock.system.batch_time import MOST_TOKENS, Affine, BatchTime, Composition
+from penstock.system.measured_times import Measured
 from penstock.system.memory import Memory
 from penstock.system.policies import resolve
 from penstock.system.server import Server

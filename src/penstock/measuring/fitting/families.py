@@ -11,14 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.measuring.fitting.batches import Array, MeasuredBatches
-from penstock.system.batch_time import (
-    Affine,
-    BatchTime,
-    Composition,
-    Hinge,
-    Measured,
-    PiecewiseConstant,
-)
+from penstock.system.batch_time import Affine, BatchTime, Composition, Hinge, PiecewiseConstant
+from penstock.system.measured_times import Measured
 
 BY_LOAD = ("affine", "hinge", "steps", "table")
 """Families by token load, simple ones first."""

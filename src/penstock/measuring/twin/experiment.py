@@ -33,7 +33,8 @@ from penstock.measuring.twin.records import (
 )
 from penstock.simulation.progress import Progress
 from penstock.simulation.simulate import simulate
-from penstock.system.batch_time import BatchTime, scaled
+from penstock.system.batch_time import BatchTime
+from penstock.system.machine_pace import scaled
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.workload.arrivals import Poisson

@@ -188,14 +188,7 @@ def pool_hypotheses(
     comes_back = stages.leads.diagonal()
 
     def fills(s: int) -> str | None:
-        if rules[s].work_conserving:
-            return None
-        if rules[s].work_conserving is None:
-            return (
-                f"nothing is known of {rules[s].policy}; if it is, say so with "
-                "@policy(work_conserving=True)"
-            )
-        return f"{rules[s].policy} leaves room in batches while requests wait"
+        return _not_filled(rules[s])
 
     def slots(s: int) -> str | None:
         return (
@@ -205,17 +198,7 @@ def pool_hypotheses(
         )
 
     def carried(s: int) -> str | None:
-        if most_offered[s] < model.full_batch[s] * (1 - CRITICAL_BAND):
-            return None
-        better = (
-            ""
-            if model.capacity[s] <= model.full_batch[s] * (1 + CRITICAL_BAND)
-            else "; smaller ones carry more"
-        )
-        return (
-            f"{model.offered[s]:,.0f} tokens/s arrive, full batches carry "
-            f"{model.full_batch[s]:,.0f}{better}"
-        )
+        return _not_carried(model, s, most_offered[s])
 
     def routed(s: int) -> str | None:
         if model.replicas[s] == 1:
@@ -251,6 +234,33 @@ def _everywhere(
     """Put the pools at which a hypothesis fails into one."""
     failed = [f"{pool}: {reason}" for s, pool in enumerate(model.pools) if (reason := fails(s))]
     return _of_all(name, failed, held)
+
+
+def _not_filled(rules: PoolRules) -> str | None:
+    """Return why batches may not be filled, or None if they are whenever what waits allows."""
+    if rules.work_conserving:
+        return None
+    if rules.work_conserving is None:
+        return (
+            f"nothing is known of {rules.policy}; if it is, say so with "
+            "@policy(work_conserving=True)"
+        )
+    return f"{rules.policy} leaves room in batches while requests wait"
+
+
+def _not_carried(model: NetworkModel, pool: int, most_offered: float) -> str | None:
+    """Return why full batches of a pool may not carry what is offered, or None if they do."""
+    if most_offered < model.full_batch[pool] * (1 - CRITICAL_BAND):
+        return None
+    better = (
+        ""
+        if model.capacity[pool] <= model.full_batch[pool] * (1 + CRITICAL_BAND)
+        else "; smaller ones carry more"
+    )
+    return (
+        f"{model.offered[pool]:,.0f} tokens/s arrive, full batches carry "
+        f"{model.full_batch[pool]:,.0f}{better}"
+    )
 
 
 def _not_routed(

@@ -19,8 +19,9 @@ from penstock.measuring.fitting.judged import Judged, seconds_of
 from penstock.measuring.fitting.layers.attention import Attention, Grid
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches, one_batch
 from penstock.measuring.fitting.robust import apply, solve
-from penstock.system.batch_time import Composition, Measured
+from penstock.system.batch_time import Composition
 from penstock.system.batch_time_file import BatchTimeFile
+from penstock.system.measured_times import Measured
 
 
 @dataclasses.dataclass(frozen=True)

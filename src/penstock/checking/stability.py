@@ -1,0 +1,180 @@
+"""What the tests of the drift say of a server: does its backlog shrink?"""
+
+import dataclasses
+from typing import Any
+
+from penstock.checking.backlog import Path, Start
+from penstock.checking.verdict import Outcome
+
+_BEGUN = {"prefill": " of prompts", "mixed": "", "decode": " of decodes"}
+_FAR = 10**7  # arrivals that nobody will wait for
+_EQUALLY_FAST = 1.05  # times the work of the slowest
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Watch:
+    """The test from one backlog.
+
+    Attributes
+    ----------
+    start
+        What the initial backlog was: prompts, prompts beside decoding requests at every stage, or
+        decodes.
+    outcome
+        ``stable``: the work fell by the barrier, or everything was served. ``unstable``: it rose.
+        ``undecided``: neither.
+    initial, warmup, arrivals
+        Requests: in the initial backlog, that arrived until all of it had left, and that arrived
+        under watch.
+    drift, interval
+        Change of the work, as a share of the work that arrived: 0.05 says that a twentieth of it
+        piles up. Rough, because it holds the unnatural start, where the backlog was not `measured`.
+    barrier
+        Tokens that the work had to move by; where attention takes time, mean ones.
+    needed
+        Arrivals that an undecided test would need at this drift, or None if it shows none.
+    path
+        What was seen.
+    """
+
+    start: Start
+    outcome: Outcome
+    initial: int
+    warmup: int
+    arrivals: int
+    drift: float
+    interval: tuple[float, float]
+    barrier: float
+    needed: int | None
+    path: Path = dataclasses.field(repr=False)
+
+    @property
+    def measured(self) -> bool:
+        """Whether there was a backlog to watch; else all of it, and all that arrived, had left
+        before.
+        """
+        return self.arrivals > 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stability:
+    """Whether the backlog of a server shrinks.
+
+    Attributes
+    ----------
+    verdict
+        ``stable``, ``unstable`` or ``undecided``.
+    alpha, resolution
+        Probability of a wrong verdict, for loads that are at least the resolution away from the
+        critical one.
+    watches
+        The test from each backlog: prefill, mixed, decode. Those after one that says unstable are
+        left out, and all but the first where no request decodes.
+    """
+
+    verdict: Outcome
+    alpha: float
+    resolution: float
+    watches: tuple[Watch, ...]
+
+    @property
+    def deciding(self) -> Watch:
+        """Of the watches that gave the verdict, a measured one first, that whose backlog shrank
+        least or grew most.
+        """
+        gave = (watch for watch in self.watches if watch.outcome == self.verdict)
+        return max(gave, key=lambda watch: (watch.measured, watch.drift))
+
+    @property
+    def arrivals(self) -> int:
+        """Requests that arrived under the deciding watch, the warm-up not counted."""
+        return self.deciding.arrivals
+
+    @property
+    def drift(self) -> float:
+        """Change of the deciding backlog, as a share of the work that arrived; below 0 it shrinks.
+
+        A rough figure where `interval` is None.
+        """
+        return self.deciding.drift
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Confidence interval of the drift, at level 1 - alpha.
+
+        Where no backlog was `measured`, that of all of them if they were gone equally fast whatever
+        they began with, else None: then they tell of their beginnings, and not of what the server
+        does under a backlog.
+        """
+        if self.deciding.measured or self.verdict != "stable":
+            return self.deciding.interval
+        done = [1 - watch.drift for watch in self.watches]
+        if not max(done) <= _EQUALLY_FAST * min(done):
+            return None
+        return min(watch.interval[0] for watch in self.watches), max(
+            watch.interval[1] for watch in self.watches
+        )
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+        watch = self.deciding
+        if self.interval is None:
+            return (
+                "the server worked off a large backlog, and all that arrived meanwhile, so "
+                "quickly that the test was "
+                "over before its rate could be measured"
+            )
+        low, high = self.interval
+        span = (
+            f"seen over {self.arrivals:,} arrivals" if watch.measured else "seen until it was gone"
+        )
+        if watch.outcome != "undecided" and abs(watch.drift) < self.resolution:
+            span += (
+                f"; so close to the limit, within {self.resolution:.1%}, it may be wrong more often"
+            )
+        sure = f"{1 - self.alpha:.2%} interval".replace(".00%", "%")
+        match self.verdict:
+            case "stable":
+                done = (
+                    f"{1 - watch.drift:,.4g} times what arrives ({sure} {1 - high:,.4g} to "
+                    f"{1 - low:,.4g})"
+                )
+                return f"under a large backlog the server does {done}, {span}"
+            case "unstable":
+                grows = f"{watch.drift:.2%} of what arrives ({sure} {low:.2%} to {high:.2%})"
+                return f"a backlog{_BEGUN[watch.start]} grows by {grows}, {span}"
+        more = ""
+        if watch.needed:
+            more = (
+                f"; about {watch.needed:,} would be needed"
+                if watch.needed < _FAR
+                else "; it is at its limit"
+            )
+        moved = f"{watch.drift:+.2%} of what arrives ({sure} {low:+.2%} to {high:+.2%})"
+        return (
+            f"a large backlog changes by {moved}, {span}: too little to tell at this "
+            f"resolution{more}"
+        )
+
+    @property
+    def error(self) -> str:
+        """What a wrong verdict is, and what to do about it."""
+        return (
+            f"this is the wrong verdict that alpha {self.alpha:g} allows for, or a bug: try "
+            "another seed"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        watch = self.deciding
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "alpha": self.alpha,
+            "resolution": self.resolution,
+            "arrivals": self.arrivals,
+            "drift": watch.drift if self.interval else None,
+            "interval": list(self.interval) if self.interval else None,
+            "needed": watch.needed if self.verdict == "undecided" else None,
+        }

@@ -1,0 +1,77 @@
+"""How many ticks does a batch take?"""
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
+from penstock.kernel import composition
+from penstock.kernel.server import NEVER
+from penstock.system.batch_time import Composition
+from penstock.system.server import Server
+
+MOST_BATCHES = 1_000
+"""Batches that a run can surely count in ticks, however long one takes."""
+
+
+def ticks_of_batches(server: Server, tick_s: float) -> Ints:
+    """Return the ticks of a batch by its tokens, each rounded once.
+
+    Raises
+    ------
+    InputError
+        If one takes less than half a tick, or too many to be counted.
+    """
+    seconds = server.batch_time.table(server.most_tokens)
+    if seconds.max() >= NEVER / 4 * tick_s / MOST_BATCHES:
+        load = int(np.argmax(seconds))
+        raise InputError(
+            f"a batch of {load} tokens takes {seconds[load]:g} s, more ticks of {tick_s:g} s than "
+            "can be counted; "
+            "raise tick_s"
+        )
+    duration: Ints = np.rint(seconds / tick_s).astype(np.int64)
+    if duration[1:].min() < 1:
+        load = int(np.argmin(duration[1:])) + 1
+        raise InputError(
+            f"a batch of {load} tokens takes {seconds[load]:g} s, less than half a tick of "
+            f"{tick_s:g} s; lower tick_s"
+        )
+    return duration
+
+
+def terms_of(server: Server, tick_s: float) -> composition.Terms | None:
+    """Return what batches cost, each term rounded once, or None where their token load alone
+    decides.
+
+    Raises
+    ------
+    InputError
+        If a batch could take less than half a tick, or one of the costs is too large to be counted.
+    """
+    model = server.batch_time
+    if not isinstance(model, Composition):
+        return None
+    seconds = term_seconds(model)
+    linear = model.linear.table(server.most_tokens)
+    unit = tick_s / 2.0**composition.BITS
+    dearest = max(*seconds, float(linear.max()))
+    if dearest / unit >= composition.MOST_COST:
+        raise InputError(
+            f"the batch time has a term of {dearest:g} s, more ticks of {tick_s:g} s than can be "
+            "counted; raise tick_s"
+        )
+    linear_costs, per = (
+        np.rint(np.array(values) / unit).astype(np.int64) for values in (linear, seconds)
+    )
+    return composition.Terms(linear_costs, per)
+
+
+def term_seconds(model: Composition) -> tuple[float, ...]:
+    """Return the seconds of each term, in the order in which the kernel has their costs."""
+    return (
+        model.per_request,
+        model.self_attention,
+        model.cross_attention,
+        *model.of_decodes,
+        model.with_prefill,
+    )
