@@ -125,20 +125,7 @@ class _Family:
 def run(setup: Setup) -> Reproduction:
     """Measure each family of schedulers, and compare it with the published rows."""
     settings = setup.settings(_Settings)
-    checks.whole(
-        "reproduce.seeds",
-        settings.seeds,
-        2,
-        1_000,
-        "runs",
-        "a spread takes two, and more take longer",
-    )
-    if not settings.schedulers:
-        raise InputError(
-            "reproduce.schedulers is empty, but the table compares families of schedulers; give "
-            "one, such as paper: "
-            "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
-        )
+    _refuse_few(settings)
     scenario = setup.scenario()
     workload = scenario.workload
     assumed = []
@@ -190,6 +177,24 @@ def run(setup: Setup) -> Reproduction:
         "fitted to the published numbers.",
         tuple(_table(families, metric) for metric in METRICS), tuple(assumed),
     )  # fmt: skip
+
+
+def _refuse_few(settings: _Settings) -> None:
+    """Refuse too few runs for a spread, and no schedulers."""
+    checks.whole(
+        "reproduce.seeds",
+        settings.seeds,
+        2,
+        1_000,
+        "runs",
+        "a spread takes two, and more take longer",
+    )
+    if not settings.schedulers:
+        raise InputError(
+            "reproduce.schedulers is empty, but the table compares families of schedulers; give "
+            "one, such as paper: "
+            "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
+        )
 
 
 def _family(

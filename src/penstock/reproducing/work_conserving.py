@@ -34,7 +34,7 @@ from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler
-from penstock.system.server import Convention
+from penstock.system.server import Convention, Server
 from penstock.words import counted
 from penstock.workload.workload import Workload
 
@@ -362,21 +362,7 @@ def figure(setup: Setup) -> Reproduction:
             "reproduce.policies or reproduce.requests is empty, so nothing can be drawn; give "
             "some of each"
         )
-    server = parsed(
-        setup.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`"
-    ).build(setup.folder)
-    if server.max_batch_size is not None:
-        raise InputError(
-            f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
-            "conservation without one; "
-            "leave it out"
-        )
-    if server.convention != "paper":
-        raise InputError(
-            f"server.convention is {server.convention}, in which the first output token needs no "
-            "batch, but the paper "
-            "counts one for each; give convention: paper"
-        )
+    server = _paper_server(setup)
     arrival, prompt, output = (
         [getattr(r, name) for r in sorted(settings.requests, key=lambda r: r.at_s)]
         for name in ("at_s", "prompt", "output")
@@ -423,6 +409,26 @@ def figure(setup: Setup) -> Reproduction:
             f"{server.token_budget} were chosen here.",
         ),
     )  # fmt: skip
+
+
+def _paper_server(setup: Setup) -> Server:
+    """Return the server, once it is one for which the paper defines work conservation."""
+    server = parsed(
+        setup.document.get("server"), ServerSection, "server", "`batch_time`, `token_budget`"
+    ).build(setup.folder)
+    if server.max_batch_size is not None:
+        raise InputError(
+            f"server.max_batch_size is {server.max_batch_size}, but the paper defines work "
+            "conservation without one; "
+            "leave it out"
+        )
+    if server.convention != "paper":
+        raise InputError(
+            f"server.convention is {server.convention}, in which the first output token needs no "
+            "batch, but the paper "
+            "counts one for each; give convention: paper"
+        )
+    return server
 
 
 def _numbers(batches: list[int]) -> str:

@@ -428,7 +428,37 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     keys = roles | {
         "priority": "priority"
     }  # only where it is asked for: many tables have such a column, of words too
-    # 1. columns that the user names
+    named = _named_by_user(source, header, columns, keys)
+    _add_own_names(source, header, roles, named)
+    if "prompt_tokens" not in named or "output_tokens" not in named:
+        formats = ", ".join(format.name for format in FORMATS)
+        raise source.fault(
+            f"the columns {_listed(header)} are those of no known format ({formats}). Name them "
+            f"with {_REMEDY}"
+        )
+    # without a word of the user, one column that looks like times is the arrival
+    times = [column for column in header if column.strip().lower() in _LIKE_TIMES]
+    unit: Unit | None = None
+    if times and not columns and "arrival" not in named:
+        if len(times) > 1:
+            raise source.fault(
+                f"the columns {_listed(times)} all look like arrival times, so which one is meant "
+                "is unclear. Choose "
+                f"with `columns: {{arrival_s: {times[0]}}}` (or arrival_ms, arrival_us, arrival_ns)"
+            )
+        named["arrival"] = times[0], times[0]
+        unit = "time"
+    key, arrival = named.get("arrival", ("arrival_s", None))
+    prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
+    priority = named.get("priority", ("priority", None))[1]
+    unit = unit or _ARRIVAL_UNITS[key]
+    return Format(_PLAIN, prompt, output, arrival, unit, priority=priority)
+
+
+def _named_by_user(
+    source: Source, header: Collection[str], columns: Mapping[str, str], keys: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Return the key and the column of each role that the user gives a column."""
     named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
     for key, column in columns.items():
         if key not in keys:
@@ -452,7 +482,16 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
                 "of them; name another"
             )
         named[role] = key, column
-    # 2. columns with names of Penstock's own, for roles that are left
+    return named
+
+
+def _add_own_names(
+    source: Source,
+    header: Collection[str],
+    roles: Mapping[str, str],
+    named: dict[str, tuple[str, str]],
+) -> None:
+    """Add columns with names of Penstock's own, for roles that are left."""
     by_user = set(named)
     for own, role in roles.items():
         if own not in header or role in by_user:
@@ -465,26 +504,3 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
                 "other"
             )
         named[role] = own, own
-    if "prompt_tokens" not in named or "output_tokens" not in named:
-        formats = ", ".join(format.name for format in FORMATS)
-        raise source.fault(
-            f"the columns {_listed(header)} are those of no known format ({formats}). Name them "
-            f"with {_REMEDY}"
-        )
-    # 3. without a word of the user, one column that looks like times is the arrival
-    times = [column for column in header if column.strip().lower() in _LIKE_TIMES]
-    unit: Unit | None = None
-    if times and not columns and "arrival" not in named:
-        if len(times) > 1:
-            raise source.fault(
-                f"the columns {_listed(times)} all look like arrival times, so which one is meant "
-                "is unclear. Choose "
-                f"with `columns: {{arrival_s: {times[0]}}}` (or arrival_ms, arrival_us, arrival_ns)"
-            )
-        named["arrival"] = times[0], times[0]
-        unit = "time"
-    key, arrival = named.get("arrival", ("arrival_s", None))
-    prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
-    priority = named.get("priority", ("priority", None))[1]
-    unit = unit or _ARRIVAL_UNITS[key]
-    return Format(_PLAIN, prompt, output, arrival, unit, priority=priority)
