@@ -85,8 +85,8 @@ def figure(setup: Setup) -> Reproduction:
     return setup.answer(
         (*claims, *growth, *requests), table,
         {text: figures.panels(table, settings.lengths)},
-        f"{slot_sentence(published)}Tokens: all that the tasks in the network still need, their later "
-        "stages included.",
+        f"{slot_sentence(published)}Tokens: all that the tasks in the network still need, their "
+        "later stages included.",
         assumed=(
             "Same means: the flood test says what the paper says, and no theorem says otherwise; "
             "tokens grow by more "
