@@ -11,13 +11,14 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.words import counted
 from penstock.workload.arrivals import BLOCK
+from penstock.workload.draws import Plan, Streams
 from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import Means, Sample, sampled_jobs
 from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.routes import END, Routes
 from penstock.workload.stage import Stage, check_name, check_stage, is_fork, released
-from penstock.workload.unfold import Plan, Streams, requests_of, unfold
+from penstock.workload.unfold import requests_of, unfold
 from penstock.workload.workload import Workload
 
 CONTEXTS = ("new", "grow", "reuse")
