@@ -12,6 +12,7 @@ from penstock.errors import InputError, nearest
 from penstock.words import counted
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.draws import Plan, Streams
+from penstock.workload.forgotten_joins import forgotten_joins
 from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import Means, Sample, sampled_jobs
@@ -173,7 +174,7 @@ class Workflow:
         """What reading the data brought up, what of it is not used, and stages that may lack a
         ``join``.
         """
-        notices = [*self.arrivals.notices, *self._plan.routes.forgotten_joins()]
+        notices = [*self.arrivals.notices, *forgotten_joins(self._plan.routes)]
         if self.arrivals.prefixes is not None:
             notices.append(
                 f"hash ids are left out: {self.name} knows shared prompts by its context alone"
