@@ -11,7 +11,8 @@ import yaml
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item, measure
 from penstock.reproducing.claims import Claim, Reproduction
-from penstock.reproducing.latency_table import _REASONS, METRICS, PUBLISHED, _Family, _orders
+from penstock.reproducing.latency_table import _REASONS, _orders
+from penstock.reproducing.scheduler_families import METRICS, PUBLISHED, Family
 from penstock.reproducing.setup import Setup
 
 
@@ -132,15 +133,15 @@ def test_a_table_without_schedulers_is_refused(tmp_path: Path) -> None:
 def test_the_published_seconds_are_in_their_own_order_and_a_difference_of_0_percent_is_a_tie() -> None:
     names = tuple(PUBLISHED)
     seconds = np.array([[PUBLISHED[name] for name in names]])
-    assert all(claim.same for claim in _orders(_Family("own", names, seconds, frozenset())))
+    assert all(claim.same for claim in _orders(Family("own", names, seconds, frozenset())))
     tied = seconds.copy()
     tied[0, :, 0] = 5.0
     tied[0, names.index("Sarathi-Serve"), 0] = 5.01
-    lowest, *_, order = _orders(_Family("tied", names, tied, frozenset()))
+    lowest, *_, order = _orders(Family("tied", names, tied, frozenset()))
     assert lowest.same
     assert order.same
     tied[0, names.index("Sarathi-Serve"), 0] = 5.1
-    lowest, *_, order = _orders(_Family("slower", names, tied, frozenset()))
+    lowest, *_, order = _orders(Family("slower", names, tied, frozenset()))
     assert lowest.same is False
     assert order.same is False
 

@@ -6,12 +6,12 @@ import yaml
 from penstock.errors import InputError
 from penstock.reproducing.catalogue import item, measure, reproduce
 from penstock.reproducing.rybko_stolyar import (
-    E2E,
-    _slots,
     fluid_envelope,
     reversed_priorities,
+    slot_sentence,
     with_lengths,
 )
+from penstock.reproducing.rybko_stolyar_thresholds import E2E
 from penstock.reproducing.setup import Setup
 from penstock.scenario.network import build_network
 
@@ -139,5 +139,5 @@ def test_each_row_says_whether_it_is_a_formula_or_simulated(tmp_path) -> None:
 def test_a_second_is_called_a_slot_only_where_a_batch_takes_one() -> None:
     half = yaml.safe_load(yaml.safe_dump(FIGURE["network"], sort_keys=False).replace("c_ms: 1000", "c_ms: 500"))
     slower = build_network({"network": half, "simulate": {"jobs": 10}}, None).network
-    assert "slot" in _slots(network())
-    assert _slots(slower) == ""
+    assert "slot" in slot_sentence(network())
+    assert slot_sentence(slower) == ""

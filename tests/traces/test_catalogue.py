@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import InputError
 from penstock.traces.catalogue import CATALOGUE, cache_dir, download, is_pinned, path_of
-from penstock.workload import traces
+from penstock.workload import trace_formats, traces
 
 NAME = "azure-llm-2024-code"  # of which no checksum is known
 BODY = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
@@ -62,7 +62,7 @@ def refusal(name=NAME, **options):
 
 
 def test_every_entry_can_be_fetched_by_https_and_read_by_a_known_format():
-    formats = {format.name for format in traces.FORMATS}
+    formats = {format.name for format in trace_formats.FORMATS}
     assert len({entry.name for entry in CATALOGUE}) == len(CATALOGUE)
     for entry in CATALOGUE:
         assert urlsplit(entry.url).scheme == urlsplit(entry.home).scheme == "https"

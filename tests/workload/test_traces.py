@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.workload.lengths import LONGEST
-from penstock.workload.traces import FORMATS, load
+from penstock.workload.trace_formats import FORMATS
+from penstock.workload.traces import load
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

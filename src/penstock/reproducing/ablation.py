@@ -42,16 +42,7 @@ class _Settings(Section):
 def run(setup: Setup) -> Reproduction:
     """Compare median latencies by token budget, at each rate."""
     settings = setup.settings(_Settings)
-    if not {SMALL, MODERATE, LARGE} <= set(settings.budgets) or not (
-        settings.rates and settings.seeds
-    ):
-        raise InputError(
-            f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and "
-            "with a seed at least; "
-            f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds "
-            f"{settings.seeds}: add what "
-            "is missing"
-        )
+    _refuse_incomplete(settings)
     workload, origin, scenario = traced(setup, settings.trace)
     if scenario.requests is None:
         raise InputError(
@@ -103,6 +94,20 @@ def run(setup: Setup) -> Reproduction:
             f"seed; the lowest E2E is more than {_TIE:.0%} below the next",
         ),
     )  # fmt: skip
+
+
+def _refuse_incomplete(settings: _Settings) -> None:
+    """Refuse settings that lack a budget which the paper compares, a rate or a seed."""
+    if not {SMALL, MODERATE, LARGE} <= set(settings.budgets) or not (
+        settings.rates and settings.seeds
+    ):
+        raise InputError(
+            f"fig-ablation compares token budgets {SMALL}, {MODERATE} and {LARGE}, at a rate and "
+            "with a seed at least; "
+            f"its settings are budgets {settings.budgets}, rates {settings.rates} and seeds "
+            f"{settings.seeds}: add what "
+            "is missing"
+        )
 
 
 def _claims(

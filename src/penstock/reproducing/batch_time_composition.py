@@ -1,7 +1,7 @@
 """How little the batch time depends on what is in a batch of so many tokens."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,13 +71,7 @@ class _Composition(Section):
 def run(setup: Setup) -> Reproduction:
     """Measure how much the time of batches with equally many tokens varies."""
     settings = setup.settings(_Composition, sections=())
-    odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
-    if odd is not None or not settings.token_loads:
-        raise InputError(
-            f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} "
-            "models, but a comparison "
-            "takes a load or more, and a smaller and a larger model; give those"
-        )
+    _refuse_no_comparison(settings)
     # what is served, and how long each model takes for it; pairs without times are left out
     prompt, output, origin = _lengths(setup, settings)
     times = {model.name: _times(setup, model) for pair in settings.pairs for model in pair}
@@ -91,19 +85,9 @@ def run(setup: Setup) -> Reproduction:
         )
     # at each token load the same batches for all models
     loads = sorted(set(settings.token_loads))
-    rows = []
     full = loads[-1]
-    variation: dict[tuple[str, int], float] = {}
-    for index, load in enumerate(loads):
-        batches = _batches_of(prompt, output, load, settings)
-        for model in itertools.chain.from_iterable(pairs):
-            of = times[model.name]
-            assert of is not None
-            seconds = of(batches)
-            cv = float(seconds.std() / seconds.mean())
-            variation[model.name, load] = cv
-            rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
-        setup.progress((index + 1) / len(loads))
+    rows = _varied(setup, settings, pairs, times, loads, (prompt, output))
+    variation = {(name, load): cv for name, load, _, _, cv in rows}
     # at full load no more variation than a good fit leaves, and less for the larger model
     most = room_for_composition(settings.relatively_constant)
     claims = [
@@ -141,6 +125,41 @@ def run(setup: Setup) -> Reproduction:
         "time.",
         (), assumed,
     )  # fmt: skip
+
+
+def _refuse_no_comparison(settings: _Composition) -> None:
+    """Refuse settings without a token load, or whose pairs are none."""
+    odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
+    if odd is not None or not settings.token_loads:
+        raise InputError(
+            f"reproduce has {len(settings.token_loads)} token_loads and pairs of {odd or 2} "
+            "models, but a comparison "
+            "takes a load or more, and a smaller and a larger model; give those"
+        )
+
+
+def _varied(
+    setup: Setup,
+    settings: _Composition,
+    pairs: list[list[_Model]],
+    times: Mapping[str, Callable[[BatchContents], Floats] | None],
+    loads: list[int],
+    lengths: tuple[Ints, Ints],
+) -> list[tuple[str, int, int, float, float]]:
+    """Return of each model and token load how many batches there are, their mean time and its
+    coefficient of variation.
+    """
+    rows = []
+    for index, load in enumerate(loads):
+        batches = _batches_of(*lengths, load, settings)
+        for model in itertools.chain.from_iterable(pairs):
+            of = times[model.name]
+            assert of is not None
+            seconds = of(batches)
+            cv = float(seconds.std() / seconds.mean())
+            rows.append((model.name, load, len(batches), float(seconds.mean()), cv))
+        setup.progress((index + 1) / len(loads))
+    return rows
 
 
 def room_for_composition(stairs: "_Stairs") -> float:

@@ -49,9 +49,8 @@ def reproduce(
     command.
     """
     from penstock.reproducing.catalogue import ITEMS, is_file, item, item_of
-    from penstock.reproducing.catalogue import reproduce as measure
     from penstock.reproducing.view import items_page, summary_page
-    from penstock.reproducing.write import check_folder, files_of, write, write_index
+    from penstock.reproducing.write import check_folder, files_of, write_index
 
     if what is None:
         items = [
@@ -70,14 +69,7 @@ def reproduce(
     if what == "all":
         written.append("index.html")
     check_folder(out, written)
-    progress.announce_compilation()
-    results = []
-    with progress.bar("Reproducing") as show:
-        for index, name in enumerate(names):
-            part = functools.partial(_part, show, index, names)
-            part(0.0)
-            results.append(measure(name, data=data, progress=part))
-            write(results[-1], out, file)
+    results = _measured(names, data, out, file)
     page = results[0].page()
     if what == "all":
         write_index(results, out)
@@ -87,6 +79,24 @@ def reproduce(
     if not as_json:
         for hint in _hints(results, out, from_file=file is not None):
             print(hint, file=sys.stderr)
+
+
+def _measured(
+    names: Sequence[str], data: Path | None, out: Path, file: Path | None
+) -> "list[Reproduction]":
+    """Measure items one after the other, and write each as soon as it is there."""
+    from penstock.reproducing.catalogue import reproduce as measure
+    from penstock.reproducing.write import write
+
+    progress.announce_compilation()
+    results = []
+    with progress.bar("Reproducing") as show:
+        for index, name in enumerate(names):
+            part = functools.partial(_part, show, index, names)
+            part(0.0)
+            results.append(measure(name, data=data, progress=part))
+            write(results[-1], out, file)
+    return results
 
 
 def _hints(results: "Sequence[Reproduction]", out: Path, *, from_file: bool) -> Iterator[str]:

@@ -194,9 +194,8 @@ class _Finite(Section):
     seeds: Seeds
 
 
-def right(setup: Setup) -> Reproduction:
-    """Serve the same finite workload under each policy, and count the requests in the system."""
-    settings = setup.settings(_Finite)
+def _refuse_no_comparison(settings: _Finite) -> None:
+    """Refuse settings that leave nothing to compare the best policy with."""
     if (
         BEST not in settings.policies
         or len(settings.policies) < 2
@@ -209,6 +208,23 @@ def right(setup: Setup) -> Reproduction:
             f"{settings.seeds}: add "
             "what is missing"
         )
+
+
+_COLUMNS = [
+    "rate",
+    "arrivals",
+    "seed",
+    "policy",
+    "mean_requests_in_system",
+    "mean_e2e_s",
+    "last_leaves_s",
+]
+
+
+def right(setup: Setup) -> Reproduction:
+    """Serve the same finite workload under each policy, and count the requests in the system."""
+    settings = setup.settings(_Finite)
+    _refuse_no_comparison(settings)
     workload, origin, scenario = traced(setup, settings.trace)
     servers = {name: _under(setup, scenario.server, name) for name in settings.policies}
     claims, rows = [], []
@@ -240,18 +256,9 @@ def right(setup: Setup) -> Reproduction:
                 / len(settings.cases)
             )
         claims.append(_least(case, means))
-    columns = [
-        "rate",
-        "arrivals",
-        "seed",
-        "policy",
-        "mean_requests_in_system",
-        "mean_e2e_s",
-        "last_leaves_s",
-    ]
     count = f"{settings.requests:,} requests"
     return setup.answer(
-        claims, pl.DataFrame(rows, columns, orient="row"), charts,
+        claims, pl.DataFrame(rows, _COLUMNS, orient="row"), charts,
         "Runs of the first seed. Marks show which lines lie on each other. When each policy has "
         "served the last "
         "request, of which the paper says nothing, is in the table (last leaves s).",

@@ -154,17 +154,10 @@ def _server_of_joins(setup: Setup) -> Scenario:
     return scenario
 
 
-def run(setup: Setup) -> Reproduction:
-    """Serve a fork and join, and compare its buffers with both bounds."""
-    settings = setup.settings(_Join)
-    forks = len(settings.batch_ms) - 1
-    if forks < 2:
-        raise InputError(
-            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
-            "three servers at least: "
-            "q_1 and two of the fork; give a time for each"
-        )
-    scenario = _server_of_joins(setup)
+def _carried_loads(settings: _Join, scenario: Scenario) -> list[float]:
+    """Return the load of each server, once all requests are as the lemma has them and each load is
+    carried.
+    """
     if (
         scenario.until is not None
         or scenario.workload.mean_prompt != 1
@@ -185,6 +178,21 @@ def run(setup: Setup) -> Reproduction:
             "ever; lower "
             "workload.rate or reproduce.batch_ms until each load is below 1"
         )
+    return loads
+
+
+def run(setup: Setup) -> Reproduction:
+    """Serve a fork and join, and compare its buffers with both bounds."""
+    settings = setup.settings(_Join)
+    forks = len(settings.batch_ms) - 1
+    if forks < 2:
+        raise InputError(
+            f"reproduce.batch_ms has {len(settings.batch_ms)} values, but a fork and join has "
+            "three servers at least: "
+            "q_1 and two of the fork; give a time for each"
+        )
+    scenario = _server_of_joins(setup)
+    loads = _carried_loads(settings, scenario)
     setup.progress(0.1)
 
     def run(index: int, workload: Workload) -> Run:

@@ -2,7 +2,6 @@
 Vidur simulator.
 """
 
-import dataclasses
 import itertools
 from typing import Annotated, Any
 
@@ -13,50 +12,28 @@ import polars as pl
 from pydantic import Field
 
 from penstock import checks
-from penstock.checking.verdict import verdict
-from penstock.document import Section, Whole, parsed
+from penstock.document import Section, Whole
 from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
+from penstock.reproducing.scheduler_families import (
+    FITTED,
+    METRICS,
+    PERCENTILES,
+    PUBLISHED,
+    Family,
+    Floats,
+    measured_family,
+)
 from penstock.reproducing.setup import Setup
 from penstock.show import charts
 from penstock.show.page import Table
-from penstock.simulation.run import Run
-from penstock.simulation.simulate import simulate
-from penstock.system.batch_time import MOST_TOKENS, BatchTime
-from penstock.system.measured_times import Measured
-from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
-
-METRICS = ("E2E", "TTFT", "TBT")
-PERCENTILES = (50, 90, 95, 99)
-PUBLISHED = {
-    "FasterTransformer": (
-        (45.38, 116.81, 123.98, 139.65),
-        (44.61, 114.53, 123.63, 138.87),
-        (0.04, 0.04, 0.04, 0.05),
-    ),
-    "Orca": ((7.1, 16.13, 18.6, 30.59), (4.55, 13.99, 14.83, 15.9), (0.08, 0.19, 0.24, 0.38)),
-    "vLLM": ((6.22, 14.62, 20.74, 40.75), (2.52, 7.07, 8.58, 10.09), (0.17, 0.43, 0.47, 0.65)),
-    "Sarathi-Serve": (
-        (3.78, 8.8, 12.29, 22.36),
-        (2.02, 3.87, 5.81, 7.47),
-        (0.13, 0.17, 0.17, 0.17),
-    ),
-}
-"""Seconds by scheduler, metric and percentile (tab:latency-code)."""
 
 _ROUNDED = 0.005  # s, half of the last digit that is printed
 _TIE = 0.005  # a difference that is printed as 0%
 _SHAPES = ("circle", "square", "triangle-up", "diamond")
 _BEST = (("E2E", "Sarathi-Serve"), ("TTFT", "Sarathi-Serve"), ("TBT", "FasterTransformer"))
 _UNKNOWN = "what the paper measured is not stated"
-_FITTED = frozenset({"Vidur"})
-"""Families whose limits were chosen to come near the published rows: agreement is no independent
-check.
-"""
-
 _PROMPTS_FIRST = {
     "TTFT": "as the paper defines it, it serves prompts before decodes and cuts them, so that "
     "first tokens come early",
@@ -78,14 +55,6 @@ _REASONS = {
 }
 
 
-class _Row(Section):
-    server: dict[str, Any]
-    flat_beyond: Whole | None = None
-    """Batches of more tokens take no longer."""
-    longest_gap: Annotated[float, Field(gt=0)] | None = None
-    """Between arrivals, in means."""
-
-
 class _Settings(Section):
     trace: str | None = None
     requests: Annotated[Whole, Field(ge=1, le=1_000_000)] = 500
@@ -94,52 +63,10 @@ class _Settings(Section):
     schedulers: dict[str, dict[str, Any]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Family:
-    """Four schedulers measured; ``seconds`` has the shape (seeds, schedulers, metrics,
-    percentiles).
-    """
-
-    name: str
-    schedulers: tuple[str, ...]
-    seconds: Floats
-    overloaded: frozenset[str]
-
-    @property
-    def mean(self) -> Floats:
-        return np.asarray(self.seconds.mean(axis=0))
-
-    @property
-    def spread(self) -> Floats:
-        return np.asarray(self.seconds.std(axis=0, ddof=min(1, len(self.seconds) - 1)))
-
-    @property
-    def published(self) -> Floats:
-        return np.array([PUBLISHED[name] for name in self.schedulers])
-
-    @property
-    def label(self) -> str:
-        """The name, and whether the family was made to agree."""
-        return f"{self.name}, fitted" if self.name in _FITTED else self.name
-
-
 def run(setup: Setup) -> Reproduction:
     """Measure each family of schedulers, and compare it with the published rows."""
     settings = setup.settings(_Settings)
-    checks.whole(
-        "reproduce.seeds",
-        settings.seeds,
-        2,
-        1_000,
-        "runs",
-        "a spread takes two, and more take longer",
-    )
-    if not settings.schedulers:
-        raise InputError(
-            "reproduce.schedulers is empty, but the table compares families of schedulers; give "
-            "one, such as paper: "
-            "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
-        )
+    _refuse_few(settings)
     scenario = setup.scenario()
     workload = scenario.workload
     assumed = []
@@ -152,7 +79,10 @@ def run(setup: Setup) -> Reproduction:
         )
     families = []
     for index, (name, rows) in enumerate(settings.schedulers.items()):
-        families.append(_family(setup, name, rows, settings, workload))
+        family = measured_family(
+            setup, name, rows, workload, requests=settings.requests, seeds=settings.seeds
+        )
+        families.append(family)
         setup.progress((index + 1) / len(settings.schedulers))
     budget = scenario.server.token_budget
     assumed += [
@@ -193,65 +123,25 @@ def run(setup: Setup) -> Reproduction:
     )  # fmt: skip
 
 
-def _family(
-    setup: Setup, name: str, rows: dict[str, Any], settings: _Settings, workload: Workload
-) -> _Family:
-    unknown = [row for row in rows if row not in PUBLISHED]
-    if unknown or len(rows) < 2:
+def _refuse_few(settings: _Settings) -> None:
+    """Refuse too few runs for a spread, and no schedulers."""
+    checks.whole(
+        "reproduce.seeds",
+        settings.seeds,
+        2,
+        1_000,
+        "runs",
+        "a spread takes two, and more take longer",
+    )
+    if not settings.schedulers:
         raise InputError(
-            f"reproduce.schedulers.{name} has the rows {', '.join(rows) or 'none'}, but a "
-            "comparison takes two or more "
-            f"of the table's: {', '.join(PUBLISHED)}"
+            "reproduce.schedulers is empty, but the table compares families of schedulers; give "
+            "one, such as paper: "
+            "{Sarathi-Serve: {server: {policy: sarathi}}, vLLM: {server: {policy: vllm-vanilla}}}"
         )
-    seconds = np.empty((settings.seeds, len(rows), len(METRICS), len(PERCENTILES)))
-    overloaded = set()
-    for index, (scheduler, document) in enumerate(rows.items()):
-        row = parsed(document, _Row, f"reproduce.schedulers.{name}.{scheduler}", "a server")
-        server = setup.scenario(server=row.server).server
-        if row.flat_beyond is not None:
-            server = dataclasses.replace(
-                server, batch_time=_flat(server.batch_time, row.flat_beyond)
-            )
-        for seed in range(settings.seeds):
-            drawn = _drawn(
-                workload.with_seed(workload.seed + seed), settings.requests, row.longest_gap
-            )
-            seconds[seed, index] = _latency(simulate(drawn, server))
-        if verdict(workload, server, resolution=0.05).verdict == "unstable":
-            overloaded.add(scheduler)
-    return _Family(name, tuple(rows), seconds, frozenset(overloaded))
 
 
-def _flat(model: BatchTime, tokens: int) -> Measured:
-    """Return batch times that rise no more beyond a token load."""
-    loads = np.arange(
-        1,
-        checks.whole("flat_beyond", tokens, 1, MOST_TOKENS - 1, "tokens", "a batch has tokens") + 1,
-    )
-    return Measured([*loads.tolist(), MOST_TOKENS], [*model(loads).tolist(), float(model(tokens))])
-
-
-def _drawn(workload: Workload, count: int, longest_gap: float | None) -> Workload:
-    """Return so many requests, gaps longer than some means cut to that."""
-    rows = workload.requests(count)
-    arrival = rows.arrival_s
-    if longest_gap is not None:
-        gaps = np.minimum(np.diff(arrival, prepend=0.0), longest_gap / workload.rate)
-        arrival = np.cumsum(gaps)
-    return Workload.from_arrays(arrival, rows.prompt_tokens, rows.output_tokens, name=workload.name)
-
-
-def _latency(run: Run) -> Floats:
-    """Return seconds by metric and percentile."""
-    rows = run.requests
-    arrival, first, last = (
-        rows[name].to_numpy() * 1e-9 for name in ("arrival_ns", "first_token_ns", "finish_ns")
-    )
-    samples = (last - arrival, first - arrival, (last - first) / rows["output_tokens"].to_numpy())
-    return np.array([np.percentile(sample, PERCENTILES) for sample in samples])
-
-
-def _orders(family: _Family) -> list[Claim]:
+def _orders(family: Family) -> list[Claim]:
     """Compare which scheduler is best, and in which order they are."""
     claims = []
     everywhere = ", ".join(f"P{percentile}" for percentile in PERCENTILES)
@@ -290,7 +180,7 @@ def _orders(family: _Family) -> list[Claim]:
         for i, j in zip(*np.nonzero(~held.all(axis=0)), strict=True)
     ]
     reason = (
-        f"another order at {', '.join(off)}; {_UNKNOWN if family.name in _FITTED else _CUT}"
+        f"another order at {', '.join(off)}; {_UNKNOWN if family.name in FITTED else _CUT}"
         if off
         else ""
     )
@@ -319,7 +209,7 @@ def _in_order(one: Floats, other: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray(faster < (1 + _TIE) * slower)
 
 
-def _why_not_best(family: _Family, metric: str, best: str) -> str:
+def _why_not_best(family: Family, metric: str, best: str) -> str:
     """Say by how much another is lower."""
     at = family.mean[:, METRICS.index(metric)]
     gap = (at[family.schedulers.index(best)] / at.min(axis=0)).max() - 1
@@ -327,7 +217,7 @@ def _why_not_best(family: _Family, metric: str, best: str) -> str:
     return f"{reason}; {_CUT}" if metric == "TTFT" and family.name == "paper" else reason
 
 
-def _numbers(family: _Family, settings: _Settings) -> list[Claim]:
+def _numbers(family: Family, settings: _Settings) -> list[Claim]:
     """Compare each row of the table, a claim for each metric."""
     off = _off(family, settings.within)
     claims = []
@@ -348,7 +238,7 @@ def _numbers(family: _Family, settings: _Settings) -> list[Claim]:
     return claims
 
 
-def _off(family: _Family, within: float) -> npt.NDArray[np.bool_]:
+def _off(family: Family, within: float) -> npt.NDArray[np.bool_]:
     """Return which numbers are further off than a share, and not among those of the runs."""
     published, seconds = family.published, family.seconds
     near = np.abs(family.mean - published) <= within * published + _ROUNDED
@@ -357,7 +247,7 @@ def _off(family: _Family, within: float) -> npt.NDArray[np.bool_]:
 
 
 def _why_off(
-    family: _Family, i: int, j: int, off: npt.NDArray[np.bool_], settings: _Settings
+    family: Family, i: int, j: int, off: npt.NDArray[np.bool_], settings: _Settings
 ) -> str:
     """Say how far off a metric of a scheduler is, and why."""
     scheduler, ratio = family.schedulers[i], family.mean[i, j] / family.published[i, j]
@@ -373,7 +263,7 @@ def _why_off(
     return f"measured / published is {cells}: {reason}"
 
 
-def _rows(families: list[_Family]) -> pl.DataFrame:
+def _rows(families: list[Family]) -> pl.DataFrame:
     rows = [
         (
             family.name, scheduler, metric, f"P{percentile}", *(
@@ -397,7 +287,7 @@ def _rows(families: list[_Family]) -> pl.DataFrame:
     return pl.DataFrame(rows, columns, orient="row")
 
 
-def _table(families: list[_Family], metric: str) -> Table:
+def _table(families: list[Family], metric: str) -> Table:
     at = METRICS.index(metric)
     rows = []
     for scheduler, published in PUBLISHED.items():
@@ -455,7 +345,7 @@ def _chart(rows: pl.DataFrame) -> Any:
                 y=measured, **looks, **position
             ),
         )
-        title = f"{metric}, policies: {family}{' (fitted)' if family in _FITTED else ''}"
+        title = f"{metric}, policies: {family}{' (fitted)' if family in FITTED else ''}"
         panels.append(panel.properties(width=230, height=200, title=title))
     lines = [
         alt.hconcat(*panels[i : i + len(METRICS)]) for i in range(0, len(panels), len(METRICS))

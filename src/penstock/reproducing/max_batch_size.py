@@ -83,24 +83,7 @@ def run(setup: Setup) -> Reproduction:
     until = _checked_until(settings, scenario)
     workload, server = scenario.workload, scenario.server
     small, large = server.token_budget, settings.larger_budget
-    offered = certify(workload, server).load.offered_tokens_per_s
-    # the backlog of each policy at both budgets, in every scope
-    backlogs: dict[tuple[int, str], list[_Backlog]] = {}
-    reasons: dict[tuple[int, str], str] = {}
-    for index, budget in enumerate((small, large)):
-        for name in settings.policies:
-            policy = resolve(name, folder=setup.folder)
-            limited = dataclasses.replace(server, token_budget=budget).with_policy(policy)
-            scoped = [
-                dataclasses.replace(limited, scope=scope).with_policy(policy)
-                for scope in settings.scopes
-            ]
-            backlogs[budget, name] = [
-                _Backlog.of(simulate(workload, one, until=until), offered, workload.rate)
-                for one in scoped
-            ]
-            reasons[budget, name] = certify(workload, limited).reason
-        setup.progress((index + 1) / 3)
+    backlogs, reasons = _simulated(setup, settings, scenario, until)
 
     claims = [_critical(workload, server)]
     claims += [
@@ -140,6 +123,31 @@ def run(setup: Setup) -> Reproduction:
             "within rounding",
         ),
     )  # fmt: skip
+
+
+def _simulated(
+    setup: Setup, settings: _Settings, scenario: Scenario, until: float
+) -> tuple[dict[tuple[int, str], list[_Backlog]], dict[tuple[int, str], str]]:
+    """Return the backlog of each policy at both budgets, in every scope, and what theory says."""
+    workload, server = scenario.workload, scenario.server
+    offered = certify(workload, server).load.offered_tokens_per_s
+    backlogs: dict[tuple[int, str], list[_Backlog]] = {}
+    reasons: dict[tuple[int, str], str] = {}
+    for index, budget in enumerate((server.token_budget, settings.larger_budget)):
+        for name in settings.policies:
+            policy = resolve(name, folder=setup.folder)
+            limited = dataclasses.replace(server, token_budget=budget).with_policy(policy)
+            scoped = [
+                dataclasses.replace(limited, scope=scope).with_policy(policy)
+                for scope in settings.scopes
+            ]
+            backlogs[budget, name] = [
+                _Backlog.of(simulate(workload, one, until=until), offered, workload.rate)
+                for one in scoped
+            ]
+            reasons[budget, name] = certify(workload, limited).reason
+        setup.progress((index + 1) / 3)
+    return backlogs, reasons
 
 
 def _checked_until(settings: _Settings, scenario: Scenario) -> float:

@@ -49,43 +49,9 @@ def run(setup: Setup) -> Reproduction:
     """Count the wrong verdicts of slopes and of the sequential test, by load."""
     settings = setup.settings(_Settings)
     scenario = setup.scenario()
-    server = scenario.server
-    if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
-        raise InputError(
-            f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of "
-            f"{server.token_budget:,}, "
-            "so Theorem 1 does not tell which loads are stable; leave it out"
-        )
-    if server.policy.work_conserving is not True:
-        raise InputError(
-            f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
-            "Theorem 1 does not "
-            "tell which loads are stable; give one that is, such as sarathi"
-        )
-    if close := [load for load in settings.loads if abs(load - 1) < _CLOSEST]:
-        raise InputError(
-            f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no "
-            "run of this length "
-            "says what is right; give loads further below and above 1"
-        )
-    if scenario.requests is not None and scenario.requests < _FEWEST:
-        raise InputError(
-            f"simulate.requests is {scenario.requests:,}, in which no trend can show; give at "
-            f"least {_FEWEST:,}"
-        )
+    _refuse_untellable(settings, scenario)
     # loads are shares of the rate up to which Theorem 1 says stable, wherever its hypotheses hold
-    limit = certify(scenario.workload, server).max_rate
-    fails = [
-        h for h in certify(scenario.workload.with_rate(limit / 2), server).hypotheses if not h.held
-    ]
-    if fails := [
-        h for h in fails if h.name != "bounded lengths"
-    ]:  # which geometric ones are but for a tail
-        raise InputError(
-            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, "
-            f"but {fails[0].why}; "
-            "change workload or server until it holds"
-        )
+    limit = _stable_up_to(scenario)
     # each way is asked about the same workload
     rows = []
     for index, load in enumerate(settings.loads):
@@ -126,6 +92,52 @@ def run(setup: Setup) -> Reproduction:
             f"wrong with probability {settings.significance:.2g}, its alpha",
         ),
     )  # fmt: skip
+
+
+def _refuse_untellable(settings: _Settings, scenario: Scenario) -> None:
+    """Refuse servers, loads and runs of which nothing says which verdict is right."""
+    server = scenario.server
+    if server.max_batch_size is not None and server.max_batch_size < server.token_budget:
+        raise InputError(
+            f"server.max_batch_size is {server.max_batch_size:,}, below the token budget of "
+            f"{server.token_budget:,}, "
+            "so Theorem 1 does not tell which loads are stable; leave it out"
+        )
+    if server.policy.work_conserving is not True:
+        raise InputError(
+            f"server.policy is {server.policy.name}, which is not known to be work-conserving, so "
+            "Theorem 1 does not "
+            "tell which loads are stable; give one that is, such as sarathi"
+        )
+    if close := [load for load in settings.loads if abs(load - 1) < _CLOSEST]:
+        raise InputError(
+            f"reproduce.loads has {close[0]:g}, within {_CLOSEST:g} of 1, where no theorem or no "
+            "run of this length "
+            "says what is right; give loads further below and above 1"
+        )
+    if scenario.requests is not None and scenario.requests < _FEWEST:
+        raise InputError(
+            f"simulate.requests is {scenario.requests:,}, in which no trend can show; give at "
+            f"least {_FEWEST:,}"
+        )
+
+
+def _stable_up_to(scenario: Scenario) -> float:
+    """Return the rate up to which Theorem 1 says stable, once its hypotheses hold."""
+    server = scenario.server
+    limit = certify(scenario.workload, server).max_rate
+    fails = [
+        h for h in certify(scenario.workload.with_rate(limit / 2), server).hypotheses if not h.held
+    ]
+    if fails := [
+        h for h in fails if h.name != "bounded lengths"
+    ]:  # which geometric ones are but for a tail
+        raise InputError(
+            f"Theorem 1 does not tell which loads are stable, for it asks for {fails[0].name}, "
+            f"but {fails[0].why}; "
+            "change workload or server until it holds"
+        )
+    return limit
 
 
 def _wrong(

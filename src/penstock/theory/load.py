@@ -20,7 +20,7 @@ from penstock.system.server import Server
 from penstock.theory.attention import attention, beside_prefill, refuse_composition
 from penstock.theory.kv_blocks import Served, served
 from penstock.workload.lengths import LONGEST
-from penstock.workload.routes import closed_loop
+from penstock.workload.loops import closed_loop
 from penstock.workload.workload import Workload
 
 _ROUNDING = 1e-12

@@ -35,7 +35,7 @@ class Entry:
     rows: int | None
     """As published, rounded where the publisher rounds; None where not stated."""
     format: str
-    """Name in `penstock.workload.traces.FORMATS`."""
+    """Name in `penstock.workload.trace_formats.FORMATS`."""
     url: str
     """Official download."""
     home: str

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy.sparse import csgraph
 
 from penstock.errors import InputError
+from penstock.workload.loops import closed_loop
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -21,34 +22,6 @@ Bools = npt.NDArray[np.bool_]
 END = "end"
 NO_LIMIT = 2**31 - 1
 _ROUNDING = 1e-9
-
-
-def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:
-    """Return a loop from which no path leads out, as the places it visits, ending with the first;
-    [] if there is none.
-
-    Parameters
-    ----------
-    chances
-        Shape (places, places): above 0 where a path leads from one place to another.
-    leaves
-        Shape (places,): whether a path leads out from there.
-    forks
-        Shape (places,): whether all paths from there are taken, so that all must lead out; None:
-        nowhere.
-    """
-    paths = chances > 0
-    every = np.zeros(leaves.size, np.bool_) if forks is None else forks
-    for _ in range(leaves.size):
-        out = np.where(every, ~(paths & ~leaves).any(axis=1), (paths & leaves).any(axis=1))
-        leaves = leaves | out
-    if leaves.all():
-        return []
-    inside = chances * ~leaves
-    path = [int(np.argmin(leaves))]
-    while path[-1] not in path[:-1]:
-        path.append(int(np.argmax(inside[path[-1]])))
-    return path[path.index(path[-1]) :]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,7 +89,7 @@ class Routes:
         """Whether a branch may end after a stage, limits apart."""
         return not self.targets[stage] or (not self.forks[stage] and self.reach[stage][-1] < 1)
 
-    def _edges(self, stage: int) -> list[int]:
+    def edges(self, stage: int) -> list[int]:
         """Return the targets that have a chance."""
         return [
             t
@@ -276,7 +249,7 @@ class Routes:
         while True:
             before = list(exits)
             for stage, targets in enumerate(self.targets):
-                edges = self._edges(stage)
+                edges = self.edges(stage)
                 of = [
                     frozenset({t}) if self.joins[t] and not self.forks[stage] else exits[t]
                     for t in edges
@@ -422,52 +395,6 @@ class Routes:
                 if self.joins[target] and visits[stage] > 0:
                     matrix[stage, target] *= sum(shares) / visits[stage]
         return matrix
-
-    def forgotten_joins(self) -> list[str]:
-        """Say which stages, no joins, are reached by different branches of a fork, so that each
-        branch runs them again.
-
-        Only the first on each path: what follows runs again because they do.
-        """
-        sentences: dict[int, str] = {}
-        for fork, targets in enumerate(self.targets):
-            if not self.forks[fork]:
-                continue
-            branches = {target: self._branch(fork, target) for target in targets}
-            reached = frozenset().union(*branches.values())
-            # a join among them closes a fork within each branch
-            shared = {
-                s
-                for s in reached
-                if not self.joins[s] and sum(s in branch for branch in branches.values()) > 1
-            }
-            after = {target for stage in reached - shared for target in self._edges(stage)}
-            for stage in shared & (after | set(targets)):
-                count = sum(stage in branches[target] for target in targets)
-                sentences.setdefault(
-                    stage,
-                    f"stage {self.names[stage]!r} of {self.workflow} is reached by {count} "
-                    "branches of "
-                    f"{self.names[fork]!r} and is no join, so it runs once for each that comes; "
-                    "give it join: true if "
-                    "it is to wait for them",
-                )
-        return [sentences[stage] for stage in sorted(sentences)]
-
-    def _branch(self, fork: int, first: int) -> frozenset[int]:
-        """Return the stages that a branch of a fork comes to before it joins, or comes back to the
-        fork.
-        """
-        reached, left = {first}, [first]
-        while left:
-            stage = left.pop()
-            if stage == fork:
-                continue
-            ways = {target for target in self._edges(stage) if not self.joins[target]}
-            ways |= {self.closes[stage]} if stage in self.closes else set()
-            left.extend(ways - reached)
-            reached |= ways
-        return frozenset(reached)
 
     def branches(self) -> npt.NDArray[np.int64]:
         """Return how many branches each stage waits for at most, shape (stages,); 0 where it is no

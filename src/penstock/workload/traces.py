@@ -1,12 +1,11 @@
 """Read request traces: when each request arrived, and how long its prompt and its output were.
 
-A new format is one entry of `FORMATS`. Every value is read as text and cast strictly; the first one
-that cannot be used stops the reading with one line that says where it stands, so nothing is dropped
-or repaired in silence.
+Every value is read as text and cast strictly; the first one that cannot be used stops the reading
+with one line that says where it stands, so nothing is dropped or repaired in silence.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,100 +14,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from penstock.checks import shown
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.words import counted
 from penstock.workload.casts import Unit, cast_text
 from penstock.workload.lengths import LONGEST
 from penstock.workload.prefixes import Prefixes
+from penstock.workload.trace_formats import PLAIN, Format, check_choice, chosen_format
 
-
-@dataclass(frozen=True)
-class Format:
-    """How one family of trace files says what it says."""
-
-    name: str
-    prompt: str
-    """Column of prompt tokens."""
-    output: str
-    """Column of output tokens."""
-    arrival: str | None = None
-    """Column of arrival times; None for a lengths-only file."""
-    unit: Unit = "s"
-    marks: tuple[str, ...] = ()
-    """Further columns by which the format is told from one with the same names."""
-    zero_output_failed: bool = False
-    """Whether 0 output tokens mark a failed request, to be dropped."""
-    hash_block: int = 0
-    """Tokens in a block of the prompt that the lists in the column ``hash_ids`` name; 0: it has no
-    such column.
-    """
-    priority: str | None = None
-    """Column of priorities: smaller ones are served first."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that are read."""
-        return (*((self.arrival,) if self.arrival else ()), self.prompt, self.output)
-
-    def fits(self, header: Collection[str]) -> bool:
-        """Whether a file with these columns has this format."""
-        return all(column in header for column in (*self.columns, *self.marks))
-
-
-FORMATS = (
-    # Azure, 2023 and 2024 (CSV)
-    Format("azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", "date"),
-    # BurstGPT, 6 or 8 columns (CSV, seconds); 0 response tokens is a failure
-    Format(
-        "burstgpt",
-        "Request tokens", "Response tokens", "Timestamp", zero_output_failed=True,
-    ),
-    # Vidur, processed traces (CSV, s)
-    Format("vidur", "num_prefill_tokens", "num_decode_tokens", "arrived_at"),
-    # Lengths without times (CSV; Vidur, Etalon)
-    Format("lengths", "num_prefill_tokens", "num_decode_tokens"),
-    # RAGPulse (JSON Lines, seconds as text)
-    Format(
-        "ragpulse",
-        "input_length", "output_length", "timestamp", marks=("hash_ids.sys_prompt",),
-    ),
-    # Qwen-Bailian (JSON Lines, seconds)
-    Format(
-        "qwen",
-        "input_length", "output_length", "timestamp", marks=("chat_id",), hash_block=16,
-    ),
-    # Mooncake (JSON Lines, milliseconds)
-    Format(
-        "mooncake",
-        "input_length", "output_length", "timestamp", "ms", hash_block=512,
-    ),
-)  # fmt: skip
-"""The known formats, the more specific first."""
-
-_PLAIN = "plain"
 _HASHES = "hash_ids"
-_OWN_NAMES = {
-    "prompt_tokens": ("prompt_tokens", "prompt", "input_tokens", "num_prompt_tokens"),
-    "output_tokens": (
-        "output_tokens",
-        "output",
-        "completion_tokens",
-        "generated_tokens",
-        "num_output_tokens",
-    ),
-}
-_ARRIVAL_UNITS: dict[str, Unit] = {
-    "arrival_s": "s",
-    "arrival_ms": "ms",
-    "arrival_us": "us",
-    "arrival_ns": "ns",
-}
-_LIKE_TIMES = (
-    "arrival", "arrivals", "arrived_at", "arrival_time", "created", "created_at",
-    "time", "times", "timestamp", "date", "datetime",
-)  # fmt: skip
 _SINCE_1970: dict[Unit, tuple[float, float]] = {
     "s": (1e9, 1e10),
     "ms": (1e12, 1e13),
@@ -118,10 +33,6 @@ _SINCE_1970: dict[Unit, tuple[float, float]] = {
 """From 2001 to 2286, as clocks of computers count: no number is a time of these years in two units.
 """
 NO_ROWS = "has no rows, so nothing arrives. Check that the file was written completely"
-_REMEDY = (
-    "`columns: {arrival_s: NAME, prompt_tokens: NAME, output_tokens: NAME}` (arrival_s may be "
-    "left out)"
-)
 
 
 @dataclass(frozen=True)
@@ -161,7 +72,8 @@ def load(
     path
         CSV, TSV, JSON Lines or Parquet.
     format
-        One of `FORMATS` by name, or ``"plain"``; by default it is recognised by the columns.
+        A name in `penstock.workload.trace_formats.FORMATS`, or ``"plain"``; by default it is
+        recognised by the columns.
     columns
         For any other table: which column holds ``prompt_tokens``, ``output_tokens`` and,
         optionally, the arrival as ``arrival_s``, ``arrival_ms`` or ``arrival_ns`` (numbers, or
@@ -174,10 +86,10 @@ def load(
     InputError
         If the file, or a value in it, cannot be used; one line that says where and why.
     """
-    _check_choice(format, columns)
+    check_choice(format, columns)
     source = Source.at(path, max_gib)
     table = open_table(source)
-    chosen = _choose(source, table.header, format, columns)
+    chosen = chosen_format(source, table.header, format, columns)
     rows, notices = _cast_rows(source, table, chosen)
 
     # Arrivals count from the first one, in order; what prompts share is told by the ids of their
@@ -238,23 +150,6 @@ def _cast_rows(source: Source, table: Table, chosen: Format) -> tuple[pl.DataFra
     return rows, notices
 
 
-def _check_choice(format: object, columns: object) -> None:
-    """Refuse a format that is no name, and columns that are no mapping of names."""
-    if format is not None and not isinstance(format, str):
-        raise InputError(
-            f"format is {shown(format)}, but must be the name of a trace format; leave it out to "
-            "detect it"
-        )
-    if columns is None:
-        return
-    if not isinstance(columns, Mapping) or not all(
-        isinstance(name, str) for pair in columns.items() for name in pair
-    ):
-        raise InputError(
-            f"columns is {shown(columns)}, but must map names to names of columns, as {_REMEDY}"
-        )
-
-
 def _succeeded(source: Source, rows: pl.DataFrame, notices: list[str]) -> pl.DataFrame:
     """Drop requests that failed, and take note of how many."""
     kept = rows.filter(pl.col("output").ne_missing(0))
@@ -303,7 +198,7 @@ def _unit(source: Source, chosen: Format, text: pl.Series) -> Unit:
     """Return what the arrivals count; where the column does not say so, what their size tells
     without doubt.
     """
-    if chosen.name == _PLAIN and text.str.contains(r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}").first():
+    if chosen.name == PLAIN and text.str.contains(r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}").first():
         return "date"
     if chosen.unit != "time":
         return chosen.unit
@@ -381,110 +276,3 @@ def _problem(text: str | None, unit: Unit) -> str:
     if number != math.floor(number):
         return "is not a whole number"
     return "is below 1" if number < 1 else f"is above {LONGEST:,}"
-
-
-def _listed(names: Collection[str]) -> str:
-    first = ", ".join(shown(name) for name in list(names)[:12])
-    return first + (f" and {len(names) - 12:,} more" if len(names) > 12 else "")
-
-
-# Which format.
-
-
-def _choose(
-    source: Source, header: Collection[str], name: str | None, columns: Mapping[str, str] | None
-) -> Format:
-    names = [format.name for format in FORMATS]
-    if name is not None and name not in (*names, _PLAIN):
-        raise InputError(
-            f"trace format {shown(name)} is not known{nearest(name, (*names, _PLAIN))}"
-        )
-    if columns is not None and name not in (None, _PLAIN):
-        raise InputError(
-            f"`columns` are for plain tables, but the format {name!r} has its own; leave one of "
-            "them out"
-        )
-    if columns is None and name in names:
-        chosen = FORMATS[names.index(name)]
-        absent = [column for column in chosen.columns if column not in header]
-        if absent:
-            raise source.fault(
-                f"format {name!r} needs the column {absent[0]!r}, but the file has "
-                f"{_listed(header)}. "
-                f"Leave `format` out to have it recognised, or name the columns with {_REMEDY}"
-            )
-        return chosen
-    if columns is None and name is None:
-        for format in FORMATS:
-            if format.fits(header):
-                return format
-    return _plain(source, header, columns or {})
-
-
-def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) -> Format:
-    """Describe a table whose columns the user names, or that bears Penstock's own names."""
-    roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
-    roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
-    keys = roles | {
-        "priority": "priority"
-    }  # only where it is asked for: many tables have such a column, of words too
-    # 1. columns that the user names
-    named: dict[str, tuple[str, str]] = {}  # role -> (key, column)
-    for key, column in columns.items():
-        if key not in keys:
-            raise InputError(
-                f"`columns` have the key {shown(key)}, which is not known{nearest(key, keys)}"
-            )
-        if column not in header:
-            raise source.fault(
-                f"`columns` name the column {shown(column)}, which is not "
-                f"there{nearest(column, header)}"
-            )
-        role = keys[key]
-        if role in named:
-            raise InputError(
-                f"`columns` name {role} twice, as {named[role][0]!r} and {key!r}; keep one"
-            )
-        twice = next((other for other, held in named.values() if held == column), None)
-        if twice is not None:
-            raise InputError(
-                f"`columns` give the column {shown(column)} to {twice} and {key}, but it is one "
-                "of them; name another"
-            )
-        named[role] = key, column
-    # 2. columns with names of Penstock's own, for roles that are left
-    by_user = set(named)
-    for own, role in roles.items():
-        if own not in header or role in by_user:
-            continue
-        if role in named:
-            raise source.fault(
-                f"has the columns {named[role][0]!r} and {own!r}, so which one is meant is "
-                "unclear. "
-                f"Choose with `columns: {{{own if role == 'arrival' else role}: {own}}}`, or the "
-                "other"
-            )
-        named[role] = own, own
-    if "prompt_tokens" not in named or "output_tokens" not in named:
-        formats = ", ".join(format.name for format in FORMATS)
-        raise source.fault(
-            f"the columns {_listed(header)} are those of no known format ({formats}). Name them "
-            f"with {_REMEDY}"
-        )
-    # 3. without a word of the user, one column that looks like times is the arrival
-    times = [column for column in header if column.strip().lower() in _LIKE_TIMES]
-    unit: Unit | None = None
-    if times and not columns and "arrival" not in named:
-        if len(times) > 1:
-            raise source.fault(
-                f"the columns {_listed(times)} all look like arrival times, so which one is meant "
-                "is unclear. Choose "
-                f"with `columns: {{arrival_s: {times[0]}}}` (or arrival_ms, arrival_us, arrival_ns)"
-            )
-        named["arrival"] = times[0], times[0]
-        unit = "time"
-    key, arrival = named.get("arrival", ("arrival_s", None))
-    prompt, output = named["prompt_tokens"][1], named["output_tokens"][1]
-    priority = named.get("priority", ("priority", None))[1]
-    unit = unit or _ARRIVAL_UNITS[key]
-    return Format(_PLAIN, prompt, output, arrival, unit, priority=priority)

@@ -5,7 +5,6 @@ so that the work is done by array operations over jobs. A fork opens a *frame* t
 share; a join closes it when all have come.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,70 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.workload.draws import Plan, Streams, drawn
 from penstock.workload.jobs import Ints, Jobs
 from penstock.workload.lengths import LONGEST, Length
-from penstock.workload.routes import Routes
 
 MOST_REQUESTS = 2**26
 """Requests unfolded at a time; a job that has more is taken for one without end."""
 
 _Number = TypeVar("_Number", np.int32, np.uint32, np.float64)
 Seconds = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Tokens = int | Length | str
-"""A number, a distribution, ``job`` (the length that comes with the job) or ``rest`` (that less
-one).
-"""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-    """What is drawn at each stage.
-
-    Attributes
-    ----------
-    routes
-        Where jobs go.
-    prompt, output
-        Of each stage.
-    delay_s
-        Of each stage, seconds; a distribution counts milliseconds.
-    transfer_s
-        Of each stage, seconds per prompt token of the request that released it.
-    context
-        ``new``, ``grow`` or ``reuse``, as in `Workflow`.
-    """
-
-    routes: Routes
-    prompt: tuple[Tokens, ...]
-    output: tuple[Tokens, ...]
-    delay_s: tuple[float | Length, ...]
-    transfer_s: tuple[float, ...]
-    context: str
-
-    @property
-    def prefills(self) -> Bools:
-        """Whether requests of each stage have a prompt."""
-        return np.array([not isinstance(tokens, int) or tokens > 0 for tokens in self.prompt])
-
-
-class Streams:
-    """A stream of random numbers for each stage and each kind of draw: more of one draw shifts no
-    other.
-
-    Parameters
-    ----------
-    seed
-        Whole numbers that tell these streams from all others.
-    stages
-        How many stages there are.
-    """
-
-    def __init__(self, seed: tuple[int, ...], stages: int) -> None:
-        kinds = [sequence.spawn(5) for sequence in np.random.SeedSequence(seed).spawn(stages)]
-        self.prompt, self.output, self.delay, self.branch, self.coin = (
-            [np.random.default_rng(sequence[kind]) for sequence in kinds] for kind in range(5)
-        )
 
 
 class _Context(NamedTuple):
@@ -230,12 +174,8 @@ class _Unfolding:
         delay = np.zeros(size) if self.delays else None
         for stage, places in _by_stage(wave.stage):
             jobs = wave.job[places]
-            prompt[places] = _drawn(
-                plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs
-            )
-            output[places] = _drawn(
-                plan.output[stage], streams.output[stage], self.job_output, jobs
-            )
+            prompt[places] = drawn(plan.prompt[stage], streams.prompt[stage], self.job_prompt, jobs)
+            output[places] = drawn(plan.output[stage], streams.output[stage], self.job_output, jobs)
             coin[places] = streams.coin[stage].integers(0, 2**32, jobs.size, np.uint32)
             if delay is not None:
                 own = plan.delay_s[stage]
@@ -502,11 +442,3 @@ def _rank(job: Ints) -> Ints:
     starts = np.flatnonzero(np.diff(job, prepend=-1))
     rank: Ints = np.arange(job.size) - np.repeat(starts, np.diff(starts, append=job.size))
     return rank
-
-
-def _drawn(tokens: Tokens, rng: np.random.Generator, of_job: Ints, jobs: Ints) -> Ints | int:
-    if isinstance(tokens, int):
-        return tokens
-    if isinstance(tokens, Length):
-        return tokens.sample(rng, jobs.size)
-    return of_job[jobs] - (tokens == "rest")

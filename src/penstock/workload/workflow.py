@@ -11,13 +11,15 @@ from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.words import counted
 from penstock.workload.arrivals import BLOCK
+from penstock.workload.draws import Plan, Streams
+from penstock.workload.forgotten_joins import forgotten_joins
 from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import Means, Sample, sampled_jobs
 from penstock.workload.pairs import Empirical, Lengths, Recorded
 from penstock.workload.routes import END, Routes
 from penstock.workload.stage import Stage, check_name, check_stage, is_fork, released
-from penstock.workload.unfold import Plan, Streams, requests_of, unfold
+from penstock.workload.unfold import requests_of, unfold
 from penstock.workload.workload import Workload
 
 CONTEXTS = ("new", "grow", "reuse")
@@ -172,7 +174,7 @@ class Workflow:
         """What reading the data brought up, what of it is not used, and stages that may lack a
         ``join``.
         """
-        notices = [*self.arrivals.notices, *self._plan.routes.forgotten_joins()]
+        notices = [*self.arrivals.notices, *forgotten_joins(self._plan.routes)]
         if self.arrivals.prefixes is not None:
             notices.append(
                 f"hash ids are left out: {self.name} knows shared prompts by its context alone"

@@ -1,0 +1,276 @@
+"""The loads above which priorities lose the two crossed servers, and the mean E2E of other orders
+there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import polars as pl
+from pydantic import Field
+from scipy import stats
+
+from penstock.checking.orders import with_order
+from penstock.document import Section
+from penstock.errors import InputError
+from penstock.kernel.signatures import BY_PHASE, LINE_PREFILL_MEAN
+from penstock.reproducing import rybko_stolyar_figures as figures
+from penstock.reproducing.claims import Claim, Reproduction
+from penstock.reproducing.rybko_stolyar import (
+    NEAR,
+    REVERSED,
+    at_load,
+    first_stage,
+    reversed_priorities,
+    seed_of,
+    slot_sentence,
+    verdict_claim,
+)
+from penstock.reproducing.setup import Different, Setup
+from penstock.scenario.network import NetworkScenario
+from penstock.simulation.network_run import NetworkRun
+from penstock.simulation.simulate import simulate
+from penstock.system.network import Network
+from penstock.system.orders import order
+from penstock.theory.network.cycles import priority_stability
+from penstock.theory.network.fluid import network_path
+from penstock.theory.network.virtual_stations import VirtualStation, priority_limit, worst_priority
+
+_EXACT = 1e-3
+
+
+class _Settings(Section):
+    loads: Different[Annotated[float, Field(ge=0.01, lt=1)]]
+    stable_at: float = Field(gt=0, lt=1)
+    unstable_at: float = Field(gt=0, lt=1)
+    push_at: float = Field(gt=0, lt=1)
+    orders: Different[str]
+    orders_at: float = Field(gt=0, lt=1)
+
+
+class E2E(NamedTuple):
+    """Mean E2E, s, and the half width of its 95% interval."""
+
+    mean: float
+    half: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies in the interval, widened by 5%."""
+        return abs(self.mean - value) <= self.half + NEAR * self.mean
+
+
+_KNOWN_LIMIT, _KNOWN_PUSH = 0.5588, 0.5429
+_AMPLIFIED = {0.5: 0.810, 0.7: 1.676, 0.9: 4.135}
+_E2E = {
+    (REVERSED, 0.9): 70, (REVERSED, 0.95): 74, (REVERSED, 0.98): 82, (REVERSED, 0.99): 93,
+    ("back-pressure", 0.9): 79, ("back-pressure", 0.95): 82, ("back-pressure", 0.98): 90,
+    ("back-pressure", 0.99): 102,
+    ("back-pressure-phase", 0.9): 86, ("back-pressure-phase", 0.95): 91,
+    ("back-pressure-phase", 0.98): 100,
+    ("back-pressure-phase", 0.99): 112,
+    ("hlpps", 0.9): 72, ("hlpps", 0.95): 81, ("hlpps", 0.98): 107, ("hlpps", 0.99): 158,
+    ("fcfs", 0.9): 77, ("fcfs", 0.95): 90, ("fcfs", 0.98): 127, ("fcfs", 0.99): 192,
+    ("global-age", 0.9): 198, ("global-age", 0.95): 281, ("global-age", 0.98): 416,
+    ("global-age", 0.99): 515,
+}  # fmt: skip
+"""Mean E2E in slots, by order and load, from an independent slotted program."""
+
+_WARMUP, _BATCHES = 0.2, 30
+
+
+def run(setup: Setup) -> Reproduction:
+    """Compare load limits, amplification and E2E with formulas and an independent program."""
+    settings = setup.settings(_Settings)
+    scenario = setup.network()
+    network = at_load(scenario.network, 1.0)
+    reversed_priorities(network)  # which refuses orders that are no priorities
+    ranking = [stage for pool in network.pools.values() for stage in pool.order.stages]
+    virtual = priority_limit(network.model(), ranking)
+    push = worst_priority(network.model(), phases=True)
+    if virtual is None or push is None:
+        raise InputError(
+            "the priorities of these pools have no virtual station, so nothing but a load of 1 "
+            "makes them fail; serve "
+            "the long second stage first at each pool"
+        )
+    # 1. limits and amplification by formula  2. floods below and above  3. E2E by order, simulated
+    claims = _by_formula(network, ranking, virtual, push)
+    claims += [_amplified(network, virtual, load) for load in settings.loads]
+    setup.progress(0.2)
+    claims += _by_floods(network, settings)
+    setup.progress(0.6)
+    measured = _simulated(setup, settings, scenario, network)
+    claims += [
+        claim for name, e2e in measured.items() for claim in _e2e(name, settings.orders_at, e2e)
+    ]
+    table = _e2e_table(measured, settings.orders_at)
+    charts = {
+        "Amplification of a backlog by half a cycle, over the load, for two priorities: each "
+        "passes 1 at its limit.":
+        figures.curves({"the paper's priorities": virtual, "push start": push}, _AMPLIFIED),
+        f"Mean E2E by order at a load of {settings.orders_at:g}, with intervals, beside that of a "
+        "slotted program.":
+        figures.dots(table),
+    }  # fmt: skip
+    return setup.answer(
+        claims, table, charts,
+        "First figure: where half a cycle multiplies a backlog by more than 1, right of the "
+        "vertical line, queues grow "
+        "without end; the dots are the formula's figures. "
+        "Second figure: E2E of an independent slotted program beside those simulated here. "
+        f"{slot_sentence(network)}".rstrip(),
+        assumed=(
+            "Rows marked formula compare formulas with a linear program or a fluid path; rows "
+            "marked simulated are "
+            "simulated here",
+            "Same means: limits within 0.0005, amplifications within 0.001; of E2E, the other "
+            "figure lies in the 95% "
+            "interval widened by 5%",
+            "The E2E of the slotted program come from an independent program with slots of 1 s, "
+            "where requests arrive "
+            "and move on between slots; here they arrive at any time",
+        ),
+    )  # fmt: skip
+
+
+def _simulated(
+    setup: Setup, settings: _Settings, scenario: NetworkScenario, network: Network
+) -> dict[str, E2E]:
+    """Return the mean E2E under each order."""
+    measured = {}
+    for index, name in enumerate(settings.orders):
+        busy = at_load(network, settings.orders_at)
+        chosen = reversed_priorities(busy) if name == REVERSED else with_order(busy, name)
+        served = simulate(
+            chosen, jobs=scenario.jobs, until=scenario.until, seed=seed_of(chosen), record="jobs"
+        )
+        measured[name] = mean_e2e(served)
+        setup.progress(0.6 + 0.4 * (index + 1) / len(settings.orders))
+    return measured
+
+
+def _e2e_table(measured: Mapping[str, E2E], load: float) -> pl.DataFrame:
+    """Return a row per order: its mean E2E, and that of the slotted program."""
+    return pl.DataFrame(
+        [(name, e2e.mean, e2e.half, _E2E.get((name, load))) for name, e2e in measured.items()],
+        {
+            "order": pl.String,
+            "mean_e2e_s": pl.Float64,
+            "half_width_s": pl.Float64,
+            "known_s": pl.Float64,
+        },
+        orient="row",
+    )
+
+
+def _by_formula(
+    network: Network, ranking: Sequence[str], virtual: VirtualStation, push: VirtualStation
+) -> list[Claim]:
+    """Compare the load limits of the paper's priorities and of a push start with what is known."""
+    model = network.model()
+    by_stage = priority_stability(model, ranking).max_load
+    by_phase = priority_stability(model, push.ranking, phases=True).max_load
+    return [
+        _limit("formula: the paper's priorities fail above", virtual, by_stage, _KNOWN_LIMIT),
+        _limit("formula: a push start fails above", push, by_phase, _KNOWN_PUSH),
+    ]
+
+
+def _by_floods(network: Network, settings: _Settings) -> list[Claim]:
+    """Compare the flood test below and above the limits with what the formulas say."""
+    pushed = with_order(at_load(network, settings.push_at), order(push_start))
+    cases = (
+        (
+            at_load(network, settings.stable_at),
+            f"the paper's priorities at {settings.stable_at:g}",
+            "stable",
+        ),
+        (
+            at_load(network, settings.unstable_at),
+            f"the paper's priorities at {settings.unstable_at:g}",
+            "unstable",
+        ),
+        (pushed, f"a push start at {settings.push_at:g}", "unstable"),
+    )
+    return [
+        verdict_claim(case, f"simulated: {what}", answer, f"{answer} (formula)")
+        for case, what, answer in cases
+    ]
+
+
+def push_start(lines: Any, params: Any, weights: Any) -> int:
+    """Prompts of the stage with the shortest ones first, then other stages, then the decodes of
+    that stage.
+    """
+    short = 0
+    for line in range(lines.shape[0]):
+        if lines[line, LINE_PREFILL_MEAN] < lines[short, LINE_PREFILL_MEAN]:
+            short = line
+    for line in range(lines.shape[0]):
+        weights[line, 0] = 2.0
+        weights[line, 1] = 3.0
+    weights[short, 0] = 4.0
+    weights[short, 1] = 1.0
+    return BY_PHASE
+
+
+def _limit(what: str, virtual: VirtualStation, program: float, expected: float) -> Claim:
+    """Compare the load limit of a virtual station, and that of the linear program, with what is
+    known.
+    """
+    same = abs(virtual.max_load - expected) < _EXACT / 2 and abs(program - expected) < _EXACT / 2
+    return Claim.judged(
+        what, f"a load of {expected} (formula)",
+        f"{virtual.max_load:.4f} (virtual station), {program:.4f} (linear program)",
+        same, "formula, program or path is not the known one",
+    )  # fmt: skip
+
+
+def _amplified(network: Network, virtual: VirtualStation, load: float) -> Claim:
+    """Compare the amplification by half a cycle, by formula and along a fluid path, with what is
+    known.
+    """
+    first, second = virtual.amplification(load)
+    formula = float(np.sqrt(first * second))
+    growth = network_path(
+        at_load(network, load).model(), virtual.ranking, first_stage(network)
+    ).growth
+    along = float("nan") if growth is None else float(np.sqrt(growth))
+    published = next((value for at, value in _AMPLIFIED.items() if abs(at - load) < 1e-9), None)
+    expected = formula if published is None else published
+    same = abs(formula - expected) < _EXACT and abs(along - expected) < _EXACT
+    return Claim.judged(
+        f"formula: half a cycle multiplies a backlog, at {load:g}", f"{expected:.3f} (formula)",
+        f"{formula:.3f} by formula, {along:.3f} along a fluid path", same,
+        "the fluid path, or the formula, gives another figure",
+    )  # fmt: skip
+
+
+def mean_e2e(run: NetworkRun) -> E2E:
+    """Return mean E2E of the jobs after a warm-up, with an interval by batch means."""
+    done = run.finish >= 0
+    e2e = ((run.finish - run.arrival)[done] * run.tick_s)[int(_WARMUP * done.sum()) :]
+    if e2e.size < _BATCHES:
+        raise InputError(
+            f"simulate: only {e2e.size} jobs end after the warm-up, too few for an interval; "
+            "raise `jobs`"
+        )
+    means = np.array([batch.mean() for batch in np.array_split(e2e, _BATCHES)])
+    half = stats.t.ppf(0.975, _BATCHES - 1) * means.std(ddof=1) / np.sqrt(_BATCHES)
+    return E2E(float(e2e.mean()), float(half))
+
+
+def _e2e(name: str, load: float, measured: E2E) -> list[Claim]:
+    expected = next(
+        (value for (of, at), value in _E2E.items() if of == name and abs(at - load) < 1e-9), None
+    )
+    if expected is None:
+        return []
+    same = measured.holds(expected)
+    return [
+        Claim.judged(
+            f"simulated: mean E2E at {load:g}, {name}", f"{expected} s (slotted program)",
+            f"{measured.mean:.1f} +- {measured.half:.1f} s", same,
+            "outside the 95% interval widened by 5%: the run is too short",
+        )
+    ]  # fmt: skip

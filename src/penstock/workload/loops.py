@@ -1,0 +1,35 @@
+"""Loops of paths, from which none leads out."""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:
+    """Return a loop from which no path leads out, as the places it visits, ending with the first;
+    [] if there is none.
+
+    Parameters
+    ----------
+    chances
+        Shape (places, places): above 0 where a path leads from one place to another.
+    leaves
+        Shape (places,): whether a path leads out from there.
+    forks
+        Shape (places,): whether all paths from there are taken, so that all must lead out; None:
+        nowhere.
+    """
+    paths = chances > 0
+    every = np.zeros(leaves.size, np.bool_) if forks is None else forks
+    for _ in range(leaves.size):
+        out = np.where(every, ~(paths & ~leaves).any(axis=1), (paths & leaves).any(axis=1))
+        leaves = leaves | out
+    if leaves.all():
+        return []
+    inside = chances * ~leaves
+    path = [int(np.argmin(leaves))]
+    while path[-1] not in path[:-1]:
+        path.append(int(np.argmax(inside[path[-1]])))
+    return path[path.index(path[-1]) :]
