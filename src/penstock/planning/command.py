@@ -27,11 +27,11 @@ from penstock.words import amount
 if TYPE_CHECKING:
     from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
+    from penstock.planning.deployment import Deployment
     from penstock.planning.job import JobPlan
     from penstock.planning.launch import Launch
     from penstock.planning.plan import Plan
     from penstock.planning.scenario import PlanScenario
-    from penstock.planning.space import Deployment
 
 
 Targets = Annotated[

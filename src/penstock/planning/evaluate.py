@@ -21,9 +21,9 @@ from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement, Target
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError, nearest
+from penstock.planning.deployment import SPLITTING, Deployment
 from penstock.planning.goodput import Floats, goodput_share, own_latency, within
 from penstock.planning.share import share_of
-from penstock.planning.space import SPLITTING, Deployment
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import Run

@@ -22,9 +22,10 @@ from typing import Any
 from penstock import checks
 from penstock.checking.targets import Target
 from penstock.errors import InputError
+from penstock.planning.deployment import Deployment
 from penstock.planning.fewest import fewest
 from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
-from penstock.planning.space import Deployment, Family
+from penstock.planning.space import Family
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
 from penstock.system.server import Server

@@ -4,10 +4,10 @@ import dataclasses
 import math
 from typing import Any
 
+from penstock.planning.deployment import Deployment
 from penstock.planning.evaluate import Evaluation
 from penstock.planning.search import Search
 from penstock.planning.shortfalls import shortfalls
-from penstock.planning.space import Deployment
 from penstock.words import counted
 
 
