@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.planning.aim import Aim
 from penstock.planning.day import _ahead, plan_day
 from penstock.planning.day_run import simulate_day
 from penstock.planning.deployment import Deployment
-from penstock.planning.evaluate import Aim, evaluate
+from penstock.planning.evaluate import evaluate
 from penstock.planning.rates import RateProfile, profile
 from penstock.planning.scenario import read_plan
 from penstock.planning.sections import day_of

@@ -5,8 +5,9 @@ import pytest
 
 import penstock as ps
 from penstock.errors import InputError
+from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.evaluate import Aim, evaluate
+from penstock.planning.evaluate import evaluate
 from penstock.planning.share import share_of
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)

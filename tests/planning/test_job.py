@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.evaluate import Aim
 from penstock.planning.job import TOKEN_BUDGETS, plan_job
 from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch

@@ -11,7 +11,8 @@ from typing import Any
 from penstock import checks
 from penstock.checking.targets import Judgement, Target
 from penstock.errors import InputError
-from penstock.planning.evaluate import Aim, Evaluation
+from penstock.planning.aim import Aim
+from penstock.planning.evaluate import Evaluation
 from penstock.planning.search import Prospect, Search, rank
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.space import Discarded, Family, Reason, Space

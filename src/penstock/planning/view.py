@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.checking.view import traffic
-from penstock.planning.evaluate import MOST_ROWS
+from penstock.planning.aim import MOST_ROWS
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import day_section, job_section, job_verdict, launch_section
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
