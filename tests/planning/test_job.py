@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import Deployment
-from penstock.planning.job import TOKEN_BUDGETS, plan_job
+from penstock.planning.job import plan_job
+from penstock.planning.job_candidates import TOKEN_BUDGETS
 from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch
 from penstock.planning.sections import job_of
