@@ -27,7 +27,7 @@ from penstock.reproducing.small_systems import (
     small_systems,
     waiting,
 )
-from penstock.scenario.scenario import ServerSection
+from penstock.scenario.server import ServerSection
 from penstock.show import charts
 from penstock.show.page import Table
 from penstock.simulation.run import Run

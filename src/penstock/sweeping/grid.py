@@ -23,7 +23,8 @@ import yaml
 from penstock import checks
 from penstock.document import Section
 from penstock.errors import InputError, nearest
-from penstock.scenario.scenario import ENGINE_NAMES, ServerSection, SimulateSection
+from penstock.scenario.scenario import SimulateSection
+from penstock.scenario.server import ENGINE_NAMES, ServerSection
 from penstock.scenario.workload import WorkloadSection
 
 MOST_POINTS = 1_000_000
