@@ -20,8 +20,9 @@ from .measuring.calibration.calibrate import Calibration, calibrate
 from .measuring.fitting.batches import MeasuredBatches
 from .measuring.fitting.fit import Fit, fit
 from .measuring.fitting.readers import read_batches
+from .planning.deployment import Deployment
 from .planning.plan import Plan, plan
-from .planning.space import Deployment, search_space
+from .planning.space import search_space
 from .simulation.network_run import NetworkRun
 from .simulation.run import Run
 from .simulation.simulate import simulate

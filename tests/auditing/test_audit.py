@@ -6,7 +6,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from penstock.auditing.audit import MOST_KEPT, Shortfall, audit
+from penstock.auditing.audit import MOST_KEPT, audit
+from penstock.auditing.conservation import Shortfall
 from penstock.errors import InputError
 from penstock.reference import markov_chain
 from penstock.simulation.run import Distribution, Rows, Run

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.planning.aim import Aim
 from penstock.planning.day import _ahead, plan_day
 from penstock.planning.day_run import simulate_day
-from penstock.planning.evaluate import Aim, evaluate
+from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import evaluate
 from penstock.planning.rates import RateProfile, profile
 from penstock.planning.scenario import read_plan
 from penstock.planning.sections import day_of
-from penstock.planning.space import Deployment
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 SERVER = ps.Server(ps.hardware("codellama-34b-a100-tp2").batch_time, 512)

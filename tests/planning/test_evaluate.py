@@ -5,9 +5,10 @@ import pytest
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.planning.evaluate import Aim, evaluate
+from penstock.planning.aim import Aim
+from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import evaluate
 from penstock.planning.share import share_of
-from penstock.planning.space import Deployment
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 WORKLOAD = ps.Workload.poisson(12.0, ps.Geometric(300, max=2_000), ps.Geometric(50, max=300))

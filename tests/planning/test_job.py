@@ -8,12 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.planning.evaluate import Aim
-from penstock.planning.job import TOKEN_BUDGETS, plan_job
+from penstock.planning.aim import Aim
+from penstock.planning.deployment import Deployment
+from penstock.planning.job import plan_job
+from penstock.planning.job_candidates import TOKEN_BUDGETS
 from penstock.planning.job_run import Job, arrivals_within, longest_s, simulate_job, work_s
 from penstock.planning.launch import launch
 from penstock.planning.sections import job_of
-from penstock.planning.space import Deployment, Family
+from penstock.planning.space import Family
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 TP1 = ps.Server(ps.hardware("codellama-34b-a100-tp1").batch_time, 512, 128)

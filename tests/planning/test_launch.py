@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.planning.deployment import Deployment
 from penstock.planning.launch import MODEL, launch
-from penstock.planning.space import Deployment
 
 A100 = "codellama-34b-a100-tp2"
 

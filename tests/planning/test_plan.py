@@ -8,7 +8,8 @@ from hypothesis import strategies as some
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.planning.evaluate import Aim, Evaluation, evaluate
+from penstock.planning.aim import Aim
+from penstock.planning.evaluate import Evaluation, evaluate
 from penstock.planning.plan import Plan, plan
 from penstock.planning.space import Space, search_space
 

@@ -4,7 +4,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import InputError
-from penstock.planning.space import Deployment, search_space
+from penstock.planning.deployment import Deployment
+from penstock.planning.space import search_space
 
 SERVER = ps.Server(ps.Affine(c=0.01, a=1e-4), token_budget=256)
 

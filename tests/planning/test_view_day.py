@@ -4,10 +4,10 @@ import pytest
 
 import penstock as ps
 from penstock.planning.day import plan_day
+from penstock.planning.deployment import Deployment
 from penstock.planning.job import plan_job
 from penstock.planning.launch import launch
 from penstock.planning.rates import RateProfile
-from penstock.planning.space import Deployment
 from penstock.planning.view import plan_page
 from penstock.show.terminal import print_page
 

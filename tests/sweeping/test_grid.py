@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.sweeping import grid
+from penstock.sweeping import fields, grid
 from penstock.sweeping.grid import Range, Values
 
 
@@ -117,10 +117,10 @@ def test_what_gives_no_values_is_refused_in_one_line(text: str) -> None:
 
 
 def test_engine_names_lead_to_the_same_field_and_replace_what_stands_there() -> None:
-    place = grid.resolved("server.max-num-batched-tokens")
-    assert place == grid.resolved("server.chunked_prefill_size") == ("server", "token_budget")
+    place = fields.resolved("server.max-num-batched-tokens")
+    assert place == fields.resolved("server.chunked_prefill_size") == ("server", "token_budget")
     document = {"server": {"max_num_batched_tokens": 512, "policy": "orca"}}
-    assert grid.at(document, [place], [128]) == {"server": {"token_budget": 128, "policy": "orca"}}
+    assert fields.at(document, [place], [128]) == {"server": {"token_budget": 128, "policy": "orca"}}
     assert document == {"server": {"max_num_batched_tokens": 512, "policy": "orca"}}
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.scenario.scenario import ServerSection, build
+from penstock.scenario.scenario import build
+from penstock.scenario.server import ServerSection
 from penstock.system.engine_flags import EXPLAINED
 
 WORKLOAD = {"poisson": {"rate": 2, "prompt": 100, "output": 50}}

@@ -6,11 +6,10 @@ Section 3 and against what the run recorded.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
+from penstock.auditing.conservation import Conservation, supply_of, work_conservation
 from penstock.auditing.replay import Replay, replay
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
@@ -19,27 +18,6 @@ from penstock.system.batch_time import Composition
 from penstock.system.server import Server
 
 MOST_KEPT = 20  # violations that are put into words; the others are counted
-
-
-class Shortfall(NamedTuple):
-    """A batch that carried less than it should: its index, its start (tick), its tokens, what they
-    could have been.
-    """
-
-    batch: int
-    start: int
-    tokens: int
-    supply: int
-
-
-class Conservation(NamedTuple):
-    """Whether every batch carried what it should, and which did not; None where its supply is not
-    defined.
-    """
-
-    held: bool | None
-    breaches: int
-    first: Shortfall | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,14 +124,14 @@ def audit(run: Run) -> Audit:
     _check_memory(run.server, r, findings)
     _check_times(run, run.rows, r, findings)
     budget = run.server.token_budget
-    supply = _supply(run, r)
+    supply = supply_of(run, r)
     idle = _idle_since(run, r)
     return Audit(
         feasible=findings.count == 0,
         violations=tuple(findings.kept),
         n_violations=findings.count,
-        paper=_conservation(r, supply, lambda s: (s >= budget) & (r.load < budget)),
-        strong=_conservation(r, supply, lambda s: r.load < np.minimum(s, budget)),
+        paper=work_conservation(r, supply, lambda s: (s >= budget) & (r.load < budget)),
+        strong=work_conservation(r, supply, lambda s: r.load < np.minimum(s, budget)),
         idle_periods=idle.size,
         idle_from=int(idle[0]) if idle.size else None,
         overtake_k=_overtake_k(r),
@@ -359,74 +337,6 @@ def _check_times(run: Run, rows: Rows, r: Replay, findings: _Findings) -> None:
     for name, (recorded, implied) in counts.items():
         sentence = f"the run counts {recorded} {name}, but its allocations {implied} (totals)"
         findings.note({}, {sentence: np.array([recorded != implied])})
-
-
-def _supply(run: Run, r: Replay) -> Ints | None:
-    """Return what each batch could have carried (see `Audit`), or None if that is not defined."""
-    limit, arrived, everything = run.server.max_batch_size, r.arrived, _tokens_there(r)
-    gone = r.before(r.finished_in)
-    if limit is None or (arrived - gone <= limit).all():
-        return everything
-    if r.again.any():
-        return None
-    prompt_ends = np.append(0, np.cumsum(r.prompt))
-    if run.server.scope == "running":
-        if (np.diff(r.admitted_in) < 0).any():
-            return None
-        admitted = r.before(r.admitted_in)
-        last = np.clip(gone + limit, admitted, arrived)
-        return np.asarray(everything - (prompt_ends[arrived] - prompt_ends[last]), np.int64)
-    if not _prompts_in_order(r, prompt_ends):
-        return None
-    served = np.append(
-        0, np.cumsum(np.bincount(r.batch, r.prefill, r.start.size).astype(np.int64))
-    )[:-1]
-    head = np.searchsorted(prompt_ends, served, side="right") - 1  # the oldest prompt, perhaps cut
-    last = np.minimum(head + limit, arrived)
-    decoding = everything - (prompt_ends[arrived] - served)
-    return np.asarray(
-        prompt_ends[last] - served + np.minimum(decoding, limit - (last - head)), np.int64
-    )
-
-
-def _tokens_there(r: Replay) -> Ints:
-    """Return, for each batch, the tokens that the requests in the system could put into it."""
-    n, m = r.arrival.size, r.start.size
-    came = np.searchsorted(r.start, r.arrival)  # the first batch that starts no earlier
-    first = np.diff(r.request, prepend=-1) != 0
-    since = np.where(first, came[r.request], np.roll(r.batch, 1) + 1)
-    there = r.over(np.where(r.left > 0, r.left, 1), since, r.batch + 1)
-    last = (
-        np.searchsorted(r.request, np.arange(n), side="right") - 1
-    )  # of each request that was served
-    served = r.admitted_in < m
-    left, since = r.prompt.copy(), came
-    left[served] = np.maximum((r.left - r.prefill)[last[served]], 1)
-    since = np.where(served, np.append(r.batch + 1, 0)[last], came)
-    return there + r.over(np.where(r.finished_in < m, 0, left), since, np.full(n, m))
-
-
-def _prompts_in_order(r: Replay, prompt_ends: Ints) -> bool:
-    """Whether prompt tokens were served in order of arrival, each prompt to its end before the
-    next.
-    """
-    served = np.flatnonzero(r.prefill > 0)
-    served = served[np.lexsort((r.request[served], r.batch[served]))]
-    request, tokens = r.request[served], r.prefill[served]
-    until = np.cumsum(tokens)
-    return bool(
-        ((until - tokens >= prompt_ends[request]) & (until <= prompt_ends[request + 1])).all()
-    )
-
-
-def _conservation(r: Replay, supply: Ints | None, short: Callable[[Ints], Bools]) -> Conservation:
-    breaches = np.flatnonzero(short(supply)) if supply is not None else np.empty(0, np.int64)
-    if supply is None or not breaches.size:
-        return Conservation(None if supply is None else True, 0, None)
-    b = int(breaches[0])
-    return Conservation(
-        False, breaches.size, Shortfall(b, int(r.start[b]), int(r.load[b]), int(supply[b]))
-    )
 
 
 def _idle_since(run: Run, r: Replay) -> Ints:

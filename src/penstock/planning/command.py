@@ -27,52 +27,56 @@ from penstock.words import amount
 if TYPE_CHECKING:
     from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
+    from penstock.planning.deployment import Deployment
     from penstock.planning.job import JobPlan
     from penstock.planning.launch import Launch
     from penstock.planning.plan import Plan
     from penstock.planning.scenario import PlanScenario
-    from penstock.planning.space import Deployment
+
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        metavar="TARGET",
+        help="A limit such as ttft_p99<2s, instead of the scenario's.",
+    ),
+]
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        "--objective", help="cost: meet every target; goodput: for a share of the requests."
+    ),
+]
+Goodput = Annotated[
+    float | None,
+    typer.Option("--goodput", help="Share of requests within all limits; 0.99 is 99%."),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        "--requests", help="Simulated of a replica to begin with, instead of the scenario's."
+    ),
+]
+Confidence = Annotated[float | None, typer.Option("--confidence", help="Of the intervals.")]
+Manifest = Annotated[
+    Path | None,
+    typer.Option("--manifest", metavar="FILE", help="Write a Kubernetes manifest of the answer."),
+]
 
 
 def plan(
     scenario: ScenarioPath,
-    targets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target",
-            metavar="TARGET",
-            help="A limit such as ttft_p99<2s, instead of the scenario's.",
-        ),
-    ] = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            "--objective", help="cost: meet every target; goodput: for a share of the requests."
-        ),
-    ] = None,
-    goodput: Annotated[
-        float | None,
-        typer.Option("--goodput", help="Share of requests within all limits; 0.99 is 99%."),
-    ] = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "--requests", help="Simulated of a replica to begin with, instead of the scenario's."
-        ),
-    ] = None,
-    confidence: Annotated[
-        float | None, typer.Option("--confidence", help="Of the intervals.")
-    ] = None,
+    targets: Targets = None,
+    objective: Objective = None,
+    goodput: Goodput = None,
+    requests: Requests = None,
+    confidence: Confidence = None,
     seed: Seed = None,
     as_json: Json = False,
     figures: Figures = None,
     report: Report = None,
-    manifest: Annotated[
-        Path | None,
-        typer.Option(
-            "--manifest", metavar="FILE", help="Write a Kubernetes manifest of the answer."
-        ),
-    ] = None,
+    manifest: Manifest = None,
     strict: Strict = False,
 ) -> None:
     """Find the cheapest deployment that meets the targets, and say what binds it and what comes

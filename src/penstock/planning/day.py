@@ -19,11 +19,12 @@ from penstock import checks
 from penstock.checking.batches import relaxation_requests
 from penstock.checking.targets import Target
 from penstock.errors import InputError
+from penstock.planning.aim import Aim
 from penstock.planning.day_run import DayCheck, resampled, simulate_day
-from penstock.planning.evaluate import Aim, Evaluation, evaluate, network_of
+from penstock.planning.deployment import SPLITTING, Deployment
+from penstock.planning.evaluate import Evaluation, evaluate, network_of
 from penstock.planning.fewest import fewest
 from penstock.planning.rates import HOUR_S, RateProfile
-from penstock.planning.space import SPLITTING, Deployment
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
 from penstock.theory.certificate import certify

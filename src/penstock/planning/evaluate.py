@@ -10,21 +10,20 @@ random numbers).
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 
-from penstock import checks
-from penstock.checking.batches import LEAST_REQUESTS, checked_confidence
 from penstock.checking.enough_requests import estimate
 from penstock.checking.latency import SteadyState
 from penstock.checking.latency_network import network_steady_state
-from penstock.checking.targets import Estimate, Judgement, Target
+from penstock.checking.targets import Estimate, Judgement
 from penstock.checking.verdict import Outcome, verdict
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
+from penstock.planning.aim import Aim
+from penstock.planning.deployment import SPLITTING, Deployment
 from penstock.planning.goodput import Floats, goodput_share, own_latency, within
 from penstock.planning.share import share_of
-from penstock.planning.space import SPLITTING, Deployment
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import Run
@@ -37,130 +36,11 @@ from penstock.words import STATISTICS
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
 
-Objective = Literal["cost", "goodput"]
-OBJECTIVES: tuple[Objective, ...] = ("cost", "goodput")
-
-REQUESTS = 5_000
-"""Of one replica, to begin with."""
-
-MOST_TIMES_LONGER = 16
-"""How many times longer a run becomes while it decides nothing."""
-
-MOST_ROWS = 20_000_000
-"""Requests of a run at most, each of which keeps a row in memory."""
-
 _MOST_TOGETHER = (
     4_000_000  # requests of all replicas that are simulated together, each of which keeps a row too
 )
 
 _MOST_DRIFT = 0.999
-
-
-@dataclasses.dataclass(frozen=True)
-class Aim:
-    """What a deployment has to do.
-
-    Attributes
-    ----------
-    targets
-        Upper limits of latencies.
-    objective
-        ``cost``: meet every target. ``goodput``: let a share of the requests stay within all
-        limits.
-    goodput
-        That share: of requests whose own TTFT, mean time per output token and E2E are within the
-        limits given, whatever the statistic of the target.
-    confidence
-        How often an interval holds its value, whenever the simulation stops.
-    requests, most_requests
-        To begin with, and at most, on the replica that is simulated, or in a network on average on
-        each (fewer where all replicas together would have more than four million).
-    """
-
-    targets: tuple[Target, ...]
-    objective: Objective = "cost"
-    goodput: float = 0.99
-    confidence: float = 0.95
-    requests: int = REQUESTS
-    most_requests: int = REQUESTS * MOST_TIMES_LONGER
-
-    @classmethod
-    def of(
-        cls,
-        targets: Sequence[Target | str],
-        *,
-        objective: str = "cost",
-        goodput: float = 0.99,
-        confidence: float = 0.95,
-        requests: int | None = None,
-        most_requests: int | None = None,
-    ) -> Self:
-        """Check and return an aim; targets may be text such as ``ttft_p99<2s``.
-
-        Raises
-        ------
-        InputError
-            If there is no target, or a value cannot be used.
-        """
-        if isinstance(targets, str) or not targets:
-            raise InputError(
-                "no target is given, so any stable fleet would do; give a list such as "
-                "['ttft_p99<2s']"
-            )
-        limits = tuple(
-            target if isinstance(target, Target) else Target.parse(target) for target in targets
-        )
-        names = [target.name for target in limits]
-        twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
-        if twice is not None:
-            raise InputError(f"two targets limit {twice}; keep the lower one")
-        if objective not in OBJECTIVES:
-            raise InputError(
-                f"unknown objective {checks.shown(objective)}{nearest(str(objective), OBJECTIVES)}"
-            )
-        share = checks.number(
-            "the goodput", goodput, 0.01, 0.9999, "", "it is a share of the requests; 0.99 is 99%"
-        )
-        sure = checked_confidence(confidence)
-        first = REQUESTS if requests is None else requests
-        reason = "fewer give no interval, and each keeps a row in memory"
-        first = checks.whole("requests", first, LEAST_REQUESTS, MOST_ROWS, "", reason)
-        most = (
-            min(MOST_TIMES_LONGER * max(first, REQUESTS), MOST_ROWS)
-            if most_requests is None
-            else most_requests
-        )
-        reason = "the first run already has `requests`, and each keeps a row in memory"
-        most = checks.whole("most_requests", most, first, MOST_ROWS, "", reason)
-        return cls(limits, objective, share, sure, first, most)
-
-    @property
-    def looks(self) -> tuple[int, ...]:
-        """Requests of each look."""
-        sizes = [self.requests]
-        while sizes[-1] < self.most_requests:
-            sizes.append(min(2 * sizes[-1], self.most_requests))
-        return tuple(sizes)
-
-    def judge(
-        self, outcome: Outcome, judgements: Sequence[Judgement], goodput: Estimate
-    ) -> Judgement:
-        """Return whether a deployment does what it has to."""
-        if outcome == "unstable":
-            return "missed"
-        answer = together(judgements)
-        if self.objective == "goodput":
-            answer = "undecided"
-            if goodput.low is not None and goodput.low >= self.goodput:
-                answer = "met"
-            elif goodput.high is not None and goodput.high < self.goodput:
-                answer = "missed"
-        return "undecided" if answer == "met" and outcome != "stable" else answer
-
-
-def together(judgements: Sequence[Judgement]) -> Judgement:
-    """Return the judgement of several targets together."""
-    return next((word for word in ("missed", "undecided") if word in judgements), "met")
 
 
 def as_interval(estimate: Estimate) -> dict[str, Any]:

@@ -23,26 +23,16 @@ from penstock import checks
 from penstock.checking.targets import Target
 from penstock.errors import InputError
 from penstock.planning.fewest import fewest
-from penstock.planning.job_run import PACED_SHARE, Job, JobResult, Mode, longest_s, simulate_job
-from penstock.planning.space import Deployment, Family
+from penstock.planning.job_candidates import Candidate, Fleets, candidates_of
+from penstock.planning.job_run import PACED_SHARE, Job, JobResult, longest_s, simulate_job
 from penstock.show.page import Page, Shown
 from penstock.system.pool import MOST_REPLICAS
-from penstock.system.server import Server
 from penstock.words import amount, counted
 from penstock.workload.workload import Workload
-
-TOKEN_BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192)
-"""Those that are tried where none are given, beside the server's own."""
-
-MOST = 1_024
-"""Replicas of a fleet, where nothing else is said."""
 
 _MOST_REQUESTS = 5_000_000
 _LONGEST = "the longest request alone"
 _GAIN = 0.02  # of the time, by twice the fleet; below it no larger one is tried
-
-Fleets = Deployment | Family
-"""Any number of replicas, or those that a search allows."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done, and the share that is."""
@@ -138,7 +128,8 @@ def plan_job(
         drawn from it.
     fleets, token_budgets
         What to try: families of a search space with their numbers of replicas, or deployments with
-        any number; on each server its own budget and `TOKEN_BUDGETS`, or those given.
+        any number; on each server its own budget and `job_candidates.TOKEN_BUDGETS`, or those
+        given.
     requests, deadline_s
         Of the job, and seconds from the start until all are done.
     online, targets
@@ -146,7 +137,7 @@ def plan_job(
         its requests must meet; ``tbt`` percentiles are of online requests and job together.
     most_replicas, progress
         Of a fleet, which then has any number up to it (default: what a family allows, of a
-        deployment `MOST`); called now and then.
+        deployment `job_candidates.MOST`); called now and then.
     runs, confidence
         With requests drawn anew (a recording taken as it is has one run), for an interval that so
         often holds the next.
@@ -159,7 +150,7 @@ def plan_job(
     job, notices = checked_job(
         workload, requests, deadline_s, online, targets, most_replicas, runs, confidence
     )
-    candidates, discarded = _candidates(fleets, token_budgets, most_replicas, job)
+    candidates, discarded = candidates_of(fleets, token_budgets, most_replicas, job)
     best: JobResult | None = None
     results: list[JobResult] = []
     report = progress or (lambda what, share: None)
@@ -247,81 +238,7 @@ def checked_job(
     return Job(workload, requests, deadline_s, online, limits, runs, confidence), notices
 
 
-@dataclasses.dataclass(frozen=True)
-class _Candidate:
-    """One replica to make fleets of, the numbers allowed, and the seconds that one takes for the
-    job at least.
-    """
-
-    deployment: Deployment
-    mode: Mode
-    counts: Sequence[int]
-    work_s: float
-
-    @property
-    def name(self) -> str:
-        family = self.deployment.family
-        return family if self.mode == "alone" else f"{family}, {self.mode}"
-
-    def least(self, job: Job) -> int:
-        """Return the replicas below which the work cannot be done in time."""
-        return math.ceil(self.work_s / job.deadline_s * (1 - 1e-12))
-
-
-def _candidates(
-    fleets: Fleets | Sequence[Fleets], budgets: Sequence[int], most: int | None, job: Job
-) -> tuple[list[_Candidate], list[tuple[str, str]]]:
-    """Return what to try, least cost first, and what cannot serve the job."""
-    candidates: dict[str, _Candidate] = {}
-    refused: list[tuple[str, str]] = []
-    for fleet in (fleets,) if isinstance(fleets, Deployment | Family) else fleets:
-        deployment = fleet.smallest if isinstance(fleet, Family) else fleet
-        counts: Sequence[int] = range(1, (most or MOST) + 1)
-        if isinstance(fleet, Family) and most is None:
-            counts = fleet.counts
-        if deployment.prefill_replicas:
-            refused.append(
-                (deployment.family, "replicas for prompts alone are not simulated for jobs")
-            )
-            continue
-        for budget in dict.fromkeys(budgets or (deployment.server.token_budget, *TOKEN_BUDGETS)):
-            try:
-                server = dataclasses.replace(deployment.server, token_budget=budget)
-                single = dataclasses.replace(
-                    deployment, server=server, replicas=1, router="round-robin"
-                )
-                new = [_Candidate(single, mode, counts, 0.0) for mode in _modes(server, job)]
-                new = [candidate for candidate in new if candidate.name not in candidates]
-                work = job.work_s(server) if new else 0.0
-            except InputError as error:
-                refused.append(
-                    (f"{deployment.family} with budget {checks.shown(budget)}", str(error))
-                )
-            else:
-                candidates |= {
-                    candidate.name: dataclasses.replace(candidate, work_s=work) for candidate in new
-                }
-
-    def order(candidate: _Candidate) -> tuple[float, float]:
-        replicas = job.likely(candidate.deployment.server, candidate.work_s)
-        return candidate.deployment.cost * replicas, candidate.work_s
-
-    if not candidates:
-        raise InputError(
-            f"no server can serve the job: {refused[0][1] if refused else 'none was given'}"
-        )
-    return sorted(candidates.values(), key=order), refused
-
-
-def _modes(server: Server, job: Job) -> tuple[Mode, ...]:
-    if job.online is None:
-        return ("alone",)
-    if "priority" in server.policy.orders:
-        return ("priority", "paced")
-    return ("paced",)
-
-
-def _hopeless(job: Job, candidate: _Candidate, best: JobResult | None) -> str:
+def _hopeless(job: Job, candidate: Candidate, best: JobResult | None) -> str:
     """Say why no fleet of a candidate needs to be simulated; empty where one does."""
     deployment, counts = candidate.deployment, candidate.counts
     alone = max(longest_s(*job.lengths(seed), deployment.server) for seed in job.seeds)
@@ -345,7 +262,7 @@ def _hopeless(job: Job, candidate: _Candidate, best: JobResult | None) -> str:
     return ""
 
 
-def _least_fleet(job: Job, candidate: _Candidate, best: JobResult | None) -> list[JobResult]:
+def _least_fleet(job: Job, candidate: Candidate, best: JobResult | None) -> list[JobResult]:
     """Simulate fleets until the least that meets everything is known, or they cost more than the
     best.
     """

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from penstock.checking.intervals import merged, student
 from penstock.checking.targets import Estimate, Judgement, Target, share
-from penstock.planning.evaluate import as_interval, together
-from penstock.planning.space import Deployment
+from penstock.planning.aim import together
+from penstock.planning.deployment import Deployment
+from penstock.planning.evaluate import as_interval
 from penstock.simulation.run import Distribution, Run
 from penstock.simulation.simulate import simulate
 from penstock.system.server import Server

@@ -16,7 +16,7 @@ import yaml
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.planning.space import Deployment
+from penstock.planning.deployment import Deployment
 from penstock.system.engines import ENGINES
 from penstock.system.policies import POLICIES
 from penstock.system.presets import HARDWARE

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from penstock.capacity.stable_rates import RateMap, rate_map
-from penstock.planning.space import Deployment, Space
+from penstock.planning.deployment import Deployment
+from penstock.planning.space import Space
 from penstock.workload.workload import Workload
 
 

@@ -10,10 +10,11 @@ from pydantic import BeforeValidator
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document
 from penstock.errors import InputError
-from penstock.planning.evaluate import Aim
+from penstock.planning.aim import Aim
 from penstock.planning.sections import Day, JobSection, peak_of, read_day, read_job
 from penstock.planning.space import Space, search_space
-from penstock.scenario.scenario import ENGINE_NAMES, Scenario, build, describes_network
+from penstock.scenario.scenario import Scenario, build, describes_network
+from penstock.scenario.server import ENGINE_NAMES
 from penstock.workload.workload import Workload
 
 DEFAULT_MOST_REPLICAS = 32

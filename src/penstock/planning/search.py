@@ -13,14 +13,8 @@ from collections.abc import Callable
 
 from penstock.checking.targets import Target, share
 from penstock.errors import InputError
-from penstock.planning.evaluate import (
-    Aim,
-    Evaluation,
-    evaluate,
-    network_of,
-    not_simulated,
-    unmeasured,
-)
+from penstock.planning.aim import Aim
+from penstock.planning.evaluate import Evaluation, evaluate, network_of, not_simulated, unmeasured
 from penstock.planning.share import share_of
 from penstock.planning.space import Family, Reason, Space
 from penstock.system.server import Server

@@ -11,11 +11,12 @@ from penstock import checks
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
 from penstock.planning import job as jobs
+from penstock.planning.aim import Aim
 from penstock.planning.day import DayPlan, plan_day
 from penstock.planning.day_run import resampled
-from penstock.planning.evaluate import Aim
+from penstock.planning.deployment import Deployment
 from penstock.planning.rates import HOUR_S, RateProfile, profile
-from penstock.planning.space import Deployment, Family
+from penstock.planning.space import Family
 from penstock.words import amount, span
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload, read_trace

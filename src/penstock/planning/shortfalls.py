@@ -1,7 +1,8 @@
 """What a deployment reaches, and what it lacks, in words."""
 
 from penstock.checking.targets import Estimate, Target
-from penstock.planning.evaluate import Aim, Evaluation
+from penstock.planning.aim import Aim
+from penstock.planning.evaluate import Evaluation
 
 
 def in_words(target: Target | str, estimate: Estimate) -> str:

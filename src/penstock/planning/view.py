@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.checking.view import traffic
-from penstock.planning.evaluate import MOST_ROWS
+from penstock.planning.aim import MOST_ROWS
 from penstock.planning.shortfalls import in_words, shortfalls
 from penstock.planning.view_day import day_section, job_section, job_verdict, launch_section
 from penstock.show.page import Fact, Figure, Page, Section, Table, Verdict
@@ -16,11 +16,12 @@ from penstock.words import amount, counted, digits, seconds, sentence, span
 if TYPE_CHECKING:
     from penstock.capacity.stable_rates import RateMap
     from penstock.planning.day import DayPlan
+    from penstock.planning.deployment import Deployment
     from penstock.planning.evaluate import Evaluation
     from penstock.planning.job import JobPlan
     from penstock.planning.launch import Launch
     from penstock.planning.plan import Plan
-    from penstock.planning.space import Deployment, Discarded
+    from penstock.planning.space import Discarded
 
 _MOST_SHOWN = 12  # rows of the frontier
 _MOST_REASONS = 60

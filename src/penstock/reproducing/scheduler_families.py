@@ -14,7 +14,8 @@ from penstock.errors import InputError
 from penstock.reproducing.setup import Setup
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
-from penstock.system.batch_time import MOST_TOKENS, BatchTime, Measured
+from penstock.system.batch_time import MOST_TOKENS, BatchTime
+from penstock.system.measured_times import Measured
 from penstock.workload.workload import Workload
 
 Floats = npt.NDArray[np.float64]

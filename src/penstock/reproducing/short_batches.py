@@ -14,7 +14,7 @@ from penstock.errors import InputError
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.setup import Different, Setup
 from penstock.reproducing.small_systems import waiting
-from penstock.scenario.scenario import ServerSection
+from penstock.scenario.server import ServerSection
 from penstock.show import charts
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate

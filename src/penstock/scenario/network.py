@@ -26,7 +26,8 @@ from pydantic import BeforeValidator
 from penstock import checks
 from penstock.document import Section, Whole, parsed, read_document, short
 from penstock.errors import InputError
-from penstock.scenario.scenario import ENGINE_NAMES, RunSection, ServerSection
+from penstock.scenario.scenario import RunSection
+from penstock.scenario.server import ENGINE_NAMES, ServerSection
 from penstock.scenario.workload import WorkloadSection, length
 from penstock.system.batch_time_file import BatchTimeFile
 from penstock.system.network import Network, Pool

@@ -13,7 +13,7 @@ import polars as pl
 
 from penstock.show.charts import COLOURS, DASHES, GRID, with_line_under
 from penstock.show.heat_map import heat_map, significant
-from penstock.sweeping.grid import resolved
+from penstock.sweeping.fields import resolved
 from penstock.sweeping.limits import KNOWN, RATE, is_rate
 from penstock.sweeping.points import SHOWN, Varied, averages, varied
 from penstock.words import METRICS, NO_LIMIT

@@ -10,7 +10,7 @@ from penstock.capacity.stable_rates import StableRate, stable_rate
 from penstock.errors import InputError
 from penstock.scenario import scenario
 from penstock.simulation.progress import Progress, part_of
-from penstock.sweeping.grid import at, resolved
+from penstock.sweeping.fields import at, resolved
 from penstock.sweeping.sweep import Sweep
 
 MOST = 100

@@ -16,6 +16,7 @@ from penstock.document import Section, Whole, files_named, parsed, read_document
 from penstock.errors import InputError
 from penstock.scenario.scenario import DEFAULT_REQUESTS, describes_network
 from penstock.sweeping import grid, store, workers
+from penstock.sweeping.fields import resolved
 from penstock.sweeping.grid import Point
 from penstock.sweeping.tasks import FACTS, LATENCIES, Job, Row, run_points
 
@@ -184,7 +185,7 @@ def set_up(
         "seeds", 1 if seeds is None else seeds, 1, 10_000, "", "each point is run so many times"
     )
     chosen = grid.axes(vary)
-    keys = tuple(grid.resolved(field) for field in chosen)
+    keys = tuple(resolved(field) for field in chosen)
     if ("simulate", "seed") in keys:
         raise InputError(
             "simulate.seed does not vary like a field; repeat every point with --seeds 5"

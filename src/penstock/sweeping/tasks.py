@@ -15,11 +15,13 @@ from pydantic import ValidationError
 from penstock.checking.verdict import verdict
 from penstock.document import Section, one_line
 from penstock.errors import InputError
-from penstock.scenario.scenario import DEFAULT_REQUESTS, ServerSection, SimulateSection
+from penstock.scenario.scenario import DEFAULT_REQUESTS, SimulateSection
+from penstock.scenario.server import ServerSection
 from penstock.scenario.workload import WorkloadSection
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
-from penstock.sweeping.grid import Point, at
+from penstock.sweeping.fields import at
+from penstock.sweeping.grid import Point
 from penstock.system.server import Server
 from penstock.theory.certificate import certify
 from penstock.words import METRICS, STATISTICS

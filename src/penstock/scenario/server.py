@@ -1,0 +1,354 @@
+"""What serves, in a scenario: batch times, limits under the names of several engines, KV memory."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from penstock import checks
+from penstock.document import Section, Whole, short
+from penstock.errors import InputError
+from penstock.system.batch_time_file import BatchTimeFile, BatchTimeSection
+from penstock.system.engine_flags import EXPLAINED
+from penstock.system.engines import ENGINES, choosing, engine_defaults
+from penstock.system.gpu import GPU_MEMORY_GIB, Gpu
+from penstock.system.memory import Memory
+from penstock.system.policies import resolve
+from penstock.system.presets import hardware
+from penstock.system.scheduler import Scheduler
+from penstock.system.server import Server
+
+_ROUNDED = (
+    0.05  # by which the memory that a GPU is sold with may differ from what its driver reports
+)
+
+
+ENGINE_NAMES = {
+    "token_budget": (
+        "token_budget",
+        "max_num_batched_tokens",
+        "chunked_prefill_size",
+        "max_num_tokens",
+    ),
+    "max_batch_size": ("max_batch_size", "max_num_seqs", "max_running_requests"),
+    "order": ("order", "scheduling_policy"),
+    "kv_blocks": ("kv_blocks", "num_gpu_blocks", "num_gpu_blocks_override"),
+    "kv_tokens": ("kv_tokens", "max_total_tokens"),
+    "block_size": ("block_size", "page_size"),
+}
+"""What vLLM, SGLang and TensorRT-LLM call the limits."""
+
+
+def _alias(*names: str) -> AliasChoices:
+    """Accept an engine's own name for a limit, with dashes or underscores."""
+    return AliasChoices(*names, *(name.replace("_", "-") for name in names))
+
+
+class MemorySection(Section):
+    """KV memory: ``blocks`` of ``block_size`` tokens, or ``tokens``, and the rules of its use; see
+    `Memory`.
+    """
+
+    blocks: Whole | None = None
+    tokens: Whole | None = None
+    block_size: Whole | None = None
+    watermark: float | None = None
+    admission: Literal["input", "completion", "optimistic"] | None = None
+    preemption: Literal["recompute", "swap"] = "recompute"
+    swap_ms_per_block: float = 0.0
+    too_long: Literal["error", "drop"] = "error"
+    prefix_caching: bool = False
+
+
+class GpuSection(Section):
+    """The GPU from whose memory engines choose their limits, and from which with the model the KV
+    memory follows.
+
+    A hardware preset says all but ``gpu_memory_utilization`` and ``offline`` itself.
+    """
+
+    memory_gib: float | None = None
+    a100: bool | None = None
+    offline: bool = False
+    model: str | None = None
+    tensor_parallel: Whole | None = Field(
+        None, validation_alias=_alias("tensor_parallel", "tensor_parallel_size")
+    )
+    gpu_memory_utilization: float | None = Field(
+        None,
+        validation_alias=_alias(
+            "gpu_memory_utilization", "mem_fraction_static", "free_gpu_memory_fraction"
+        ),
+    )
+
+
+class ServerSection(Section):
+    """What serves; engine names are accepted for the limits."""
+
+    hardware: str | None = None
+    batch_time: BatchTimeSection | None = None
+    token_budget: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["token_budget"]))
+    max_batch_size: Whole | None = Field(
+        None, validation_alias=_alias(*ENGINE_NAMES["max_batch_size"])
+    )
+    gpu: GpuSection | None = None
+    policy: str = "sarathi"
+    policy_params: Any = ()
+    scope: Literal["batch", "running"] = "running"
+    convention: Literal["paper", "engine"] = "engine"
+    order: Literal["fcfs", "priority"] = Field(
+        "fcfs", validation_alias=_alias(*ENGINE_NAMES["order"])
+    )
+    kv_blocks: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_blocks"]))
+    kv_tokens: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["kv_tokens"]))
+    block_size: Whole | None = Field(None, validation_alias=_alias(*ENGINE_NAMES["block_size"]))
+    memory: MemorySection | Literal["unlimited"] | None = None
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Return its keys, engine names among them."""
+        engines = (name for names in ENGINE_NAMES.values() for name in names)
+        return list(dict.fromkeys([*super().known_keys(), *engines]))
+
+    @classmethod
+    def unknown(cls, section: str, key: str) -> str:
+        """Say where a key belongs that a server does not have."""
+        where, name = f"{section}.{short(key)}", key.replace("-", "_")
+        if any(name in names for names in ENGINE_NAMES.values()):
+            return f"{where} says again what another key of {section} says; give one of them"
+        hint = _belongs(name)
+        return (
+            f"{where} is not a key of a server; {hint}" if hint else super().unknown(section, key)
+        )
+
+    def build(self, folder: Path) -> Server:
+        """Return the server; files are looked for in ``folder``."""
+        if (self.hardware is None) == (self.batch_time is None):
+            raise InputError(
+                "server: give either `hardware` (a preset) or `batch_time`, and not both"
+            )
+        measured = self.measured(folder)
+        batch_time = (
+            self.batch_time.build(folder)
+            if self.batch_time
+            else hardware(str(self.hardware)).batch_time
+        )
+        token_budget, max_batch_size = self._limits(measured)
+        policy = resolve(self.policy, folder=folder)
+        if self.gpu is not None and policy.gpu_rule is None:
+            engines = ", ".join(
+                name for name, engine in ENGINES.items() if engine.gpu_rule is not None
+            )
+            raise InputError(
+                f"server.gpu is for the schedulers of engines ({engines}), not for {policy.name}; "
+                "leave it out, and "
+                "give token_budget and max_total_tokens"
+            )
+        gpu = self._gpu(measured)
+        memory = self._memory(policy, gpu)
+        if (
+            memory is None
+            and self.block_size is not None
+            and self.kv_blocks is None
+            and self.kv_tokens is None
+        ):
+            raise InputError(
+                f"server: block_size is {self.block_size}, but KV memory has no limit; give "
+                "kv_blocks or kv_tokens"
+            )
+        return Server(
+            batch_time,
+            token_budget,
+            max_batch_size,
+            policy,
+            self.scope,
+            self.convention,
+            self.policy_params,
+            memory,
+            self.order,
+            gpu=gpu,
+            kv_blocks=self.kv_blocks,
+            kv_tokens=self.kv_tokens,
+            block_size=self.block_size if memory is None else None,
+        )
+
+    def notes(self, folder: Path, server: Server) -> tuple[str, ...]:
+        """Return what is known of the batch times, and should be told."""
+        known = self.measured(folder)
+        said = (
+            ()
+            if known is None
+            else known.notes(server.token_budget, memory=server.memory is not None)
+        )
+        return (*said, *self._slots_note(known, server))
+
+    def _slots_note(self, measured: BatchTimeFile | None, server: Server) -> list[str]:
+        """Say that vLLM always has a max batch size, where none is given."""
+        policy = server.policy
+        rule = policy.limit_rule
+        if server.max_batch_size is not None or rule is None or not rule.usual_slots:
+            return []
+        memory_gib = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        usual = rule.usual_slots
+        if memory_gib is not None:
+            a100 = "a100" in (self.hardware or "")
+            usual = f"{rule.limits(memory_gib, a100, False)[1]:,} on this GPU"
+        return [
+            "no max batch size is given, so none limits this server; vLLM always has one, by "
+            f"default {usual}: give "
+            "yours as max_num_seqs"
+        ]
+
+    def measured(self, folder: Path) -> BatchTimeFile | None:
+        """Return the preset or the file whose batch times these are, None where they stand in the
+        scenario.
+        """
+        if self.batch_time is None:
+            return hardware(str(self.hardware))
+        return None if self.batch_time.file is None else self.batch_time.read_file(folder)
+
+    def _limits(self, measured: BatchTimeFile | None) -> tuple[int, int | None]:
+        """Return token budget and max batch size: those given, else what the engine chooses for the
+        GPU.
+        """
+        budget, slots = self.token_budget, self.max_batch_size
+        engine = self.policy.lower()
+        if self.gpu is not None and engine in choosing():
+            a100 = "a100" in (self.hardware or "") if self.gpu.a100 is None else self.gpu.a100
+            chosen = engine_defaults(
+                engine, self._memory_gib(measured), a100=a100, offline=self.gpu.offline
+            )
+            budget = chosen.token_budget if budget is None else budget
+            slots = chosen.max_batch_size if slots is None else slots
+        if budget is None:
+            engines = " and ".join(choosing())
+            raise InputError(
+                "server.token_budget is missing; add it (vLLM's max_num_batched_tokens), or for "
+                f"{engines} "
+                "`gpu: {memory_gib: 80}`, from which they choose it"
+            )
+        return budget, slots
+
+    def _gpu(self, measured: BatchTimeFile | None) -> Gpu | None:
+        """Return the model on its GPUs; None where one of them is not known, or KV memory has a
+        size or no limit.
+        """
+        given, asked = self.memory, self.gpu
+        sized = self.kv_blocks is not None or self.kv_tokens is not None
+        if isinstance(given, MemorySection):
+            sized = sized or given.blocks is not None or given.tokens is not None
+        if sized or given == "unlimited":
+            return None
+        known = measured.gpu if measured else None
+        if asked is None:
+            return known
+        memory_gib = self._memory_gib(measured)
+        model = asked.model
+        if model is None and known is not None:
+            model = known.model
+        if model is None:
+            idle = asked.model_fields_set & {"tensor_parallel", "gpu_memory_utilization"}
+            if idle:
+                raise InputError(
+                    f"server.gpu: {min(idle)} says how much KV memory is left only with the "
+                    "model; add `model`, or "
+                    "give kv_tokens"
+                )
+            return None
+        parallel = known.tensor_parallel if known else 1
+        if asked.tensor_parallel is not None:
+            parallel = asked.tensor_parallel
+        if known is not None and parallel != known.tensor_parallel:
+            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
+            raise InputError(
+                f"server.gpu.tensor_parallel is {parallel}, but the batch times of {name} are "
+                "those of a tensor "
+                f"parallelism of {known.tensor_parallel}; leave it out, or take hardware that was "
+                "measured with "
+                f"{parallel}"
+            )
+        return Gpu(model, memory_gib, parallel, asked.gpu_memory_utilization)
+
+    def _memory_gib(self, measured: BatchTimeFile | None) -> float:
+        """Return the memory of the GPU, GiB: 80 GB are 79.2 to the driver of a GPU that is
+        known.
+        """
+        assert self.gpu is not None
+        given = self.gpu.memory_gib
+        if given is not None:
+            what = "it is the memory of one GPU"
+            checks.number("server.gpu.memory_gib", given, 1, 4096, "GiB", what)
+        known = GPU_MEMORY_GIB.get((measured and measured.accelerator) or "")
+        if known is None:
+            if given is None:
+                raise InputError(
+                    "server.gpu.memory_gib is missing; add it, such as gpu: {memory_gib: 80}"
+                )
+            return given
+        if given is not None and abs(given - known) > _ROUNDED * known:
+            name = self.hardware or self.batch_time.file  # type: ignore[union-attr]
+            raise InputError(
+                f"server.gpu.memory_gib is {given:g}, but the batch times of {name} are those of "
+                "a GPU with "
+                f"{known:g} GiB; leave it out, or give batch times of your own"
+            )
+        return known
+
+    def _memory(self, policy: Scheduler, gpu: Gpu | None) -> Memory | None:
+        """Return the KV memory that ``memory`` describes."""
+        given = self.memory
+        follows = gpu is not None and policy.gpu_rule is not None
+        if given is None:
+            return (
+                Memory(1, self.block_size, estimated=True)
+                if follows and self.block_size is not None
+                else None
+            )
+        beside = (
+            self.kv_blocks is not None or self.kv_tokens is not None or self.block_size is not None
+        )
+        if given == "unlimited":
+            if beside:
+                raise InputError(
+                    "server: memory is unlimited, but kv_blocks, kv_tokens or block_size "
+                    "(num_gpu_blocks, "
+                    "max_total_tokens, page_size) say how large it is; give one of them"
+                )
+            return None
+        if beside:
+            raise InputError(
+                "server: beside `memory`, kv_blocks, kv_tokens and block_size (num_gpu_blocks, "
+                "max_total_tokens, "
+                "page_size) are its keys `blocks`, `tokens` and `block_size`; give them there"
+            )
+        block_size = policy.block_size if given.block_size is None else given.block_size
+        if given.blocks is None and given.tokens is None and follows:
+            whole = Memory(1, block_size, estimated=True)
+        elif (given.blocks is None) == (given.tokens is None):
+            raise InputError("server.memory: give either `blocks` or `tokens`, and not both")
+        elif given.tokens is not None:
+            whole = Memory.of_tokens(given.tokens, block_size)
+        else:
+            whole = Memory(given.blocks, block_size)  # type: ignore[arg-type]
+        return dataclasses.replace(
+            whole,
+            watermark=given.watermark,
+            admission=given.admission,
+            preemption=given.preemption,
+            swap_s=checks.seconds("server: swap_ms_per_block", given.swap_ms_per_block),
+            too_long=given.too_long,
+            prefix_caching=given.prefix_caching,
+        )
+
+
+def _belongs(key: str) -> str | None:
+    """Say where a setting of an engine, or of its memory, is given."""
+    settings = {
+        n for e in ENGINES.values() for word, o in e.known.items() for n in (word, o.alias) if n
+    }
+    if key in settings:
+        return f"settings of an engine are given in `policy_params: {{{key}: ...}}`"
+    if key in MemorySection.model_fields:
+        return f"it is given in `memory: {{{key}: ...}}`"
+    return EXPLAINED.get(key)
