@@ -193,8 +193,8 @@ def test_the_compositions_of_the_table_add_up_to_the_busy_time(runs: dict[str, p
 
 def test_a_run_without_gaps_has_a_report() -> None:
     run = ps.simulate(ps.Workload.poisson(1.0, 10, 1), SERVER, requests=50)
-    figures = lambda: [figures.latency_figure({"sarathi": run})]  # noqa: E731
-    page = render(pages.Page("t", "h", [Verdict("stable", "yes")], [Section("Latency", figures=figures)]))
+    drawn = lambda: [figures.latency_figure({"sarathi": run})]  # noqa: E731
+    page = render(pages.Page("t", "h", [Verdict("stable", "yes")], [Section("Latency", figures=drawn)]))
     assert "no samples" in page
 
 
