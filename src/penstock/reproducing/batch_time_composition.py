@@ -128,7 +128,7 @@ def run(setup: Setup) -> Reproduction:
 
 
 def _refuse_no_comparison(settings: _Composition) -> None:
-    """Refuse settings without a token load, or whose pairs are none."""
+    """Refuse settings without a token load, or with pairs that are not two models."""
     odd = next((len(pair) for pair in settings.pairs if len(pair) != 2), None)
     if odd is not None or not settings.token_loads:
         raise InputError(
