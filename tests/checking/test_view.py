@@ -290,11 +290,11 @@ def test_a_table_that_is_too_wide_loses_its_spare_columns_and_then_stands_row_by
     assert "hidden" in text_of(page)
 
 
-def test_the_page_of_a_run_has_no_verdict(runs: dict[str, ps.Run], first_batches: ps.Run) -> None:
+def test_the_page_of_a_run_has_no_verdict(runs: dict[str, ps.Run]) -> None:
     given = scenario(128)
     certificate = ps.certify(given.workload, given.server)
-    point = operating_point(given.workload, given.server)
-    text = text_of(run_page(given, certificate, runs["sarathi"], first_batches, point, [HOSTILE]))
+    drawn = answer.Drawn(given.workload, given.server)
+    text = text_of(run_page(given, certificate, runs["sarathi"], drawn, [HOSTILE]))
     assert text.startswith("no verdict")
     assert "Latency in this run" in text
     assert HOSTILE in text

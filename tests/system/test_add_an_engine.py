@@ -33,7 +33,9 @@ def test_a_rule_and_an_entry_make_an_engine_that_the_laws_are_tried_on(tmp_path:
     kernel, entries = tmp_path / "src" / "penstock" / "kernel", tmp_path / "src" / "penstock" / "system" / "engines.py"
     rules = kernel / "rules.py"
     rules.write_text(rules.read_text() + "\n\n" + block("def one_prompt("))
-    replace(kernel / "running.py", "VIDUR_SARATHI) = range(9)", "VIDUR_SARATHI, ONE_PROMPT) = range(10)")
+    replace(
+        kernel / "running.py", "    VIDUR_SARATHI,\n) = range(9)", "    VIDUR_SARATHI,\n    ONE_PROMPT,\n) = range(10)"
+    )
     loop = kernel / "engines.py"
     replace(loop, "    VIDUR_VLLM,\n    VLLM,\n", "    ONE_PROMPT,\n    VIDUR_VLLM,\n    VLLM,\n")
     branch = "            elif rule == VIDUR_FASTERTRANSFORMER:\n"

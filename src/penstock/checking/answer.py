@@ -93,16 +93,9 @@ class Answer(AnyAnswer):
         return any(target.judgement != "met" for target in self.targets)
 
     @functools.cached_property
-    def first(self) -> Run:
-        """The first batches, with who was in them."""
-        return first_batches(self.workload, self.server)
-
-    @functools.cached_property
-    def point(self) -> "OperatingPoint":
-        """Where the workload lies in the region of the server."""
-        from penstock.theory.operating_point import operating_point
-
-        return operating_point(self.workload, self.server, estimate_memory=False)
+    def drawn(self) -> "Drawn":
+        """What only figures show."""
+        return Drawn(self.workload, self.server)
 
     def page(self, scenario: "Scenario | None" = None) -> Page:
         """Return the answer as a page; a scenario says how the question is called."""
@@ -367,10 +360,25 @@ class _Question:
         return warnings + memory_warnings(certificate.load, self.workload, self.server, full)
 
 
-def first_batches(workload: Workload, server: Server) -> Run:
-    """Return a short run that tells who was in each batch."""
-    requests = min(_FIRST_REQUESTS, workload.rows or _FIRST_REQUESTS)
-    return simulate(workload, server, requests=requests, record="allocations")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Drawn:
+    """What only figures show of a workload on a server, worked out when they are drawn."""
+
+    workload: Workload
+    server: Server
+
+    @functools.cached_property
+    def first(self) -> Run:
+        """A short run that tells who was in each batch."""
+        requests = min(_FIRST_REQUESTS, self.workload.rows or _FIRST_REQUESTS)
+        return simulate(self.workload, self.server, requests=requests, record="allocations")
+
+    @functools.cached_property
+    def point(self) -> "OperatingPoint":
+        """Where the workload lies in the region of the server."""
+        from penstock.theory.operating_point import operating_point
+
+        return operating_point(self.workload, self.server, estimate_memory=False)
 
 
 def judged(target: Target, latency: SteadyState | None) -> TargetAnswer:

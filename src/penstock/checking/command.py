@@ -202,7 +202,6 @@ def simulate(
     from penstock.checking.view import run_page
     from penstock.simulation.simulate import simulate as run_once
     from penstock.theory.certificate import certify
-    from penstock.theory.operating_point import operating_point
 
     # The load is said beside the run, though no verdict is drawn from it.
     certificate = certify(chosen.workload, chosen.server)
@@ -226,11 +225,9 @@ def simulate(
         "latency_refused": None,
         "warnings": [*front, *warnings],
     }
-    first = answer.first_batches(chosen.workload, chosen.server)
-    point = operating_point(chosen.workload, chosen.server, estimate_memory=False)
-    show_page(
-        run_page(chosen, certificate, run, first, point, warnings), document_of_run, report, as_json
-    )
+    drawn = answer.Drawn(chosen.workload, chosen.server)
+    page = run_page(chosen, certificate, run, drawn, warnings)
+    show_page(page, document_of_run, report, as_json)
 
 
 def _draw(

@@ -11,14 +11,13 @@ from penstock.show.page import Fact, Figure, Hypothesis, Page, Section, Table, V
 from penstock.words import METRICS, STATISTICS, gathered, seconds, sentence
 
 if TYPE_CHECKING:
-    from penstock.checking.answer import Answer, TargetAnswer
+    from penstock.checking.answer import Answer, Drawn, TargetAnswer
     from penstock.checking.latency import SteadyState
     from penstock.checking.targets import Estimate
     from penstock.scenario.scenario import Scenario
     from penstock.simulation.run import Run
     from penstock.system.server import Server
     from penstock.theory.certificate import Certificate
-    from penstock.theory.operating_point import OperatingPoint
     from penstock.workload.workload import Workload
 
 _SAME = 0.01
@@ -58,7 +57,7 @@ def answer_page(answer: "Answer", scenario: "Scenario | None" = None) -> Page:
             Section("Simulated", [run_in_words(answer.run)], notes=answer.warnings),
             _latency_section(answer),
             *_figure_sections({name: answer.run}, refused),
-            *_batch_sections({name: answer.run}, {name: answer.first}, {name: answer.point}),
+            *_batch_sections({name: answer.run}, {name: answer.drawn}),
         ],
     )
 
@@ -67,8 +66,7 @@ def run_page(
     scenario: "Scenario",
     certificate: "Certificate",
     run: "Run",
-    first: "Run",
-    point: "OperatingPoint",
+    drawn: "Drawn",
     warnings: Sequence[str],
 ) -> Page:
     """Show what happened in one finite run, and in its first batches, without a verdict."""
@@ -90,7 +88,7 @@ def run_page(
             Section("Simulated", [run_in_words(run)], notes=warnings),
             Section("Latency in this run", ["In seconds."], tables=[_latency_of_run(run)]),
             *_figure_sections({name: run}),
-            *_batch_sections({name: run}, {name: first}, {name: point}),
+            *_batch_sections({name: run}, {name: drawn}),
         ],
     )
 
@@ -99,7 +97,6 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
     """Show the answers for several policies side by side."""
     first = next(iter(answers.values()))
     runs = {name: answer.run for name, answer in answers.items()}
-    firsts = {name: answer.first for name, answer in answers.items()}
     refused = [name for name, answer in answers.items() if answer.latency_refused]
     return Page(
         title=scenario.name,
@@ -120,9 +117,7 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
             Section("Load", facts=_load_facts(first.certificate, scenario.server)),
             Section("Theory", facts=_reasons(answers)),
             *_figure_sections(runs, refused),
-            *_batch_sections(
-                runs, firsts, {name: answer.point for name, answer in answers.items()}
-            ),
+            *_batch_sections(runs, {name: answer.drawn for name, answer in answers.items()}),
         ],
     )
 
@@ -395,12 +390,8 @@ def _figure_sections(runs: "Mapping[str, Run]", refused: Sequence[str] = ()) -> 
     return sections
 
 
-def _batch_sections(
-    runs: "Mapping[str, Run]", firsts: "Mapping[str, Run]", points: "Mapping[str, OperatingPoint]"
-) -> list[Section]:
-    """Draw the batches in the region, and who was in the first of them, where there was any
-    batch.
-    """
+def _batch_sections(runs: "Mapping[str, Run]", drawn: "Mapping[str, Drawn]") -> list[Section]:
+    """Draw the batches in the region, and who was in the first of them, if there was any batch."""
     runs = {name: run for name, run in runs.items() if run.compositions.height}
     if not runs:
         return []
@@ -408,15 +399,15 @@ def _batch_sections(
     def region() -> list[Figure]:
         from penstock.checking.figures import region_figure
 
-        point = next(iter(points.values()))
-        own = {name: points[name].own for name in runs}
+        point = next(iter(drawn.values())).point
+        own = {name: drawn[name].point.own for name in runs}
         known = {name: region for name, region in own.items() if region is not None}
         return [region_figure(point.region, runs, point=point.point, own=known)]
 
     def batches() -> list[Figure]:
         from penstock.checking.figures import gantt_figure
 
-        return [gantt_figure(firsts[name], name) for name in runs]
+        return [gantt_figure(drawn[name].first, name) for name in runs]
 
     return [
         Section("Batches in the region", figures=region),
