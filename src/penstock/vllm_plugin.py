@@ -148,9 +148,8 @@ class PenstockScheduler(AsyncScheduler):
     def schedule(self, throttle_prefills: bool = False) -> Any:
         """Compose the next step by the policy, and let vLLM schedule it."""
         if throttle_prefills or self.pause_state.name != "UNPAUSED":
-            return super().schedule(
-                throttle_prefills
-            )  # vLLM allows less than everything: its word is the last
+            # VLLM allows less than everything: its word is the last.
+            return super().schedule(throttle_prefills)
         begun = [r for r in self.running if r.is_prefill_chunk]
         decoding = [r for r in self.running if self._decodes(r)]
         prefill = [_left(r) for r in begun]
@@ -160,9 +159,8 @@ class PenstockScheduler(AsyncScheduler):
             )
         self._refused = False
         if not prefill and not decoding:
-            return (
-                super().schedule()
-            )  # what loads, waits for a grammar, or has its last token on the way
+            # What loads, waits for a grammar, or has its last token on the way.
+            return super().schedule()
         x, y = self._composition(prefill, decoding)
 
         for request in decoding[
@@ -170,23 +168,20 @@ class PenstockScheduler(AsyncScheduler):
         ]:  # vLLM checks this for its pipelines: they sit out the step that follows
             request.next_decode_eligible_step = self.current_step + 2
         budget = self.max_num_scheduled_tokens
-        self.max_num_scheduled_tokens = (
-            x + y
-        )  # the decodes stand before the prompt begun: they take their y first
+        # The decodes stand before the prompt begun: they take their y first.
+        self.max_num_scheduled_tokens = x + y
         try:
             output = super().schedule()
-            self._refused = (
-                output.total_num_scheduled_tokens == 0
-            )  # for reasons not seen here: decode first
+            # For reasons not seen here: decode first.
+            self._refused = output.total_num_scheduled_tokens == 0
             return output
         finally:
             self.max_num_scheduled_tokens = budget
 
     def _decodes(self, request: Any) -> bool:
         """Tell whether the next step can yield a token of a running request's output."""
-        last = (
-            request.num_prompt_tokens + request.max_tokens
-        )  # is its last token on the way already?
+        # Is its last token on the way already?.
+        last = request.num_prompt_tokens + request.max_tokens
         ends = request.num_computed_tokens + 2 - request.num_output_placeholders >= last
         return not (
             request.is_prefill_chunk

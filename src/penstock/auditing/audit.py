@@ -361,9 +361,8 @@ def _overtake_k(r: Replay) -> int:
     last_served = np.full(n, -1, np.int64)
     np.maximum.at(last_served, r.request, r.batch)
     is_first = np.diff(r.request, prepend=-1) != 0
-    request = np.append(
-        r.request, np.arange(n)
-    )  # the second part: after the last service, if it did not finish
+    # The second part: after the last service, if it did not finish.
+    request = np.append(r.request, np.arange(n))
     since = np.append(np.where(is_first, 0, np.roll(r.batch, 1) + 1), last_served + 1)
     until = np.append(r.batch, r.finished_in)
     stretch = since < until

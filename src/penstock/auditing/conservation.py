@@ -66,9 +66,8 @@ def _tokens_there(r: Replay) -> Ints:
     first = np.diff(r.request, prepend=-1) != 0
     since = np.where(first, came[r.request], np.roll(r.batch, 1) + 1)
     there = r.over(np.where(r.left > 0, r.left, 1), since, r.batch + 1)
-    last = (
-        np.searchsorted(r.request, np.arange(n), side="right") - 1
-    )  # of each request that was served
+    # Of each request that was served.
+    last = np.searchsorted(r.request, np.arange(n), side="right") - 1
     served = r.admitted_in < m
     left, since = r.prompt.copy(), came
     left[served] = np.maximum((r.left - r.prefill)[last[served]], 1)

@@ -114,9 +114,8 @@ def explain(
         chosen, again = layer[chosen][0]
         anew.append(again)
         possible = {step[0] for _, step in came}
-    return Account(
-        anew[::-1], held[::-1], stays[:-1][::-1]
-    )  # before the first there is nothing to keep
+    # Before the first there is nothing to keep.
+    return Account(anew[::-1], held[::-1], stays[:-1][::-1])
 
 
 def at_once(record: Story, prefill: list[int], decode: list[int]) -> Account:
@@ -178,9 +177,8 @@ def _explains(record: Story, state: _State, ends: list[int]) -> bool:
     first = ends[state.first] if state.first >= 0 else -1
     finished = state.target == 0 and state.done == record.total
     finish = ends[-1] if finished else -1
-    times = (
-        {record.preemptions} if finished else {record.preemptions, record.preemptions - 1}
-    )  # it may wait once more
+    # It may wait once more.
+    times = {record.preemptions} if finished else {record.preemptions, record.preemptions - 1}
     return (first, finish) == (record.first_token, record.finish) and state.times in times
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
 from penstock.system.policies import resolve
 from penstock.system.scheduler import Scheduler
@@ -34,8 +34,6 @@ _FLUID_ERROR = 0.03  # of the fluid argument for Sarathi-Serve, and then some
 _SAME = 0.01  # bounds that are so close are equal
 
 _STARVES = "it starves decodes where the max batch size counts running requests, as in engines"
-
-Ints = npt.NDArray[np.int64]
 
 
 class Pruned(NamedTuple):

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.capacity.candidates import SAFE
 from penstock.capacity.recommendation import WORTH, Candidate, Objective
 from penstock.checking import intervals
 from penstock.checking.batches import BATCHES
-
-Floats = npt.NDArray[np.float64]
+from penstock.inputs.arrays import Floats
 
 ROOM = 0.05
 """Share of the stable rate: candidates that are as fast and carry less are no ties."""

@@ -126,9 +126,8 @@ def recommend(
     from penstock.capacity import recommend as study
     from penstock.capacity.view import recommend_page
 
-    whole_trace = (
-        requests is None and chosen.workload.rows is not None
-    )  # more than a comparison needs
+    # More than a comparison needs.
+    whole_trace = requests is None and chosen.workload.rows is not None
     with progress.bar("Comparing") as show:
         found = study.recommend(
             chosen.workload, chosen.server, objective=objective,  # type: ignore[arg-type]

@@ -299,9 +299,8 @@ class _Question:
     def answer(self, alpha: float | None, resolution: float | None) -> Answer:
         """Put theorem, test and run together."""
         workload, server = self.workload, self.server
-        length = length_of_run(
-            workload, self.requests, self.until
-        )  # refuse it before the test, not after
+        # The length is refused before the test, not after it.
+        length = length_of_run(workload, self.requests, self.until)
         stop = stop_tick(self.until, TICK_S)
         if (self.targets or self.precision is not None) and not self.has_rows:
             raise InputError(
@@ -315,9 +314,8 @@ class _Question:
         simulated = part_of(self.progress, _TEST_SHARE, 1.0)
         latency = None
         if self.has_rows and not no_steady_state(certificate, stability):
-            rho = 1 / (
-                1 - min(stability.drift, 0.0)
-            )  # under a backlog it carries so many times what arrives
+            # Under a backlog the server carries 1 / rho times what arrives.
+            rho = 1 / (1 - min(stability.drift, 0.0))
             run, latency = estimate(
                 workload, server, requests=self.requests, precision=self.precision,
                 targets=self.targets, rho=rho,

@@ -165,9 +165,8 @@ class Backlog:
             self.emptied = True
         waiting, tokens = session.waiting
         if waiting + state[kernel.DECODING] <= self.slots:
-            cached = (
-                server.memory is not None and server.memory.prefix_caching
-            )  # what is left to compute is not known
+            # What is left to compute is not known.
+            cached = server.memory is not None and server.memory.prefix_caching
             self.emptied |= cached or tokens + int(state[kernel.DECODING]) <= server.token_budget
 
     @property

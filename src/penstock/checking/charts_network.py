@@ -68,9 +68,8 @@ def fluid_panels(
     path: NetworkPath, against: tuple[Sequence[str], Sequence[str]] | None = None
 ) -> list[Any]:
     """Return the panels of `fluid_path`."""
-    most = _MOST_ROWS // len(
-        path.classes
-    )  # what is small beside the rest is left out: late levels, or early ones
+    # What is small beside the rest is left out: late levels, or early ones.
+    most = _MOST_ROWS // len(path.classes)
     part = slice(-most, None) if path.grows else slice(most)
     sides = against or _widest(path)
     across, upwards = (_level(path, classes)[part] for classes in sides)
@@ -214,9 +213,8 @@ def flood_paths(stability: NetworkStability, about: str = "") -> alt.LayerChart:
     lines = alt.Chart(pl.concat(parts)).mark_line(strokeWidth=1.6)
     texts = ("stable: it fell to half", "unstable: it rose so far")
     barriers = alt.Chart(pl.DataFrame({"work": [FALLEN, high], "text": list(texts)})).encode(y=y)
-    words = barriers.encode(
-        x=alt.value(5), text="text:N"
-    )  # on the left: paths start between the barriers
+    # On the left: paths start between the barriers.
+    words = barriers.encode(x=alt.value(5), text="text:N")
     below, above = (
         words.transform_filter(alt.datum.work < 1),
         words.transform_filter(alt.datum.work > 1),

@@ -151,9 +151,8 @@ class _Test:
         decodes = max(mean - prompt, 0.0)  # without any, rounding may leave less
         worth, noise, decode_s = _worth_of(sample, server, demand, prompt, decodes)
         variance = float(np.mean(_weighed(sample, server, worth) ** 2))
-        barrier_of = (
-            math.log(1 / alpha - 1) / (2 * resolution) / mean
-        )  # tokens for a variance of 1 token^2
+        # Tokens for a variance of 1 token^2.
+        barrier_of = math.log(1 / alpha - 1) / (2 * resolution) / mean
         plain = (variance + noise) * barrier_of
         if most_arrivals is None:
             most_arrivals = max(math.ceil(4 * plain / (resolution * mean)), _LEAST_PATIENCE)

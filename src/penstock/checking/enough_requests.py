@@ -179,9 +179,8 @@ def _simulated(
     before = session.gaps()
     ends = np.unique(np.linspace(0, requests, GAP_SECTIONS + 1).astype(int))
     for end in ends[ends > 0]:
-        part = Window(
-            *(column[:end] for column in window.columns)
-        )  # views: results land in the whole window
+        # Views: results land in the whole window.
+        part = Window(*(column[:end] for column in window.columns))
         session.run(part, final=end == requests, drain=drain, report=report)
         now = session.gaps()
         sections.append(intervals.difference(now, before))

@@ -46,10 +46,11 @@ _MOST_JOBS = 2**20
 _MOST_FOR_OTHERS = 20_000  # jobs, if only what other pools hold asks for so many
 _SAMPLE = 2_000  # jobs, for how their work varies
 _LOG_ERROR = math.log(100)  # of a wrong barrier by chance, 1%
+# That arrive: half of them in the first flood, half of the rest ...
 _MOST_REQUESTS, _LEAST_REQUESTS = (
     4 * 10**7,
     10**6,
-)  # that arrive: half of them in the first flood, half of the rest ...
+)
 _MOST_LOAD = 4.0
 _LARGER, _TRIES = 8, 3  # times the flood, where a queue may be normal that is as long
 # initial work over the resolution that has arrived when a level that has not risen is taken for
@@ -178,9 +179,8 @@ def flood_test(
         network = network.with_load(_MOST_LOAD / most)
         model = network.model()
     visited = np.flatnonzero((model.visits > 0) & (model.prefill + model.decode > 0))
-    stages = sorted(
-        visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]]
-    )  # where it fails first
+    # Where it fails first.
+    stages = sorted(visited.tolist(), key=lambda stage: -model.rho[model.pool[stage]])
     test = _Test(network, model, resolution, seed, most_jobs)
     outcome, floods = up_to_unstable(
         [functools.partial(test.flood, stage) for stage in stages], progress
@@ -244,18 +244,16 @@ class _Flooded:
         flood = network.flooded(self.stage, self.initial, seed)
         self.source: Iterator[Jobs] = network.blocks(seed)
         self.session = NetworkSession(network, TICK_S, True, NEVER)
-        self.known = np.zeros(
-            (1, len(network.pools))
-        )  # seconds that the jobs known bring to each pool, summed up
+        # Seconds that the jobs known bring to each pool, summed up.
+        self.known = np.zeros((1, len(network.pools)))
         self.done = self.requests = 0
         self.level = False
         self._add(Jobs.joined([flood, next(self.source)]))
         brought = self.known[self.initial]
         self.work, self.work_here = float(brought.sum()), float(brought[self.pool])
         share = float(model.rho[self.pool] / model.rho.sum())
-        self.risen = (
-            _RISEN / share
-        )  # jobs behind the flood may need more of other pools than the flooded ones did
+        # Jobs behind the flood may need more of other pools than the flooded ones did.
+        self.risen = _RISEN / share
         self.patience_s = (
             _PATIENCE / resolution * max(self.work_here / model.rho[self.pool], share * self.work)
         )

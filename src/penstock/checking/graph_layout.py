@@ -22,12 +22,13 @@ from penstock.workload.stage import Stage
 Ways = Mapping[str, tuple[bool, Mapping[str, float]]]
 """Of each stage, whether it forks, and the probabilities of what may follow."""
 
+# Down: of lanes, of arrivals, of a stage, below it; px.
 HEADER, ARRIVALS, HEIGHT, GAP = (
     80.0,
     66.0,
     46.0,
     62.0,
-)  # down: of lanes, of arrivals, of a stage, below it; px
+)
 NARROWEST, WIDEST, LETTER = 124.0, 190.0, 7.2  # across: of a stage, and of a letter of its name
 BAR = 7.0  # from a stage to the bar of its fork or join
 STUB = 24.0  # an arrow from or to nowhere

@@ -250,9 +250,8 @@ def _shortness(
     enough = max(2 * LEAST_JOBS, doubt * (BATCHES * batch + FILLING * at_once))
     if enough >= _NO_RUN:
         return [f"{reason}; no run is long enough" for reason in few]
-    foreseeable = (
-        count >= enough / _FORESIGHT
-    )  # else too little was seen of the steady state to promise anything
+    # Else too little was seen of the steady state to promise anything.
+    foreseeable = count >= enough / _FORESIGHT
     would_do = (
         f"{rounded_up(enough):,} would do"
         if foreseeable

@@ -114,7 +114,11 @@ def compare_page(scenario: "Scenario", answers: "Mapping[str, Answer]") -> Page:
                 notes=gathered({name: answer.warnings for name, answer in answers.items()}),
             ),
             Section("Latency", ["In seconds."], tables=_latency_of_all(answers)),
-            Section("Load", facts=_load_facts(first.certificate, scenario.server)),
+            Section(
+                "Load",
+                facts=_load_facts(first.certificate, scenario.server),
+                tables=_limits(first.certificate),
+            ),
             Section("Theory", facts=_reasons(answers)),
             *_figure_sections(runs, refused),
             *_batch_sections(runs, {name: answer.drawn for name, answer in answers.items()}),

@@ -96,9 +96,8 @@ class _Csv:
             separator = max(",\t;", key=first.count)
             text.seek(0)
             header = next(filter(None, csv.reader(text, delimiter=separator)))
-        names = tuple(
-            name.lstrip("\ufeff").strip() for name in header
-        )  # tools that add a mark may add it twice
+        # Tools that add a mark may add it twice.
+        names = tuple(name.lstrip("\ufeff").strip() for name in header)
         _no_duplicates(source, names)
         return cls(source, names, separator)
 
@@ -220,9 +219,8 @@ class _JsonLines:
 
     def explain(self, row: int) -> tuple[str, str | None]:
         with self.source.text("\n") as text:
-            rows = dropwhile(
-                lambda pair: not pair[1].strip("\r\n"), enumerate(text, 1)
-            )  # as Polars does
+            # As Polars does.
+            rows = dropwhile(lambda pair: not pair[1].strip("\r\n"), enumerate(text, 1))
             number, line = next(islice(rows, row, None))
         content = _json_object(line)
         return f"line {number:,}", content if isinstance(content, str) else None

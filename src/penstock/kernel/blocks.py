@@ -111,9 +111,8 @@ def _name_of(cache: Cache, request: int, row: int, place: int) -> Any:
 
 @njit(cache=True, forceinline=True)
 def _bucket(cache: Cache, name: int) -> Any:
-    return (name + (name >> OWN_BITS) * 7919) & (
-        cache.buckets.shape[1] - 1
-    )  # recorded names are numbered from 0
+    # Recorded names are numbered from 0.
+    return (name + (name >> OWN_BITS) * 7919) & (cache.buckets.shape[1] - 1)
 
 
 @njit(cache=True)

@@ -26,9 +26,8 @@ def add(multiset: Multiset, key: int, weight: int) -> int:
     The caller keeps the multiset at most half full, so a free place is always near.
     """
     mask = multiset.size - 1
-    place = (
-        (((key ^ (key >> 29)) * 0x1E3779B97F4A7C15) >> 35) & mask & ~1
-    )  # bits that the whole key has stirred
+    # Bits that the whole key has stirred.
+    place = (((key ^ (key >> 29)) * 0x1E3779B97F4A7C15) >> 35) & mask & ~1
     while multiset[place] != key:
         if multiset[place] == EMPTY:
             multiset[place] = key

@@ -207,9 +207,8 @@ def _note_series(
                     part = passed - whole * state[FLIGHT_TICKS]
                 else:
                     cost, rise = state[FLIGHT_COST], state[FLIGHT_RISE]
-                    whole = batches_done(
-                        cost, rise, passed, state[FLIGHT_BATCHES] - 1
-                    )  # the last one goes on
+                    # The last one goes on.
+                    whole = batches_done(cost, rise, passed, state[FLIGHT_BATCHES] - 1)
                     part = passed - ticks_of_run(cost, rise, whole)
                 begun = state[BEFORE_STARTED] + state[FLIGHT_TOKENS] * (
                     whole + (1 if part > 0 else 0)

@@ -147,9 +147,8 @@ def held_by(state: Ints, options: Ints, slots: Ints, slot: int) -> Any:
     """Return the blocks that a running request holds."""
     if options[GROWS] == 0 or slots[SLOT_LEFT, slot] > 0:
         return slots[SLOT_HELD, slot]
-    growing = (
-        1 if slots[SLOT_TAKE, slot] > 0 else 0
-    )  # its block is taken, its token not yet counted
+    # Its block is taken, its token not yet counted.
+    growing = 1 if slots[SLOT_TAKE, slot] > 0 else 0
     return blocks_of(done_by(state, slots, slot) + growing, options[BLOCK_SIZE])
 
 
@@ -452,9 +451,8 @@ def preempt(
     request = slots[SLOT_REQUEST, slot]
     done = done_by(state, slots, slot)
     held = held_by(state, options, slots, slot)
-    full = (done + slots[SLOT_TAKE, slot]) // options[
-        BLOCK_SIZE
-    ]  # what is in the batch has its name already
+    # What is in the batch has its name already.
+    full = (done + slots[SLOT_TAKE, slot]) // options[BLOCK_SIZE]
     swaps = options[SWAP_TICKS] >= 0
     resume[request, RESUME_TARGET] = slots[SLOT_TARGET, slot]
     resume[request, RESUME_OUTPUTS] = slots[SLOT_OUTPUTS, slot]

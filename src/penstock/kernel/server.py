@@ -83,10 +83,11 @@ RECORD_NONE, RECORD_BATCHES, RECORD_ALLOCATIONS = 0, 1, 2
     STEPS,
     SEES,
 ) = range(11)
+# Of a closed loop: how many, and ticks between an answer and the next request; 0: open.
 CLIENTS, PAUSE = (
     11,
     12,
-)  # of a closed loop: how many, and ticks between an answer and the next request; 0: open
+)
 N_OPTIONS = 13
 
 # State, an int64 array. Requests are named by their place in the workload arrays handed in.
@@ -235,9 +236,8 @@ def count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) 
     """Count a time between two tokens; keep only its leading ``bits`` binary digits if that is not
     0.
     """
-    low = (
-        state[STALL_SUM] + (gap & (CARRY - 1)) * count
-    )  # in two parts: the product itself could overflow
+    # In two parts: the product itself could overflow.
+    low = state[STALL_SUM] + (gap & (CARRY - 1)) * count
     state[STALL_SUM] = low & (CARRY - 1)
     state[STALL_SUM_CARRY] += (gap >> CARRY_BITS) * count + (low >> CARRY_BITS)
     if bits > 0:
@@ -245,9 +245,8 @@ def count_stall(state: Ints, stalls: Multiset, gap: int, count: int, bits: int) 
         while (gap >> shift) >= (1 << bits):
             shift += 1
         if shift > 0:
-            gap = ((gap >> shift) << shift) + (
-                1 << (shift - 1)
-            )  # the middle of what they stand for
+            # The middle of what they stand for.
+            gap = ((gap >> shift) << shift) + (1 << (shift - 1))
     state[STALLS_USED] += add(stalls, gap, count)
 
 

@@ -26,9 +26,8 @@ def hardware(
         names = presets.matching(name)
     elif name is not None:
         names = [name]
-    shown = [presets.hardware(each) for each in names] or [
-        presets.hardware(str(name))
-    ]  # which says that there is none
+    # Which says that there is none.
+    shown = [presets.hardware(each) for each in names] or [presets.hardware(str(name))]
     page = catalogue_page(shown) if name is None or len(shown) > 1 else hardware_page(shown[0])
     show_page(page, {"hardware": [_as_dict(entry) for entry in shown]}, None, as_json)
 
@@ -37,7 +36,6 @@ def _as_dict(entry: Any) -> dict[str, Any]:
     from penstock.system.batch_time_file import section_of
 
     said = {"name": entry.name} | vars(entry) | {"batch_time": section_of(entry.batch_time)}
-    document: dict[str, Any] = json.loads(
-        json.dumps(said, default=str)
-    )  # a fit may hold what YAML knows and JSON not
+    # A fit may hold what YAML knows and JSON not.
+    document: dict[str, Any] = json.loads(json.dumps(said, default=str))
     return document

@@ -9,9 +9,10 @@ import numpy as np
 
 from penstock.checking.targets import Target
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.planning.deployment import Deployment
 from penstock.planning.job_run import statistic_s
-from penstock.planning.rates import Floats, RateProfile
+from penstock.planning.rates import RateProfile
 from penstock.simulation.run import Distribution, Run
 from penstock.simulation.simulate import simulate
 from penstock.words import STATISTICS

@@ -20,9 +20,10 @@ from penstock.checking.latency_network import network_steady_state
 from penstock.checking.targets import Estimate, Judgement
 from penstock.checking.verdict import Outcome, verdict
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.planning.aim import Aim
 from penstock.planning.deployment import SPLITTING, Deployment
-from penstock.planning.goodput import Floats, goodput_share, own_latency, within
+from penstock.planning.goodput import goodput_share, own_latency, within
 from penstock.planning.share import share_of
 from penstock.simulation.network_run import NetworkRun
 from penstock.simulation.progress import Progress, part_of

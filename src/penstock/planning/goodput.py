@@ -9,8 +9,7 @@ import numpy.typing as npt
 from penstock.checking import intervals
 from penstock.checking.batches import BATCHES, LEAST_REQUESTS
 from penstock.checking.targets import Estimate, Target
-
-Floats = npt.NDArray[np.float64]
+from penstock.inputs.arrays import Floats
 
 
 def own_latency(

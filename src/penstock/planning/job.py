@@ -286,9 +286,8 @@ def _least_fleet(job: Job, candidate: Candidate, best: JobResult | None) -> list
         if _hardly_helps(results, replicas, job):
             return None
         late = (results[replicas].makespan.high or 0.0) / job.deadline_s
-        return bisect.bisect_left(
-            counts, math.ceil(replicas * late)
-        )  # the same work over more replicas
+        # The same work over more replicas.
+        return bisect.bisect_left(counts, math.ceil(replicas * late))
 
     likely = job.likely(deployment.server, candidate.work_s)
     fewest(does, 0, end, min(bisect.bisect_left(counts, likely), end - 1), after_miss)

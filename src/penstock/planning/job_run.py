@@ -178,9 +178,8 @@ def work_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -
 
 
 def _at_least_two(*columns: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    return (
-        np.repeat(column, 2) if column.size == 1 else column for column in columns
-    )  # one has no arrival rate
+    # One has no arrival rate.
+    return (np.repeat(column, 2) if column.size == 1 else column for column in columns)
 
 
 def longest_s(prompt: npt.NDArray[Any], output: npt.NDArray[Any], server: Server) -> float:

@@ -29,10 +29,11 @@ MODEL = "MODEL"
 _PLUGIN_IMAGE = "registry.example.com/vllm-with-penstock:v0.33.0"
 _HOST = next(name for name, engine in ENGINES.items() if engine.hosts_policies)
 _SCHEDULER = "penstock.vllm_plugin.PenstockScheduler"
+# Seconds between probes; loading weights over a network may take most of an hour.
 _PROBE_S, _STARTUP_S = (
     10,
     3600,
-)  # seconds between probes; loading weights over a network may take most of an hour
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.inputs.source import Source
 from penstock.workload.arrivals import Replay
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
 
 DAY_S = 86_400.0
 HOUR_S = 3_600.0

@@ -389,9 +389,8 @@ class Search:
         means = {"ttft_s": estimate.ttft_s, "tbt_s": estimate.tbt_s, "e2e_s": estimate.e2e_s}
         if None in means.values():
             return None
-        full_s = float(
-            server.batch_time.by_tokens(server.token_budget)
-        )  # long gaps are those of full batches
+        # Long gaps are those of full batches.
+        full_s = float(server.batch_time.by_tokens(server.token_budget))
         for target in self.aim.targets:
             value = means[target.metric] * _tail(target)  # type: ignore[operator]
             if (

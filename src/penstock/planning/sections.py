@@ -214,9 +214,8 @@ def job_of(
     section = read_job(job, workload, aim, online)
     servers = [(fleet.smallest if isinstance(fleet, Family) else fleet).server for fleet in fleets]
     own = sorted({server.token_budget for server in servers})
-    budgets = section.token_budgets or (
-        own if len(own) > 1 else ()
-    )  # where the search names some, no others
+    # Where the search names some, no others.
+    budgets = section.token_budgets or (own if len(own) > 1 else ())
     return jobs.plan_job(
         workload, fleets, requests=section.requests, deadline_s=section.deadline_h * HOUR_S,
         token_budgets=budgets,

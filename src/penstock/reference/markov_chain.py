@@ -44,9 +44,8 @@ class Request:
     D: int  # unprocessed decode tokens
     first_token: int | None = None
     finish: int | None = None
-    token_times: list[int] = field(
-        default_factory=list
-    )  # the tick at which each output token was complete
+    # The tick at which each output token was complete.
+    token_times: list[int] = field(default_factory=list)
 
     @property
     def admitted(self) -> bool:

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 import altair as alt
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints
 from penstock.measuring.fitting.layers.batch_contents import BatchContents, draw_batches
 from penstock.measuring.fitting.layers.profiles import read_llmservingsim, read_vidur
 from penstock.reproducing.claims import Claim, Reproduction
@@ -21,9 +21,6 @@ from penstock.reproducing.setup import Milliseconds, Seed, Setup, Share, Some, p
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.presets import hardware
 from penstock.workload.workload import Workload, read_trace
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 _DRAWN_LENGTHS = 20_000
 

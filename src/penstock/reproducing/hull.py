@@ -7,11 +7,11 @@ from typing import Any
 
 import altair as alt
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
 from penstock.reproducing.setup import Setup
@@ -19,8 +19,6 @@ from penstock.show import charts
 from penstock.system.batch_time import PiecewiseConstant
 from penstock.system.server import Server
 from penstock.theory.region import region
-
-Floats = npt.NDArray[np.float64]
 
 _EQUAL = 1e-9
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from penstock.auditing.audit import audit
 from penstock.document import Section
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import DASHES, cycled, on_grid
 from penstock.reproducing.setup import Setup
@@ -28,8 +29,6 @@ from penstock.theory.network.certificate import NetworkCertificate
 from penstock.workload.stage import Stage
 from penstock.workload.workflow import Workflow
 from penstock.workload.workload import Workload
-
-Ints = npt.NDArray[np.int64]
 
 _MOST_POINTS = 1_200
 

@@ -14,6 +14,7 @@ from pydantic import Field
 from penstock import checks
 from penstock.document import Section, Whole
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
 from penstock.reproducing.scheduler_families import (
@@ -22,7 +23,6 @@ from penstock.reproducing.scheduler_families import (
     PERCENTILES,
     PUBLISHED,
     Family,
-    Floats,
     measured_family,
 )
 from penstock.reproducing.setup import Setup
@@ -324,10 +324,11 @@ def _chart(rows: pl.DataFrame) -> Any:
     families = rows["policies"].unique(maintain_order=True).to_list()
     for family, metric in itertools.product(families, METRICS):
         both = rows.filter(metric=metric).select("published_s", "measured_s").to_numpy()
+        # Of a metric: the families can be compared.
         domain = [
             float(both.min()) / 1.2,
             1.2 * float(both.max()),
-        ]  # of a metric: the families can be compared
+        ]
         scale = alt.Scale(type="log", domain=domain, nice=False)
         measured, published = (
             alt.Y(f"{what}_s:Q", title=f"{metric} (s)", scale=scale, axis=alt.Axis(tickCount=5))

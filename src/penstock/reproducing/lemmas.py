@@ -8,12 +8,12 @@ from typing import Annotated, Any, NamedTuple
 
 import altair as alt
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from pydantic import AfterValidator, Field
 
 from penstock.auditing.audit import audit
 from penstock.document import Section, Whole
+from penstock.inputs.arrays import Ints
 from penstock.reference import markov_chain
 from penstock.reference.markov_chain import Allocation, History, State, fill
 from penstock.reproducing.claims import Claim, Reproduction
@@ -21,8 +21,6 @@ from penstock.reproducing.looks import on_grid
 from penstock.reproducing.setup import Different, Seed, Setup
 from penstock.show import charts
 from penstock.simulation.simulate import simulate
-
-Ints = npt.NDArray[np.int64]
 
 
 def _odd(slack: int) -> int:

@@ -4,21 +4,19 @@ import dataclasses
 from typing import Annotated, Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from penstock import checks
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole, parsed
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.reproducing.setup import Setup
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import MOST_TOKENS, BatchTime
 from penstock.system.measured_times import Measured
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
 
 METRICS = ("E2E", "TTFT", "TBT")
 PERCENTILES = (50, 90, 95, 99)

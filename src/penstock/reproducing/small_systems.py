@@ -13,14 +13,13 @@ from pydantic import Field
 
 from penstock.document import Section, Whole
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine
 from penstock.system.scheduler import Scheduler
 from penstock.system.server import Convention, Server
 from penstock.workload.workload import Workload
-
-Ints = npt.NDArray[np.int64]
 
 
 class System(NamedTuple):

@@ -33,9 +33,8 @@ def traced(setup: Setup, trace: str) -> tuple[Workload, str, Scenario]:
             scenario,
         )
     workload, origin = setup.recorded(trace)
-    scenario = setup.scenario(
-        workload={"preset": "azure-code"}
-    )  # a scenario has one; its seed is the file's
+    # A scenario has one; its seed is the file's.
+    scenario = setup.scenario(workload={"preset": "azure-code"})
     return workload.with_seed(scenario.workload.seed), origin, scenario
 
 

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import altair as alt
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from pydantic import Field
 from scipy import stats
@@ -13,6 +12,7 @@ from scipy import stats
 from penstock.checking.verdict import verdict
 from penstock.document import Section, Whole
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 from penstock.reproducing.claims import Claim, Reproduction
 from penstock.reproducing.looks import on_grid
 from penstock.reproducing.setup import Different, Setup
@@ -20,8 +20,6 @@ from penstock.scenario.scenario import Scenario
 from penstock.simulation.simulate import simulate
 from penstock.theory.certificate import certify
 from penstock.workload.workload import Workload
-
-Floats = npt.NDArray[np.float64]
 
 LEAST_SQUARES, BATCH_MEANS, SEQUENTIAL = "least squares", "batch means", "sequential test"
 PUBLISHED = {LEAST_SQUARES: (0.80, 0.97), BATCH_MEANS: (0.60, 0.90)}

@@ -292,9 +292,8 @@ class WorkflowSection(Section):
         for each, stage in stages.items():
             check_stage(name, each, stage, stages)
         beginnings = _beginnings(stages) if self.first is None else [self.first]
-        first = (
-            beginnings[0] if beginnings else None
-        )  # None: some are never reached, which a workflow refuses
+        # None: some are never reached, which a workflow refuses.
+        first = beginnings[0] if beginnings else None
         workflow = Workflow(name, arrivals, stages, first=first, context=self.context or "new")
         if len(beginnings) > 1:
             raise InputError(

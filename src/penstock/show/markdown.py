@@ -10,9 +10,9 @@ from penstock.show.page import Page, Section
 def markdown(page: Page) -> str:
     """Return a page as Markdown."""
     parts = [f"**{page.title}** {page.heading}"]
-    parts += [
-        f"- **{verdict.word}** {verdict.about}: {verdict.reason}" for verdict in page.verdicts
-    ]
+    for verdict in page.verdicts:
+        said = " ".join(filter(None, (f"**{verdict.word}**", verdict.about, verdict.source)))
+        parts.append(f"- {said}: {verdict.reason}")
     for section in page.sections:
         parts += _section(section)
     notes = [*page.notes, *(note for section in page.sections for note in section.notes)]
@@ -21,10 +21,12 @@ def markdown(page: Page) -> str:
 
 def _section(section: Section) -> Iterator[str]:
     tables = [table for table in section.tables if not table.detail]
-    if section.paragraphs or section.facts or tables:
+    if section.paragraphs or section.facts or section.hypotheses or section.commands or tables:
         yield f"### {section.title}"
     yield from section.paragraphs
     yield from (f"- {fact.name}: {fact.figure}, {fact.explanation}" for fact in section.facts)
+    yield from (f"- {each.state}: {each.name}, {each.why}" for each in section.hypotheses)
+    yield from (f"```sh\n{command}\n```" for command in section.commands)
     for table in tables:
         yield "\n".join(
             [

@@ -72,9 +72,8 @@ class _Line:
         self.task = self.progress.add_task(title, total=None)
         self.title = title
         self._lock = threading.Lock()
-        self._timer = threading.Timer(
-            PATIENCE_S, self._start
-        )  # work that reports nothing is shown too
+        # Work that reports nothing is shown too.
+        self._timer = threading.Timer(PATIENCE_S, self._start)
         self._timer.daemon = True
         if console.is_terminal:
             self._timer.start()

@@ -110,9 +110,8 @@ class Fold:
 
     def __init__(self) -> None:
         self._total = 0
-        self._counts = np.zeros(
-            (64 - LEADING_BITS) << LEADING_BITS, np.int64
-        )  # by shift, then by leading digits
+        # By shift, then by leading digits.
+        self._counts = np.zeros((64 - LEADING_BITS) << LEADING_BITS, np.int64)
 
     def add(self, samples: Ints) -> None:
         """Add samples, each kept to its leading binary digits."""

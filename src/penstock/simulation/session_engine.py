@@ -184,9 +184,8 @@ class EngineSession(Session):
             )
             limits.append((over, reason))
         if policy.has_token_budget and not policy.cuts_prompts:
-            again = (
-                server.memory is not None and self.options[running.GROWS] > 0
-            )  # what is preempted comes back longer
+            # What is preempted comes back longer.
+            again = server.memory is not None and self.options[running.GROWS] > 0
             lost = ", with outputs that it lost" if again else ""
             reason = (
                 f"{policy.name} takes a prompt whole{lost}, but a batch holds "
@@ -251,9 +250,8 @@ class EngineSession(Session):
         state, options, engine = self.state, self.options, int(self.options[kernel.ENGINE])
         most = min(int(options[kernel.BATCH_SIZE]), self.slots.shape[1], count)
         if not self.server.policy.by_phase:
-            most = min(
-                most, self.server.most_tokens
-            )  # no run of an engine leads to more decodes than fill a batch
+            # No run of an engine leads to more decodes than fill a batch.
+            most = min(most, self.server.most_tokens)
         while state[running.RUNNING] < most and state[kernel.HEAD] < count:
             request = int(state[kernel.HEAD])
             prompt, output = int(window.prompt[request]), int(window.output[request])

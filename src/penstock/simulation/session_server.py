@@ -152,12 +152,13 @@ class Session:
         longest = window.longest
         requests = min(budget, self.server.max_batch_size or budget)
 
+        # Of each term in a batch, at most.
         counts = (
             requests,
             budget**2,
             *[budget * longest] * 3,
             1,
-        )  # of each term in a batch, at most
+        )
         costs = [cost * count for cost, count in zip(per, counts, strict=True)]
         linear = self.terms.linear
         most = int(linear.max()) + sum(costs)
@@ -180,9 +181,8 @@ class Session:
         """Call the kernel until the window is used up; a final one is run to its end, or to its
         last arrival.
         """
-        last = (
-            int(window.arrival[-1]) if window.arrival.size else self.last_arrival
-        )  # all may be dropped
+        # All may be dropped.
+        last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival
         self.last_arrival = last if self.stop == NEVER else self.stop
         stops_at_last = final and not drain and self.stop == NEVER
         self.options[kernel.FINAL] = final
@@ -216,9 +216,8 @@ class Session:
         """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to
         decode.
         """
-        alone = (
-            window.output[:count] == self.options[kernel.ENGINE]
-        )  # their only token comes with the end of prefill
+        # Their only token comes with the end of prefill.
+        alone = window.output[:count] == self.options[kernel.ENGINE]
         if self.options[kernel.ENGINE]:
             window.first_token[:count] = 0
         window.finish[:count][alone] = 0
@@ -356,9 +355,8 @@ class Session:
         used, full = np.flatnonzero(cells[0]), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
         prefill, decode = np.divmod(used, self.cell_columns)
         others, counts = counting.contents(self.mixes)
-        apart = int(
-            np.searchsorted(others, kernel.MIX_TICKS)
-        )  # from there on ticks, in the same order
+        # From there on ticks, in the same order.
+        apart = int(np.searchsorted(others, kernel.MIX_TICKS))
         mixes, counts, ticks = others[:apart], counts[:apart], counts[apart:]
         keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
         counts = np.concatenate([cells[0, used], self.tallies[kernel.TALLY_FULL, full], counts])

@@ -106,9 +106,8 @@ def _as_lines(points: pl.DataFrame, what: Varied) -> tuple[str, pl.DataFrame, st
         return None
     others = [field for field in what.numbers if field != x]
     words = [pl.col("line")] if what.names else []
-    words += [
-        pl.col(f).map_elements(_tick, pl.String, skip_nulls=False) for f in others
-    ]  # the title has their names
+    # The title has their names.
+    words += [pl.col(f).map_elements(_tick, pl.String, skip_nulls=False) for f in others]
     shown = (
         points.with_columns(pl.concat_str(words, separator=", ").alias("line")) if words else points
     )
@@ -222,9 +221,8 @@ def _across(values: pl.Series, field: str) -> alt.X:
             "x:N", title=title, sort=[_tick(value) for value in ticks], axis=alt.Axis(labelAngle=0)
         )
     if is_rate(field) or ticks.len() > _MOST_TICKS:
-        axis = alt.Axis(
-            tickCount=6, labelFlush=False
-        )  # a label that is moved inwards runs into the next
+        # A label that is moved inwards runs into the next.
+        axis = alt.Axis(tickCount=6, labelFlush=False)
         return alt.X("x:Q", title=title, scale=alt.Scale(zero=is_rate(field)), axis=axis)
     spread = ticks[0] > 0 and ticks[-1] >= 8 * ticks[0]
     scale = (
@@ -291,9 +289,8 @@ def _map(points: pl.DataFrame, x: str, y: str, column: str, name: str, unit: str
             note = "simulated" if row[KNOWN] == "simulation" else "theorem"
             if row[RATE] is None:
                 note = "not served"
-        value = (
-            row[column] if row["state"] != "unstable" or column == RATE else None
-        )  # no steady state to colour
+        # No steady state to colour.
+        value = row[column] if row["state"] != "unstable" or column == RATE else None
         first = value is not None and value == best
         cell = {"x": _tick(row[x]), "y": _tick(row[y]), "value": value, "text": significant(value)}
         rows.append(cell | {"note": note, "best": first})

@@ -75,9 +75,8 @@ class Workers:
             return
         try:
             with warnings.catch_warnings(), _quiet():
-                warnings.filterwarnings(
-                    "ignore", "A worker stopped while some jobs"
-                )  # loky renews those that grew
+                # Loky renews those that grew.
+                warnings.filterwarnings("ignore", "A worker stopped while some jobs")
                 yield from self._through_joblib(function, tasks)
         except self.died as error:
             raise WorkersDied(f"{type(error).__name__}: {error}") from error
@@ -125,9 +124,8 @@ def _end_with(process: int) -> None:
             time.sleep(_WATCH_S)
         os._exit(1)
 
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for that process, which ends its workers
+    # Ctrl-C is for that process, which ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True).start()
 
 

@@ -213,11 +213,12 @@ def _worth_most(by_prefill, by_decode, prompts, prompt_tokens, head, decoding, l
         best_x < best_budget - best_y and not prefill_first
     ):  # whole prompts: as many as there are slots, however long
         return int(best_budget - best_y) if best_x > 0 else 0, int(best_y), DECODE_FIRST
+    # So many tokens, from as many as hold them.
     return (
         int(best_x),
         int(best_budget) - int(best_x),
         PREFILL_FIRST,
-    )  # so many tokens, from as many as hold them
+    )
 
 
 @njit(cache=True, inline="always")

@@ -184,9 +184,8 @@ def _checked(name: str, known: Mapping[str, Option], options: Options) -> dict[s
             raise InputError(f"{name}: {key} is given twice; give it once")
         option = known[key]
         if option.known is not None:
-            word = (
-                value.lower() if isinstance(value, str) else ""
-            )  # TensorRT-LLM writes them in capitals
+            # TensorRT-LLM writes them in capitals.
+            word = value.lower() if isinstance(value, str) else ""
             if word not in option.known:
                 raise InputError(
                     f"{name}: {key} is {checks.shown(value)}{nearest(str(value), option.known)}"

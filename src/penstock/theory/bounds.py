@@ -99,11 +99,12 @@ def bounds(workload: Workload, server: Server, demand: Load) -> tuple[Bound, ...
     # A max batch size below the token budget may bind before it.
     slots = server.max_batch_size
     if server.memory is not None and not reserves(server):
+        # Tokens computed anew may ride along in batches short of requests.
         seconds, more, extended = (
             0.0,
             "",
             "",
-        )  # tokens computed anew may ride along in batches short of requests
+        )
     if slots is not None and slots < server.most_tokens:
         by_slots = region(_wasting(server), prompt=work.lengths).max_rate / work.share
         theorem = f"Section 6 (stability region under a max batch size){extended}"

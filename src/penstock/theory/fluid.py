@@ -334,9 +334,8 @@ def _rates(
         )
         if requests[buffer] > 0 or lasting:
             outside = _passing(network, empty, network.arrivals)
-            sent = _passing(
-                network, empty, network.moves[buffer]
-            )  # by each request that leaves the buffer
+            # By each request that leaves the buffer.
+            sent = _passing(network, empty, network.moves[buffer])
             sent[buffer] = 1.0
             rate = (full - network.tokens @ outside) / (network.tokens @ sent)
             return outside + rate * sent, buffer, empty, bool(lasting)

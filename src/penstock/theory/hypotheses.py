@@ -145,9 +145,8 @@ def kv_memory(
         reason = "what requests share by prefix caching is not known"
     else:
         spare = server.watermark_blocks
-        most = min(
-            int(peak_blocks(*longest, server, memory).max()), usable - spare
-        )  # longer ones are not served
+        # Longer ones are not served.
+        most = min(int(peak_blocks(*longest, server, memory).max()), usable - spare)
         kept = max(spare, policy.blocks_for_decodes)
         held = slots * most + kept <= usable
         beside = f" beside a watermark of {spare:,}" if spare else ""

@@ -33,11 +33,12 @@ _LARGEST_FACTOR = 4.0  # off by so much, an estimate says nothing
 # Quantile regression (98.5%, and .7 as much again) of the errors on 1,247 random servers: what
 # |log(estimate / truth)| is at most, as the exponential of a sum of 1, the log of the variation of
 # batch times, load^2, (pool / token budget)^2 min(8 / sqrt(pool), 1) and log E[P^2] / E[P]^2
+# Of estimates too high, and too low.
 _ERRORS = {
     "ttft_s": ((-2.59, -0.00, 0.79, 2.00, 0.47), (-3.05, 0.10, 2.31, 4.65, -0.22)),
     "tbt_s": ((-3.44, 0.23, 1.92, -2.09, 0.73), (-1.06, 0.50, 0.65, -1.17, -0.15)),
     "e2e_s": ((-3.82, 0.05, 2.52, -1.17, 0.55), (-2.28, 0.28, 2.10, 0.02, -0.21)),
-}  # of estimates too high, and too low
+}
 
 _QUANTILES = np.concatenate([np.arange(32) / 32, 1 - 2.0 ** -np.arange(6, 12), [1.0]])
 _MOST_POINTS = 7
@@ -237,9 +238,8 @@ class _Times(NamedTuple):
 @cached(64)
 def _about(lengths: Lengths, convention: str) -> _About:
     prompt, output = (tokens.astype(np.float64) for tokens in drawn(lengths))
-    prompt *= (
-        lengths.mean_prompt / prompt.mean()
-    )  # near the capacity all depends on the means, and these are exact
+    # Near the capacity all depends on the means, and these are exact.
+    prompt *= lengths.mean_prompt / prompt.mean()
     decodes = output * (lengths.mean_output / output.mean()) - (1 if convention == "engine" else 0)
     lags = np.array([(decodes > lag + 0.5).mean() for lag in range(field.LAGS)])
     late = decodes[decodes > field.LAGS + 0.5] - field.LAGS
@@ -284,9 +284,8 @@ def _terms(what: _About, server: Server) -> Floats:
         return np.zeros(4)
     per_decode = model.self_attention + model.per_request
     alone, mixed = (per_decode + of_token * what.context for of_token in model.of_decodes)
-    pieces = min(
-        what.prompt_square / what.prompt, float(server.token_budget)
-    )  # tokens of a piece, seen by a token
+    # Tokens of a piece, seen by a token.
+    pieces = min(what.prompt_square / what.prompt, float(server.token_budget))
     prompt = model.cross_attention * what.prompt_square / (2 * what.prompt)
     prompt += (
         max(model.self_attention - model.cross_attention / 2, 0.0) * pieces

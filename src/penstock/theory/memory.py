@@ -253,9 +253,8 @@ class _Full:
         if self.memory.preemption == "recompute":
             later = entering * preemptions * float(np.ceil((ahead + again) / room).mean())
             held, running = held + later * again / self.memory.block_size, running + later
-        spread = (
-            decoding * self.spread if short else 0.0
-        )  # else the max batch size pins their number
+        # Else the max batch size pins their number.
+        spread = decoding * self.spread if short else 0.0
         load = decoding + np.sqrt(spread) * rng.standard_normal(_BATCHES) + served_tokens
         return _State(
             entering,
@@ -287,9 +286,8 @@ class _Full:
         spare = self.server.watermark_blocks * self.memory.block_size
         mean, variance = entering * self.rise + spare, entering * self.variance
         z = mean / np.sqrt(variance)
-        below = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - z * special.ndtr(
-            -z
-        )  # E[X-] over the standard deviation
+        # E[X-] over the standard deviation.
+        below = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - z * special.ndtr(-z)
         times = 2 * entering * self.growth * falls * below / np.sqrt(variance) * self.width
         age = self.age - waits
         decodes = (age > 0) & (age < self.lives)

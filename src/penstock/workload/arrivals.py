@@ -210,9 +210,8 @@ class Modulated(_AtRate):
                 ends_s = np.concatenate([ends_s, ends_s[-1] + np.cumsum(durations)])
                 ends_op = np.concatenate([ends_op, ends_op[-1] + np.cumsum(durations * new_rates)])
                 rates = np.concatenate([rates, new_rates])
-            segment = np.searchsorted(
-                ends_op, now
-            )  # the first that ends then or later, so its rate is not 0
+            # The first that ends then or later, so its rate is not 0.
+            segment = np.searchsorted(ends_op, now)
             times = ends_s[segment] - (ends_op[segment] - now) / rates[segment]
             times = np.maximum.accumulate(np.maximum(times, last))  # rounding, where segments meet
             last = times[-1]

@@ -11,12 +11,13 @@ import polars as pl
 from penstock.workload.lengths import LONGEST
 
 Unit = Literal["tokens", "date", "s", "ms", "us", "ns", "time", "ids", "rank"]
+# From the unit down to nanoseconds.
 _DECIMALS: dict[Unit, int] = {
     "s": 9,
     "ms": 6,
     "us": 3,
     "ns": 0,
-}  # from the unit down to nanoseconds
+}
 
 
 def cast_text(text: pl.Series, unit: Unit) -> pl.Series:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from penstock.workload.jobs import Ints
+from penstock.inputs.arrays import Ints
 from penstock.workload.lengths import Length
 from penstock.workload.routes import Routes
 

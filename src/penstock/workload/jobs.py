@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
-
-Ints = npt.NDArray[np.int64]
+from penstock.inputs.arrays import Ints
 
 MOST_JOBS = 2**40
 

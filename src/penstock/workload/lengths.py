@@ -18,12 +18,12 @@ from scipy import special
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats
 
 LONGEST = 2**24 - 1
 """Longest prompt or output, tokens."""
 
 Tokens = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _CELLS = 2**15  # of a table of quantiles; a power of two, so that multiplying by it is exact
 _TERM_BY_TERM = 2**16  # further terms of a mean come from an integral, which so far out is as exact

@@ -1,10 +1,8 @@
 """Loops of paths, from which none leads out."""
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from penstock.inputs.arrays import Bools, Floats
 
 
 def closed_loop(chances: Floats, leaves: Bools, forks: Bools | None = None) -> list[int]:

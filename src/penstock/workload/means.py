@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from penstock.workload.jobs import Ints, Jobs
-from penstock.workload.lengths import Floats
+from penstock.inputs.arrays import Floats, Ints
+from penstock.workload.jobs import Jobs
 
 MOST_SAMPLED, FEWEST_SAMPLED = 65_536, 256
 """Jobs from which means are sampled where no formula gives them; fewer where they are long."""

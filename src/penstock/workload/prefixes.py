@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError
-from penstock.workload.jobs import Ints
+from penstock.inputs.arrays import Ints
 
 LARGEST_BLOCK = 2**20
 

@@ -14,10 +14,8 @@ import numpy.typing as npt
 from scipy.sparse import csgraph
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Bools, Floats
 from penstock.workload.loops import closed_loop
-
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 END = "end"
 NO_LIMIT = 2**31 - 1

@@ -15,10 +15,11 @@ import polars as pl
 from penstock import checks
 from penstock.checks import shown
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Ints
 from penstock.inputs.source import Source
 from penstock.inputs.tables import Table, open_table
 from penstock.workload.arrivals import Arrivals, Deterministic, Poisson, Replay
-from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
+from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import LONGEST
 from penstock.workload.means import Means
 from penstock.workload.stage import Stage

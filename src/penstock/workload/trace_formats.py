@@ -158,9 +158,8 @@ def _plain(source: Source, header: Collection[str], columns: Mapping[str, str]) 
     """Describe a table whose columns the user names, or that bears Penstock's own names."""
     roles = {alias: role for role, aliases in _OWN_NAMES.items() for alias in aliases}
     roles |= dict.fromkeys(_ARRIVAL_UNITS, "arrival")
-    keys = roles | {
-        "priority": "priority"
-    }  # only where it is asked for: many tables have such a column, of words too
+    # Only where it is asked for: many tables have such a column, of words too.
+    keys = roles | {"priority": "priority"}
     named = _named_by_user(source, header, columns, keys)
     _add_own_names(source, header, roles, named)
     if "prompt_tokens" not in named or "output_tokens" not in named:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.workload.draws import Plan, Streams, drawn
-from penstock.workload.jobs import Ints, Jobs
+from penstock.workload.jobs import Jobs
 from penstock.workload.lengths import LONGEST, Length
 
 MOST_REQUESTS = 2**26

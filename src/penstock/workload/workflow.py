@@ -9,11 +9,12 @@ import numpy as np
 
 from penstock import checks
 from penstock.errors import InputError, nearest
+from penstock.inputs.arrays import Ints
 from penstock.words import counted
 from penstock.workload.arrivals import BLOCK
 from penstock.workload.draws import Plan, Streams
 from penstock.workload.forgotten_joins import forgotten_joins
-from penstock.workload.jobs import MOST_JOBS, Ints, Jobs, checked_seed, first_jobs
+from penstock.workload.jobs import MOST_JOBS, Jobs, checked_seed, first_jobs
 from penstock.workload.lengths import Length
 from penstock.workload.means import Means, Sample, sampled_jobs
 from penstock.workload.pairs import Empirical, Lengths, Recorded

@@ -266,9 +266,8 @@ def _checked(source: Source, number: int, row: Row, format: str) -> Row:
     place = f"{source.name}: row {number:,} ({row.get('load', 'no load')})"
     for name in _TIMES:
         value = row.get(name)
-        row[name] = (
-            None if not value or math.isnan(value) else value
-        )  # nan in a table: no request finished
+        # Nan in a table: no request finished.
+        row[name] = None if not value or math.isnan(value) else value
     for name, (low, high, unit) in _LIMITS.items():
         if row.get(name) is not None:
             remedy = "no benchmark measures that; correct the row, or leave it out"

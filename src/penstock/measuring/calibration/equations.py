@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import least_squares
 
+from penstock.inputs.arrays import Floats
 from penstock.measuring.calibration.priors import Prior, priors
 
-Floats = npt.NDArray[np.float64]
 Row = Mapping[str, Any]
 
 LINEAR = (
@@ -248,9 +247,8 @@ def _equations(rows: Sequence[Row], knee: float) -> tuple[Floats, Floats]:
         squares = prompt * prompt * (1 + spread_of(row, "prompt"))
         prompts = 0.0 if alone else _rate(row) * gap
         if itl:
-            mixed = (
-                1 - np.exp(-prompts) if row["pattern"] == "poisson" else min(prompts, 1.0)
-            )  # share with a prompt
+            # Share with a prompt.
+            mixed = 1 - np.exp(-prompts) if row["pattern"] == "poisson" else min(prompts, 1.0)
             load = decodes + prompts * prompt / max(mixed, 1e-12)
             below = mixed * min(load, knee) + (1 - mixed) * min(decodes, knee)
             beyond = mixed * max(load - knee, 0) + (1 - mixed) * max(decodes - knee, 0)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.measuring.calibration.equations import Floats, Row, held_back, streams_of, tokens_held
+from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.equations import Row, held_back, streams_of, tokens_held
 from penstock.measuring.calibration.priors import Prior
 from penstock.measuring.calibration.refine import Build, Fit, Sent, misfits, refine
 

@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from penstock.measuring.calibration.equations import MEASURES, Floats, spread_of
+from penstock.inputs.arrays import Floats, Ints
+from penstock.measuring.calibration.equations import MEASURES, spread_of
 from penstock.simulation.run import Run
 from penstock.simulation.simulate import simulate, simulate_closed
 from penstock.system.server import Server
 from penstock.workload.workload import Workload
-
-Ints = npt.NDArray[np.int64]
 
 _MOST_AT_ONCE = 1_000_000  # requests of one row: a benchmark sends fewer
 _ERRORS = 3  # standard errors that a mean may be off

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.measuring.calibration.equations import Floats, Row, column_of, measured
+from penstock.inputs.arrays import Floats
+from penstock.measuring.calibration.equations import Row, column_of, measured
 from penstock.measuring.calibration.predict import Overhead, Requests, predict
 from penstock.measuring.calibration.priors import Prior
 from penstock.simulation.progress import Progress

@@ -164,9 +164,8 @@ def _falling(batches: MeasuredBatches) -> list[str]:
     load = np.array([k for k, _ in held])
     middle = np.array([np.median(seconds) for _, seconds in held])
     spread = np.array([np.median(np.abs(seconds / np.median(seconds) - 1)) for _, seconds in held])
-    spread = (
-        np.maximum(spread, np.median(spread)) * _MAD_TO_SD
-    )  # of few batches it may come out small
+    # Of few batches it may come out small.
+    spread = np.maximum(spread, np.median(spread)) * _MAD_TO_SD
     error = _OF_MEDIAN * spread * middle / np.sqrt([seconds.size for _, seconds in held])
     fall = 1 - middle / middle[:, None]  # [a, b]: how much less b takes than a
     uncertain = np.hypot(error, error[:, None]) / middle[:, None]

@@ -207,9 +207,8 @@ def _parameters(
     batches: MeasuredBatches, fitted: Estimate, confidence: float, seed: int
 ) -> dict[str, tuple[float, float, float]]:
     """Return the parameters by name, with percentiles of a bootstrap as ends of their intervals."""
-    bends = np.array(
-        fitted.likely if fitted.linear.family == "hinge" else ()
-    )  # the cost of a step is for its width
+    # The cost of a step is for its width.
+    bends = np.array(fitted.likely if fitted.linear.family == "hinge" else ())
     few = bends[np.linspace(0, max(bends.size - 1, 0), min(bends.size, _BENDS)).astype(int)]
     candidates = [fitted.columns(batches), *(fitted.columns(batches, float(b0)) for b0 in few)]
     blocks = batches.blocks(bootstrap_blocks(len(batches)), seed)

@@ -11,15 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
+from penstock.inputs.arrays import Floats, Ints
 from penstock.measuring.profiling.batching import Batch
 from penstock.measuring.profiling.engine import RealEngine
 from penstock.simulation.progress import Progress
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

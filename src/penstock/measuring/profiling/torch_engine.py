@@ -86,9 +86,8 @@ class TorchEngine(RealEngine):
         if cuda and cuda_graphs:
             self._capture_all()
         self._rows: dict[int, int] = {}
-        self._free = list(range(max_running))[
-            ::-1
-        ]  # lowest row first; the last of the cache is nobody's
+        # Lowest row first; the last of the cache is nobody's.
+        self._free = list(range(max_running))[::-1]
         self._last: dict[int, int] = {}  # the newest token of each request in decode
         self._ids = np.random.default_rng(0).integers(4, shape.vocab, self.longest)
         if not cuda:
@@ -185,9 +184,8 @@ class TorchEngine(RealEngine):
 
     def _capture_all(self) -> None:
         """Capture a graph for each power of two of decodes and each context before clocks run."""
-        pool = (
-            self._torch.cuda.graph_pool_handle()
-        )  # one at a time is run, so all may use the same memory
+        # One at a time is run, so all may use the same memory.
+        pool = self._torch.cuda.graph_pool_handle()
         with self._torch.inference_mode():
             for bits in range((self.max_running - 1).bit_length() + 1):
                 for context in range(_ROUND, self.longest + 1, _ROUND):

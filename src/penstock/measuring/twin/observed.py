@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from penstock.measuring.profiling.driving import Ints, Timeline
+from penstock.inputs.arrays import Ints
+from penstock.measuring.profiling.driving import Timeline
 from penstock.simulation.run import TICK_S, Distribution, Rows, Run
 from penstock.system.server import Server
 

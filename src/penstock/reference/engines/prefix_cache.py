@@ -95,9 +95,8 @@ class PrefixCache(Server):
     def names(self, request: Request, tokens: int) -> list[Hashable]:
         """Name the full blocks of the first tokens of a request."""
         blocks = range(tokens // self.block_size)
-        ids = request.hash_ids[
-            : request.prompt // self.block_size
-        ]  # traces may name a last block that is not full
+        # Traces may name a last block that is not full.
+        ids = request.hash_ids[: request.prompt // self.block_size]
         return [ids[i] if i < len(ids) else ("own", request.index, i) for i in blocks]
 
     def cached(self, request: Request) -> list[Block]:

@@ -23,9 +23,8 @@ class Request:
     prompt: int
     output: int
     priority: int  # the smaller is served first
-    hash_ids: tuple[
-        int, ...
-    ]  # equal ones of two requests: their prompts are equal up to the end of that block
+    # Equal ones of two requests: their prompts are equal up to the end of that block.
+    hash_ids: tuple[int, ...]
     # tokens that its prefill brings into memory: the prompt, or all known ones after a preemption
     target: int
     computed: int = 0  # tokens in memory
@@ -35,9 +34,8 @@ class Request:
     preemptions: int = 0
     first_token: int | None = None
     finish: int | None = None
-    token_times: list[int] = field(
-        default_factory=list
-    )  # the tick at which each output token was complete
+    # The tick at which each output token was complete.
+    token_times: list[int] = field(default_factory=list)
 
     @property
     def decoding(self) -> bool:
@@ -91,9 +89,8 @@ class Limits:
     max_batch_size: float
     kv_blocks: float
     block_size: int | None  # None: the engine's default
-    watermark: (
-        float | None
-    )  # share of the blocks kept free at admission; None: the engine's default
+    # Share of the blocks kept free at admission; None: the engine's default.
+    watermark: float | None
     order: str
     scope: str
     convention: str
@@ -195,9 +192,8 @@ class Server:
 
     def too_long(self, request: Request) -> str | None:
         """Say why a request whose prefill cannot be cut does not fit the token budget."""
-        longest = (
-            request.prompt if math.isinf(self.usable) else self.peak(request)
-        )  # a preempted one comes back longer
+        # A preempted one comes back longer.
+        longest = request.prompt if math.isinf(self.usable) else self.peak(request)
         if longest <= self.b_max:
             return None
         return (

@@ -64,9 +64,8 @@ class VllmV1(Server):
                 victim = self.victim()
                 if self.running.index(victim) < position:
                     position -= 1
-                batch.pop(
-                    victim, None
-                )  # one served before gives its tokens back; who was cut meanwhile stays cut
+                # One served before gives its tokens back; who was cut meanwhile stays cut.
+                batch.pop(victim, None)
                 self.preempt(victim)
                 if victim is request:
                     break

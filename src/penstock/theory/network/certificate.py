@@ -28,7 +28,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.system.network import Network
@@ -57,8 +56,6 @@ from penstock.theory.network.loads import (
 )
 from penstock.theory.network.virtual_stations import VirtualStation
 from penstock.workload.sessions import Sessions
-
-Floats = npt.NDArray[np.float64]
 
 # As readers are told of the paper's thm:multi-class, thm:dag, thm:fork-join, pro:parallel and
 # rem:jsq+.

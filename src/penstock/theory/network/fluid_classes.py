@@ -133,9 +133,8 @@ def fluid_classes(model: NetworkModel, phases: bool | Sequence[bool] = True) -> 
     tokens = np.concatenate(
         [np.where(split, model.prefill, model.prefill + model.decode), split * model.decode]
     )
-    onward = np.zeros(
-        (2 * count, 2 * count)
-    )  # first the classes of a stage's prompts or whole, then of its decodes
+    # First the classes of a stage's prompts or whole, then of its decodes.
+    onward = np.zeros((2 * count, 2 * count))
     onward[np.arange(count), np.arange(count) + count] = 1.0
     onward[count:, :count] = model.onward
     external = np.concatenate([model.external, np.zeros(count)])

@@ -181,9 +181,8 @@ def pool_hypotheses(
         Shape (pools,).
     """
     cyclic = {s for stations in sets if len(stations) > 1 for s in stations}
-    visited = np.bincount(
-        model.pool[model.visits > 0], minlength=len(model.pools)
-    )  # those without a token, too
+    # Those without a token, too.
+    visited = np.bincount(model.pool[model.visits > 0], minlength=len(model.pools))
     most_offered = model.offered + STANDARD_ERRORS * model.standard_error
     comes_back = stages.leads.diagonal()
 

@@ -83,9 +83,8 @@ class LyapunovProgram:
         self._unit = np.linalg.solve(np.eye(classes.seconds.size) - classes.onward, self._seconds)
         size = classes.seconds.size
         most = [1.0] * size + [0.0 if join else 1.0 for join in classes.joins] + [1.0]
-        self._bounds: list[tuple[float | None, float | None]] = [
-            (0.0, one) for one in most
-        ]  # v, e, eps
+        # V, e, eps.
+        self._bounds: list[tuple[float | None, float | None]] = [(0.0, one) for one in most]
         self._entries: list[
             tuple[int, int, float, bool]
         ] = []  # row, column, factor, whether times the load
@@ -152,9 +151,8 @@ class LyapunovProgram:
             passing, seconds = (
                 (holding, self._seconds) if least == 1 else (self._column(0.0), self._fastest)
             )
-            total = self._column(
-                None
-            )  # at least what the station adds, which is linear in the share
+            # At least what the station adds, which is linear in the share.
+            total = self._column(None)
             growth.append((total, 1.0))
             for share in sorted({least, most}):
                 self._row([(holding, share), (passing, 1 - share), (total, -1.0)])

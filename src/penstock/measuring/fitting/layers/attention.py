@@ -124,9 +124,8 @@ class Attention:
         """
         alone = self.prefill(batches.new, batches.before)
         order = np.lexsort((-alone, batches.batch))
-        one = order[
-            np.unique(batches.batch[order], return_index=True)[1]
-        ]  # the costliest prompt of each batch
+        # The costliest prompt of each batch.
+        one = order[np.unique(batches.batch[order], return_index=True)[1]]
         above = np.maximum(alone - float(self.prefill.seconds.flat[0]), 0.0)
         above[one] = 0.0
         n, each = batches.decodes, batches.context / np.maximum(batches.decodes, 1)

@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from penstock import checks
 from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
 from penstock.measuring.fitting.batches import Array
 from penstock.system.batch_time import MOST_TOKENS
-
-Ints = npt.NDArray[np.int64]
 
 _MOST_PROMPTS = 64
 
