@@ -9,13 +9,35 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core.dispatcher import Dispatcher
 
-__all__ = ["find_place"]
+__all__ = ["entry", "find_place", "uncounted"]
+
+
+def uncounted(*signature: Any, inline: bool = False) -> Callable[[Any], Any]:
+    """Compile without counting references to arrays.
+
+    Functions of the kernel take rows of arrays, and Numba would count each of those, which costs
+    more than what they do. Nothing is allocated, so nothing needs counting.
+    """
+    return numba.njit(*signature, cache=True, forceinline=inline, nogil=True, _nrt=False)  # type: ignore[call-overload, no-any-return]
+
+
+def entry(function: Any, signature: Any) -> Callable[..., Any]:
+    """Compile a function of the kernel under one signature; return what calls it without delay.
+
+    A call of what `numba.njit` returns looks up the types of all arguments, which takes longer than
+    many a run. Here they are known: arguments of other types are refused by Numba as it takes them
+    apart, or misread. The first time takes seconds; later ones load what was kept.
+    """
+    compiled = uncounted(signature)(function)
+    call: Callable[..., Any] = next(iter(compiled.overloads.values())).entry_point
+    return call
 
 
 def find_place() -> None:

@@ -5,13 +5,12 @@ that none counts its tokens down. A network has many lines and no contiguous pro
 wait are linked through their rows.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from penstock.kernel.compiled_code import uncounted as uncounted
 from penstock.kernel.server import (
     NEVER,
     SLOT_CHAIN,
@@ -27,15 +26,6 @@ from penstock.kernel.server import (
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint64]
-
-
-def uncounted(*signature: Any, inline: bool = False) -> Callable[[Any], Any]:
-    """Compile without counting references to arrays.
-
-    Every function here gets all arrays, or takes rows of them, and Numba would count each of those,
-    which costs more than what the functions do. Nothing is allocated, so nothing needs counting.
-    """
-    return njit(*signature, cache=True, forceinline=inline, _nrt=False)  # type: ignore[call-overload, no-any-return]
 
 
 # One row per request.

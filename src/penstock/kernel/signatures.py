@@ -6,9 +6,12 @@ all, a user's own included. The named tuples live here, in an importable module,
 defined in ``__main__`` would defeat that cache.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 DECODE_FIRST = 0
 """The kernel serves the decode tokens first; prefill gets the tokens and slots really left."""
@@ -106,6 +109,38 @@ first)``.
 
 POLICY = types.FunctionType(POLICY_SIGNATURE)
 
+
+def _function_at(kind: Any) -> Any:
+    """Return what makes, in compiled code, a function of a kind of its address."""
+
+    @intrinsic
+    def function_at(_: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            function = cgutils.create_struct_proxy(kind)(context, builder)  # type: ignore[no-untyped-call]
+            function.jit_addr = builder.inttoptr(args[0], cgutils.voidptr_t)
+            function.c_addr = function.jit_addr
+            function.py_addr = function.jit_addr
+            return function._getvalue()
+
+        return kind(types.int64), generate
+
+    return function_at
+
+
+def address_of(compiled: Any, signature: Any) -> int:
+    """Return where a compiled function begins; it must be kept alive while it may be called.
+
+    A kernel gets addresses in its records: handed over as an argument, a function costs tens of
+    microseconds at every call, and its type decides how many different ones there can be.
+    """
+    result = compiled.get_compile_result(signature)
+    address: int = result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
+    return address
+
+
+policy_at: Callable[[int], Any] = _function_at(POLICY)
+"""In compiled code: the policy at an address."""
+
 LINE_PROMPTS, LINE_PROMPT_TOKENS, LINE_DECODING, LINE_PREFILL_MEAN, LINE_DECODE_MEAN = range(5)
 LINE_NEXT, LINE_NEXT_PROMPTS, LINE_BATCHES = range(5, 8)
 """What an order sees of each line of a replica, as columns of ``lines``.
@@ -140,6 +175,9 @@ ORDER_SIGNATURE = types.int64(LINES, PARAMS, LINES)
 """
 
 ORDER = types.FunctionType(ORDER_SIGNATURE)
+
+order_at: Callable[[int], Any] = _function_at(ORDER)
+"""In compiled code: the order at an address."""
 
 ROUTE_RANDOM, ROUTE_ROUND_ROBIN, ROUTE_REQUESTS, ROUTE_TOKENS, ROUTE_WORK, ROUTE_POWER_OF_TWO = (
     range(6)

@@ -1,0 +1,84 @@
+"""A calendar of requests that decode: when each is due, so that none counts its tokens down.
+
+An *epoch* counts decode batches. A request with r iterations left is due at epoch + r, and lies in
+a ring of buckets by due epoch; a bitmap over the ring gives the next one to finish in O(1).
+``slots`` is any array of records with the fields ``due`` and ``chain``.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel.compiled_code import uncounted
+
+NEVER = 2**62
+"""A tick, an epoch or a limit that is never reached."""
+
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+Slots = npt.NDArray[np.void]
+
+_ONE = np.uint64(1)
+_DE_BRUIJN = np.uint64(0x03F79D71B4CB0A89)
+_BIT_INDEX = np.zeros(64, np.int64)
+for _bit in range(64):
+    _BIT_INDEX[(((1 << _bit) * 0x03F79D71B4CB0A89) % 2**64) >> 58] = _bit
+
+
+@uncounted(inline=True)
+def _lowest_bit(word: int) -> Any:
+    """Index of the lowest bit that is set in a non-zero word."""
+    lone = word & (~word + _ONE)
+    return _BIT_INDEX[(lone * _DE_BRUIJN) >> np.uint64(58)]
+
+
+@uncounted()
+def next_due_epoch(bits: Words, epoch: int) -> Any:
+    """Return the first epoch after ``epoch`` whose bucket is not empty, or NEVER."""
+    size = bits.size * 64
+    start = (epoch + 1) & (size - 1)
+    index = start >> 6
+    word = (bits[index] >> np.uint64(start & 63)) << np.uint64(start & 63)
+    for _ in range(bits.size + 1):
+        if word != 0:
+            bucket = (index << 6) + _lowest_bit(word)
+            return epoch + 1 + ((bucket - start) & (size - 1))
+        index = (index + 1) & (bits.size - 1)
+        word = bits[index]
+    return NEVER
+
+
+@uncounted(inline=True)
+def chain(slots: Slots, heads: Ints, bits: Words, slot: int) -> None:
+    """Put a slot into the bucket of its due epoch."""
+    bucket = slots[slot].due & (heads.size - 1)
+    slots[slot].chain = heads[bucket]
+    heads[bucket] = slot
+    bits[bucket >> 6] |= _ONE << np.uint64(bucket & 63)
+
+
+@uncounted(inline=True)
+def empty_bucket(heads: Ints, bits: Words, epoch: int) -> Any:
+    """Return the first slot that is due at an epoch, or -1, and leave its bucket empty."""
+    bucket = epoch & (heads.size - 1)
+    first = heads[bucket]
+    if first >= 0:
+        heads[bucket] = -1
+        bits[bucket >> 6] &= ~(_ONE << np.uint64(bucket & 63))
+    return first
+
+
+@uncounted()
+def unchain(slots: Slots, heads: Ints, bits: Words, slot: int) -> None:
+    """Take a slot out of the bucket of its due epoch."""
+    bucket = slots[slot].due & (heads.size - 1)
+    if heads[bucket] == slot:
+        heads[bucket] = slots[slot].chain
+        if heads[bucket] < 0:
+            bits[bucket >> 6] &= ~(_ONE << np.uint64(bucket & 63))
+        return
+    other = heads[bucket]
+    while slots[other].chain != slot:
+        other = slots[other].chain
+    slots[other].chain = slots[slot].chain
