@@ -1,10 +1,9 @@
-"""How engines form a batch: one function each, over the running list and the waiting queue of
-`running`.
+"""How engines form a batch: one function each, over the running list and the waiting queue.
 
 Each says who is served: slots in prefill (`serve_prefill`) and the number of decoding requests
-(``SERVED_DECODES``), which are the first of the list unless ``SLOT_TAKE`` marks them
-(`vllm_in_order`). Memory is taken as requests are put into the batch, and who has to make room for
-it leaves (`preempt`).
+(``served_decodes``), which are the first of the list unless ``take`` marks them (``marked``).
+Memory is taken as requests are put into the batch, and who has to make room for it leaves
+(`preempt`).
 
 Where every decoding request is served, whether memory suffices is one comparison: who is preempted
 comes from the end of the list, so making room one request at a time, as engines do, ends at the
@@ -13,575 +12,490 @@ same place as making room for all.
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from numba import njit
-
-from penstock.kernel.blocks import Cache, blocks_of, found, name_prompt, take_for_prompt
-from penstock.kernel.blocks import take as take_blocks
-from penstock.kernel.running import (
-    ADMISSION,
-    BLOCK_SIZE,
-    BY_PRIORITY,
-    CHUNKED,
-    CLIP,
+from penstock.kernel.blocks import blocks_of, found_in_cache, hold, name_prompt, take_blocks
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.records import (
     COMPLETION,
-    DECODING,
-    FIRST_SLOT,
-    FREE,
-    IS_FULL,
-    LONG_PREFILL,
-    MIXED,
-    MOST_PREFILL,
-    PREEMPTED,
-    PREFILLING,
-    RATIO_STEPS,
-    RESERVED,
-    RESUME_ROW,
-    RESUME_TIMES,
-    RETRACT_STEPS,
-    RULE,
-    RUNNING,
-    SERVED,
-    SERVED_DECODES,
-    SLOT_HELD,
-    SLOT_LEFT,
-    SLOT_OUTPUTS,
-    SLOT_TAKE,
-    SLOT_TARGET,
+    SGLANG,
     STATIC,
     TENSORRT,
+    VIDUR_FASTERTRANSFORMER,
     VIDUR_ORCA,
     VIDUR_SARATHI,
     VIDUR_VLLM,
-    WATERMARK,
-    Ints,
-    Tokens,
-    Words,
+    VLLM,
+    VLLM_V0,
+    World,
+)
+from penstock.kernel.running import (
     admit,
     append,
     done_by,
-    first_waiting,
-    growth_at,
+    growth_of,
     insert_before,
     keep_sorted,
     needs,
-    outputs_of,
     peak_of,
     pop_waiting,
     preempt,
     serve_prefill,
-    target_of,
     unlink,
     victim_of,
     wait_first,
     wait_last,
-    waiting,
-)
-from penstock.kernel.server import (
-    BATCH_SIZE,
-    DROPPED,
-    EPOCH,
-    LAST_SLOT,
-    SLOT_DUE,
-    SLOT_NEXT,
-    SLOT_PREV,
-    SLOT_REQUEST,
-    TOKEN_BUDGET,
 )
 
 
-@njit(cache=True)
-def _decode_all(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, spare: int,
-) -> None:  # fmt: skip
+@uncounted(inline=True)
+def form_by_rule(world: World, engine: Any, pool: Any) -> None:
+    """Form a batch by the pool's rule."""
+    if pool.rule == VLLM:
+        _vllm(world, engine, pool)
+    elif pool.rule == VLLM_V0 or pool.rule == VIDUR_VLLM:
+        _prompts_or_decodes(world, engine, pool)
+    elif pool.rule == SGLANG:
+        _sglang(world, engine, pool)
+    elif pool.rule == VIDUR_FASTERTRANSFORMER:
+        _static_batch(world, engine, pool)
+    else:
+        _decodes_then_prompts(world, engine, pool)
+
+
+@uncounted(inline=True)
+def _preempt_first_in_line(world: World, engine: Any, pool: Any, place: int) -> None:
+    """Preempt a request, which is then the first that waits."""
+    request = preempt(world, engine, pool, place)
+    wait_first(world, engine, pool, request)
+
+
+@uncounted()
+def _decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
     """Serve every decoding request that memory has room for; each must find ``spare`` blocks before
     its own.
     """
-    while state[DECODING] > 0:
-        grow = growth_at(options, growth, state[EPOCH])
+    while engine.decoding > 0:
+        grow = growth_of(world, engine, pool)
         if spare > 0:
-            last = state[LAST_SLOT]
-            while slots[SLOT_LEFT, last] > 0:
-                last = slots[SLOT_PREV, last]
-            grow = max(grow, grow - needs(state, options, slots, last) + spare)
-        if grow <= state[FREE]:
+            last = engine.last_slot
+            while world.slots[last].left > 0:
+                last = world.slots[last].previous
+            grow = max(grow, grow - needs(engine, pool, world.slots[last]) + spare)
+        if grow <= engine.free:
             break
-        request = preempt(
-            state, options, slots, heads, bits, growth, served, resume, state[LAST_SLOT]
-        )
-        wait_first(state, options, ring, resume, request)
-    state[FREE] -= growth_at(options, growth, state[EPOCH])
-    state[SERVED_DECODES] = state[DECODING]
+        _preempt_first_in_line(world, engine, pool, engine.last_slot)
+    engine.free -= growth_of(world, engine, pool)
+    engine.served_decodes = engine.decoding
 
 
-@njit(cache=True, forceinline=True)
-def vllm(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens, cache: Cache | None,
-) -> Any:  # fmt: skip
-    """VLLM V1: those that run, in order, then new ones. Return whether the decodes that are served
-    are marked.
+# -- vLLM V1
+
+
+@uncounted(inline=True)
+def _vllm(world: World, engine: Any, pool: Any) -> None:
+    """VLLM V1: those that run, in order, then new ones."""
+    most = pool.long_prefill
+    if most == 0 or engine.running + engine.waiting <= 1:
+        most = pool.budget
+    left = _vllm_at_once(world, engine, pool, most)
+    if left < 0:
+        engine.marked = 1
+        left = _vllm_in_order(world, engine, pool, most)
+    if engine.preempted == 0 and left > 0:
+        _vllm_waiting(world, engine, pool, most, left)
+
+
+@uncounted(inline=True)
+def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
+    """Serve all that run, where the only one in prefill is the last; return the tokens left, or -1
+    where one must be looked at after the other.
     """
-    budget, size = options[TOKEN_BUDGET], options[BLOCK_SIZE]
-    most = options[LONG_PREFILL]
-    if most == 0 or state[RUNNING] + waiting(state) <= 1:
-        most = budget
-    last = state[LAST_SLOT]
-    in_order = state[PREFILLING] == 0 or (state[PREFILLING] == 1 and slots[SLOT_LEFT, last] > 0)
-    at_once = in_order and state[DECODING] <= budget and options[BY_PRIORITY] == 0
-    if at_once:
-        while True:
-            left = budget - state[DECODING]
-            grow = growth_at(options, growth, state[EPOCH])
-            take = 0
-            if state[PREFILLING] > 0:
-                last = state[LAST_SLOT]
-                take = min(slots[SLOT_LEFT, last], left, most)
-                grow += blocks_of(done_by(state, slots, last) + take, size) - slots[SLOT_HELD, last]
-            if grow <= state[FREE]:
-                break
-            if (
-                cache is not None
-            ):  # what is forgotten depends on who takes a block before another makes room
-                at_once = False
-                break
-            request = preempt(
-                state, options, slots, heads, bits, growth, served, resume, state[LAST_SLOT]
-            )
-            wait_first(state, options, ring, resume, request)
-    if at_once:
-        take_blocks(state, cache, growth_at(options, growth, state[EPOCH]))
-        state[SERVED_DECODES] = state[DECODING]
-        if take > 0:
-            _hold_for(state, options, slots, resume, cache, last, take)
-            serve_prefill(state, slots, served, last, take)
-            left -= take
-    else:
-        left = _vllm_in_order(
-            state, options, slots, heads, bits, growth, served, resume, ring, most, cache
-        )
-    if state[PREEMPTED] > 0:
-        return not at_once
-    while left > 0 and state[RUNNING] < options[BATCH_SIZE]:
-        request = first_waiting(state, options, ring)
-        if request < 0:
+    last = engine.last_slot
+    in_order = engine.prefilling == 0 or (engine.prefilling == 1 and world.slots[last].left > 0)
+    if not in_order or engine.decoding > pool.budget or pool.by_priority != 0:
+        return -1
+    while True:
+        left = pool.budget - engine.decoding
+        grow = growth_of(world, engine, pool)
+        need = grow
+        take = 0
+        if engine.prefilling > 0:
+            last = engine.last_slot
+            slot = world.slots[last]
+            take = min(slot.left, left, most)
+            need += blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held
+        if need <= engine.free:
             break
-        target = target_of(resume, prompt, request)
-        spare = options[WATERMARK] if state[RUNNING] > 0 else 0
-        hits = unused = 0
-        if cache is not None:
-            if spare >= state[FREE]:  # its last token needs a block
-                break
-            hits, unused = found_in_cache(state, options, resume, cache, request, target)
-        take = min(target - hits * size, most)
-        if options[CHUNKED] == 0 and take > left:
-            break
-        take = min(take, left)
-        if blocks_of(target, size) - hits + unused + spare > state[FREE]:
-            break
-        pop_waiting(state, options, ring, resume)
-        blocks = hits + blocks_of(take, size)
-        slot = admit(state, options, slots, resume, prompt, output, request, blocks, cache, hits)
-        if cache is not None:
-            name_blocks(state, options, slots, resume, cache, slot, take)
-        serve_prefill(state, slots, served, slot, take)
-        left -= take
-    return not at_once
+        if pool.caching != 0:
+            # What is forgotten depends on who takes a block before another makes room.
+            return -1
+        _preempt_first_in_line(world, engine, pool, engine.last_slot)
+    take_blocks(world, engine, pool, grow)
+    engine.served_decodes = engine.decoding
+    if take > 0:
+        _hold_for(world, engine, pool, last, take)
+        serve_prefill(world, engine, last, take)
+    return left - take
 
 
-@njit(cache=True, forceinline=True)
-def found_in_cache(
-    state: Ints, options: Ints, resume: Ints, cache: Cache, request: int, target: int
-) -> Any:
-    """Return how many blocks hold the beginning of a waiting request's prefill, and how many of
-    them nobody uses.
-    """
-    again = resume[request, RESUME_TIMES] > 0
-    return found(
-        options, cache, state[DROPPED] + request, resume[request, RESUME_ROW], target, again
-    )
-
-
-@njit(cache=True, forceinline=True)
-def name_blocks(
-    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache, slot: int, take: int
-) -> None:
-    """Name the blocks that so many tokens of a prompt fill."""
-    request, done = slots[SLOT_REQUEST, slot], done_by(state, slots, slot)
-    first, end = done // options[BLOCK_SIZE], (done + take) // options[BLOCK_SIZE]
-    name_prompt(cache, state[DROPPED] + request, resume[request, RESUME_ROW], slot, first, end)
-
-
-@njit(cache=True, forceinline=True)
-def _hold_for(
-    state: Ints, options: Ints, slots: Ints, resume: Ints, cache: Cache | None, slot: int, take: int
-) -> None:
+@uncounted(inline=True)
+def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
-    after = blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE])
-    take_for_prompt(state, cache, slot, slots[SLOT_HELD, slot], after)
-    slots[SLOT_HELD, slot] = after
-    if cache is not None:
-        name_blocks(state, options, slots, resume, cache, slot, take)
+    done = done_by(engine, world.slots[place])
+    hold(world, engine, pool, place, blocks_of(done + take, pool.block_size))
+    if pool.caching != 0:
+        name_blocks(world, engine, pool, place, take)
 
 
-@njit(cache=True)
-def _vllm_in_order(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, most: int, cache: Cache | None,
-) -> Any:  # fmt: skip
+@uncounted(inline=True)
+def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
+    """Name the blocks that so many tokens of a prompt fill."""
+    done = done_by(engine, world.slots[place])
+    name_prompt(world, engine, place, done // pool.block_size, (done + take) // pool.block_size)
+
+
+@uncounted()
+def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Go through those that run one by one; return the tokens left."""
-    left = options[TOKEN_BUDGET]
-    slot = state[FIRST_SLOT]
-    while slot >= 0 and left > 0:
-        following = slots[SLOT_NEXT, slot]
-        prefill = slots[SLOT_LEFT, slot] > 0
-        take = min(slots[SLOT_LEFT, slot], left, most) if prefill else 1
+    left = pool.budget
+    place = engine.first_slot
+    while place >= 0 and left > 0:
+        slot = world.slots[place]
+        following = slot.next
+        prefill = slot.left > 0
+        take = min(slot.left, left, most) if prefill else 1
         gone = False
         while True:
             if prefill:
-                after = blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE])
-                need = after - slots[SLOT_HELD, slot]
+                need = blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held
             else:
-                need = needs(state, options, slots, slot)
-            if need <= state[FREE]:
+                need = needs(engine, pool, slot)
+            if need <= engine.free:
                 break
-            victim = victim_of(state, options, slots, resume)
-            left += slots[SLOT_TAKE, victim]
-            request = preempt(
-                state, options, slots, heads, bits, growth, served, resume, victim, cache
-            )
-            wait_first(state, options, ring, resume, request)
-            gone = victim == slot
+            victim = victim_of(world, engine, pool)
+            left += world.slots[victim].take
+            _preempt_first_in_line(world, engine, pool, victim)
+            gone = victim == place
             if gone:
                 break
-            following = slots[SLOT_NEXT, slot]
-        if gone:  # under priorities those behind it may still fit
-            slot = following
-            continue
-        left -= take
-        if prefill:
-            _hold_for(state, options, slots, resume, cache, slot, take)
-            serve_prefill(state, slots, served, slot, take)
-        else:
-            take_blocks(state, cache, need)
-            slots[SLOT_TAKE, slot] = 1
-            state[SERVED_DECODES] += 1
-        slot = following
+            following = slot.next
+        if not gone:  # under priorities those behind one that is gone may still fit
+            left -= take
+            if prefill:
+                _hold_for(world, engine, pool, place, take)
+                serve_prefill(world, engine, place, take)
+            else:
+                take_blocks(world, engine, pool, need)
+                slot.take = 1
+                engine.served_decodes += 1
+        place = following
     return left
 
 
-@njit(cache=True)
-def prompts_or_decodes(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens,
-) -> None:  # fmt: skip
+@uncounted(inline=True)
+def _vllm_waiting(world: World, engine: Any, pool: Any, most: int, left: int) -> None:
+    """Admit those that wait, in order, while tokens, places and blocks are left."""
+    size = pool.block_size
+    while left > 0 and engine.running < pool.batch_size and engine.head >= 0:
+        request = engine.head
+        target = world.again[request].target
+        spare = pool.watermark if engine.running > 0 else 0
+        hits = unused = 0
+        if pool.caching != 0:
+            if spare >= engine.free:  # its last token needs a block
+                break
+            hits, unused = found_in_cache(world, engine, pool, request)
+        take = min(target - hits * size, most)
+        if pool.chunked == 0 and take > left:
+            break
+        take = min(take, left)
+        if blocks_of(target, size) - hits + unused + spare > engine.free:
+            break
+        pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, hits + blocks_of(take, size), hits)
+        if pool.caching != 0:
+            name_blocks(world, engine, pool, place, take)
+        serve_prefill(world, engine, place, take)
+        left -= take
+
+
+# -- vLLM V0
+
+
+@uncounted(inline=True)
+def _prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
     """VLLM V0, and Vidur's: whole prompts alone if any can be admitted, else all decodes."""
-    budget, size = options[TOKEN_BUDGET], options[BLOCK_SIZE]
-    padded = options[RULE] == VIDUR_VLLM
+    padded = pool.rule == VIDUR_VLLM
     tokens = longest = 0
-    while state[RUNNING] < options[BATCH_SIZE]:
-        request = first_waiting(state, options, ring)
-        if request < 0:
-            break
-        target = target_of(resume, prompt, request)
+    while engine.running < pool.batch_size and engine.head >= 0:
+        target = world.again[engine.head].target
+        blocks = blocks_of(target, pool.block_size)
         longest = max(longest, target)
-        tokens = longest * (state[SERVED] + 1) if padded else tokens + target
-        if tokens > budget or state[FREE] - blocks_of(target, size) < options[WATERMARK]:
+        tokens = longest * (engine.served + 1) if padded else tokens + target
+        if tokens > pool.budget or engine.free - blocks < pool.watermark:
             break
-        pop_waiting(state, options, ring, resume)
-        slot = admit(
-            state, options, slots, resume, prompt, output, request, blocks_of(target, size)
-        )
-        serve_prefill(state, slots, served, slot, target)
+        request = pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks, 0)
+        serve_prefill(world, engine, place, target)
         if padded:
-            keep_sorted(state, slots, slot)
-    if state[SERVED] == 0:
-        _decode_all(state, options, slots, heads, bits, growth, served, resume, ring, prompt, 1)
+            keep_sorted(world, engine, place)
+    if engine.served == 0:
+        _decode_all(world, engine, pool, 1)
 
 
-@njit(cache=True)
-def sglang(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens, params: npt.NDArray[np.float64],
-    ratio: npt.NDArray[np.float64],
-) -> Any:  # fmt: skip
+# -- SGLang
+
+
+@uncounted(inline=True)
+def _sglang(world: World, engine: Any, pool: Any) -> None:
     """SGLang: a batch of prompts when one can be formed, at most one of them cut, else all decodes.
 
-    Return whether the decodes that are served are marked.
-
-    ``params``: the ratio of a request's future output that admission counts, its least, its fall
-    per decode batch. ``ratio``: what it fell from last.
+    Its parameters: the ratio of a request's future output that admission counts, its least, its
+    fall per decode batch.
     """
-    decoding = state[DECODING]
-    if not (
-        (state[IS_FULL] != 0 or first_waiting(state, options, ring) < 0) and state[PREFILLING] == 0
-    ):
-        _sglang_prompts(
-            state, options, slots, growth, served, resume, ring, prompt, output, params, ratio
-        )
-    if state[SERVED] > 0:
-        if options[MIXED] != 0 and decoding > 0:
-            return _ride_along(state, options, slots, growth)
-        return False
-    if decoding > 0:
-        _decode_or_retract(
-            state, options, slots, heads, bits, growth, served, resume, ring, prompt, output, ratio
-        )
-        if state[PREEMPTED] == 0:
-            state[RATIO_STEPS] += 1
-    return False
+    decoding = engine.decoding
+    nobody_may_come = engine.is_full != 0 or engine.head < 0
+    if not nobody_may_come or engine.prefilling > 0:
+        _sglang_prompts(world, engine, pool)
+    if engine.served > 0:
+        if pool.mixed != 0 and decoding > 0:
+            _ride_along(world, engine, pool)
+    elif decoding > 0:
+        _decode_or_retract(world, engine, pool)
+        if engine.preempted == 0:
+            engine.ratio_steps += 1
 
 
-@njit(cache=True)
-def ratio_now(state: Ints, params: npt.NDArray[np.float64], ratio: npt.NDArray[np.float64]) -> Any:
-    """Return the share of a request's future output that SGLang counts when it admits another."""
-    return max(ratio[0] - state[RATIO_STEPS] * params[2], params[1])
+@uncounted(inline=True)
+def begin_ratio(world: World, engine: Any, pool: Any) -> None:
+    """Let SGLang count as much of a request's future output as it does at first."""
+    engine.is_full = 0
+    engine.ratio_steps = 0
+    engine.ratio = world.params[pool.params]
 
 
-@njit(cache=True)
-def _sglang_prompts(
-    state: Ints, options: Ints, slots: Ints, growth: Ints, served: Ints, resume: Ints, ring: Ints,
-    prompt: Tokens,
-    output: Tokens, params: npt.NDArray[np.float64], ratio: npt.NDArray[np.float64],
-) -> None:  # fmt: skip
-    size, clip, most_requests = options[BLOCK_SIZE], options[CLIP], options[BATCH_SIZE]
-    beside = state[DECODING] if options[MIXED] != 0 else 0
-    chunk = options[TOKEN_BUDGET] - beside
-    tokens = options[MOST_PREFILL] - beside
+@uncounted(inline=True)
+def _spare_tokens(world: World, engine: Any, pool: Any) -> Any:
+    """Return the tokens that memory has room for beside the future outputs that SGLang counts."""
     future = 0
-    slot = state[FIRST_SLOT]
-    while slot >= 0:
-        if slots[SLOT_LEFT, slot] == 0:
-            future += min(slots[SLOT_DUE, slot] - state[EPOCH], clip)
-        slot = slots[SLOT_NEXT, slot]
-    total = state[FREE] * size - future * ratio_now(state, params, ratio)
-    if state[PREFILLING] > 0:
-        slot = state[LAST_SLOT]
-        while slots[SLOT_LEFT, slot] == 0:
-            slot = slots[SLOT_PREV, slot]
-        room = (slots[SLOT_HELD, slot] + state[FREE]) * size - done_by(state, slots, slot)
-        take = min(slots[SLOT_LEFT, slot], chunk, room)
+    place = engine.first_slot
+    while place >= 0:
+        if world.slots[place].left == 0:
+            future += min(world.slots[place].due - engine.epoch, pool.clip)
+        place = world.slots[place].next
+    fall, least = world.params[pool.params + 2], world.params[pool.params + 1]
+    ratio = max(engine.ratio - engine.ratio_steps * fall, least)
+    return engine.free * pool.block_size - future * ratio
+
+
+@uncounted()
+def _sglang_prompts(world: World, engine: Any, pool: Any) -> None:
+    """Go on with the prompt that was cut, then admit those that wait."""
+    size, clip = pool.block_size, pool.clip
+    beside = engine.decoding if pool.mixed != 0 else 0
+    chunk = pool.budget - beside
+    tokens = pool.most_prefill - beside
+    total = _spare_tokens(world, engine, pool)
+    if engine.prefilling > 0:
+        place = engine.last_slot
+        while world.slots[place].left == 0:
+            place = world.slots[place].previous
+        slot = world.slots[place]
+        room = (slot.held + engine.free) * size - done_by(engine, slot)
+        take = min(slot.left, chunk, room)
         if take <= 0:
             return
-        _take_blocks(state, options, slots, slot, take)
-        serve_prefill(state, slots, served, slot, take)
-        whole = take == slots[SLOT_LEFT, slot]
-        total -= blocks_of(take, size) * size + (
-            min(slots[SLOT_OUTPUTS, slot], clip) if whole else 0
-        )
+        hold(world, engine, pool, place, blocks_of(done_by(engine, slot) + take, size))
+        serve_prefill(world, engine, place, take)
+        whole = take == slot.left
+        total -= blocks_of(take, size) * size + (min(slot.outputs, clip) if whole else 0)
         tokens -= take
         chunk -= take
         if not whole:
             return
-    while True:
-        request = first_waiting(state, options, ring)
-        if request < 0:
+    while engine.head >= 0:
+        request = engine.head
+        target = world.again[request].target
+        to_come = min(world.again[request].outputs, clip)
+        no_memory = blocks_of(target, size) * size + to_come >= total and engine.running > 0
+        if engine.running >= pool.batch_size or no_memory:
+            engine.is_full = 1
             break
-        if state[RUNNING] >= most_requests:
-            state[IS_FULL] = 1
-            break
-        target = target_of(resume, prompt, request)
-        to_come = min(outputs_of(resume, output, request), clip)
-        if blocks_of(target, size) * size + to_come >= total and state[RUNNING] > 0:
-            state[IS_FULL] = 1
-            break
-        if target >= tokens and state[SERVED] > 0:
+        if target >= tokens and engine.served > 0:
             break
         take = target
         if target > chunk:
             take = chunk // size * size
             if take <= 0:
                 break
-        pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, 0)
-        _take_blocks(state, options, slots, slot, take)
-        serve_prefill(state, slots, served, slot, take)
+        pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks_of(take, size), 0)
+        serve_prefill(world, engine, place, take)
         total -= blocks_of(take, size) * size + (to_come if take == target else 0)
         tokens -= take
         chunk -= take
         if total <= 0:
-            state[IS_FULL] = 1
+            engine.is_full = 1
             break
         if tokens <= 0 or chunk <= 0:
             break
 
 
-@njit(cache=True)
-def _take_blocks(state: Ints, options: Ints, slots: Ints, slot: int, take: int) -> None:
-    after = blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE])
-    state[FREE] -= after - slots[SLOT_HELD, slot]
-    slots[SLOT_HELD, slot] = after
-
-
-@njit(cache=True)
-def _ride_along(state: Ints, options: Ints, slots: Ints, growth: Ints) -> Any:
-    """Serve the decodes for which memory is left beside the prompts; return whether they are
-    marked.
+@uncounted()
+def _ride_along(world: World, engine: Any, pool: Any) -> None:
+    """Serve the decodes for which memory is left beside the prompts; mark them if they are not
+    all.
     """
-    grow = growth_at(options, growth, state[EPOCH])
-    if grow <= state[FREE]:
-        state[FREE] -= grow
-        state[SERVED_DECODES] = state[DECODING]
-        return False
-    slot = state[FIRST_SLOT]
-    while slot >= 0:
-        if slots[SLOT_LEFT, slot] == 0:
-            need = needs(state, options, slots, slot)
-            if need <= state[FREE]:
-                state[FREE] -= need
-                slots[SLOT_TAKE, slot] = 1
-                state[SERVED_DECODES] += 1
-        slot = slots[SLOT_NEXT, slot]
-    return True
+    grow = growth_of(world, engine, pool)
+    if grow <= engine.free:
+        engine.free -= grow
+        engine.served_decodes = engine.decoding
+        return
+    engine.marked = 1
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0:
+            need = needs(engine, pool, slot)
+            if need <= engine.free:
+                engine.free -= need
+                slot.take = 1
+                engine.served_decodes += 1
+        place = slot.next
 
 
-@njit(cache=True)
-def _decode_or_retract(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens, ratio: npt.NDArray[np.float64],
-) -> None:  # fmt: skip
+@uncounted()
+def _decode_or_retract(world: World, engine: Any, pool: Any) -> None:
     """Decode all; where memory is short, those with the fewest outputs (of them the longest prompt)
     wait again.
     """
-    if growth_at(options, growth, state[EPOCH]) > state[FREE]:
-        while state[DECODING] > 1:
-            chosen, fewest, longest = -1, 0, 0
-            slot = state[FIRST_SLOT]
-            while slot >= 0:
-                if slots[SLOT_LEFT, slot] == 0:
-                    request = slots[SLOT_REQUEST, slot]
-                    out = output[request] - (slots[SLOT_DUE, slot] - state[EPOCH])
-                    if chosen < 0 or out < fewest or (out == fewest and prompt[request] >= longest):
-                        chosen, fewest, longest = slot, out, prompt[request]
-                slot = slots[SLOT_NEXT, slot]
-            request = preempt(state, options, slots, heads, bits, growth, served, resume, chosen)
-            wait_last(state, ring, request)
-            enough = state[FREE] * options[BLOCK_SIZE] >= state[DECODING] * options[RETRACT_STEPS]
-            if enough and growth_at(options, growth, state[EPOCH]) <= state[FREE]:
+    if growth_of(world, engine, pool) > engine.free:
+        while engine.decoding > 1:
+            _retract(world, engine, pool)
+            enough = engine.free * pool.block_size >= engine.decoding * pool.retract_steps
+            if enough and growth_of(world, engine, pool) <= engine.free:
                 break
-        if (
-            growth_at(options, growth, state[EPOCH]) > state[FREE]
-        ):  # a single one is left beside a cut prompt
-            slot = state[FIRST_SLOT]
-            while slots[SLOT_LEFT, slot] == 0:
-                slot = slots[SLOT_NEXT, slot]
-            request = preempt(state, options, slots, heads, bits, growth, served, resume, slot)
-            wait_last(state, ring, request)
+        if growth_of(world, engine, pool) > engine.free:
+            # A single one is left beside a cut prompt.
+            place = engine.first_slot
+            while world.slots[place].left == 0:
+                place = world.slots[place].next
+            wait_last(world, engine, pool, preempt(world, engine, pool, place))
         so_far = in_all = 0
-        slot = state[FIRST_SLOT]
-        while slot >= 0:
-            if slots[SLOT_LEFT, slot] == 0:
-                request = slots[SLOT_REQUEST, slot]
-                so_far += output[request] - (slots[SLOT_DUE, slot] - state[EPOCH])
-                in_all += output[request]
-            slot = slots[SLOT_NEXT, slot]
-        ratio[0] = min(1.0, (so_far + options[RETRACT_STEPS] * state[DECODING]) / in_all)
-        state[RATIO_STEPS] = 0
-        state[IS_FULL] = 0
-    state[FREE] -= growth_at(options, growth, state[EPOCH])
-    state[SERVED_DECODES] = state[DECODING]
+        place = engine.first_slot
+        while place >= 0:
+            slot = world.slots[place]
+            if slot.left == 0:
+                output = world.rows[slot.request].decodes + pool.convention
+                so_far += output - (slot.due - engine.epoch)
+                in_all += output
+            place = slot.next
+        engine.ratio = min(1.0, (so_far + pool.retract_steps * engine.decoding) / in_all)
+        engine.ratio_steps = 0
+        engine.is_full = 0
+    engine.free -= growth_of(world, engine, pool)
+    engine.served_decodes = engine.decoding
 
 
-@njit(cache=True)
-def decodes_then_prompts(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens,
-) -> None:  # fmt: skip
+@uncounted(inline=True)
+def _retract(world: World, engine: Any, pool: Any) -> None:
+    """Let the decoding request with the fewest outputs, of them the longest prompt, wait again."""
+    chosen, fewest, longest = -1, 0, 0
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0:
+            row = world.rows[slot.request]
+            out = row.decodes + pool.convention - (slot.due - engine.epoch)
+            if chosen < 0 or out < fewest or (out == fewest and row.left >= longest):
+                chosen, fewest, longest = place, out, row.left
+        place = slot.next
+    wait_last(world, engine, pool, preempt(world, engine, pool, chosen))
+
+
+# -- TensorRT-LLM and Vidur's others
+
+
+@uncounted(inline=True)
+def _decodes_then_prompts(world: World, engine: Any, pool: Any) -> None:
     """TensorRT-LLM, and Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new
     ones.
     """
-    rule, size, static = options[RULE], options[BLOCK_SIZE], options[ADMISSION] == STATIC
-    nobody_runs = state[RUNNING] == 0
-    spare = 1 if rule == VIDUR_SARATHI else 0
-    _decode_all(state, options, slots, heads, bits, growth, served, resume, ring, prompt, spare)
-    left = max(options[TOKEN_BUDGET] - state[SERVED_DECODES], 0)
-    if state[PREFILLING] > 0:
-        left = _go_on(state, options, slots, served, left)
-    if (state[PREEMPTED] > 0 and rule == TENSORRT) or (static and not nobody_runs):
+    static = pool.admission == STATIC
+    nobody_runs = engine.running == 0
+    _decode_all(world, engine, pool, 1 if pool.rule == VIDUR_SARATHI else 0)
+    left = max(pool.budget - engine.served_decodes, 0)
+    if engine.prefilling > 0:
+        left = _go_on(world, engine, pool, left)
+    if (engine.preempted > 0 and pool.rule == TENSORRT) or (static and not nobody_runs):
         return
-    while state[RUNNING] < options[BATCH_SIZE]:
-        request = first_waiting(state, options, ring)
-        if request < 0:
-            break
-        target = target_of(resume, prompt, request)
+    while engine.running < pool.batch_size and engine.head >= 0:
+        target = world.again[engine.head].target
         take = target
-        if rule != VIDUR_ORCA and not static:
-            if left == 0 or (options[CHUNKED] == 0 and target > left):
+        if pool.rule != VIDUR_ORCA and not static:
+            if left == 0 or (pool.chunked == 0 and target > left):
                 break
             take = min(target, left)
-        blocks = options[RESERVED]
-        if blocks == 0:
-            completes = options[ADMISSION] == COMPLETION or static
-            blocks = blocks_of(
-                peak_of(options, resume, prompt, output, request) if completes else target, size
-            )
-        if state[FREE] - blocks < options[WATERMARK]:
+        blocks = _blocks_to_start(world, pool, engine.head)
+        if engine.free - blocks < pool.watermark:
             break
-        pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, blocks)
+        request = pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks, 0)
         if not static:
-            serve_prefill(state, slots, served, slot, take)
+            serve_prefill(world, engine, place, take)
             left -= take
     if static:
-        _go_on(state, options, slots, served, left)
+        _go_on(world, engine, pool, left)
 
 
-@njit(cache=True)
-def _go_on(state: Ints, options: Ints, slots: Ints, served: Ints, left: int) -> Any:
+@uncounted(inline=True)
+def _blocks_to_start(world: World, pool: Any, request: int) -> Any:
+    """Return the blocks that a request takes when it is admitted."""
+    if pool.reserved > 0:
+        return pool.reserved
+    if pool.admission == COMPLETION or pool.admission == STATIC:
+        return blocks_of(peak_of(world, pool, request), pool.block_size)
+    return blocks_of(world.again[request].target, pool.block_size)
+
+
+@uncounted()
+def _go_on(world: World, engine: Any, pool: Any, left: int) -> Any:
     """Serve prompts of those that run, in order; return the tokens left."""
-    slot = state[FIRST_SLOT]
-    end = state[LAST_SLOT]
-    reorders = options[RULE] == VIDUR_SARATHI
-    front = slot
-    while slot >= 0:
-        following = slots[SLOT_NEXT, slot] if slot != end else -1
-        if slots[SLOT_LEFT, slot] > 0:
-            take = min(slots[SLOT_LEFT, slot], left)
-            if options[CHUNKED] == 0 and take < slots[SLOT_LEFT, slot]:
+    place = engine.first_slot
+    end = engine.last_slot
+    front = place
+    while place >= 0:
+        slot = world.slots[place]
+        following = slot.next if place != end else -1
+        if slot.left > 0:
+            take = min(slot.left, left)
+            if pool.chunked == 0 and take < slot.left:
                 break
             if take > 0:
-                serve_prefill(state, slots, served, slot, take)
+                serve_prefill(world, engine, place, take)
                 left -= take
-            if (
-                reorders
-            ):  # those in the batch stand at the end from now on, those that are not at the front
+            if pool.rule == VIDUR_SARATHI:
+                # Those in the batch stand at the end from now on, those that are not at the front.
                 if take > 0:
-                    unlink(state, slots, slot)
-                    append(state, slots, slot)
-                elif slot == front:
+                    unlink(world, engine, place)
+                    append(world, engine, place)
+                elif place == front:
                     front = following
                 else:
-                    unlink(state, slots, slot)
-                    insert_before(state, slots, slot, front)
-        slot = following
+                    unlink(world, engine, place)
+                    insert_before(world, engine, place, front)
+        place = following
     return left
 
 
-@njit(cache=True)
-def static_batch(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens,
-) -> None:  # fmt: skip
+@uncounted(inline=True)
+def _static_batch(world: World, engine: Any, pool: Any) -> None:
     """Vidur's FasterTransformer: all prompts that fit in one batch; then their decodes until the
     last is done.
     """
-    if state[RUNNING] > 0:
-        state[SERVED_DECODES] = state[DECODING]
+    if engine.running > 0:
+        engine.served_decodes = engine.decoding
         return
-    while state[RUNNING] < options[BATCH_SIZE] and state[FREE] >= options[RESERVED]:
-        request = first_waiting(state, options, ring)
-        if request < 0:
-            break
-        pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, options[RESERVED])
-        serve_prefill(state, slots, served, slot, slots[SLOT_TARGET, slot])
+    while engine.running < pool.batch_size and engine.free >= pool.reserved and engine.head >= 0:
+        request = pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, pool.reserved, 0)
+        serve_prefill(world, engine, place, world.slots[place].target)

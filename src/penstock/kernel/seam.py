@@ -1,5 +1,4 @@
-"""What policies of the seam may serve, and how their batch is formed, over `running`'s list and
-queue.
+"""What policies of the seam may serve at an engine, and how their batch is formed.
 
 A policy sees prompts that memory and slots admit, with room kept for the decodes: `see` counts
 them, `fill` serves as many of their tokens as the policy asked for.
@@ -7,148 +6,185 @@ them, `fill` serves as many of their tokens as the policy asked for.
 
 from typing import Any
 
-from numba import njit
+import numpy as np
 
-from penstock.kernel.blocks import Cache, blocks_of
-from penstock.kernel.rules import found_in_cache, name_blocks
-from penstock.kernel.running import (
-    ADMISSION,
-    ARRIVED,
-    BLOCK_SIZE,
-    BY_PRIORITY,
+from penstock.kernel.blocks import blocks_of, found_in_cache, take_blocks
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.records import (
+    BAD_POLICY,
     COMPLETION,
-    DECODING,
-    FIRST_SLOT,
-    FREE,
-    HEAP_SIZE,
+    IDLE_POLICY,
     INPUT,
-    MOVED,
     OPTIMISTIC,
-    OWN,
     PLENTY,
-    PREEMPTED,
-    PREFILLING,
-    RESUME_DONE,
-    RESUME_TIMES,
-    RING_SIZE,
-    RING_START,
-    RUNNING,
-    SLOT_HELD,
-    SLOT_LEFT,
-    SLOT_OUTPUTS,
-    SWAP_TICKS,
-    WATERMARK,
-    Ints,
-    Tokens,
-    Words,
+    STUCK,
+    World,
+)
+from penstock.kernel.rules import name_blocks
+from penstock.kernel.running import (
     admit,
     begin_decode,
     done_by,
-    first_waiting,
-    growth_at,
+    growth_of,
     peak_of,
     pop_waiting,
     preempt,
     serve_prefill,
-    target_of,
     victim_of,
     wait_first,
-    waiting,
 )
-from penstock.kernel.server import (
-    BATCH_SIZE,
-    ENGINE,
-    EPOCH,
-    HEAD,
-    LAST_SLOT,
-    RUNNING_SCOPE,
-    SLOT_NEXT,
-    SLOT_PREV,
-    WAITING_TOKENS,
+from penstock.kernel.signatures import (
+    PREFILL_FIRST,
+    SEES_BATCH,
+    Limits,
+    Queue,
+    policy_at,
 )
 
 
-@njit(cache=True)
-def _come_back(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, resume: Ints,
-    ring: Ints,
-    prompt: Tokens, output: Tokens,
-) -> None:  # fmt: skip
+@uncounted(inline=True)
+def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
+    """Let the policy choose a batch, and put it together; return what failed, or 0."""
+    prompts, tokens, arrival_seen = _see(world, engine, pool)
+    decoding = engine.decoding
+    engine.steady = prompts == 0 or pool.grows == 0 or engine.free > PLENTY // 2
+    engine.arrival_ends = arrival_seen or pool.by_priority != 0 or pool.sees != SEES_BATCH
+    if prompts == 0 and decoding == 0:
+        # Where all made room, the caller begins anew with them.
+        return 0 if engine.preempted > 0 else STUCK
+    queue = Queue(
+        prompts,
+        tokens,
+        decoding,
+        engine.waiting + engine.prefilling,
+        engine.waiting_tokens,
+        _head_tokens(world, engine),
+        engine.decode_tokens,
+        engine.arrived,
+        engine.arrived_tokens,
+        engine.finished,
+        engine.finished_decodes,
+    )
+    params = world.params[pool.params : pool.params_end]
+    x, y, first = policy_at(pool.policy)(queue, Limits(pool.budget, pool.batch_size), params)
+    if x < 0 or y < 0:
+        return BAD_POLICY
+    y = min(y, decoding, pool.batch_size, pool.budget)
+    room = pool.budget
+    requests = pool.batch_size
+    if first != PREFILL_FIRST:
+        room -= y
+        if pool.running_scope == 0:
+            requests -= y
+    wanted = min(x, tokens, room)
+    if (wanted == 0 or requests == 0 or prompts == 0) and y == 0:
+        return IDLE_POLICY
+    x = _fill(world, engine, pool, wanted, min(requests, prompts))
+    if first == PREFILL_FIRST:
+        y = min(y, pool.budget - x)
+        if pool.running_scope == 0:
+            y = min(y, pool.batch_size - engine.served)
+    engine.served_decodes = y
+    if y == decoding:
+        take_blocks(world, engine, pool, growth_of(world, engine, pool))
+    elif y > 0:
+        _grow_first(world, engine, pool)
+    return 0
+
+
+@uncounted(inline=True)
+def _grow_first(world: World, engine: Any, pool: Any) -> None:
+    """Take the blocks that the first decoding requests of the list need."""
+    served = blocks = 0
+    place = engine.first_slot
+    while served < engine.served_decodes:
+        slot = world.slots[place]
+        if slot.left == 0:
+            served += 1
+            if pool.grows != 0 and done_by(engine, slot) % pool.block_size == 0:
+                blocks += 1
+        place = slot.next
+    take_blocks(world, engine, pool, blocks)
+
+
+@uncounted(inline=True)
+def _head_tokens(world: World, engine: Any) -> Any:
+    """Return the unprocessed prompt tokens of the first request in prefill."""
+    if engine.prefilling > 0:
+        place = engine.first_slot
+        while world.slots[place].left == 0:
+            place = world.slots[place].next
+        return np.int64(world.slots[place].left)
+    if engine.head < 0:
+        return 0
+    return world.again[engine.head].target - world.again[engine.head].done
+
+
+@uncounted()
+def _come_back(world: World, engine: Any, pool: Any) -> None:
     """Let requests that were swapped out run again while memory has room for them and their next
     token.
     """
-    size = options[BLOCK_SIZE]
-    while state[RUNNING] < options[BATCH_SIZE] or options[RUNNING_SCOPE] == 0:
-        request = first_waiting(state, options, ring)
-        if request < 0 or resume[request, RESUME_TIMES] == 0 or resume[request, RESUME_DONE] == 0:
+    size = pool.block_size
+    while (engine.running < pool.batch_size or pool.running_scope == 0) and engine.head >= 0:
+        request = engine.head
+        again = world.again[request]
+        if again.times == 0 or again.done == 0:
             break
-        done = resume[request, RESUME_DONE]
-        target = target_of(resume, prompt, request)
-        decodes = done == target
-        tokens = target if options[ADMISSION] == INPUT else done
-        blocks = blocks_of(tokens, size)
-        wanted = blocks_of(done + 1, size) if decodes else blocks
-        if wanted + options[WATERMARK] > state[FREE] - growth_at(options, growth, state[EPOCH]):
+        decodes = again.done == again.target
+        blocks = blocks_of(again.target if pool.admission == INPUT else again.done, size)
+        wanted = blocks_of(again.done + 1, size) if decodes else blocks
+        if wanted + pool.watermark > engine.free - growth_of(world, engine, pool):
             break
-        pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, blocks)
-        slots[SLOT_LEFT, slot] = target - done
-        state[MOVED] += blocks
+        pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks, 0)
+        world.slots[place].left = again.target - again.done
+        engine.moved += blocks
         if decodes:
-            state[PREFILLING] -= 1
-            state[OWN] += 1
-            iterations = slots[SLOT_OUTPUTS, slot] - options[ENGINE]
-            begin_decode(state, options, slots, heads, bits, growth, slot, iterations)
+            engine.prefilling -= 1
+            engine.own += 1
+            iterations = world.slots[place].outputs - pool.convention
+            begin_decode(world, engine, pool, place, iterations)
 
 
-@njit(cache=True)
-def see(
-    state: Ints, options: Ints, slots: Ints, heads: Ints, bits: Words, growth: Ints, served: Ints,
-    resume: Ints,
-    ring: Ints, prompt: Tokens, output: Tokens, cache: Cache | None,
-) -> Any:  # fmt: skip
+@uncounted(inline=True)
+def _make_room(world: World, engine: Any, pool: Any) -> None:
+    """Preempt the next victim."""
+    request = preempt(world, engine, pool, victim_of(world, engine, pool))
+    wait_first(world, engine, pool, request)
+
+
+@uncounted()
+def _see(world: World, engine: Any, pool: Any) -> Any:
     """Make room for the decoding requests; return what a policy of the seam may serve besides.
 
     Prompts, their tokens, and whether the next arrival could be served too.
     """
-    while growth_at(options, growth, state[EPOCH]) > state[FREE]:
-        victim = victim_of(state, options, slots, resume)
-        request = preempt(state, options, slots, heads, bits, growth, served, resume, victim, cache)
-        wait_first(state, options, ring, resume, request)
-    if options[SWAP_TICKS] >= 0 and state[PREEMPTED] == 0:
-        _come_back(state, options, slots, heads, bits, growth, resume, ring, prompt, output)
-    prompts, tokens, free = _begun(state, options, slots, growth)
-    while (
-        prompts == 0 and state[DECODING] == 0 and state[RUNNING] > 0
-    ):  # each holds what the others lack
-        victim = victim_of(state, options, slots, resume)
-        request = preempt(state, options, slots, heads, bits, growth, served, resume, victim, cache)
-        wait_first(state, options, ring, resume, request)
-        prompts, tokens, free = _begun(state, options, slots, growth)
-    if state[PREEMPTED] > 0:
+    while growth_of(world, engine, pool) > engine.free:
+        _make_room(world, engine, pool)
+    if pool.swap_ticks >= 0 and engine.preempted == 0:
+        _come_back(world, engine, pool)
+    prompts, tokens, free = _begun(world, engine, pool)
+    while prompts == 0 and engine.decoding == 0 and engine.running > 0:
+        # Each holds what the others lack.
+        _make_room(world, engine, pool)
+        prompts, tokens, free = _begun(world, engine, pool)
+    if engine.preempted > 0:
         return prompts, tokens, False
-    limit = options[BATCH_SIZE] - (state[RUNNING] if options[RUNNING_SCOPE] != 0 else prompts)
-    if (
-        cache is None and state[FREE] > PLENTY // 2 and limit >= waiting(state)
-    ):  # neither memory nor slots bind
-        return prompts + waiting(state), state[WAITING_TOKENS], limit > waiting(state)
-    fresh, place, popped, blocked = state[HEAD], 0, 0, False
-    while limit > 0:
-        if options[BY_PRIORITY] != 0:
-            if state[HEAP_SIZE] == 0:
-                break
-            request = pop_waiting(state, options, ring, resume)
-            ring[2, popped] = request
-            popped += 1
-        elif place < state[RING_SIZE]:
-            request = ring[0, (state[RING_START] + place) & (ring.shape[1] - 1)]
-            place += 1
-        elif fresh < state[ARRIVED]:
-            request = fresh
-            fresh += 1
-        else:
-            break
-        may, blocks, _ = _admissible(state, options, resume, prompt, output, request, free, cache)
+    limit = pool.batch_size - (engine.running if pool.running_scope != 0 else prompts)
+    ample = pool.caching == 0 and engine.free > PLENTY // 2
+    if ample and limit >= engine.waiting:  # neither memory nor slots bind
+        return prompts + engine.waiting, engine.waiting_tokens, limit > engine.waiting
+    # Those that wait, in order: a heap is taken apart as far as they are looked at.
+    blocked = False
+    popped = -1
+    request = engine.head
+    while limit > 0 and request >= 0:
+        if pool.by_priority != 0:
+            pop_waiting(world, engine, pool)
+            world.rows[request].next = popped
+            popped = request
+        may, blocks, _ = _admissible(world, engine, pool, request, free)
         if may == 0:
             blocked = True
             break
@@ -156,142 +192,121 @@ def see(
         prompts += 1
         tokens += may
         limit -= 1
-        if options[ADMISSION] == OPTIMISTIC and may < target_of(resume, prompt, request):
+        if pool.admission == OPTIMISTIC and may < world.again[request].target:
             blocked = True
             break
-    while popped > 0:
-        popped -= 1
-        wait_first(state, options, ring, resume, ring[2, popped])
+        request = engine.head if pool.by_priority != 0 else world.rows[request].next
+    while popped >= 0:
+        following = world.rows[popped].next
+        wait_first(world, engine, pool, popped)
+        popped = following
     return prompts, tokens, limit > 0 and not blocked
 
 
-@njit(cache=True)
-def _begun(state: Ints, options: Ints, slots: Ints, growth: Ints) -> Any:
+@uncounted(inline=True)
+def _begun(world: World, engine: Any, pool: Any) -> Any:
     """Return how many requests in mid-prefill may be served, the tokens they may be given, and the
     blocks then left.
     """
-    free = state[FREE] - growth_at(options, growth, state[EPOCH])
-    prompts = tokens = 0
-    if state[PREFILLING] > 0:
-        slot = state[LAST_SLOT] if state[PREFILLING] == 1 else state[FIRST_SLOT]
-        step = SLOT_PREV if state[PREFILLING] == 1 else SLOT_NEXT  # a single one is near the end
-        found = 0
-        while found < state[PREFILLING] and (
-            options[RUNNING_SCOPE] != 0 or prompts < options[BATCH_SIZE]
-        ):
-            if slots[SLOT_LEFT, slot] > 0:
-                found += 1
-                may = _may_take(state, options, slots, slot, free)
-                if may > 0:
-                    free -= _blocks_for(state, options, slots, slot, may)
-                    prompts += 1
-                    tokens += may
-            slot = slots[step, slot]
+    free = engine.free - growth_of(world, engine, pool)
+    prompts = tokens = seen = 0
+    single = engine.prefilling == 1  # is near the end
+    place = engine.last_slot if single else engine.first_slot
+    while seen < engine.prefilling and (pool.running_scope != 0 or prompts < pool.batch_size):
+        slot = world.slots[place]
+        if slot.left > 0:
+            seen += 1
+            may = _may_take(engine, pool, slot, free)
+            if may > 0:
+                free -= _blocks_for(engine, pool, slot, may)
+                prompts += 1
+                tokens += may
+        place = slot.previous if single else slot.next
     return prompts, tokens, free
 
 
-@njit(cache=True)
-def _may_take(state: Ints, options: Ints, slots: Ints, slot: int, free: int) -> Any:
+@uncounted(inline=True)
+def _may_take(engine: Any, pool: Any, slot: Any, free: int) -> Any:
     """Return the most tokens that a request in mid-prefill may be given."""
-    room = (slots[SLOT_HELD, slot] + free) * options[BLOCK_SIZE] - done_by(state, slots, slot)
-    return min(slots[SLOT_LEFT, slot], room)
+    room = (slot.held + free) * pool.block_size - done_by(engine, slot)
+    return min(slot.left, room)
 
 
-@njit(cache=True)
-def _blocks_for(state: Ints, options: Ints, slots: Ints, slot: int, take: int) -> Any:
+@uncounted(inline=True)
+def _blocks_for(engine: Any, pool: Any, slot: Any, take: int) -> Any:
     """Return the blocks that so many more tokens of a prompt need."""
-    return max(
-        blocks_of(done_by(state, slots, slot) + take, options[BLOCK_SIZE]) - slots[SLOT_HELD, slot],
-        0,
-    )
+    return max(blocks_of(done_by(engine, slot) + take, pool.block_size) - slot.held, 0)
 
 
-@njit(cache=True)
-def _admissible(
-    state: Ints, options: Ints, resume: Ints, prompt: Tokens, output: Tokens, request: int,
-    free: int,
-    cache: Cache | None,
-) -> Any:  # fmt: skip
+@uncounted()
+def _admissible(world: World, engine: Any, pool: Any, request: int, free: int) -> Any:
     """Return the most tokens that a waiting request may be given, 0 if none, and the blocks that it
     takes.
 
     And how many blocks hold the beginning of its prefill.
     """
-    if resume[request, RESUME_TIMES] > 0 and resume[request, RESUME_DONE] > 0:
+    again = world.again[request]
+    if again.times > 0 and again.done > 0:
         return 0, 0, 0  # swapped out: it comes back as it was, or not at all
-    size = options[BLOCK_SIZE]
-    target = target_of(resume, prompt, request)
-    spare = free - options[WATERMARK]
-    if options[ADMISSION] == OPTIMISTIC:
+    size = pool.block_size
+    target = np.int64(again.target)
+    spare = free - pool.watermark
+    if pool.admission == OPTIMISTIC:
         may = min(target, spare * size)
         return (may, blocks_of(may, size), 0) if may > 0 else (0, 0, 0)
-    whole = (
-        peak_of(options, resume, prompt, output, request)
-        if options[ADMISSION] == COMPLETION
-        else target
-    )
+    whole = peak_of(world, pool, request) if pool.admission == COMPLETION else target
     blocks = blocks_of(whole, size)
     hits = unused = 0
-    if cache is not None and spare > 0:
-        hits, unused = found_in_cache(state, options, resume, cache, request, target)
+    if pool.caching != 0 and spare > 0:
+        hits, unused = found_in_cache(world, engine, pool, request)
     taken = blocks - hits + unused
     return (target - hits * size, taken, hits) if taken <= spare else (0, 0, 0)
 
 
-@njit(cache=True)
-def fill(
-    state: Ints, options: Ints, slots: Ints, growth: Ints, served: Ints, resume: Ints, ring: Ints,
-    prompt: Tokens,
-    output: Tokens, wanted: int, requests: int, cache: Cache | None,
-) -> Any:  # fmt: skip
+@uncounted()
+def _fill(world: World, engine: Any, pool: Any, wanted: int, requests: int) -> Any:
     """Serve so many prompt tokens of at most so many requests, those that run first; return the
     tokens served.
     """
-    size = options[BLOCK_SIZE]
-    grow = growth_at(options, growth, state[EPOCH])
-    free = state[FREE] - grow
+    size = pool.block_size
+    grow = growth_of(world, engine, pool)
+    free = engine.free - grow
     left = wanted
-    if state[PREFILLING] > 0 and left > 0 and requests > 0:
-        slot = state[LAST_SLOT] if state[PREFILLING] == 1 else state[FIRST_SLOT]
-        step = SLOT_PREV if state[PREFILLING] == 1 else SLOT_NEXT
-        begun, found = state[PREFILLING], 0
-        while found < begun and left > 0 and requests > 0:
-            if slots[SLOT_LEFT, slot] > 0:
-                found += 1
-                take = min(_may_take(state, options, slots, slot, free), left)
-                if take > 0:
-                    blocks = _blocks_for(state, options, slots, slot, take)
-                    slots[SLOT_HELD, slot] += blocks
-                    state[FREE] -= (
-                        blocks  # none where blocks are cached: its prompt has all of them
-                    )
-                    free -= blocks
-                    if cache is not None:
-                        name_blocks(state, options, slots, resume, cache, slot, take)
-                    serve_prefill(state, slots, served, slot, take)
-                    left -= take
-                    requests -= 1
-            slot = slots[step, slot]
-    while left > 0 and requests > 0:
-        request = first_waiting(state, options, ring)
-        if request < 0:
-            break
-        may, blocks, hits = _admissible(
-            state, options, resume, prompt, output, request, free, cache
-        )
+    begun, seen = engine.prefilling, 0
+    single = begun == 1
+    place = engine.last_slot if single else engine.first_slot
+    while seen < begun and left > 0 and requests > 0:
+        slot = world.slots[place]
+        if slot.left > 0:
+            seen += 1
+            take = min(_may_take(engine, pool, slot, free), left)
+            if take > 0:
+                blocks = _blocks_for(engine, pool, slot, take)
+                slot.held += blocks
+                engine.free -= blocks  # none where blocks are cached: its prompt has all of them
+                free -= blocks
+                if pool.caching != 0:
+                    name_blocks(world, engine, pool, place, take)
+                serve_prefill(world, engine, place, take)
+                left -= take
+                requests -= 1
+        place = slot.previous if single else slot.next
+    while left > 0 and requests > 0 and engine.head >= 0:
+        request = engine.head
+        may, blocks, hits = _admissible(world, engine, pool, request, free)
         take = min(may, left)
         if take == 0:
             break
-        if options[ADMISSION] == OPTIMISTIC:
+        if pool.admission == OPTIMISTIC:
             blocks = blocks_of(take, size)
-        if cache is not None:
-            blocks = blocks_of(target_of(resume, prompt, request), size)
-        pop_waiting(state, options, ring, resume)
-        slot = admit(state, options, slots, resume, prompt, output, request, blocks, cache, hits)
-        free = state[FREE] - grow
-        if cache is not None:
-            name_blocks(state, options, slots, resume, cache, slot, take)
-        serve_prefill(state, slots, served, slot, take)
+        if pool.caching != 0:
+            blocks = blocks_of(world.again[request].target, size)
+        pop_waiting(world, engine, pool)
+        place = admit(world, engine, pool, request, blocks, hits)
+        free = engine.free - grow
+        if pool.caching != 0:
+            name_blocks(world, engine, pool, place, take)
+        serve_prefill(world, engine, place, take)
         left -= take
         requests -= 1
     return wanted - left

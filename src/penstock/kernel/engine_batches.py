@@ -1,0 +1,471 @@
+"""Batches of an engine: formed by its rule or by a policy within KV memory, and ended.
+
+How long a run of equal batches may be, and what of it ends when: the rules themselves are in
+`rules` and `seam`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernel.blocks import blocks_of, give_back, take_blocks
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
+from penstock.kernel.due_epochs import chain, empty_bucket, next_due_epoch, unchain
+from penstock.kernel.gaps import count_run, count_stall
+from penstock.kernel.in_progress import start, within_the_run
+from penstock.kernel.recording import note_allocation
+from penstock.kernel.records import (
+    ALLOCATION_ROWS,
+    IN_STEP,
+    NONE_YET,
+    SEAM,
+    SGLANG,
+    STUCK,
+    VIDUR_SARATHI,
+    VIDUR_VLLM,
+    VLLM_V0,
+    World,
+)
+from penstock.kernel.releases import finish
+from penstock.kernel.rules import begin_ratio, form_by_rule
+from penstock.kernel.running import (
+    begin_decode,
+    count_growth,
+    done_by,
+    end_decode,
+    held_by,
+    release,
+    wait_last,
+)
+from penstock.kernel.seam import form_by_policy
+from penstock.kernel.signatures import SEES_DECODES
+
+NOT_BY_LOAD = -1
+"""In place of the ticks that every batch of a token load takes, where each takes its own."""
+
+
+@uncounted(inline=True)
+def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None:
+    """Let a request wait at an engine."""
+    tokens = world.again[request].target
+    engine.waiting_tokens += tokens
+    engine.arrived += 1
+    engine.arrived_tokens += tokens
+    wait_last(world, engine, pool, request)
+
+
+# -- a batch is formed
+
+
+@uncounted(inline=True)
+def form_at_engine(world: World, server: int, pool: Any) -> Any:
+    """Form a batch, or a run of equal ones, at a free engine; return what failed, or 0."""
+    replica, clock = world.servers[server], world.clock[0]
+    engine = world.engines[replica.engine]
+    load = 0
+    while load == 0:
+        if engine.running == 0 and engine.waiting == 0:
+            engine.is_full = 0
+            engine.ratio_steps = 0
+            if pool.rule == SGLANG:
+                begin_ratio(world, engine, pool)
+            return 0
+        failed = _choose(world, engine, pool)
+        if failed != 0:
+            return failed
+        load = _prefill_tokens(world, engine) + engine.served_decodes
+        if load == 0 and engine.preempted == 0:
+            return STUCK
+        # Else all made room: begin anew with them.
+    replica.start = clock.now
+    replica.tokens = load
+    replica.decodes = engine.served_decodes
+    replica.prefill = load - engine.served_decodes
+    replica.requests = engine.served + engine.served_decodes
+    moved = _time(world, replica, engine, pool)
+    if clock.record >= ALLOCATION_ROWS:
+        _note_allocations(world, server, engine)
+    start(world, server, _equal_batches(world, replica, engine, pool, moved))
+    return 0
+
+
+@uncounted(inline=True)
+def _choose(world: World, engine: Any, pool: Any) -> Any:
+    """Say who is in the batch; return what failed, or 0."""
+    engine.served = 0
+    engine.served_head = -1
+    engine.served_decodes = 0
+    engine.preempted = 0
+    engine.marked = 0
+    engine.steady = 1
+    if pool.rule == SEAM:
+        return form_by_policy(world, engine, pool)
+    form_by_rule(world, engine, pool)
+    engine.arrival_ends = engine.waiting == 0 or pool.by_priority != 0
+    return 0
+
+
+@uncounted(inline=True)
+def _prefill_tokens(world: World, engine: Any) -> Any:
+    tokens = 0
+    place = engine.served_head
+    for _ in range(engine.served):
+        tokens += world.slots[place].take
+        place = world.slots[place].served_next
+    return tokens
+
+
+@uncounted(inline=True)
+def _time(world: World, replica: Any, engine: Any, pool: Any) -> Any:
+    """Work out how long the batch takes; return whether blocks are moved out or in with it."""
+    context = 0  # tokens before the decodes
+    engine.everyone = engine.served_decodes == engine.decoding
+    if engine.everyone != 0:
+        context = engine.context_base + engine.decoding * engine.epoch
+    elif engine.served_decodes > 0:
+        context = _put_off(world, engine, pool)
+    if pool.composed == 0:
+        replica.plain = replica.ticks = world.duration[pool.duration + replica.tokens]
+    else:
+        squares, pairs = _attention(world, engine)
+        terms = Terms(world.linear[pool.duration :], world.per[replica.pool])
+        y = replica.decodes
+        replica.cost = cost_of(terms, replica.prefill, y, replica.requests, squares, pairs, context)
+        replica.rise = rise_of(terms, y)
+        replica.plain = NOT_BY_LOAD
+        replica.ticks = ticks_of(replica.cost)
+    moved = engine.moved > 0
+    if moved:
+        replica.ticks += engine.moved * pool.swap_ticks
+        engine.moved = 0
+    return moved
+
+
+@uncounted()
+def _put_off(world: World, engine: Any, pool: Any) -> Any:
+    """Put off the due epochs of decoding requests that this batch leaves out: all but the first, or
+    those unmarked.
+
+    Return the tokens before the decodes that it serves.
+    """
+    heads, bits = world.heads[engine.line], world.bits[engine.line]
+    served = context = 0
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0:
+            taken = slot.take > 0 if engine.marked != 0 else served < engine.served_decodes
+            if taken:
+                served += 1
+                context += done_by(engine, slot)
+                slot.take = 1
+            else:
+                count_growth(world, engine, pool, slot, -1)
+                unchain(world.slots, heads, bits, place)
+                slot.due += 1
+                engine.context_base -= 1
+                chain(world.slots, heads, bits, place)
+                count_growth(world, engine, pool, slot, 1)
+                if slot.last == IN_STEP:
+                    slot.last = engine.last_step
+                    engine.own += 1
+        place = slot.next
+    return context
+
+
+@uncounted(inline=True)
+def _attention(world: World, engine: Any) -> Any:
+    """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed
+    before.
+    """
+    squares = pairs = 0
+    place = engine.served_head
+    for _ in range(engine.served):
+        slot = world.slots[place]
+        squares += slot.take * slot.take
+        pairs += slot.take * done_by(engine, slot)
+        place = slot.served_next
+    return squares, pairs
+
+
+@uncounted()
+def _note_allocations(world: World, server: int, engine: Any) -> None:
+    """Write down who gets what."""
+    place = engine.served_head
+    for _ in range(engine.served):
+        slot = world.slots[place]
+        note_allocation(world, server, slot.request, slot.take, 0)
+        place = slot.served_next
+    place = engine.first_slot if engine.served_decodes > 0 else -1
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0 and (engine.everyone != 0 or slot.take > 0):
+            note_allocation(world, server, slot.request, 0, 1)
+        place = slot.next
+
+
+# -- how many equal batches follow each other
+
+
+@uncounted(inline=True)
+def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bool) -> Any:
+    """Return how many batches are one step: those until a request finishes, memory is used up, or
+    the rule may choose otherwise.
+    """
+    clock = world.clock[0]
+    if replica.prefill > 0 or engine.everyone == 0 or engine.steady == 0:
+        return 1
+    if clock.compress == 0 or engine.preempted > 0 or moved or clock.record >= ALLOCATION_ROWS:
+        return 1
+    if pool.caching != 0 and engine.waiting > 0:
+        return 1  # a block that a decode takes may have been one's prefix
+    if pool.rule == SEAM and pool.sees == SEES_DECODES:
+        return 1
+    most = next_due_epoch(world.bits[engine.line], engine.epoch) - engine.epoch
+    if most > 1 and pool.grows != 0:
+        most = _within_memory(world, engine, pool, most)
+    return within_the_run(world, replica, most)
+
+
+@uncounted(inline=True)
+def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
+    """Return how many equal decode batches memory has room for, this one included."""
+    asks_for_one = (
+        pool.rule == VLLM_V0 or pool.rule == VIDUR_VLLM or pool.rule == VIDUR_SARATHI
+    )  # free block, even where none is needed
+    size, decoding = pool.block_size, engine.decoding
+    free = engine.free - (1 if asks_for_one else 0)
+    cycles = (most - 1) // size  # in each, every request takes one block
+    if (cycles + 1) * decoding <= free:
+        return most
+    repeat = 1
+    cycles = min(cycles, free // decoding - 1)
+    if cycles > 0:
+        repeat += cycles * size
+        free -= cycles * decoding
+    growth = world.growth[engine.index]
+    place = engine.epoch % size
+    while repeat < most:
+        place += 1
+        if place == size:
+            place = 0
+        free -= growth[place]
+        if free < 0:
+            break
+        repeat += 1
+    return repeat
+
+
+@uncounted(inline=True)
+def _grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
+    """Return the blocks that all decoding requests take in the batches after the first of so
+    many.
+    """
+    if pool.grows == 0:
+        return 0
+    size = pool.block_size
+    cycles = (repeat - 1) // size
+    blocks = cycles * engine.decoding
+    growth = world.growth[engine.index]
+    place = engine.epoch % size
+    for _ in range(1 + cycles * size, repeat):
+        place += 1
+        if place == size:
+            place = 0
+        blocks += growth[place]
+    return blocks
+
+
+# -- what ends with it
+
+
+@uncounted(inline=True)
+def end_at_engine(world: World, server: int, pool: Any) -> None:
+    """Hand out the tokens of the batches that have ended at an engine."""
+    replica = world.servers[server]
+    engine = world.engines[replica.engine]
+    repeat = replica.repeat
+    decodes = replica.decodes
+    # Blocks: those taken after the first of equal batches, and those of who finishes, where they
+    # are told apart.
+    if repeat > 1:
+        take_blocks(world, engine, pool, _grown(world, engine, pool, repeat))
+    if pool.caching != 0:
+        epoch = engine.epoch + (repeat if decodes > 0 else 0)
+        heads = world.heads[engine.line]
+        if replica.prefill > 0 or heads[epoch & (heads.size - 1)] >= 0:
+            _give_back_of_finished(world, engine, pool, epoch)
+    alone = engine.decoding == 0
+    if decodes > 0:
+        _count_gaps(world, replica, engine, pool)
+        engine.last_step = world.clock[0].now
+        engine.decode_tokens -= decodes * repeat
+        engine.epoch += repeat
+        engine.ratio_steps += repeat - 1
+        if engine.marked != 0 or engine.everyone == 0:
+            _unmark_decodes(world, engine)
+        _finish_due(world, replica, engine, pool)
+    if replica.prefill > 0:
+        _end_prompts(world, replica, engine, pool, decodes > 0 or alone)
+
+
+@uncounted()
+def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> None:
+    """Give back the blocks of requests that finish when this batch ends, at that epoch, in the
+    order of the list.
+    """
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        done = -1
+        if slot.left == 0:
+            if slot.due == epoch:
+                done = np.int64(slot.total)
+        elif slot.left == slot.take and slot.outputs == pool.convention:
+            done = np.int64(slot.target)
+        if done >= 0:
+            size = pool.block_size
+            give_back(world, engine, place, blocks_of(done, size), done // size)
+        place = slot.next
+
+
+@uncounted(inline=True)
+def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
+    """Count the times between tokens of those that decode."""
+    clock = world.clock[0]
+    first_end = replica.start + replica.ticks
+    in_step = replica.decodes
+    if engine.own > 0:
+        in_step -= _own_gaps(world, replica, engine, pool, first_end)
+    if in_step > 0:
+        gap = first_end - engine.last_step
+        if gap == replica.plain:
+            world.gaps[pool.duration + replica.tokens] += in_step
+        else:
+            count_stall(clock, world.stalls, gap, in_step, clock.gap_bits)
+    if replica.repeat > 1:
+        if pool.composed == 0:
+            gaps = replica.decodes * (replica.repeat - 1)
+            world.gaps[pool.duration + replica.tokens] += gaps
+        else:
+            cost, rise, decodes = replica.cost, replica.rise, replica.decodes
+            count_run(clock, world.stalls, cost, rise, replica.repeat, decodes, clock.gap_bits)
+
+
+@uncounted(inline=True)
+def _own_gaps(world: World, replica: Any, engine: Any, pool: Any, first_end: int) -> Any:
+    """Count the times between tokens of requests that know when they had their last; return how
+    many are served.
+    """
+    clock = world.clock[0]
+    served = 0
+    owners = engine.own
+    place = engine.last_slot
+    while owners > 0:
+        slot = world.slots[place]
+        if slot.left == 0 and slot.last != IN_STEP:
+            owners -= 1
+            if engine.everyone != 0 or slot.take > 0:
+                gap = first_end - slot.last
+                if slot.last == NONE_YET:
+                    world.first_token[slot.request] = first_end
+                elif gap == replica.plain:
+                    world.gaps[pool.duration + replica.tokens] += 1
+                else:
+                    count_stall(clock, world.stalls, gap, 1, clock.gap_bits)
+                slot.last = IN_STEP
+                engine.own -= 1
+                served += 1
+        place = slot.previous
+    return served
+
+
+@uncounted()
+def _unmark_decodes(world: World, engine: Any) -> None:
+    place = engine.first_slot
+    while place >= 0:
+        slot = world.slots[place]
+        if slot.left == 0:
+            slot.take = 0
+        place = slot.next
+
+
+@uncounted(inline=True)
+def _finish_due(world: World, replica: Any, engine: Any, pool: Any) -> None:
+    """Let those go that have had all their decodes."""
+    place = empty_bucket(world.heads[engine.line], world.bits[engine.line], engine.epoch)
+    while place >= 0:
+        slot = world.slots[place]
+        following = slot.chain
+        if pool.caching == 0:
+            engine.free += held_by(engine, pool, slot)
+        end_decode(world, engine, pool, slot)
+        _leave(world, replica, engine, place)
+        place = following
+
+
+@uncounted(inline=True)
+def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
+    """Let a request go that is done and decodes no more."""
+    request = world.slots[place].request
+    row = world.rows[request]
+    stage = world.stages[row.stage]
+    release(world, engine, place)
+    engine.finished += 1
+    engine.finished_decodes += row.decodes
+    engine.is_full = 0
+    stage.in_prefill -= 1
+    replica.count -= 1
+    replica.work -= stage.prefill_weight
+    finish(world, request)
+
+
+@uncounted(inline=True)
+def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bool) -> None:
+    """Move requests whose prompts are done into decode; ``in_step``: their tokens come with all
+    others.
+    """
+    clock = world.clock[0]
+    place = engine.served_head
+    for _ in range(engine.served):
+        slot = world.slots[place]
+        following = slot.served_next
+        slot.left -= slot.take
+        slot.take = 0
+        if slot.left == 0:
+            engine.prefilling -= 1
+            if pool.convention == 0:
+                engine.own += 1
+                begin_decode(world, engine, pool, place, slot.outputs)
+            else:
+                _first_token(world, replica, pool, slot)
+                if slot.outputs == 1:
+                    if pool.caching == 0:
+                        engine.free += slot.held
+                    _leave(world, replica, engine, place)
+                else:
+                    if in_step:
+                        slot.last = IN_STEP
+                        engine.last_step = clock.now
+                    else:
+                        slot.last = clock.now
+                        engine.own += 1
+                    begin_decode(world, engine, pool, place, slot.outputs - 1)
+        place = following
+
+
+@uncounted(inline=True)
+def _first_token(world: World, replica: Any, pool: Any, slot: Any) -> None:
+    """Note the token that comes with the end of a prefill: the first one, or after a preemption the
+    next.
+    """
+    clock = world.clock[0]
+    if world.first_token[slot.request] < 0:
+        world.first_token[slot.request] = clock.now
+        return
+    gap = clock.now - slot.last
+    if gap == replica.plain:
+        world.gaps[pool.duration + replica.tokens] += 1
+    else:
+        count_stall(clock, world.stalls, gap, 1, clock.gap_bits)

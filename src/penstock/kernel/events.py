@@ -1,0 +1,315 @@
+"""The event loop: replicas of any kind behind routers, event by event, in integer ticks.
+
+Jobs come unfolded (`penstock.workload.jobs`): which requests they make, how long, after which
+delays is settled before anything is served. Left to do are routing to replicas, order, batches and
+time. At a tick: batches end, requests arrive in order of their rows, replicas that are free form
+batches. One engine is one replica whose jobs are one request each.
+
+How it is fast, and still exact:
+
+* A tournament tree holds the ends of the batches in progress, so the next event of 64 replicas is
+  its root.
+* Requests that decode count nothing down (`due_epochs`), and a backlog is a linked list.
+* Equal batches without prefill are one step. Who will join the replica is not known in advance, so
+  a step is as long as it can be, and an arrival cuts it at the end of the batch then in progress.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from penstock.kernel.compiled_code import entry, uncounted
+from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.engine_batches import arrive_at_engine, end_at_engine, form_at_engine
+from penstock.kernel.in_progress import (
+    begun_again,
+    cut,
+    ended_by,
+    first_ending,
+    set_end,
+    ticks_of_batches,
+    touch,
+)
+from penstock.kernel.line_batches import end_of_lines, form_from_lines
+from penstock.kernel.lines import append_fresh, append_prompt, insert_by_age
+from penstock.kernel.recording import count_composition, note_batches
+from penstock.kernel.records import (
+    BY_LINES,
+    DONE,
+    FULL,
+    IN_DECODE,
+    MORE,
+    NO_ROWS,
+    PAUSED,
+    SEAM,
+    WAITING,
+    WORLD,
+    World,
+)
+from penstock.kernel.releases import finish, release, release_delayed
+from penstock.kernel.routing import cached, route
+
+
+def advance(world: World) -> int:
+    """Serve until the jobs are done, the next one is not known, the step allowance is used up, or
+    room is needed; return why it stopped.
+    """
+    clock = world.clock[0]
+    jobs = world.job_arrival.size
+    if clock.until < NEVER:
+        _end_in_time(world)
+    while True:
+        # -- replicas that are free form batches
+        while clock.formed < clock.touched:
+            if clock.steps <= 0:
+                return PAUSED
+            if not _has_room(world):
+                return FULL
+            failed = _form(world, world.touched[clock.formed])
+            if failed != 0:
+                return failed  # type: ignore[no-any-return]
+            clock.formed += 1
+            clock.steps -= 1
+        clock.formed = clock.touched = 0
+
+        # -- what comes next
+        now = world.ends[1]
+        if clock.next_job < jobs:
+            now = min(now, world.job_arrival[clock.next_job])
+        if clock.waiting_room > 0:
+            now = min(now, world.heap[0, 0])
+        if clock.final == 0 and (jobs == 0 or now >= world.job_arrival[jobs - 1]):
+            return MORE  # a job to come may arrive then, too
+        if now == NEVER and clock.until == NEVER:
+            return DONE
+        _note_series(world, min(now, clock.until + 1))
+        if now > clock.until:
+            clock.now = clock.until
+            return DONE
+        clock.now = now
+
+        # -- batches end
+        while world.ends[1] == now:
+            _end(world, first_ending(world))
+
+        # -- requests arrive
+        release_delayed(world)
+        while clock.next_job < jobs and world.job_arrival[clock.next_job] == now:
+            clock.future += world.job_tokens[clock.next_job]
+            release(world, world.job_root[clock.next_job])
+            clock.next_job += 1
+        while clock.ready_done < clock.ready:
+            request = world.ready_now[clock.ready_done]
+            clock.ready_done += 1
+            _arrive(world, request)
+        clock.ready = clock.ready_done = 0
+        _note_series(world, now + 1)
+
+
+@uncounted()
+def _end_in_time(world: World) -> None:
+    """Let runs of batches end where the run is to stop, which they were begun without knowing."""
+    for server in range(world.servers.size):
+        replica = world.servers[server]
+        if replica.repeat > 1:
+            replica.repeat = max(ended_by(replica, world.clock[0].until, replica.repeat), 1)
+            set_end(world, server, replica.start + ticks_of_batches(replica, replica.repeat))
+
+
+@uncounted(inline=True)
+def _has_room(world: World) -> Any:
+    """Return whether the next batch, and those in progress, have room for all that they leave."""
+    clock = world.clock[0]
+    slots = world.slots.size
+    if 4 * (clock.stalls_used + slots) > world.stalls.size:
+        return False
+    if 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
+        return False
+    if clock.record > NO_ROWS and 2 * clock.batch_rows > world.batch_rows.shape[0]:
+        return False
+    rows = clock.allocation_rows + 2 * slots
+    if clock.record > 1 and rows > world.allocation_rows.shape[0]:
+        return False
+    return _has_slots(world, world.servers[world.touched[clock.formed]])
+
+
+@uncounted(inline=True)
+def _has_slots(world: World, replica: Any) -> Any:
+    """Return whether there are slots for all whom a replica may admit to its next batch."""
+    pool, clock = world.pools[replica.pool], world.clock[0]
+    if pool.rule == BY_LINES:
+        return True
+    engine = world.engines[replica.engine]
+    most = min(engine.waiting, pool.batch_size)
+    if pool.running_scope != 0:
+        most = min(most, pool.batch_size - engine.running)
+    if pool.swap_ticks < 0 and pool.rule == SEAM:
+        most = min(most, pool.budget)
+    return clock.used_slots + most <= clock.engine_slots
+
+
+@uncounted(inline=True)
+def _form(world: World, server: int) -> Any:
+    """Let a free replica form a batch; return what failed, or 0."""
+    replica = world.servers[server]
+    pool = world.pools[replica.pool]
+    if pool.rule == BY_LINES:
+        failed = form_from_lines(world, server, pool)
+    else:
+        failed = form_at_engine(world, server, pool)
+    replica.is_touched = 0
+    if failed != 0:
+        world.clock[0].failed = server
+    return failed
+
+
+@uncounted(inline=True)
+def _end(world: World, server: int) -> None:
+    """End the batches in progress at a replica, which may then form the next."""
+    clock, replica = world.clock[0], world.servers[server]
+    pool = world.pools[replica.pool]
+    repeat = replica.repeat
+    ticks = clock.now - replica.start
+    again = (repeat - 1) * replica.tokens
+    replica.unprocessed -= again
+    clock.future -= again
+    if clock.record > NO_ROWS:
+        note_batches(world, server)
+    if world.cells.size > 0:
+        count_composition(world, replica, pool, ticks)
+    replica.batches += repeat
+    replica.busy += ticks
+    replica.processed += repeat * replica.tokens
+    set_end(world, server, NEVER)
+    if pool.rule == BY_LINES:
+        end_of_lines(world, server, pool)
+    else:
+        end_at_engine(world, server, pool)
+    replica.repeat = 0
+    touch(world, server)
+
+
+@uncounted(inline=True)
+def _arrive(world: World, request: int) -> None:
+    """Route a request and let it wait at its replica."""
+    clock, row = world.clock[0], world.rows[request]
+    stage = world.stages[row.stage]
+    pool = world.pools[stage.pool]
+    server = route(world, request, pool)
+    if pool.affinity != 0:
+        home = world.rows[request + world.home[request]]
+        if home.server < 0:
+            home.server = server
+    row.server = server
+    world.ready[request] = clock.now
+    by_lines = pool.rule == BY_LINES
+    if by_lines and world.reuse[request] > 0:
+        tokens = cached(world, request, server, pool.retention)
+        world.cached[request] = tokens
+        row.left -= tokens
+        clock.future -= tokens
+    left, decodes = np.int64(row.left), np.int64(row.decodes)
+    if left + decodes == 0:
+        finish(world, request)
+        return
+    replica = world.servers[server]
+    replica.count += 1
+    replica.unprocessed += left + decodes
+    if left > 0:
+        replica.work += stage.prefill_weight
+        stage.in_prefill += 1
+    else:
+        replica.work += stage.decode_weight
+        stage.in_decode += 1
+    if by_lines:
+        line = world.lines[replica.first_line + stage.line]
+        _join_line(world, line, pool, request)
+        arrival_ends = True
+    else:
+        engine = world.engines[replica.engine]
+        arrive_at_engine(world, engine, pool, request)
+        arrival_ends = engine.arrival_ends != 0
+    if replica.repeat == 0:
+        touch(world, server)
+    elif replica.repeat > 1 and arrival_ends:  # equal batches end where the request can join
+        cut(world, server)
+
+
+@uncounted(inline=True)
+def _join_line(world: World, line: Any, pool: Any, request: int) -> None:
+    """Put a request that has arrived into its line."""
+    row = world.rows[request]
+    line.arrived += 1
+    line.arrived_tokens += row.left
+    if row.left > 0:
+        line.prompts += 1
+        line.prompt_tokens += row.left
+        row.pending = WAITING
+        if pool.by_age == 0:
+            append_prompt(world, line, request)
+    else:
+        line.decoding += 1
+        line.decode_tokens += row.decodes
+        row.pending = IN_DECODE
+        if pool.by_age == 0:
+            append_fresh(world, line, request)
+    if pool.by_age != 0:
+        insert_by_age(world, line, request)
+
+
+@uncounted(inline=True)
+def _note_series(world: World, before: int) -> None:
+    """Write the values at the instants of the series before a tick."""
+    clock = world.clock[0]
+    while clock.series_rows * clock.series_step < before:
+        if clock.series_rows == world.series.shape[0]:
+            _thin_series(world)
+        else:
+            _note_instant(world, clock.series_rows * clock.series_step)
+
+
+@uncounted()
+def _thin_series(world: World) -> None:
+    """Keep every other instant."""
+    clock, series = world.clock[0], world.series
+    for row in range(1, series.shape[0] // 2):
+        for column in range(series.shape[1]):
+            series[row, column] = series[2 * row, column]
+    clock.series_rows = series.shape[0] // 2
+    clock.series_step *= 2
+
+
+@uncounted()
+def _note_instant(world: World, tick: int) -> None:
+    """Write the values at an instant."""
+    clock = world.clock[0]
+    stages, servers = world.stages.size, world.servers.size
+    row = world.series[clock.series_rows]
+    row[0] = tick
+    for stage in range(stages):
+        row[1 + 2 * stage] = world.stages[stage].in_prefill
+        row[2 + 2 * stage] = world.stages[stage].in_decode
+    future = clock.future
+    for server in range(servers):
+        replica = world.servers[server]
+        again = begun_again(replica, tick) * replica.tokens
+        row[1 + 2 * stages + server] = replica.unprocessed - again
+        future -= again
+        inside = 0
+        if replica.repeat > 0 and tick > replica.start:
+            # The last of a run goes on until the replica is free.
+            whole = ended_by(replica, tick, replica.repeat - 1)
+            if tick - replica.start > ticks_of_batches(replica, whole):
+                inside = replica.tokens
+        row[1 + 2 * stages + servers + server] = inside
+    row[1 + 2 * stages + 2 * servers] = future
+    clock.series_rows += 1
+
+
+@functools.cache
+def compiled_advance() -> Callable[[World], int]:
+    """Return `advance` compiled: seconds the first time, from the disk cache after."""
+    return entry(advance, types.int64(WORLD))

@@ -1,0 +1,359 @@
+"""What the event loop works on: records with named fields, in arrays that the caller owns.
+
+A run can stop anywhere and go on, for more arrivals, for room, for a progress bar: nothing that
+lasts is kept elsewhere. Places in these arrays are whole numbers; -1 stands for none.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import from_dtype, types
+
+from penstock.kernel.signatures import PARAMS
+
+# What `advance` returns:
+DONE = 0  # everything that arrived is finished, or `until` is reached
+MORE = 1  # the next arrival is not known yet
+PAUSED = 2  # the step allowance is used up
+FULL = 3  # slots, a multiset or a row buffer need room
+IDLE_POLICY = 4  # a policy formed an empty batch although a non-empty one was possible
+BAD_POLICY = 5  # a policy asked for a negative number of tokens
+STUCK = 6  # an engine runs nobody, and the first that waits can never be admitted
+BAD_ORDER = 7  # an order gave a weight that is no number, a negative share, or an unknown mode
+
+NO_ROWS, BATCH_ROWS, ALLOCATION_ROWS = 0, 1, 2
+"""What is recorded beside the times of requests."""
+
+BY_LINES = -1
+"""In place of an engine's rule: lines, order and policy form batches, as in the paper."""
+
+(
+    SEAM,
+    VLLM,
+    VLLM_V0,
+    SGLANG,
+    TENSORRT,
+    VIDUR_FASTERTRANSFORMER,
+    VIDUR_ORCA,
+    VIDUR_VLLM,
+    VIDUR_SARATHI,
+) = range(9)
+"""Rules by which an engine forms batches; `SEAM`: a policy chooses, KV memory decides who may be
+served.
+"""
+
+INPUT, COMPLETION, OPTIMISTIC, STATIC = range(4)
+"""What must be free before a request is admitted: its prompt; all it will ever need; a block; all,
+and nobody runs.
+"""
+
+PLENTY = 2**60
+"""Free blocks where memory has no limit."""
+
+NONE_YET, IN_STEP = -1, -2
+"""In place of the tick of a request's last token: it had none; that of all who decode in step."""
+
+
+def _record(**fields: str) -> np.dtype[np.void]:
+    """Return a record of such fields; each string names several of a type."""
+    return np.dtype(
+        [(name, kind) for kind, names in fields.items() for name in names.split()], align=True
+    )
+
+
+CLOCK = _record(
+    i8="""
+    now final until steps compress
+    record gap_bits
+    clients pause next_sent
+    next_job waiting_room ready ready_done touched formed failed
+    future finished requests_before
+    free_slot used_slots engine_slots
+    series_rows series_step
+    stall_sum stall_carry stalls_used mixes_used
+    batch_rows allocation_rows
+    """
+)
+"""The one record of a run.
+
+``now``, ``final`` (whether no further job is to come), ``until``, ``steps`` (batches that may still
+be formed), ``compress``. ``record``: what rows are kept; ``gap_bits``: leading digits kept of a
+time between tokens, 0: all. Of a closed loop ``clients`` (0: open), their ``pause``, and the first
+request not sent. ``next_job``: first that has not arrived; ``waiting_room``: delayed requests;
+``ready``, ``ready_done``: those that arrive now; ``touched``, ``formed``: replicas that may form a
+batch now, and how many have; ``failed``: the replica whose policy or order did. ``future``:
+unprocessed tokens of the jobs that have arrived, requests to come included. ``requests_before``:
+those dropped before the first row. The others count what is used of arrays, and `gaps`.
+"""
+
+POOL = _record(
+    i8="""
+    first_server replicas router turn affinity retention
+    budget batch_size running_scope convention policy params params_end sees
+    duration composed
+    by_age lines repeats order order_params order_params_end first_stage
+    rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
+    long_prefill mixed most_prefill clip retract_steps
+    cell_columns
+    """
+)
+"""One per pool.
+
+``router`` and its ``turn``; ``retention``: ticks for which a replica keeps what a later request can
+reuse. Limits, scope and convention (0: the paper's); ``policy``: its address, and where its
+parameters begin and end. ``duration``: where its batch times begin in the table; ``composed``:
+whether they depend on more than the token load.
+
+Of lines: ``repeats``, whether equal batches may be one step; ``order``: its address, 0: a single
+line; ``first_stage``: where its stages begin in ``listed``.
+
+Of engines: ``rule`` (`BY_LINES` for none), tokens of a block, blocks that an admission leaves free,
+what must be free before it (`INPUT` ...), ticks per block swapped (-1: computed again), whether the
+queue goes by priority, whether requests take blocks as they decode, whether prompts may be cut,
+blocks that every request holds, whether prefixes are reused; then settings of single engines.
+``cell_columns``: of `World.cells`.
+"""
+
+REPLICA = _record(
+    i8="""
+    pool first_line engine
+    start ticks repeat tokens prefill decodes requests plain cost rise
+    is_touched served
+    batches busy processed started
+    count unprocessed work
+    """
+)
+"""One per replica.
+
+The batch in progress: its ``start``, ``ticks`` of the first of ``repeat`` equal ones (0: none is in
+progress), tokens and requests; ``plain``: ticks of any batch of that load, -1 where each takes its
+own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
+batches and tokens that ended, ticks, tokens that started. What routers measure: unfinished
+requests, tokens that have not gone into a batch, work.
+"""
+
+LINE = _record(
+    i8="""
+    prompts prompt_tokens prompt_head prompt_tail partial open
+    decoding fresh_head fresh_tail
+    linked first_linked last_linked epoch due
+    prefill decode done_head done_tail
+    arrived arrived_tokens finished finished_decodes decode_tokens
+    """
+)
+"""One per line of a replica.
+
+Requests in prefill, without those whose last prompt token is in the batch in progress, and their
+unprocessed tokens; their queue in order of arrival (by age: of all requests); whether the first has
+been started, and cut in the batch being formed. Requests in decode; the queue of those that have
+not decoded yet; those that have, in slots; decode batches of the line, and the epoch at which the
+next one finishes. Tokens of the line in the batch in progress, and the prompts that end with it.
+Then what policies see of the past.
+"""
+
+ENGINE = _record(
+    i8="""
+    server pool line index
+    running prefilling decoding first_slot last_slot
+    waiting head tail
+    free piled first_block blocks first_bucket buckets
+    epoch last_step own context_base
+    waiting_tokens decode_tokens arrived arrived_tokens finished finished_decodes
+    served served_decodes served_head served_tail preempted moved
+    marked everyone steady arrival_ends
+    preemptions lost reused
+    is_full ratio_steps
+    """,
+    f8="ratio",
+)
+"""One per replica that is an engine.
+
+Which replica, of which pool; its rows of ``heads`` and of ``growth``. The running list; the waiting
+queue, or with priorities the root of a heap. KV blocks: free ones, those in use on the pile, and
+where its own begin in `World.blocks` and `World.buckets`. ``epoch``: decode batches; ``last_step``:
+tick at which those who decode had their last token, all but ``own``, which know theirs;
+``context_base``: tokens before the next decodes of all, less decoding * epoch. What policies see.
+The batch being formed or in progress: slots in prefill that it serves, decodes, who was preempted
+for it, blocks moved; whether the decodes that it serves are marked, are all, whether the next batch
+is the same while nobody comes or goes, and whether an arrival ends a run of equal ones.
+Preemptions, tokens that they lost, tokens found computed. SGLang: whether admission has paused,
+decode batches since ``ratio`` was set.
+"""
+
+STAGE = _record(i8="pool line prefill_weight decode_weight in_prefill in_decode")
+"""One per stage: where it is served, what a request counts for routers, requests in each phase."""
+
+ROW = _record(i4="left decodes server next pending stage child sibling")
+"""One per request.
+
+``left``: unprocessed prompt tokens (at an engine: all of them); ``decodes``: decode iterations, in
+a line by age those still to come; ``server``: its replica, -1 before it is routed; ``next``: the
+one behind it in whatever queue it is in; ``pending``: requests that must finish before it is
+released, and then its phase (`WAITING` ...); ``child``, ``sibling``: offsets of the first request
+that its end releases, and of the next one that its parent's end releases; 0: none.
+"""
+
+WAITING, STARTED, IN_DECODE, DECODES_NOW = 0, -1, -2, -3
+"""Phases of a released request in lines."""
+
+AGAIN = _record(i8="last", i4="target outputs done times priority prefix less more")
+"""One per request where there are engines: what it has to do when it is admitted, once preempted.
+
+``last``: tick of its last token; tokens of its prefill, outputs still to come, tokens done;
+``times`` that it was preempted; ``prefix``: its row of recorded prefixes; ``less``, ``more``: its
+children in the heap.
+"""
+
+SLOT = _record(
+    i8="due last",
+    i4="request previous next chain left target total outputs held take served_next",
+)
+"""One per request that runs at an engine, or has decoded in a line.
+
+The epoch at which it is due; the list and the bucket that it is in. At engines also: tick of its
+last token; prefill tokens left (0: it decodes) and in all; tokens that it has processed when it
+finishes; outputs to come when its prefill began; blocks, while it does not grow by decodes; tokens
+in the batch being formed; the next one in prefill that is served.
+"""
+
+BLOCK = _record(i8="name", i4="users next_free previous_free next_named previous_named")
+"""One per KV block where prefixes are reused, and one per engine that is both ends of its queue."""
+
+
+class World(NamedTuple):
+    """All of it.
+
+    Attributes
+    ----------
+    clock, pools, servers, engines, lines, stages
+        Records as above.
+    onward, means
+        Shapes (stages, stages) and (stages, 2): requests released per finished one; mean tokens of
+        each phase.
+    listed
+        The stages of each pool, in order of its lines.
+    duration, linear, per
+        By tokens, pool after pool: ticks of a batch, or what it costs; shape (pools, 6) what is
+        added (`composition`).
+    params
+        Parameters of policies, orders and engines.
+    slots, heads, bits, growth
+        Of requests that decode; a row of ``heads`` and ``bits`` per line. Shape (engines, block
+        size): decoding requests by the epochs, modulo the block size, at which they need a block.
+    blocks, buckets, table, pile, ids, bounds
+        KV blocks, see `blocks`.
+    ends
+        Tournament tree over the replicas: when the batch in progress ends.
+    job_arrival, job_root, job_tokens
+        Per job: tick, first request, forward tokens.
+    rows, again, delay, coin, context, reuse, home
+        Per request, as in `penstock.workload.jobs`; ``home``: offset of the first request of the
+        job at the pool.
+    cached, ready, first_token, finish
+        Per request, what became of it: tokens found, ticks.
+    heap, ready_now, touched
+        Delayed requests as (tick, request); requests that arrive at this tick; replicas to be
+        looked at.
+    lookout, weights
+        What an order sees and says.
+    gaps, full, cells, stalls, mixes
+        Times between tokens that are one batch, by its place in ``duration``; batches filled to the
+        budget, by their decodes; batches by composition (prefill * columns + decode), then their
+        ticks; and multisets of all others.
+    series
+        At each instant: tick, requests by stage in prefill and in decode, unprocessed tokens by
+        replica, tokens in the batch in progress by replica, and all that the jobs in the network
+        will still need.
+    batch_rows, allocation_rows
+        Replica, start, ticks, prefill, decodes, requests; replica, batch, request, prefill, decode.
+    """
+
+    clock: Any
+    pools: Any
+    servers: Any
+    engines: Any
+    lines: Any
+    stages: Any
+    onward: Any
+    means: Any
+    listed: Any
+    duration: Any
+    linear: Any
+    per: Any
+    params: Any
+    slots: Any
+    heads: Any
+    bits: Any
+    growth: Any
+    blocks: Any
+    buckets: Any
+    table: Any
+    pile: Any
+    ids: Any
+    bounds: Any
+    ends: Any
+    job_arrival: Any
+    job_root: Any
+    job_tokens: Any
+    rows: Any
+    again: Any
+    delay: Any
+    coin: Any
+    context: Any
+    reuse: Any
+    home: Any
+    cached: Any
+    ready: Any
+    first_token: Any
+    finish: Any
+    heap: Any
+    ready_now: Any
+    touched: Any
+    lookout: Any
+    weights: Any
+    gaps: Any
+    full: Any
+    cells: Any
+    stalls: Any
+    mixes: Any
+    series: Any
+    batch_rows: Any
+    allocation_rows: Any
+
+
+_INTS, _INTS32, _TABLE = types.int64[::1], types.int32[::1], types.int64[:, ::1]
+_REALS = types.float64[:, ::1]
+_TYPES: dict[str, Any] = {
+    "clock": from_dtype(CLOCK)[::1],
+    "pools": from_dtype(POOL)[::1],
+    "servers": from_dtype(REPLICA)[::1],
+    "engines": from_dtype(ENGINE)[::1],
+    "lines": from_dtype(LINE)[::1],
+    "stages": from_dtype(STAGE)[::1],
+    "onward": _REALS,
+    "means": _REALS,
+    "per": _TABLE,
+    "params": PARAMS,
+    "slots": from_dtype(SLOT)[::1],
+    "heads": _TABLE,
+    "bits": types.uint64[:, ::1],
+    "growth": _TABLE,
+    "blocks": from_dtype(BLOCK)[::1],
+    "buckets": _TABLE,
+    "table": types.int32[:, ::1],
+    "rows": from_dtype(ROW)[::1],
+    "again": from_dtype(AGAIN)[::1],
+    "coin": types.uint32[::1],
+    "context": _INTS32,
+    "reuse": _INTS32,
+    "home": _INTS32,
+    "cached": _INTS32,
+    "heap": _TABLE,
+    "lookout": _REALS,
+    "weights": _REALS,
+    "series": _TABLE,
+    "batch_rows": _TABLE,
+    "allocation_rows": _TABLE,
+}
+WORLD = types.NamedTuple([_TYPES.get(name, _INTS) for name in World._fields], World)  # type: ignore[no-untyped-call]
+"""The type of a `World`; arrays that are not named here are of 64-bit integers."""

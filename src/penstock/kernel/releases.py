@@ -1,0 +1,109 @@
+"""Requests that arrive: fresh ones, after a delay, after others; and what their end releases."""
+
+from typing import Any
+
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.records import World
+
+
+@uncounted(inline=True)
+def _push(world: World, tick: int, request: int) -> None:
+    """Put a request into the heap of those that are delayed."""
+    clock, heap = world.clock[0], world.heap
+    place = clock.waiting_room
+    clock.waiting_room += 1
+    while place > 0:
+        above = (place - 1) >> 1
+        if heap[above, 0] < tick or (heap[above, 0] == tick and heap[above, 1] < request):
+            break
+        heap[place, 0], heap[place, 1] = heap[above, 0], heap[above, 1]
+        place = above
+    heap[place, 0], heap[place, 1] = tick, request
+
+
+@uncounted(inline=True)
+def _pop(world: World) -> Any:
+    """Take the first request out of the heap."""
+    clock, heap = world.clock[0], world.heap
+    clock.waiting_room -= 1
+    size = clock.waiting_room
+    first = heap[0, 1]
+    tick, request = heap[size, 0], heap[size, 1]
+    place = 0
+    while True:
+        below = 2 * place + 1
+        if below >= size:
+            break
+        if below + 1 < size and (
+            heap[below + 1, 0] < heap[below, 0]
+            or (heap[below + 1, 0] == heap[below, 0] and heap[below + 1, 1] < heap[below, 1])
+        ):
+            below += 1
+        if tick < heap[below, 0] or (tick == heap[below, 0] and request < heap[below, 1]):
+            break
+        heap[place, 0], heap[place, 1] = heap[below, 0], heap[below, 1]
+        place = below
+    heap[place, 0], heap[place, 1] = tick, request
+    return first
+
+
+@uncounted(inline=True)
+def _arrive_now(world: World, request: int) -> None:
+    """Let a request arrive at this tick, among the others in order of rows."""
+    clock = world.clock[0]
+    place = clock.ready
+    while place > clock.ready_done and world.ready_now[place - 1] > request:
+        world.ready_now[place] = world.ready_now[place - 1]
+        place -= 1
+    world.ready_now[place] = request
+    clock.ready += 1
+
+
+@uncounted(inline=True)
+def release_delayed(world: World) -> None:
+    """Let those arrive whose delay is over."""
+    clock = world.clock[0]
+    while clock.waiting_room > 0 and world.heap[0, 0] == clock.now:
+        _arrive_now(world, _pop(world))
+
+
+@uncounted(inline=True)
+def release(world: World, request: int) -> None:
+    """Let a request arrive after its delay: now, or later."""
+    delay = world.delay[request]
+    if delay > 0:
+        _push(world, world.clock[0].now + delay, request)
+    else:
+        _arrive_now(world, request)
+
+
+@uncounted(inline=True)
+def finish(world: World, request: int) -> None:
+    """Note that a request is done, and release what waits for nothing else."""
+    clock = world.clock[0]
+    world.finish[request] = clock.now
+    clock.finished += 1
+    if clock.clients > 0:
+        _send_next(world)
+    child = world.rows[request].child
+    if child == 0:
+        return
+    following = request + child
+    while True:
+        row = world.rows[following]
+        row.pending -= 1
+        if row.pending == 0:
+            release(world, following)
+        if row.sibling == 0:
+            return
+        following += row.sibling
+
+
+@uncounted(inline=True)
+def _send_next(world: World) -> None:
+    """Let the client whose request is done send the next one that is left, after a pause."""
+    clock = world.clock[0]
+    if clock.next_sent < world.rows.size:
+        world.job_arrival[clock.next_sent] = clock.now + clock.pause
+        _push(world, clock.now + clock.pause, clock.next_sent)
+        clock.next_sent += 1

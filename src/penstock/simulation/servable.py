@@ -1,0 +1,49 @@
+"""Which requests can a server ever serve?"""
+
+import numpy as np
+
+from penstock.inputs.arrays import Bools, Ints32
+from penstock.system.server import Server
+
+
+def never_served(server: Server, prompt: Ints32, output: Ints32) -> list[tuple[Bools, str]]:
+    """Return which requests can never be served, for each reason.
+
+    Parameters
+    ----------
+    server
+        One with KV memory, or the scheduler of an engine.
+    prompt, output
+        Shape (requests,), tokens.
+    """
+    policy, memory = server.policy, server.memory
+    size = memory.block_size if memory else 1
+    whole = prompt.astype(np.int64) + output
+    peak = whole - (server.convention == "engine")
+    limits = []
+    if most := policy.reserved_tokens:
+        limits.append(
+            (whole > most, f"more than the {most:,} (max_tokens) that {policy.name} reserves")
+        )
+    usable = server.usable_blocks
+    if usable is not None:
+        needed = np.maximum(-(-peak // size), -(-policy.reserved_tokens // size))
+        spare = server.spare_blocks
+        over = needed + spare > usable
+        beside = f" beside a watermark of {spare:,}" if spare else ""
+        worst = int(needed[over][0]) if over.any() else 0
+        reason = (
+            f"it needs {worst:,} blocks of {size:,}{beside}, but the KV memory has {usable:,}, so "
+            "it never fits and blocks the server"
+        )
+        limits.append((over, reason))
+    if policy.has_token_budget and not policy.cuts_prompts:
+        # What is preempted comes back longer.
+        again = memory is not None and server.holds != "completion"
+        lost = ", with outputs that it lost" if again else ""
+        reason = (
+            f"{policy.name} takes a prompt whole{lost}, but a batch holds "
+            f"{server.token_budget:,} tokens, so it never fits and blocks the server"
+        )
+        limits.append(((peak if again else prompt) > server.token_budget, reason))
+    return limits

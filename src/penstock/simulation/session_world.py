@@ -1,0 +1,203 @@
+"""A session of the event loop: its records, run until something is known, looked at, and gone on
+with.
+"""
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.inputs.arrays import Ints
+from penstock.kernel import counting, records
+from penstock.kernel.due_epochs import NEVER, chain
+from penstock.kernel.events import compiled_advance
+from penstock.kernel.gaps import CARRY
+from penstock.kernel.records import World
+from penstock.simulation.new_world import more_slots
+from penstock.simulation.run import Distribution
+
+
+class WorldSession:
+    """The records of a run, and the calls that go on with it.
+
+    Parameters
+    ----------
+    world
+        Idle replicas.
+    tick_s
+        Seconds per tick.
+    compress
+        Whether equal batches are one step.
+    stop
+        Tick at which to stop, or NEVER.
+    bits
+        Leading digits kept of times between tokens; 0: all.
+    rules
+        Names of the policies and orders that may be called, for messages.
+    """
+
+    def __init__(
+        self, world: World, tick_s: float, compress: bool, stop: int, bits: int, rules: list[str]
+    ) -> None:
+        self.world = world
+        self.tick_s = tick_s
+        self.stop = stop
+        self.clock = world.clock[0]
+        self.clock["compress"], self.clock["until"], self.clock["gap_bits"] = compress, stop, bits
+        self.rules = rules
+        self.kept_batches: list[Ints] = []
+        self.kept_allocations: list[Ints] = []
+
+    @property
+    def now(self) -> int:
+        """Tick."""
+        return int(self.clock["now"])
+
+    @property
+    def finished(self) -> int:
+        """Requests that have finished."""
+        return int(self.clock["finished"])
+
+    def call(self) -> int:
+        """Call the kernel, making room as it asks; return why it stopped."""
+        status = records.FULL
+        while status == records.FULL:
+            try:
+                status = compiled_advance()(self.world)
+            except (
+                ArithmeticError,
+                LookupError,
+                TypeError,
+                ValueError,
+                AssertionError,
+                SystemError,
+            ) as error:
+                raise InputError(
+                    f"{self._who()} failed: {type(error).__name__}: {error}; it must answer for "
+                    "every queue, with the parameters it was given"
+                ) from error
+            if status == records.FULL:
+                self._make_room()
+        return status
+
+    def _who(self) -> str:
+        """Name what may have failed."""
+        if len(self.rules) == 1:
+            return f"policy {self.rules[0]!r}"
+        return f"one of {', '.join(repr(name) for name in self.rules)}"
+
+    def _make_room(self) -> None:
+        """Double what is half full, and empty the buffers of rows."""
+        world, clock = self.world, self.clock
+        while 4 * (clock["stalls_used"] + world.slots.size) > world.stalls.size:
+            world = world._replace(stalls=counting.doubled(world.stalls))
+        while 4 * (clock["mixes_used"] + 2 * world.servers.size) > world.mixes.size:
+            world = world._replace(mixes=counting.doubled(world.mixes))
+        waiting = int(world.engines["waiting"].max(initial=0))
+        most = min(waiting, int(world.pools["batch_size"].max()))
+        if clock["used_slots"] + most > clock["engine_slots"]:
+            world = more_slots(world)
+        self.world = world
+        self._keep_rows()
+        rows = 4 * world.slots.size
+        if 0 < world.allocation_rows.shape[0] < rows:
+            self.world = world._replace(allocation_rows=np.zeros((rows, 5), np.int64))
+
+    def _keep_rows(self) -> None:
+        """Move recorded rows out of the kernel's buffers."""
+        clock, world = self.clock, self.world
+        self.kept_batches.append(world.batch_rows[: clock["batch_rows"]].copy())
+        self.kept_allocations.append(world.allocation_rows[: clock["allocation_rows"]].copy())
+        clock["batch_rows"] = clock["allocation_rows"] = 0
+
+    def batch_rows(self) -> Ints | None:
+        """Return replica, start, ticks, prefill and decode tokens, and requests of each batch that
+        started, in order of their starts; None where they were not recorded.
+        """
+        if self.clock["record"] < records.BATCH_ROWS:
+            return None
+        self._keep_rows()
+        on_their_way = [
+            [index, *(int(replica[name]) for name in _OF_A_BATCH)]
+            for index, replica in enumerate(self.world.servers)
+            if replica["repeat"]
+        ]
+        rows = np.concatenate([*self.kept_batches, np.reshape(on_their_way, (-1, 6))])
+        rows = rows.astype(np.int64)
+        return rows[np.lexsort((rows[:, 0], rows[:, 1]))]
+
+    def allocation_rows(self) -> Ints | None:
+        """Return replica, batch, request, prefill and decode tokens of each request in each batch;
+        None where they were not recorded.
+        """
+        if self.clock["record"] < records.ALLOCATION_ROWS:
+            return None
+        self._keep_rows()
+        return np.concatenate(self.kept_allocations)
+
+    def gaps(self) -> Distribution:
+        """Put the times between tokens together: those of one batch, and stalls."""
+        world, clock = self.world, self.clock
+        stalls, counts = counting.contents(world.stalls)
+        used = np.flatnonzero(world.gaps)
+        total = sum(int(world.gaps[at]) * int(world.duration[at]) for at in used)
+        total += int(clock["stall_sum"]) + int(clock["stall_carry"]) * CARRY
+        return Distribution.merged(
+            np.concatenate([world.duration[used], stalls]),
+            np.concatenate([world.gaps[used], counts]),
+            total,
+        )
+
+    def busy(self) -> Ints:
+        """Return the ticks that each replica has been busy, up to now."""
+        servers = self.world.servers
+        running = np.maximum(self.now - servers["start"], 0)
+        return np.asarray(servers["busy"] + np.where(servers["repeat"] > 0, running, 0))
+
+    def widen_ring(self, longest: int) -> None:
+        """Make the rings of due epochs larger than the longest output, and put the decoding
+        requests in anew.
+        """
+        world = self.world
+        size = max(64, 1 << longest.bit_length())
+        if size <= world.heads.shape[1]:
+            return
+        count = len(world.lines)
+        heads, bits = np.full((count, size), -1, np.int64), np.zeros((count, size // 64), np.uint64)
+        first = world.lines["first_linked"].copy()
+        first[world.engines["line"]] = world.engines["first_slot"]
+        decoding = world.lines["linked"].copy()
+        decoding[world.engines["line"]] = world.engines["decoding"]
+        for line in np.flatnonzero(decoding):
+            place = int(first[line])
+            while place >= 0:
+                if world.slots["left"][place] == 0:
+                    chain(world.slots, heads[line], bits[line], place)
+                place = int(world.slots["next"][place])
+        self.world = world._replace(heads=heads, bits=bits)
+
+    def drop(self, count: int) -> None:
+        """Forget the first requests, which are done: others are known by their rows."""
+        world = self.world
+        for table, fields in (
+            (world.rows, ("next",)),
+            (world.again, ("less", "more")),
+            (world.lines, ("prompt_head", "prompt_tail", "fresh_head", "fresh_tail", "done_head")),
+            (world.lines, ("done_tail",)),
+            (world.engines, ("head", "tail")),
+        ):
+            for field in fields:
+                column = table[field]
+                column[column >= 0] -= count
+        world.slots["request"] -= count
+        world.heap[: self.clock["waiting_room"], 1] -= count
+        self.clock["requests_before"] += count
+        if self.clock["clients"]:
+            self.clock["next_sent"] -= count
+
+    def engine_sum(self, field: str) -> int:
+        """Return the sum of a field over all engines."""
+        return int(self.world.engines[field].sum())
+
+
+_OF_A_BATCH = ("start", "ticks", "prefill", "decodes", "requests")
+
+__all__ = ["NEVER", "WorldSession"]
