@@ -26,7 +26,7 @@ from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
 from penstock.kernel import network_arrays as kernel
-from penstock.kernel.server import NEVER
+from penstock.kernel.calendar import NEVER
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from penstock.kernel import server
+from penstock.kernel import legacy_server as server
 
 BLOCK_SIZE = server.N_OPTIONS  # option: tokens
 N_OPTIONS = server.N_OPTIONS + 1

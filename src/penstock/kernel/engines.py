@@ -85,7 +85,7 @@ from penstock.kernel.running import (
     target_of,
     waiting,
 )
-from penstock.kernel.server import (
+from penstock.kernel.legacy_server import (
     ALLOCATION_ROWS,
     ARRIVED,
     ARRIVED_TOKENS,

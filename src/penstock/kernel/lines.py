@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.kernel.compiled_code import uncounted as uncounted
-from penstock.kernel.server import (
+from penstock.kernel.legacy_server import (
     NEVER,
     SLOT_CHAIN,
     SLOT_DUE,

@@ -107,7 +107,7 @@ from penstock.kernel.network_arrays import (
 )
 from penstock.kernel.network_batches import form_batch
 from penstock.kernel.network_routing import begun, cached, route
-from penstock.kernel.server import (
+from penstock.kernel.legacy_server import (
     DONE,
     MORE,
     NEVER,

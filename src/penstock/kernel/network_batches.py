@@ -72,7 +72,7 @@ from penstock.kernel.network_arrays import (
     Arrays,
     set_end,
 )
-from penstock.kernel.server import BAD_POLICY, IDLE_POLICY, NEVER
+from penstock.kernel.legacy_server import BAD_POLICY, IDLE_POLICY, NEVER
 from penstock.kernel.signatures import BY_LINE, BY_PHASE, PREFILL_FIRST, SPLIT, Limits, Queue
 
 

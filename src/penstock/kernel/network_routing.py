@@ -21,7 +21,7 @@ from penstock.kernel.network_arrays import (
     WORK,
     Arrays,
 )
-from penstock.kernel.server import NEVER
+from penstock.kernel.calendar import NEVER
 from penstock.kernel.signatures import (
     ROUTE_POWER_OF_TWO,
     ROUTE_RANDOM,

@@ -78,7 +78,7 @@ from penstock.kernel.running import (
     wait_last,
     waiting,
 )
-from penstock.kernel.server import (
+from penstock.kernel.legacy_server import (
     BATCH_SIZE,
     DROPPED,
     EPOCH,

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from numba import njit
 
 from penstock.kernel import blocks as memory
-from penstock.kernel import server
+from penstock.kernel import legacy_server as server
 from penstock.kernel.blocks import Cache, blocks_of, give_back, occupy
-from penstock.kernel.server import (
+from penstock.kernel.legacy_server import (
     CONTEXT_BASE,
     DECODE_TOKENS,
     DROPPED,

@@ -55,7 +55,7 @@ from penstock.kernel.running import (
     wait_first,
     waiting,
 )
-from penstock.kernel.server import (
+from penstock.kernel.legacy_server import (
     BATCH_SIZE,
     ENGINE,
     EPOCH,

@@ -13,7 +13,7 @@ from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import network_arrays as kernel
-from penstock.kernel.server import NEVER
+from penstock.kernel.calendar import NEVER
 from penstock.simulation.network_run import NetworkRun, RequestRows, first_replicas
 from penstock.simulation.progress import Progress, silent
 from penstock.simulation.run import TICK_S

@@ -11,7 +11,7 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints, Ints32
-from penstock.kernel.server import NEVER
+from penstock.kernel.calendar import NEVER
 from penstock.system.server import Server
 from penstock.words import QUANTILES, STATISTICS
 

@@ -11,8 +11,9 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints
 from penstock.kernel import blocks, running
 from penstock.kernel import engines as loop
-from penstock.kernel import server as kernel
+from penstock.kernel import legacy_server as kernel
 from penstock.simulation.run import Record, Rows, Run
+from penstock.simulation.legacy_session import LegacySession
 from penstock.simulation.session_server import Session
 from penstock.simulation.window import Window
 from penstock.system.server import Server
@@ -38,14 +39,14 @@ def open_session(
     compress: bool,
     stop: int,
     prefixes: Prefixes | None = None,
-) -> Session:
+) -> "AnySession":
     """Return the session that a server needs."""
     if server.by_phase:
         return Session(server, record, tick_s, compress, stop)
     return EngineSession(server, record, tick_s, compress, stop, prefixes)
 
 
-class EngineSession(Session):
+class EngineSession(LegacySession):
     """The arrays of `penstock.kernel.engines`; parameters as in `Session`, and
 
     Parameters
@@ -416,3 +417,7 @@ class EngineSession(Session):
             f"{self.server.policy.name} can serve nobody at {self.now * self.tick_s:g} s, although "
             f"{self.waiting[0]:,} requests wait; raise the KV memory or the token budget"
         )
+
+
+AnySession = Session | EngineSession
+"""A session on any server."""

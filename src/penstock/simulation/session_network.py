@@ -15,7 +15,7 @@ from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.kernel import lines as line_fields
 from penstock.kernel import network_arrays as kernel
 from penstock.kernel.network import compiled_advance
-from penstock.kernel.server import (
+from penstock.kernel.legacy_server import (
     BAD_POLICY,
     DONE,
     MORE,

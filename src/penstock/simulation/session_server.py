@@ -11,7 +11,10 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import composition, counting
 from penstock.kernel import server as kernel
-from penstock.kernel.server import NEVER
+from penstock.kernel import server_arrays as layout
+from penstock.kernel.calendar import NEVER, chain
+from penstock.kernel.gaps import CARRY
+from penstock.kernel.signatures import POLICY_SIGNATURE, address_of
 from penstock.simulation.run import LEADING_BITS, Distribution, Fold, Record, Rows, Run
 from penstock.simulation.ticks import term_seconds, terms_of, ticks_of_batches
 from penstock.simulation.window import Window
@@ -22,11 +25,10 @@ RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
 STEPS = 500_000
 """Policy decisions between two looks at a session: a blink."""
 
-_NO_LIMIT = 2**40  # a max batch size that never binds
-_ROUNDING = (
-    1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
-)
+# Of the batch time: what the rounding of its terms to units of the kernel may change.
+_ROUNDING = 1e-3
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
+_ROWS = 65_536  # that the kernel records before they are moved out of its buffer
 
 
 class Session:
@@ -42,102 +44,127 @@ class Session:
         Tick at which to stop, or NEVER.
     """
 
-    sizes: tuple[int, int, int] = (kernel.N_OPTIONS, kernel.N_STATE, kernel.N_SLOT_ROWS)
-
     def __init__(
         self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
     ) -> None:
-        self.server, self.tick_s, self.stop = server, tick_s, stop
-        n_options, n_state, n_slot_rows = self.sizes
-        # What the kernel reads: the policy's numbers, batch times in ticks, and options.
-        self.params = np.array(server.params, np.float64)
-        self.duration = ticks_of_batches(server, tick_s)
+        self.server = server
+        self.tick_s = tick_s
+        self.stop = stop
         self.terms = terms_of(server, tick_s)
-        self.options = np.zeros(n_options, np.int64)
-        self.options[kernel.TOKEN_BUDGET] = server.token_budget
-        self.options[kernel.BATCH_SIZE] = server.most_requests or _NO_LIMIT
-        self.options[kernel.RUNNING_SCOPE] = server.scope == "running"
-        self.options[kernel.ENGINE] = server.convention == "engine"
-        self.options[kernel.COMPRESS] = compress
-        self.options[kernel.SEES] = server.policy.sees
-        self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
-        self.options[kernel.GAP_BITS] = LEADING_BITS if record == "summary" or self.terms else 0
-        self.options[kernel.UNTIL] = stop
-
-        # What it changes: the state, and slots of requests in service with their rings of due
-        # epochs.
-        self.state = np.zeros(n_state, np.int64)
-        self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
-        self.state[kernel.NEXT_DUE] = NEVER
-        self.state[kernel.SERIES_STEP] = 1
-        room = self.slots_at_first()
-        self.slots = np.full((n_slot_rows, room), -1, np.int64)
-        self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
-        self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self.segments = np.zeros((2, room + 1), np.int64)
-        # What it counts: by token load where that decides, else in cells and multisets.
-        self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
-        self.cell_columns = room + 1
-        self.cells = np.zeros(
-            min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64
+        params = np.array(server.params, np.float64)
+        params.flags.writeable = False
+        room = min(server.token_budget, server.max_batch_size or layout.NO_LIMIT)
+        arrays = layout.new_arrays(
+            params, ticks_of_batches(server, tick_s), room, self.terms is not None
         )
-        self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
+        self.state = arrays.state[0]
+        self.options = arrays.options[0]
+        self._policy = server.policy.compiled  # kept alive: the kernel has its address
+        self._set_options(record, compress)
         if self.terms:
-            self.cells = np.zeros(2 * self.cells.size, np.int64)
-            self.stalls = counting.new_multiset(_PLACES)
-        self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
-        level = self.options[kernel.RECORD]
-        self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
-        self.allocation_rows = np.empty(
-            (max(4 * server.most_tokens, 65_536) if level > 1 else 0, 4), np.int64
-        )
+            arrays = arrays._replace(stalls=counting.new_multiset(_PLACES))
+        if self.options.record >= layout.RECORD_BATCHES:
+            arrays = arrays._replace(batch_rows=layout.records(layout.BATCH, _ROWS))
+        if self.options.record >= layout.RECORD_ALLOCATIONS:
+            rows = max(4 * server.most_tokens, _ROWS)
+            arrays = arrays._replace(allocation_rows=layout.records(layout.ALLOCATION, rows))
+        self.arrays = arrays
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
-        self.ttft, self.e2e = Fold(), Fold()
+        self.ttft = Fold()
+        self.e2e = Fold()
         self.last_arrival = 0
         self.reported = time.monotonic()
 
-    def slots_at_first(self) -> int:
-        """Return for how many requests in service there is room: the most that a batch serves."""
-        return min(self.server.token_budget, self.server.max_batch_size or _NO_LIMIT)
+    def _set_options(self, record: Record, compress: bool) -> None:
+        """Tell the kernel of the server, and what to record."""
+        server, options = self.server, self.options
+        options.policy = address_of(self._policy, POLICY_SIGNATURE)
+        options.token_budget = server.token_budget
+        options.batch_size = server.most_requests or layout.NO_LIMIT
+        options.running_scope = server.scope == "running"
+        options.engine = server.convention == "engine"
+        options.compress = compress
+        options.sees = server.policy.sees
+        options.record = max(RECORDS.index(record) - 1, 0)
+        options.gap_bits = LEADING_BITS if record == "summary" or self.terms else 0
+        options.until = self.stop
+
+    def close_loop(self, clients: int, pause: int) -> None:
+        """Let so many clients wait for an answer, and so many ticks, before each next request."""
+        self.options.clients = clients
+        self.options.pause = pause
 
     @property
     def now(self) -> int:
         """Tick."""
-        return int(self.state[kernel.NOW])
+        return int(self.state.now)
 
     @property
     def arrived(self) -> int:
         """Requests that have arrived."""
-        return int(self.state[kernel.ARRIVED] + self.state[kernel.DROPPED])
+        return int(self.state.arrived + self.state.dropped)
+
+    @property
+    def dropped(self) -> int:
+        """Requests that have been folded away."""
+        return int(self.state.dropped)
 
     @property
     def finished(self) -> int:
         """Requests that have finished."""
-        return int(self.state[kernel.FINISHED])
+        return int(self.state.finished)
+
+    @property
+    def decoding(self) -> int:
+        """Requests in decode."""
+        return int(self.state.decoding)
+
+    @property
+    def decodes_left(self) -> int:
+        """Decode iterations to come of the requests in decode."""
+        return int(self.state.decode_tokens)
+
+    @property
+    def arrived_tokens(self) -> int:
+        """Prompt tokens that have arrived."""
+        return int(self.state.arrived_tokens)
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests in prefill, and their unprocessed tokens."""
+        prompts = self.state.arrived - self.state.head
+        return int(prompts), int(self.state.waiting_tokens)
+
+    @property
+    def useful(self) -> int:
+        """Tokens in batches that ended, without those that had to be done again."""
+        return int(self.state.completed)
+
+    @property
+    def was_idle(self) -> bool:
+        """Whether there was a time at which nothing was left to serve."""
+        return bool(self.state.busy < self.state.now)
 
     def fit(self, window: Window) -> None:
-        """Make room for the requests of a window."""
-        self.check_costs(window)
-        self.widen_ring(int(window.output.max(initial=1)))
-
-    def widen_ring(self, longest: int) -> None:
-        """Make the ring of due epochs larger than the longest output, and put the linked requests
-        in anew.
+        """Make room for the requests of a window: a ring of due epochs larger than the longest
+        output, with the linked requests in it anew.
         """
-        size = max(64, 1 << longest.bit_length())
-        if size <= self.heads.size:
+        self.check_costs(window)
+        size = max(64, 1 << int(window.output.max(initial=1)).bit_length())
+        if size <= self.arrays.heads.size:
             return
-        self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+        heads, bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
         for slot in self.linked_slots():
-            kernel.chain(self.slots, self.heads, self.bits, slot)
+            chain(self.arrays.slots, heads, bits, slot)
+        self.arrays = self.arrays._replace(heads=heads, bits=bits)
 
     def linked_slots(self) -> Iterator[int]:
         """Yield the slots of requests in decode, which are linked first to last."""
-        slot = int(self.state[kernel.FIRST_SLOT])
-        for _ in range(int(self.state[kernel.LINKED])):
+        slot = int(self.state.first)
+        for _ in range(self.state.linked):
             yield slot
-            slot = int(self.slots[kernel.SLOT_NEXT, slot])
+            slot = int(self.arrays.slots[slot].next)
 
     def check_costs(self, window: Window) -> None:
         """Refuse requests so long that a batch costs more than can be counted, and ticks too long
@@ -185,13 +212,12 @@ class Session:
         last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival
         self.last_arrival = last if self.stop == NEVER else self.stop
         stops_at_last = final and not drain and self.stop == NEVER
-        self.options[kernel.FINAL] = final
-        self.options[kernel.UNTIL] = last if stops_at_last else self.stop
+        self.options.final = final
+        self.options.until = last if stops_at_last else self.stop
         while True:
             done = self.step(window, STEPS)
-            if (
-                time.monotonic() - self.reported > 0.1
-            ):  # across windows: each may be done in a blink
+            # Across windows: each may be done in a blink.
+            if time.monotonic() - self.reported > 0.1:
                 self.reported = time.monotonic()
                 report()
             if done:
@@ -201,33 +227,22 @@ class Session:
         """Return the requests that can be served at all: all of them."""
         return window
 
-    @property
-    def waiting(self) -> tuple[int, int]:
-        """Requests in prefill, and their unprocessed tokens."""
-        prompts = self.state[kernel.ARRIVED] - self.state[kernel.HEAD]
-        return int(prompts), int(self.state[kernel.WAITING_TOKENS])
-
-    @property
-    def useful(self) -> int:
-        """Ints32 in batches that ended, without those that had to be done again."""
-        return int(self.state[kernel.COMPLETED])
-
     def prefilled(self, window: Window, count: int) -> None:
         """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to
         decode.
         """
+        state, engine = self.state, int(self.options.engine)
         # Their only token comes with the end of prefill.
-        alone = window.output[:count] == self.options[kernel.ENGINE]
-        if self.options[kernel.ENGINE]:
+        alone = window.output[:count] == engine
+        if engine:
             window.first_token[:count] = 0
         window.finish[:count][alone] = 0
-        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE]] = count
-        self.state[[kernel.STARTED, kernel.COMPLETED]] = window.prompt[:count].sum(dtype=np.int64)
-        self.state[kernel.FINISHED] = alone.sum()
-        self.state[kernel.DECODING] = count - alone.sum()
-        self.state[kernel.ARRIVED_TOKENS] = self.state[kernel.STARTED]
-        decodes = window.output[:count].sum(dtype=np.int64) - count * self.options[kernel.ENGINE]
-        self.state[kernel.DECODE_TOKENS] = decodes
+        tokens = int(window.prompt[:count].sum(dtype=np.int64))
+        state.arrived = state.head = state.visible = count
+        state.started = state.completed = state.arrived_tokens = tokens
+        state.finished = alone.sum()
+        state.decoding = count - alone.sum()
+        state.decode_tokens = window.output[:count].sum(dtype=np.int64) - count * engine
 
     def step(self, window: Window, steps: int) -> bool:
         """Call the kernel for so many policy decisions, making room as it asks; return whether the
@@ -238,9 +253,16 @@ class Session:
         """
         status = kernel.FULL
         while status == kernel.FULL:
-            self.options[kernel.STEPS] = steps
+            self.options.steps = steps
+            arrays = self.arrays._replace(
+                arrival=window.arrival,
+                prompt=window.prompt,
+                output=window.output,
+                first_token=window.first_token,
+                finish=window.finish,
+            )
             try:
-                status = self._advance(window)
+                status = kernel.compiled_advance(self.terms is not None)(arrays, self.terms)
             except (
                 ArithmeticError,
                 LookupError,
@@ -251,24 +273,14 @@ class Session:
             ) as error:
                 raise InputError(
                     f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; "
-                    "it must answer for "
-                    f"every queue, with the {self.params.size} policy_params it was given"
+                    f"it must answer for every queue, with the {arrays.params.size} policy_params "
+                    "it was given"
                 ) from error
             if status == kernel.FULL:
                 self._make_room()
-        if status not in (kernel.DONE, kernel.MORE, kernel.PAUSED):
+        if status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
             self._refuse(status)
-        return status in (kernel.DONE, kernel.MORE)
-
-    def _advance(self, window: Window) -> int:
-        """Call the kernel once."""
-        return kernel.compiled_advance(self.terms is not None)(
-            self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
-            window.arrival, window.prompt, window.output, window.first_token, window.finish,
-            self.state, self.slots, self.heads, self.bits, self.segments,
-            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows,
-            self.allocation_rows,
-        )  # fmt: skip
+        return status != kernel.PAUSED
 
     def fold(self, window: Window, everything: bool) -> Window:
         """Add the finished requests at the front of the window to the summary and drop them."""
@@ -281,18 +293,17 @@ class Session:
         self.ttft.add(gone.first_token[started] - gone.arrival[started])
         self.e2e.add(gone.finish[finished] - gone.arrival[finished])
         # What left has arrived before any instant of the series that is still to come.
-        unseen = slice(int(self.state[kernel.SEEN]), count)
-        forward = (
-            gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options[kernel.ENGINE]
-        )
-        self.state[kernel.SEEN_TOKENS] += forward.sum()
-        self.state[kernel.SEEN] = max(self.state[kernel.SEEN], count)
-        self.state[kernel.FRESH] = max(self.state[kernel.FRESH], count)
-        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE, kernel.FRESH, kernel.SEEN]] -= (
-            count
-        )
-        self.state[kernel.DROPPED] += count
-        self.slots[kernel.SLOT_REQUEST] -= count
+        state = self.state
+        unseen = slice(int(state.seen), count)
+        forward = gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options.engine
+        state.seen_tokens += forward.sum()
+        state.seen = max(state.seen, count) - count
+        state.fresh = max(state.fresh, count) - count
+        state.arrived -= count
+        state.head -= count
+        state.visible -= count
+        state.dropped += count
+        self.arrays.slots.request -= count
         return kept
 
     def finish(self, window: Window | None) -> Run:
@@ -304,92 +315,92 @@ class Session:
             rows = Rows(
                 window.arrival, window.prompt, window.output, window.first_token, window.finish
             )
-        state, level = self.state, self.options[kernel.RECORD]
+        state, level = self.state, self.options.record
+        batch_rows, allocation_rows = None, None
+        if level >= layout.RECORD_BATCHES:
+            batch_rows = np.concatenate(self.kept_batches)
+        if level >= layout.RECORD_ALLOCATIONS:
+            allocation_rows = np.concatenate(self.kept_allocations)
         return Run(
             server=self.server,
             tick_s=self.tick_s,
             arrived=self.arrived,
             finished=self.finished,
-            n_batches=int(state[kernel.BATCHES]),
+            n_batches=int(state.batches),
             end=self.now,
             last_arrival=self.last_arrival,
-            busy=int(state[kernel.BUSY]),
-            tokens=int(state[kernel.COMPLETED]),
-            started_tokens=int(state[kernel.STARTED]),
+            busy=int(state.busy),
+            tokens=int(state.completed),
+            started_tokens=int(state.started),
             gaps=self.gaps(),
             folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
             mixes=mixes,
             mix_ticks=mix_ticks,
-            series_rows=self.series[: state[kernel.SERIES_ROWS]],
+            series_rows=layout.rows_of(self.arrays.series)[: state.series_rows],
             rows=rows,
-            batch_rows=np.concatenate(self.kept_batches)
-            if level >= kernel.RECORD_BATCHES
-            else None,
-            allocation_rows=np.concatenate(self.kept_allocations)
-            if level >= kernel.RECORD_ALLOCATIONS
-            else None,
+            batch_rows=batch_rows,
+            allocation_rows=allocation_rows,
         )
 
     def gaps(self) -> Distribution:
         """Put the times between tokens together: those of one batch, and stalls."""
-        tally = self.tallies[kernel.TALLY_GAPS]
-        stalls, counts = counting.contents(self.stalls)
-        total = sum(int(t) * int(d) for t, d in zip(tally, self.duration, strict=True))
-        total += (
-            int(self.state[kernel.STALL_SUM])
-            + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
-        )
+        tally, duration = np.array(self.arrays.tallies.gaps), self.arrays.duration
+        stalls, counts = counting.contents(self.arrays.stalls)
+        total = sum(int(t) * int(d) for t, d in zip(tally, duration, strict=True))
+        total += int(self.state.stall_sum) + int(self.state.stall_carry) * CARRY
         used = np.flatnonzero(tally)
         return Distribution.merged(
-            np.concatenate([self.duration[used], stalls]),
-            np.concatenate([tally[used], counts]),
-            total,
+            np.concatenate([duration[used], stalls]), np.concatenate([tally[used], counts]), total
         )
 
     def _mixes(self) -> tuple[tuple[Ints, Ints], Ints]:
         """Put the batch compositions together: prefill << 32 | decode, how many batches had it, and
         their ticks.
         """
-        budget = self.server.token_budget
-        cells = self.cells.reshape(2 if self.terms else 1, -1)
-        used, full = np.flatnonzero(cells[0]), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
-        prefill, decode = np.divmod(used, self.cell_columns)
-        others, counts = counting.contents(self.mixes)
+        arrays, full_load = self.arrays, self.server.token_budget
+        full_batches = np.array(arrays.tallies.full)
+        used, full = np.flatnonzero(arrays.cells), np.flatnonzero(full_batches)
+        prefill, decode = np.divmod(used, arrays.slots.size + 1)
+        others, counts = counting.contents(arrays.mixes)
         # From there on ticks, in the same order.
-        apart = int(np.searchsorted(others, kernel.MIX_TICKS))
+        apart = int(np.searchsorted(others, layout.MIX_TICKS))
         mixes, counts, ticks = others[:apart], counts[:apart], counts[apart:]
-        keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
-        counts = np.concatenate([cells[0, used], self.tallies[kernel.TALLY_FULL, full], counts])
+        keys = np.concatenate([(prefill << 32) | decode, ((full_load - full) << 32) | full, mixes])
+        counts = np.concatenate([arrays.cells[used], full_batches[full], counts])
         every = Distribution.merged(keys, counts, 0)
-        total = every.counts * self.duration[(every.values >> 32) + (every.values & 0xFFFFFFFF)]
+        total = every.counts * arrays.duration[(every.values >> 32) + (every.values & 0xFFFFFFFF)]
         if self.terms:
             total = np.zeros_like(total)
-            np.add.at(
-                total, np.searchsorted(every.values, keys), np.concatenate([cells[1, used], ticks])
-            )
+            ticks = np.concatenate([arrays.cell_ticks[used], ticks])
+            np.add.at(total, np.searchsorted(every.values, keys), ticks)
         return (every.values, every.counts), total
 
     def _make_room(self) -> None:
-        while 4 * (self.state[kernel.STALLS_USED] + self.slots.shape[1]) > self.stalls.size:
-            self.stalls = counting.doubled(self.stalls)
-        while 4 * (self.state[kernel.MIXES_USED] + 2) > self.mixes.size:
-            self.mixes = counting.doubled(self.mixes)
+        """Double what is half full, and empty the buffers of rows."""
+        arrays = self.arrays
+        while 4 * (self.state.stalls_used + arrays.slots.size) > arrays.stalls.size:
+            arrays = arrays._replace(stalls=counting.doubled(arrays.stalls))
+        while 4 * (self.state.mixes_used + 2) > arrays.mixes.size:
+            arrays = arrays._replace(mixes=counting.doubled(arrays.mixes))
+        self.arrays = arrays
         self._keep_rows()
 
     def _keep_rows(self) -> None:
         """Move recorded rows out of the kernel's buffers."""
-        self.kept_batches.append(self.batch_rows[: self.state[kernel.BATCH_ROWS]].copy())
+        arrays, state = self.arrays, self.state
+        self.kept_batches.append(layout.rows_of(arrays.batch_rows)[: state.batch_rows].copy())
         self.kept_allocations.append(
-            self.allocation_rows[: self.state[kernel.ALLOCATION_ROWS]].copy()
+            layout.rows_of(arrays.allocation_rows)[: state.allocation_rows].copy()
         )
-        self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
+        state.batch_rows = 0
+        state.allocation_rows = 0
 
     def _refuse(self, status: int) -> None:
         name = self.server.policy.name
         when = self.now * self.tick_s
         prompts, tokens = self.waiting
         state = (
-            f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding "
+            f"{prompts} prompts ({tokens} tokens) and {self.decoding} decoding "
             "requests"
         )
         if status == kernel.IDLE_POLICY:

@@ -11,11 +11,11 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Ints
-from penstock.kernel.server import CLIENTS, NEVER, PAUSE
+from penstock.kernel.calendar import NEVER
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
-from penstock.simulation.session_engine import open_session
-from penstock.simulation.session_server import RECORDS, Session
+from penstock.simulation.session_engine import AnySession, open_session
+from penstock.simulation.session_server import RECORDS
 from penstock.simulation.window import Window
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
@@ -171,7 +171,7 @@ def checked_record(record: str, records: Sequence[_Level]) -> _Level:
     raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 
 
-def _reporter(session: Session, requests: int | None, drain: bool, progress: Progress) -> _Report:
+def _reporter(session: AnySession, requests: int | None, drain: bool, progress: Progress) -> _Report:
     """Return what says how far a session is: in arrivals and those that left, or in time."""
 
     def report() -> None:
@@ -213,8 +213,7 @@ def simulate_closed(
     """
     stop = NEVER if until is None else round(until / TICK_S)
     session = open_session(server, "requests", TICK_S, True, stop)
-    session.options[CLIENTS] = clients
-    session.options[PAUSE] = max(round(pause_s / TICK_S), 1)
+    session.close_loop(clients, max(round(pause_s / TICK_S), 1))
     arrival = np.where(np.arange(prompt_tokens.size) < clients, 0, NEVER)
     window = Window.of(arrival, prompt_tokens.astype(np.int32), output_tokens.astype(np.int32))
     run = session.finish(_whole(session, iter([session.keep(window)]), True, lambda: None))
@@ -304,14 +303,14 @@ def cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -
             return
 
 
-def _whole(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> Window:
+def _whole(session: AnySession, blocks: Iterator[Window], drain: bool, progress: _Report) -> Window:
     """Run with every request in memory."""
     window = Window.joined(list(blocks))
     _run(session, window, True, drain, progress)
     return window
 
 
-def _stream(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
+def _stream(session: AnySession, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
     """Run in constant memory: fold what has finished into the summary, keep what has not."""
     kept: list[Window] = []
     held: list[
@@ -328,6 +327,6 @@ def _stream(session: Session, blocks: Iterator[Window], drain: bool, progress: _
     session.fold(window, everything=True)
 
 
-def _run(session: Session, window: Window, final: bool, drain: bool, progress: _Report) -> None:
+def _run(session: AnySession, window: Window, final: bool, drain: bool, progress: _Report) -> None:
     session.fit(window)
     session.run(window, final, drain, progress)

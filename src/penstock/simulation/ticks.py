@@ -5,7 +5,7 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import composition
-from penstock.kernel.server import NEVER
+from penstock.kernel.calendar import NEVER
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
 
