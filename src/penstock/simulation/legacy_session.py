@@ -301,9 +301,8 @@ class LegacySession:
         if open_requests.size and not everything:
             count = int(open_requests[0])
         gone, kept = window.split(count)
-        started, finished = gone.first_token >= 0, gone.finish >= 0
-        self.ttft.add(gone.first_token[started] - gone.arrival[started])
-        self.e2e.add(gone.finish[finished] - gone.arrival[finished])
+        self.ttft.add(gone.arrival, gone.first_token)
+        self.e2e.add(gone.arrival, gone.finish)
         # What left has arrived before any instant of the series that is still to come.
         unseen = slice(int(self.state[kernel.SEEN]), count)
         forward = (

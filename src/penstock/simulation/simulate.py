@@ -2,8 +2,10 @@
 `NetworkRun`.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
@@ -154,14 +156,13 @@ def run_server(
     session = open_session(
         server, level, options.tick_s, options.compress, options.stop, workload.prefixes
     )
-    blocks = (
-        session.keep(block) for block in windows(workload, requests, options.stop, options.tick_s)
-    )
+    blocks = windows(workload, requests, options.stop, options.tick_s)
     report = _reporter(session, requests, drain, options.progress)
     if level == "summary":
-        _stream(session, blocks, drain, report)
+        with contextlib.closing(drawn_ahead(blocks)) as coming:
+            _stream(session, map(session.keep, coming), drain, report)
         return session.finish(None)
-    return session.finish(_whole(session, blocks, drain, report))
+    return session.finish(_whole(session, map(session.keep, blocks), drain, report))
 
 
 def checked_record(record: str, records: Sequence[_Level]) -> _Level:
@@ -313,10 +314,9 @@ def _whole(session: AnySession, blocks: Iterator[Window], drain: bool, progress:
 def _stream(session: AnySession, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
     """Run in constant memory: fold what has finished into the summary, keep what has not."""
     kept: list[Window] = []
-    held: list[
-        Window
-    ] = []  # the last two blocks go in as one: a batch could outlast a short last one
+    held: list[Window] = []
     for block in blocks:
+        # The last two blocks go in as one: a batch could outlast a short last one.
         if len(held) == 2:
             window = Window.joined([*kept, held.pop(0)])
             _run(session, window, False, drain, progress)
@@ -325,6 +325,20 @@ def _stream(session: AnySession, blocks: Iterator[Window], drain: bool, progress
     window = Window.joined([*kept, *held])
     _run(session, window, True, drain, progress)
     session.fold(window, everything=True)
+
+
+_Item = TypeVar("_Item")
+
+
+def drawn_ahead(items: Iterator[_Item]) -> Generator[_Item]:
+    """Yield what an iterator yields, while a thread draws the next one: compiled code and NumPy let
+    both go on at once.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
 
 
 def _run(session: AnySession, window: Window, final: bool, drain: bool, progress: _Report) -> None:
