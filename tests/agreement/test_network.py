@@ -73,7 +73,7 @@ def compared(system, history, run):
         "batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.batches),
         "busy": ([replica.busy(end) for replica in history.replicas], run.busy),
         "tokens": ([replica.tokens(end) for replica in history.replicas], run.tokens),
-        "series": ([counted(instant) for instant in history.instants], run.series_rows),
+        "series": ([counted(instant) for instant in history.instants], without_progress(run)),
         "end": (end, np.array(run.end)),
     }
 
@@ -81,6 +81,12 @@ def compared(system, history, run):
 def number(tick):
     """Return a tick as the kernel writes it."""
     return -1 if tick is None else tick
+
+
+def without_progress(run):
+    """Return the kernel's series without the tokens in the batches in progress."""
+    servers = run.replica_pool.size
+    return np.delete(run.series_rows, slice(-1 - servers, -1), axis=1)
 
 
 def counted(instant):

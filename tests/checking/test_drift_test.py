@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.checking.stability import Stability
 from penstock.checking.verdict import verdict
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_server import Session
 from penstock.simulation.window import Window

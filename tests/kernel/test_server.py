@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import InputError
-from penstock.kernel import server as kernel
+from penstock.kernel.gaps import CARRY
+from penstock.kernel.server_arrays import SERIES_INSTANTS
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import Affine, Composition
@@ -100,7 +101,7 @@ def test_gaps_whose_sum_is_beyond_64_bits_are_averaged_exactly(stalls):
     rows, summary = (simulate(workload, server, tick_s=2.0**-40, record=record) for record in ("requests", "summary"))
     total = sum((rows.rows.finish - rows.rows.first_token).tolist())
     assert rows.gaps.values[-1] == (2**50 if stalls else 2**49)
-    assert rows.gaps.total == summary.gaps.total == total > 2**65 > kernel.CARRY
+    assert rows.gaps.total == summary.gaps.total == total > 2**65 > CARRY
     assert rows.gaps.mean == total / (500 * 200)
     assert rows.e2e.total == summary.e2e.total == total + sum((rows.rows.first_token - rows.rows.arrival).tolist())
 
@@ -115,7 +116,7 @@ def test_a_series_of_a_long_run_is_thinned_to_equally_spaced_instants_that_span_
     step = int(instants[1])
     assert step & (step - 1) == 0
     assert instants.tolist() == list(range(0, run.end + 1, step))
-    assert kernel.SERIES_INSTANTS // 2 <= instants.size <= kernel.SERIES_INSTANTS
+    assert SERIES_INSTANTS // 2 <= instants.size <= SERIES_INSTANTS
 
 
 @pytest.mark.parametrize("output", [1, 2, 63, 64, 65, 127, 128, 129, 4095, 4096])

@@ -8,11 +8,9 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.inputs.arrays import Floats, Ints
-from penstock.kernel import server as kernel
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.run import TICK_S
-from penstock.simulation.session_engine import open_session
-from penstock.simulation.session_server import Session
+from penstock.simulation.session_engine import AnySession, open_session
 from penstock.simulation.window import Window
 from penstock.system.server import Server
 from penstock.workload.arrivals import BLOCK
@@ -97,9 +95,8 @@ class Backlog:
         elif start == "mixed":
             self.session.prefilled(self.window, self._stagger(workload.seed))
         here = slice(0, self.initial)
-        decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * int(
-            self.session.options[kernel.ENGINE]
-        )
+        engine = int(server.convention == "engine")
+        decodes = int(self.window.output[here].sum(dtype=np.int64)) - initial * engine
         self.begun = self._done()
         prompts = int(self.window.prompt[here].sum(dtype=np.int64))
         self.work = self._work(prompts - self.begun[0], decodes - self.begun[1])
@@ -142,7 +139,7 @@ class Backlog:
         earlier = 0
         while not self.emptied and left < here and self.arrived - here < patience:
             self.look()
-            dropped = int(self.session.state[kernel.DROPPED])
+            dropped = self.session.dropped
             left = max(left, dropped)
             staying = np.flatnonzero(
                 self.window.finish[left - dropped : max(here - dropped, 0)] < 0
@@ -160,14 +157,13 @@ class Backlog:
             more = Window.of_requests(next(self.source), TICK_S)
             self.window = Window.joined([kept, more])
             session.fit(self.window)
-        state = session.state
-        if state[kernel.BUSY] < state[kernel.NOW]:  # idle for a while: everything had left
+        if session.was_idle:  # everything had left
             self.emptied = True
         waiting, tokens = session.waiting
-        if waiting + state[kernel.DECODING] <= self.slots:
+        if waiting + session.decoding <= self.slots:
             # What is left to compute is not known.
             cached = server.memory is not None and server.memory.prefix_caching
-            self.emptied |= cached or tokens + int(state[kernel.DECODING]) <= server.token_budget
+            self.emptied |= cached or tokens + session.decoding <= server.token_budget
 
     @property
     def served(self) -> bool:
@@ -182,7 +178,7 @@ class Backlog:
         average.
         """
         waiting, tokens = self.session.waiting
-        return self._work(tokens, int(self.session.state[kernel.DECODE_TOKENS]) + waiting * decodes)
+        return self._work(tokens, self.session.decodes_left + waiting * decodes)
 
     def begin(self) -> None:
         """Begin the watch: forget the path so far, unless it is all there was."""
@@ -190,8 +186,7 @@ class Backlog:
             self.before = self.looks
             self.looks = [self._point()]
             self.steps = _FIRST_LOOK
-        state = self.session.state
-        self.enough_finished = self.finished + min(int(state[kernel.DECODING]), self.slots)
+        self.enough_finished = self.finished + min(self.session.decoding, self.slots)
         self.enough_arrived = self.arrived + _STARVED * self.slots
 
     @property
@@ -248,8 +243,7 @@ class Backlog:
 
     def _done(self) -> tuple[int, int]:
         """Return the tokens of prompts and of decodes done so far."""
-        state = self.session.state
-        prompts = int(state[kernel.ARRIVED_TOKENS] - state[kernel.WAITING_TOKENS])
+        prompts = self.session.arrived_tokens - self.session.waiting[1]
         return prompts, self.session.useful - prompts
 
     def _work(self, prefill: Tokens, decode: Tokens) -> Tokens:
@@ -269,7 +263,7 @@ def waits_as_prompts(server: Server) -> bool:
     return not server.by_phase
 
 
-def _kept(blocks: Iterator[Requests], session: Session) -> Iterator[Requests]:
+def _kept(blocks: Iterator[Requests], session: AnySession) -> Iterator[Requests]:
     """Yield the requests that are not dropped."""
     for block in blocks:
         indices = np.arange(block.arrival_s.size)

@@ -12,7 +12,7 @@ from penstock.checking.batches import checked_confidence
 from penstock.checking.latency import GAP_SECTIONS, SteadyState, steady_state
 from penstock.checking.targets import Target
 from penstock.checking.verdict import verdict
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of
 from penstock.simulation.run import TICK_S, Distribution, Run, checked_tick
 from penstock.simulation.session_engine import open_session

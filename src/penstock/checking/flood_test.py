@@ -25,8 +25,7 @@ import numpy as np
 from penstock.checking.verdict import Outcome, up_to_unstable
 from penstock.errors import InputError
 from penstock.inputs.arrays import Floats
-from penstock.kernel import network_arrays as kernel
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress
 from penstock.simulation.run import TICK_S
 from penstock.simulation.session_network import NetworkSession
@@ -294,7 +293,7 @@ class _Flooded:
                 path = path[::2]
                 steps *= 2
             report(time_s / patience_s)
-        arrivals = max(self.done + int(self.session.net.state[kernel.NEXT_JOB]) - self.initial, 0)
+        arrivals = max(self.done + self.session.arrived_jobs - self.initial, 0)
         return Flood(
             self.stage,
             outcome,
@@ -317,15 +316,8 @@ class _Flooded:
         """Return the time, the work left over that at the start, in all and for the flooded pool,
         and if it fell.
         """
-        net = self.session.net
         time_s = self.session.now * TICK_S
-        servers = net.servers
-        pools = len(self.capacity)
-        processed = (
-            np.bincount(servers[:, kernel.POOL], servers[:, kernel.PROCESSED], pools)
-            / self.capacity
-        )
-        left = self.known[net.state[kernel.NEXT_JOB]] - processed
+        left = self.known[self.session.arrived_jobs] - self.session.processed / self.capacity
         if not self.network.reuse_is_certain:  # what pools were spared shows when requests arrive
             left *= self.session.future_tokens / max(float(left @ self.capacity), 1.0)
         total = float(left.sum())

@@ -84,7 +84,7 @@ def _give_name(world: World, engine: Any, place: int, name: int) -> None:
     world.buckets[LAST_NAMED, bucket] = place
 
 
-@uncounted(inline=True)
+@uncounted()
 def _forget(world: World, engine: Any, block: Any) -> None:
     """Take a block's name."""
     bucket = _bucket(engine, block.name)
@@ -101,7 +101,7 @@ def _forget(world: World, engine: Any, block: Any) -> None:
     block.name = NAMELESS
 
 
-@uncounted(inline=True)
+@uncounted()
 def name_prompt(world: World, engine: Any, place: int, first: int, end: int) -> None:
     """Name the blocks of a prompt from ``first`` on and before ``end``, which a batch fills.
 
@@ -138,14 +138,14 @@ def found_in_cache(world: World, engine: Any, pool: Any, request: int) -> Any:
 # -- who uses what
 
 
-@uncounted(inline=True)
+@uncounted()
 def _leave_queue(world: World, engine: Any, block: Any) -> None:
     world.blocks[block.previous_free].next_free = block.next_free
     world.blocks[block.next_free].previous_free = block.previous_free
     engine.free -= 1
 
 
-@uncounted(inline=True)
+@uncounted()
 def _join_queue(world: World, engine: Any, place: int) -> None:
     """Put a block without a name to the front of the queue, one with a name to its end."""
     end = engine.first_block + engine.blocks
@@ -171,7 +171,7 @@ def _first_free(world: World, engine: Any) -> Any:
     return place
 
 
-@uncounted(inline=True)
+@uncounted()
 def take_blocks(world: World, engine: Any, pool: Any, count: int) -> None:
     """Take so many blocks for decodes."""
     if pool.caching == 0:
@@ -182,7 +182,7 @@ def take_blocks(world: World, engine: Any, pool: Any, count: int) -> None:
         engine.piled += 1
 
 
-@uncounted(inline=True)
+@uncounted()
 def hold(world: World, engine: Any, pool: Any, place: int, after: int) -> None:
     """Let a request in prefill hold so many blocks in all."""
     slot = world.slots[place]

@@ -36,6 +36,8 @@ def entry(function: Any, signature: Any) -> Callable[..., Any]:
     apart, or misread. The first time takes seconds; later ones load what was kept.
     """
     compiled = uncounted(signature)(function)
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return compiled  # type: ignore[no-any-return]
     call: Callable[..., Any] = next(iter(compiled.overloads.values())).entry_point
     return call
 

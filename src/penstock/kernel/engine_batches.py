@@ -4,12 +4,16 @@ How long a run of equal batches may be, and what of it ends when: the rules them
 `rules` and `seam`.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import types
 
-from penstock.kernel.blocks import blocks_of, give_back, take_blocks
-from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.blocks import blocks_of, give_back, name_prompt, take_blocks
+from penstock.kernel.by_reference import reference_to
+from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import Terms, cost_of, rise_of, ticks_of
 from penstock.kernel.due_epochs import chain, empty_bucket, next_due_epoch, unchain
 from penstock.kernel.gaps import count_run, count_stall
@@ -25,11 +29,13 @@ from penstock.kernel.records import (
     VIDUR_SARATHI,
     VIDUR_VLLM,
     VLLM_V0,
+    WORLD,
     World,
 )
 from penstock.kernel.releases import finish
 from penstock.kernel.rules import begin_ratio, form_by_rule
 from penstock.kernel.running import (
+    admit,
     begin_decode,
     count_growth,
     done_by,
@@ -45,7 +51,7 @@ NOT_BY_LOAD = -1
 """In place of the ticks that every batch of a token load takes, where each takes its own."""
 
 
-@uncounted(inline=True)
+@uncounted()
 def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None:
     """Let a request wait at an engine."""
     tokens = world.again[request].target
@@ -55,10 +61,69 @@ def arrive_at_engine(world: World, engine: Any, pool: Any, request: int) -> None
     wait_last(world, engine, pool, request)
 
 
+@uncounted()
+def _begin_decoding(world: World, server: int, count: int, most: int) -> None:
+    """Let the first requests decode at an idle engine at tick 0, while memory has room for them,
+    their next tokens and the watermark, and at most so many; those behind them wait as prompts.
+    """
+    clock, replica = world.clock[0], world.servers[server]
+    engine, pool = world.engines[replica.engine], world.pools[replica.pool]
+    while engine.running < most and clock.next_job < count:
+        request = clock.next_job
+        row = world.rows[request]
+        prompt, decodes = np.int64(row.left), np.int64(row.decodes)
+        held = blocks_of(prompt + (decodes if pool.grows == 0 else 1), pool.block_size)
+        if pool.reserved > 0:
+            held = pool.reserved
+        if held + pool.watermark > engine.free:
+            return
+        clock.next_job += 1
+        row.server = server
+        world.ready[request] = 0
+        replica.processed += prompt
+        engine.arrived += 1
+        engine.arrived_tokens += prompt
+        if pool.convention != 0:
+            world.first_token[request] = 0
+        if decodes == 0:
+            world.finish[request] = 0
+            clock.finished += 1
+            engine.finished += 1
+            continue
+        stage = world.stages[row.stage]
+        stage.in_prefill += 1
+        replica.count += 1
+        replica.work += stage.prefill_weight
+        replica.unprocessed += decodes
+        clock.future += decodes
+        if pool.grows != 0:
+            held = blocks_of(prompt, pool.block_size)
+        place = admit(world, engine, pool, request, held, 0)
+        if pool.caching != 0:
+            name_prompt(world, engine, place, 0, prompt // pool.block_size)
+        engine.prefilling -= 1
+        if pool.convention != 0:
+            world.slots[place].last = IN_STEP
+        else:
+            engine.own += 1
+        begin_decode(world, engine, pool, place, decodes)
+
+
+def begin_decoding(world: World, server: int, count: int, most: int) -> None:
+    """Let requests begin in decode: see `_begin_decoding`."""
+    _begin_decoding(reference_to(world), server, count, most)
+
+
+@functools.cache
+def compiled_begin_decoding() -> Callable[[World, int, int, int], None]:
+    """Return `begin_decoding` compiled."""
+    return entry(begin_decoding, types.void(WORLD, types.int64, types.int64, types.int64))
+
+
 # -- a batch is formed
 
 
-@uncounted(inline=True)
+@uncounted()
 def form_at_engine(world: World, server: int, pool: Any) -> Any:
     """Form a batch, or a run of equal ones, at a free engine; return what failed, or 0."""
     replica, clock = world.servers[server], world.clock[0]
@@ -90,7 +155,7 @@ def form_at_engine(world: World, server: int, pool: Any) -> Any:
     return 0
 
 
-@uncounted(inline=True)
+@uncounted()
 def _choose(world: World, engine: Any, pool: Any) -> Any:
     """Say who is in the batch; return what failed, or 0."""
     engine.served = 0
@@ -106,17 +171,17 @@ def _choose(world: World, engine: Any, pool: Any) -> Any:
     return 0
 
 
-@uncounted(inline=True)
+@uncounted()
 def _prefill_tokens(world: World, engine: Any) -> Any:
     tokens = 0
     place = engine.served_head
     for _ in range(engine.served):
-        tokens += world.slots[place].take
+        tokens += world.slots[place].taken
         place = world.slots[place].served_next
     return tokens
 
 
-@uncounted(inline=True)
+@uncounted()
 def _time(world: World, replica: Any, engine: Any, pool: Any) -> Any:
     """Work out how long the batch takes; return whether blocks are moved out or in with it."""
     context = 0  # tokens before the decodes
@@ -155,11 +220,11 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0:
-            taken = slot.take > 0 if engine.marked != 0 else served < engine.served_decodes
+            taken = slot.taken > 0 if engine.marked != 0 else served < engine.served_decodes
             if taken:
                 served += 1
                 context += done_by(engine, slot)
-                slot.take = 1
+                slot.taken = 1
             else:
                 count_growth(world, engine, pool, slot, -1)
                 unchain(world.slots, heads, bits, place)
@@ -174,7 +239,7 @@ def _put_off(world: World, engine: Any, pool: Any) -> Any:
     return context
 
 
-@uncounted(inline=True)
+@uncounted()
 def _attention(world: World, engine: Any) -> Any:
     """Return the sums of n^2 and of n l over the prompts of a batch: n tokens in it, l processed
     before.
@@ -183,8 +248,8 @@ def _attention(world: World, engine: Any) -> Any:
     place = engine.served_head
     for _ in range(engine.served):
         slot = world.slots[place]
-        squares += slot.take * slot.take
-        pairs += slot.take * done_by(engine, slot)
+        squares += slot.taken * slot.taken
+        pairs += slot.taken * done_by(engine, slot)
         place = slot.served_next
     return squares, pairs
 
@@ -195,12 +260,12 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
     place = engine.served_head
     for _ in range(engine.served):
         slot = world.slots[place]
-        note_allocation(world, server, slot.request, slot.take, 0)
+        note_allocation(world, server, slot.request, slot.taken, 0)
         place = slot.served_next
     place = engine.first_slot if engine.served_decodes > 0 else -1
     while place >= 0:
         slot = world.slots[place]
-        if slot.left == 0 and (engine.everyone != 0 or slot.take > 0):
+        if slot.left == 0 and (engine.everyone != 0 or slot.taken > 0):
             note_allocation(world, server, slot.request, 0, 1)
         place = slot.next
 
@@ -208,7 +273,7 @@ def _note_allocations(world: World, server: int, engine: Any) -> None:
 # -- how many equal batches follow each other
 
 
-@uncounted(inline=True)
+@uncounted()
 def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bool) -> Any:
     """Return how many batches are one step: those until a request finishes, memory is used up, or
     the rule may choose otherwise.
@@ -228,7 +293,7 @@ def _equal_batches(world: World, replica: Any, engine: Any, pool: Any, moved: bo
     return within_the_run(world, replica, most)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Return how many equal decode batches memory has room for, this one included."""
     asks_for_one = (
@@ -257,7 +322,7 @@ def _within_memory(world: World, engine: Any, pool: Any, most: int) -> Any:
     return repeat
 
 
-@uncounted(inline=True)
+@uncounted()
 def _grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
     """Return the blocks that all decoding requests take in the batches after the first of so
     many.
@@ -280,12 +345,12 @@ def _grown(world: World, engine: Any, pool: Any, repeat: int) -> Any:
 # -- what ends with it
 
 
-@uncounted(inline=True)
+@uncounted()
 def end_at_engine(world: World, server: int, pool: Any) -> None:
     """Hand out the tokens of the batches that have ended at an engine."""
     replica = world.servers[server]
     engine = world.engines[replica.engine]
-    repeat = replica.repeat
+    repeat = replica.equal
     decodes = replica.decodes
     # Blocks: those taken after the first of equal batches, and those of who finishes, where they
     # are told apart.
@@ -318,11 +383,11 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
     place = engine.first_slot
     while place >= 0:
         slot = world.slots[place]
-        done = -1
+        done: Any = -1
         if slot.left == 0:
             if slot.due == epoch:
                 done = np.int64(slot.total)
-        elif slot.left == slot.take and slot.outputs == pool.convention:
+        elif slot.left == slot.taken and slot.outputs == pool.convention:
             done = np.int64(slot.target)
         if done >= 0:
             size = pool.block_size
@@ -330,7 +395,7 @@ def _give_back_of_finished(world: World, engine: Any, pool: Any, epoch: int) -> 
         place = slot.next
 
 
-@uncounted(inline=True)
+@uncounted()
 def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Count the times between tokens of those that decode."""
     clock = world.clock[0]
@@ -344,16 +409,16 @@ def _count_gaps(world: World, replica: Any, engine: Any, pool: Any) -> None:
             world.gaps[pool.duration + replica.tokens] += in_step
         else:
             count_stall(clock, world.stalls, gap, in_step, clock.gap_bits)
-    if replica.repeat > 1:
+    if replica.equal > 1:
         if pool.composed == 0:
-            gaps = replica.decodes * (replica.repeat - 1)
+            gaps = replica.decodes * (replica.equal - 1)
             world.gaps[pool.duration + replica.tokens] += gaps
         else:
             cost, rise, decodes = replica.cost, replica.rise, replica.decodes
-            count_run(clock, world.stalls, cost, rise, replica.repeat, decodes, clock.gap_bits)
+            count_run(clock, world.stalls, cost, rise, replica.equal, decodes, clock.gap_bits)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _own_gaps(world: World, replica: Any, engine: Any, pool: Any, first_end: int) -> Any:
     """Count the times between tokens of requests that know when they had their last; return how
     many are served.
@@ -366,7 +431,7 @@ def _own_gaps(world: World, replica: Any, engine: Any, pool: Any, first_end: int
         slot = world.slots[place]
         if slot.left == 0 and slot.last != IN_STEP:
             owners -= 1
-            if engine.everyone != 0 or slot.take > 0:
+            if engine.everyone != 0 or slot.taken > 0:
                 gap = first_end - slot.last
                 if slot.last == NONE_YET:
                     world.first_token[slot.request] = first_end
@@ -387,11 +452,11 @@ def _unmark_decodes(world: World, engine: Any) -> None:
     while place >= 0:
         slot = world.slots[place]
         if slot.left == 0:
-            slot.take = 0
+            slot.taken = 0
         place = slot.next
 
 
-@uncounted(inline=True)
+@uncounted()
 def _finish_due(world: World, replica: Any, engine: Any, pool: Any) -> None:
     """Let those go that have had all their decodes."""
     place = empty_bucket(world.heads[engine.line], world.bits[engine.line], engine.epoch)
@@ -405,7 +470,7 @@ def _finish_due(world: World, replica: Any, engine: Any, pool: Any) -> None:
         place = following
 
 
-@uncounted(inline=True)
+@uncounted()
 def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     """Let a request go that is done and decodes no more."""
     request = world.slots[place].request
@@ -421,7 +486,7 @@ def _leave(world: World, replica: Any, engine: Any, place: int) -> None:
     finish(world, request)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bool) -> None:
     """Move requests whose prompts are done into decode; ``in_step``: their tokens come with all
     others.
@@ -431,8 +496,8 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
     for _ in range(engine.served):
         slot = world.slots[place]
         following = slot.served_next
-        slot.left -= slot.take
-        slot.take = 0
+        slot.left -= slot.taken
+        slot.taken = 0
         if slot.left == 0:
             engine.prefilling -= 1
             if pool.convention == 0:
@@ -455,7 +520,7 @@ def _end_prompts(world: World, replica: Any, engine: Any, pool: Any, in_step: bo
         place = following
 
 
-@uncounted(inline=True)
+@uncounted()
 def _first_token(world: World, replica: Any, pool: Any, slot: Any) -> None:
     """Note the token that comes with the end of a prefill: the first one, or after a preemption the
     next.

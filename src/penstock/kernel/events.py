@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from penstock.kernel.by_reference import reference_to
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.due_epochs import NEVER
 from penstock.kernel.engine_batches import arrive_at_engine, end_at_engine, form_at_engine
@@ -54,6 +55,13 @@ from penstock.kernel.routing import cached, route
 
 
 def advance(world: World) -> int:
+    """Serve until something is needed: see `_advance`."""
+    status: int = _advance(reference_to(world))
+    return status
+
+
+@uncounted()
+def _advance(world: World) -> int:
     """Serve until the jobs are done, the next one is not known, the step allowance is used up, or
     room is needed; return why it stopped.
     """
@@ -64,6 +72,8 @@ def advance(world: World) -> int:
     while True:
         # -- replicas that are free form batches
         while clock.formed < clock.touched:
+            if clock.now >= clock.until:
+                return DONE
             if clock.steps <= 0:
                 return PAUSED
             if not _has_room(world):
@@ -114,9 +124,9 @@ def _end_in_time(world: World) -> None:
     """Let runs of batches end where the run is to stop, which they were begun without knowing."""
     for server in range(world.servers.size):
         replica = world.servers[server]
-        if replica.repeat > 1:
-            replica.repeat = max(ended_by(replica, world.clock[0].until, replica.repeat), 1)
-            set_end(world, server, replica.start + ticks_of_batches(replica, replica.repeat))
+        if replica.equal > 1:
+            replica.equal = max(ended_by(replica, world.clock[0].until, replica.equal), 1)
+            set_end(world, server, replica.start + ticks_of_batches(replica, replica.equal))
 
 
 @uncounted(inline=True)
@@ -151,7 +161,7 @@ def _has_slots(world: World, replica: Any) -> Any:
     return clock.used_slots + most <= clock.engine_slots
 
 
-@uncounted(inline=True)
+@uncounted()
 def _form(world: World, server: int) -> Any:
     """Let a free replica form a batch; return what failed, or 0."""
     replica = world.servers[server]
@@ -166,12 +176,12 @@ def _form(world: World, server: int) -> Any:
     return failed
 
 
-@uncounted(inline=True)
+@uncounted()
 def _end(world: World, server: int) -> None:
     """End the batches in progress at a replica, which may then form the next."""
     clock, replica = world.clock[0], world.servers[server]
     pool = world.pools[replica.pool]
-    repeat = replica.repeat
+    repeat = replica.equal
     ticks = clock.now - replica.start
     again = (repeat - 1) * replica.tokens
     replica.unprocessed -= again
@@ -188,11 +198,11 @@ def _end(world: World, server: int) -> None:
         end_of_lines(world, server, pool)
     else:
         end_at_engine(world, server, pool)
-    replica.repeat = 0
+    replica.equal = 0
     touch(world, server)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _arrive(world: World, request: int) -> None:
     """Route a request and let it wait at its replica."""
     clock, row = world.clock[0], world.rows[request]
@@ -232,13 +242,13 @@ def _arrive(world: World, request: int) -> None:
         engine = world.engines[replica.engine]
         arrive_at_engine(world, engine, pool, request)
         arrival_ends = engine.arrival_ends != 0
-    if replica.repeat == 0:
+    if replica.equal == 0:
         touch(world, server)
-    elif replica.repeat > 1 and arrival_ends:  # equal batches end where the request can join
+    elif replica.equal > 1 and arrival_ends:  # equal batches end where the request can join
         cut(world, server)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _join_line(world: World, line: Any, pool: Any, request: int) -> None:
     """Put a request that has arrived into its line."""
     row = world.rows[request]
@@ -260,7 +270,7 @@ def _join_line(world: World, line: Any, pool: Any, request: int) -> None:
         insert_by_age(world, line, request)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _note_series(world: World, before: int) -> None:
     """Write the values at the instants of the series before a tick."""
     clock = world.clock[0]
@@ -299,9 +309,9 @@ def _note_instant(world: World, tick: int) -> None:
         row[1 + 2 * stages + server] = replica.unprocessed - again
         future -= again
         inside = 0
-        if replica.repeat > 0 and tick > replica.start:
+        if replica.equal > 0 and tick > replica.start:
             # The last of a run goes on until the replica is free.
-            whole = ended_by(replica, tick, replica.repeat - 1)
+            whole = ended_by(replica, tick, replica.equal - 1)
             if tick - replica.start > ticks_of_batches(replica, whole):
                 inside = replica.tokens
         row[1 + 2 * stages + servers + server] = inside

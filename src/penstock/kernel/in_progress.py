@@ -45,8 +45,8 @@ def begun_before(replica: Any, tick: int) -> Any:
     """Return how many batches of a run start before a tick after its beginning."""
     passed = tick - replica.start
     if replica.plain < 0:
-        return batches_begun(replica.cost, replica.rise, passed, replica.repeat)
-    return min((passed + replica.ticks - 1) // replica.ticks, replica.repeat)
+        return batches_begun(replica.cost, replica.rise, passed, replica.equal)
+    return min((passed + replica.ticks - 1) // replica.ticks, replica.equal)
 
 
 @uncounted(inline=True)
@@ -61,28 +61,28 @@ def ended_by(replica: Any, tick: int, most: int) -> Any:
 @uncounted(inline=True)
 def begun_again(replica: Any, tick: int) -> Any:
     """Return how many batches of the run in progress start before a tick, but for the first."""
-    if replica.repeat <= 1 or tick <= replica.start:
+    if replica.equal <= 1 or tick <= replica.start:
         return 0
     return begun_before(replica, tick) - 1
 
 
-@uncounted(inline=True)
+@uncounted()
 def start(world: World, server: int, repeat: int) -> None:
     """Start a run of so many equal batches, of which all else is written down."""
     replica = world.servers[server]
-    replica.repeat = repeat
+    replica.equal = repeat
     replica.unprocessed -= replica.tokens
     world.clock[0].future -= replica.tokens
     set_end(world, server, replica.start + ticks_of_batches(replica, repeat))
 
 
-@uncounted(inline=True)
+@uncounted()
 def cut(world: World, server: int) -> None:
     """Let the run in progress end with the batch that is in progress now."""
     replica = world.servers[server]
     repeat = begun_before(replica, world.clock[0].now)
-    if repeat < replica.repeat:
-        replica.repeat = repeat
+    if repeat < replica.equal:
+        replica.equal = repeat
         set_end(world, server, replica.start + ticks_of_batches(replica, repeat))
 
 
@@ -96,7 +96,7 @@ def touch(world: World, server: int) -> None:
         clock.touched += 1
 
 
-@uncounted(inline=True)
+@uncounted()
 def within_the_run(world: World, replica: Any, repeat: int) -> Any:
     """Return how many of so many equal batches are one step: those that end before the run does,
     and for whose rows there is room.

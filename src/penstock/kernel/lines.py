@@ -172,7 +172,7 @@ def unlink(world: World, line: Any, place: int) -> None:
     clock.free_slot = place
 
 
-@uncounted(inline=True)
+@uncounted()
 def find_due(world: World, index: int) -> None:
     """Find anew when the next linked request is due."""
     line = world.lines[index]

@@ -15,7 +15,7 @@ MIX_TICKS = 1 << 62
 """
 
 
-@uncounted(inline=True)
+@uncounted()
 def note_allocation(world: World, server: int, request: int, prefill: int, decode: int) -> None:
     """Write down what a request gets of the batch that a replica forms."""
     clock = world.clock[0]
@@ -33,7 +33,7 @@ def note_batches(world: World, server: int) -> None:
     """Write down the batches in progress at a replica."""
     clock, replica = world.clock[0], world.servers[server]
     start = replica.start
-    for index in range(replica.repeat):
+    for index in range(replica.equal):
         row = world.batch_rows[clock.batch_rows]
         ticks = replica.ticks
         if replica.plain < 0 and index > 0:
@@ -48,11 +48,11 @@ def note_batches(world: World, server: int) -> None:
         clock.batch_rows += 1
 
 
-@uncounted(inline=True)
+@uncounted()
 def count_composition(world: World, replica: Any, pool: Any, ticks: int) -> None:
     """Count the equal batches that have ended at a replica by what was in them."""
     clock = world.clock[0]
-    x, y, repeat = replica.prefill, replica.decodes, replica.repeat
+    x, y, repeat = replica.prefill, replica.decodes, replica.equal
     cells = world.cells.size
     if pool.composed != 0:
         cells //= 2

@@ -61,6 +61,18 @@ def _record(**fields: str) -> np.dtype[np.void]:
     )
 
 
+def table(kind: np.dtype[np.void], count: int) -> Any:
+    """Return so many records, all zero, whose fields are attributes in compiled code and in
+    Python.
+    """
+    return np.zeros(count, kind).view(np.recarray)
+
+
+def joined(*tables: Any) -> Any:
+    """Put records after one another."""
+    return np.concatenate(tables).view(np.recarray)
+
+
 CLOCK = _record(
     i8="""
     now final until steps compress
@@ -93,7 +105,7 @@ POOL = _record(
     duration composed
     by_age lines repeats order order_params order_params_end first_stage
     rule block_size watermark admission swap_ticks by_priority grows chunked reserved caching
-    long_prefill mixed most_prefill clip retract_steps
+    long_prefill mixed most_prefill clip_new_tokens retract_steps
     cell_columns
     """
 )
@@ -117,7 +129,7 @@ blocks that every request holds, whether prefixes are reused; then settings of s
 REPLICA = _record(
     i8="""
     pool first_line engine
-    start ticks repeat tokens prefill decodes requests plain cost rise
+    start ticks equal tokens prefill decodes requests plain cost rise
     is_touched served
     batches busy processed started
     count unprocessed work
@@ -125,8 +137,8 @@ REPLICA = _record(
 )
 """One per replica.
 
-The batch in progress: its ``start``, ``ticks`` of the first of ``repeat`` equal ones (0: none is in
-progress), tokens and requests; ``plain``: ticks of any batch of that load, -1 where each takes its
+The batch in progress: its ``start``, ``ticks`` of the first of ``equal`` ones like it (0: none is
+in progress), tokens and requests; ``plain``: ticks of any batch of that load, -1 where each takes its
 own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
 batches and tokens that ended, ticks, tokens that started. What routers measure: unfinished
 requests, tokens that have not gone into a batch, work.
@@ -205,8 +217,8 @@ children in the heap.
 """
 
 SLOT = _record(
-    i8="due last",
-    i4="request previous next chain left target total outputs held take served_next",
+    i8="due last request",
+    i4="previous next chain left target total outputs held taken served_next",
 )
 """One per request that runs at an engine, or has decoded in a line.
 

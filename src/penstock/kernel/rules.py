@@ -46,7 +46,7 @@ from penstock.kernel.running import (
 )
 
 
-@uncounted(inline=True)
+@uncounted()
 def form_by_rule(world: World, engine: Any, pool: Any) -> None:
     """Form a batch by the pool's rule."""
     if pool.rule == VLLM:
@@ -61,7 +61,7 @@ def form_by_rule(world: World, engine: Any, pool: Any) -> None:
         _decodes_then_prompts(world, engine, pool)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _preempt_first_in_line(world: World, engine: Any, pool: Any, place: int) -> None:
     """Preempt a request, which is then the first that waits."""
     request = preempt(world, engine, pool, place)
@@ -90,7 +90,7 @@ def _decode_all(world: World, engine: Any, pool: Any, spare: int) -> None:
 # -- vLLM V1
 
 
-@uncounted(inline=True)
+@uncounted()
 def _vllm(world: World, engine: Any, pool: Any) -> None:
     """VLLM V1: those that run, in order, then new ones."""
     most = pool.long_prefill
@@ -104,7 +104,7 @@ def _vllm(world: World, engine: Any, pool: Any) -> None:
         _vllm_waiting(world, engine, pool, most, left)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     """Serve all that run, where the only one in prefill is the last; return the tokens left, or -1
     where one must be looked at after the other.
@@ -137,7 +137,7 @@ def _vllm_at_once(world: World, engine: Any, pool: Any, most: int) -> Any:
     return left - take
 
 
-@uncounted(inline=True)
+@uncounted()
 def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Let a request in prefill hold the blocks for so many tokens more."""
     done = done_by(engine, world.slots[place])
@@ -146,7 +146,7 @@ def _hold_for(world: World, engine: Any, pool: Any, place: int, take: int) -> No
         name_blocks(world, engine, pool, place, take)
 
 
-@uncounted(inline=True)
+@uncounted()
 def name_blocks(world: World, engine: Any, pool: Any, place: int, take: int) -> None:
     """Name the blocks that so many tokens of a prompt fill."""
     done = done_by(engine, world.slots[place])
@@ -172,7 +172,7 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
             if need <= engine.free:
                 break
             victim = victim_of(world, engine, pool)
-            left += world.slots[victim].take
+            left += world.slots[victim].taken
             _preempt_first_in_line(world, engine, pool, victim)
             gone = victim == place
             if gone:
@@ -185,13 +185,13 @@ def _vllm_in_order(world: World, engine: Any, pool: Any, most: int) -> Any:
                 serve_prefill(world, engine, place, take)
             else:
                 take_blocks(world, engine, pool, need)
-                slot.take = 1
+                slot.taken = 1
                 engine.served_decodes += 1
         place = following
     return left
 
 
-@uncounted(inline=True)
+@uncounted()
 def _vllm_waiting(world: World, engine: Any, pool: Any, most: int, left: int) -> None:
     """Admit those that wait, in order, while tokens, places and blocks are left."""
     size = pool.block_size
@@ -221,7 +221,7 @@ def _vllm_waiting(world: World, engine: Any, pool: Any, most: int, left: int) ->
 # -- vLLM V0
 
 
-@uncounted(inline=True)
+@uncounted()
 def _prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
     """VLLM V0, and Vidur's: whole prompts alone if any can be admitted, else all decodes."""
     padded = pool.rule == VIDUR_VLLM
@@ -245,7 +245,7 @@ def _prompts_or_decodes(world: World, engine: Any, pool: Any) -> None:
 # -- SGLang
 
 
-@uncounted(inline=True)
+@uncounted()
 def _sglang(world: World, engine: Any, pool: Any) -> None:
     """SGLang: a batch of prompts when one can be formed, at most one of them cut, else all decodes.
 
@@ -265,7 +265,7 @@ def _sglang(world: World, engine: Any, pool: Any) -> None:
             engine.ratio_steps += 1
 
 
-@uncounted(inline=True)
+@uncounted()
 def begin_ratio(world: World, engine: Any, pool: Any) -> None:
     """Let SGLang count as much of a request's future output as it does at first."""
     engine.is_full = 0
@@ -273,14 +273,14 @@ def begin_ratio(world: World, engine: Any, pool: Any) -> None:
     engine.ratio = world.params[pool.params]
 
 
-@uncounted(inline=True)
+@uncounted()
 def _spare_tokens(world: World, engine: Any, pool: Any) -> Any:
     """Return the tokens that memory has room for beside the future outputs that SGLang counts."""
     future = 0
     place = engine.first_slot
     while place >= 0:
         if world.slots[place].left == 0:
-            future += min(world.slots[place].due - engine.epoch, pool.clip)
+            future += min(world.slots[place].due - engine.epoch, pool.clip_new_tokens)
         place = world.slots[place].next
     fall, least = world.params[pool.params + 2], world.params[pool.params + 1]
     ratio = max(engine.ratio - engine.ratio_steps * fall, least)
@@ -290,7 +290,7 @@ def _spare_tokens(world: World, engine: Any, pool: Any) -> Any:
 @uncounted()
 def _sglang_prompts(world: World, engine: Any, pool: Any) -> None:
     """Go on with the prompt that was cut, then admit those that wait."""
-    size, clip = pool.block_size, pool.clip
+    size, clip = pool.block_size, pool.clip_new_tokens
     beside = engine.decoding if pool.mixed != 0 else 0
     chunk = pool.budget - beside
     tokens = pool.most_prefill - beside
@@ -358,7 +358,7 @@ def _ride_along(world: World, engine: Any, pool: Any) -> None:
             need = needs(engine, pool, slot)
             if need <= engine.free:
                 engine.free -= need
-                slot.take = 1
+                slot.taken = 1
                 engine.served_decodes += 1
         place = slot.next
 
@@ -396,7 +396,7 @@ def _decode_or_retract(world: World, engine: Any, pool: Any) -> None:
     engine.served_decodes = engine.decoding
 
 
-@uncounted(inline=True)
+@uncounted()
 def _retract(world: World, engine: Any, pool: Any) -> None:
     """Let the decoding request with the fewest outputs, of them the longest prompt, wait again."""
     chosen, fewest, longest = -1, 0, 0
@@ -415,7 +415,7 @@ def _retract(world: World, engine: Any, pool: Any) -> None:
 # -- TensorRT-LLM and Vidur's others
 
 
-@uncounted(inline=True)
+@uncounted()
 def _decodes_then_prompts(world: World, engine: Any, pool: Any) -> None:
     """TensorRT-LLM, and Vidur's Orca and Sarathi: all decodes, prompts that were begun, then new
     ones.
@@ -447,7 +447,7 @@ def _decodes_then_prompts(world: World, engine: Any, pool: Any) -> None:
         _go_on(world, engine, pool, left)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _blocks_to_start(world: World, pool: Any, request: int) -> Any:
     """Return the blocks that a request takes when it is admitted."""
     if pool.reserved > 0:
@@ -487,7 +487,7 @@ def _go_on(world: World, engine: Any, pool: Any, left: int) -> Any:
     return left
 
 
-@uncounted(inline=True)
+@uncounted()
 def _static_batch(world: World, engine: Any, pool: Any) -> None:
     """Vidur's FasterTransformer: all prompts that fit in one batch; then their decodes until the
     last is done.

@@ -34,7 +34,7 @@ def held_by(engine: Any, pool: Any, slot: Any) -> Any:
     if pool.grows == 0 or slot.left > 0:
         return slot.held
     # Its block is taken, its token not yet counted.
-    growing = 1 if slot.take > 0 else 0
+    growing = 1 if slot.taken > 0 else 0
     return blocks_of(done_by(engine, slot) + growing, pool.block_size)
 
 
@@ -104,7 +104,7 @@ def unlink(world: World, engine: Any, slot: int) -> None:
         world.slots[following].previous = previous
 
 
-@uncounted(inline=True)
+@uncounted()
 def release(world: World, engine: Any, slot: int) -> None:
     """Give up the slot of a request that leaves the list."""
     unlink(world, engine, slot)
@@ -199,7 +199,7 @@ def peak_of(world: World, pool: Any, request: int) -> Any:
     return world.again[request].target + world.again[request].outputs - pool.convention
 
 
-@uncounted(inline=True)
+@uncounted()
 def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits: int) -> Any:
     """Put a request that has left the queue at the end of the running list, holding so many blocks.
 
@@ -218,7 +218,7 @@ def admit(world: World, engine: Any, pool: Any, request: int, blocks: int, hits:
     slot.total = peak_of(world, pool, request)
     slot.held = blocks
     slot.last = again.last
-    slot.take = 0
+    slot.taken = 0
     append(world, engine, place)
     engine.running += 1
     engine.prefilling += 1
@@ -244,7 +244,7 @@ def add_tokens(world: World, engine: Any, tokens: int) -> None:
 @uncounted(inline=True)
 def serve_prefill(world: World, engine: Any, place: int, tokens: int) -> None:
     """Put so many prompt tokens into the batch."""
-    world.slots[place].take = tokens
+    world.slots[place].taken = tokens
     world.slots[place].served_next = -1
     engine.waiting_tokens -= tokens
     if engine.served == 0:
@@ -264,7 +264,7 @@ def _change_phase(world: World, engine: Any, request: int, change: int) -> None:
     world.servers[engine.server].work += change * (stage.decode_weight - stage.prefill_weight)
 
 
-@uncounted(inline=True)
+@uncounted()
 def begin_decode(world: World, engine: Any, pool: Any, place: int, iterations: int) -> None:
     """Let a request decode from the next batch on."""
     slot = world.slots[place]
@@ -278,7 +278,7 @@ def begin_decode(world: World, engine: Any, pool: Any, place: int, iterations: i
     _change_phase(world, engine, slot.request, 1)
 
 
-@uncounted(inline=True)
+@uncounted()
 def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
     """Let a request that has left the calendar decode no more."""
     count_growth(world, engine, pool, slot, -1)
@@ -291,7 +291,7 @@ def end_decode(world: World, engine: Any, pool: Any, slot: Any) -> None:
     _change_phase(world, engine, slot.request, -1)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _strike(world: World, engine: Any, place: int) -> None:
     """Take a request in prefill out of the batch that is being formed."""
     engine.served -= 1
@@ -317,7 +317,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again = world.again[request]
     done = done_by(engine, slot)
     held = held_by(engine, pool, slot)
-    full = (done + slot.take) // pool.block_size  # what is in the batch has its name already
+    full = (done + slot.taken) // pool.block_size  # what is in the batch has its name already
     swaps = pool.swap_ticks >= 0
     again.target = slot.target
     again.outputs = slot.outputs
@@ -325,8 +325,8 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     again.times += 1
     if slot.left > 0:
         engine.prefilling -= 1
-        engine.waiting_tokens += slot.take - slot.left
-        if slot.take > 0:  # it was served in this batch already
+        engine.waiting_tokens += slot.taken - slot.left
+        if slot.taken > 0:  # it was served in this batch already
             _strike(world, engine, place)
         if pool.rule == VIDUR_SARATHI:
             # What it had not processed becomes output: a defect of Vidur's.
@@ -343,7 +343,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
         else:
             again.target = slot.total + pool.convention - left
             again.outputs = left
-        if slot.take > 0:
+        if slot.taken > 0:
             engine.served_decodes -= 1
     again.last = slot.last
     engine.waiting_tokens += again.target - again.done
@@ -351,7 +351,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
         engine.free += held
     else:
         give_back(world, engine, place, held, full)
-    slot.take = 0
+    slot.taken = 0
     release(world, engine, place)
     engine.preempted += 1
     engine.preemptions += 1
@@ -363,7 +363,7 @@ def preempt(world: World, engine: Any, pool: Any, place: int) -> Any:
     return request
 
 
-@uncounted(inline=True)
+@uncounted()
 def victim_of(world: World, engine: Any, pool: Any) -> Any:
     """Return who is preempted next: the last of the list, or the one whose priority puts it
     last.
@@ -383,7 +383,7 @@ def victim_of(world: World, engine: Any, pool: Any) -> Any:
     return victim
 
 
-@uncounted(inline=True)
+@uncounted()
 def keep_sorted(world: World, engine: Any, place: int) -> None:
     """Move the last slot of the list to where its arrival puts it."""
     following = world.slots[place].previous

@@ -42,7 +42,7 @@ from penstock.kernel.signatures import (
 )
 
 
-@uncounted(inline=True)
+@uncounted()
 def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     """Let the policy choose a batch, and put it together; return what failed, or 0."""
     prompts, tokens, arrival_seen = _see(world, engine, pool)
@@ -92,7 +92,7 @@ def form_by_policy(world: World, engine: Any, pool: Any) -> Any:
     return 0
 
 
-@uncounted(inline=True)
+@uncounted()
 def _grow_first(world: World, engine: Any, pool: Any) -> None:
     """Take the blocks that the first decoding requests of the list need."""
     served = blocks = 0
@@ -107,7 +107,7 @@ def _grow_first(world: World, engine: Any, pool: Any) -> None:
     take_blocks(world, engine, pool, blocks)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _head_tokens(world: World, engine: Any) -> Any:
     """Return the unprocessed prompt tokens of the first request in prefill."""
     if engine.prefilling > 0:
@@ -147,7 +147,7 @@ def _come_back(world: World, engine: Any, pool: Any) -> None:
             begin_decode(world, engine, pool, place, iterations)
 
 
-@uncounted(inline=True)
+@uncounted()
 def _make_room(world: World, engine: Any, pool: Any) -> None:
     """Preempt the next victim."""
     request = preempt(world, engine, pool, victim_of(world, engine, pool))
@@ -203,7 +203,7 @@ def _see(world: World, engine: Any, pool: Any) -> Any:
     return prompts, tokens, limit > 0 and not blocked
 
 
-@uncounted(inline=True)
+@uncounted()
 def _begun(world: World, engine: Any, pool: Any) -> Any:
     """Return how many requests in mid-prefill may be served, the tokens they may be given, and the
     blocks then left.

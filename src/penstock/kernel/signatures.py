@@ -9,7 +9,7 @@ defined in ``__main__`` would defeat that cache.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -109,9 +109,13 @@ first)``.
 
 POLICY = types.FunctionType(POLICY_SIGNATURE)
 
+_INTERPRETED: dict[int, Any] = {}  # functions by what stands for their address, without a compiler
+
 
 def _function_at(kind: Any) -> Any:
     """Return what makes, in compiled code, a function of a kind of its address."""
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return _INTERPRETED.get
 
     @intrinsic
     def function_at(_: Any, address: Any) -> Any:
@@ -133,6 +137,9 @@ def address_of(compiled: Any, signature: Any) -> int:
     A kernel gets addresses in its records: handed over as an argument, a function costs tens of
     microseconds at every call, and its type decides how many different ones there can be.
     """
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        _INTERPRETED[id(compiled)] = compiled
+        return id(compiled)
     result = compiled.get_compile_result(signature)
     address: int = result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
     return address

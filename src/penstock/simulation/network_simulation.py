@@ -12,8 +12,7 @@ import numpy.typing as npt
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.kernel import network_arrays as kernel
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.network_run import NetworkRun, RequestRows, first_replicas
 from penstock.simulation.progress import Progress, silent
 from penstock.simulation.run import TICK_S
@@ -131,7 +130,7 @@ class _Running:
             session.add(jobs)
             self.arrived += jobs.count
             if jobs.count:
-                self.last_arrival = int(session.net.job_arrival[-1])
+                self.last_arrival = int(session.world.job_arrival[-1])
         stops = final and not self.drain and session.stop == NEVER
         while not session.run(final, self.last_arrival if stops else None, _STEPS):
             self._report()
@@ -144,15 +143,15 @@ class _Running:
         if session.stop < NEVER:
             self.progress(session.now / session.stop)
         elif self.jobs:
-            waiting = session.jobs.count - int(session.net.state[kernel.NEXT_JOB])
+            waiting = session.jobs.count - session.arrived_jobs
             self.progress((self.arrived - waiting) / self.jobs)
 
     def _finished(self) -> NetworkRun:
         session = self.session
         passed = self.passed
-        net = session.net
         network = session.network
-        count = int(net.state[kernel.NEXT_JOB]) + sum(part.jobs.count for part in passed[:-1])
+        servers = session.world.servers
+        count = session.arrived_jobs + sum(part.jobs.count for part in passed[:-1])
         rows = None
         if self.record == "requests":
             jobs = Jobs.joined([part.jobs for part in passed]).first(count)
@@ -170,11 +169,11 @@ class _Running:
             workflow=np.concatenate([part.jobs.workflow for part in passed])[:count],
             arrival=np.concatenate([part.arrival for part in passed])[:count],
             finish=np.concatenate([_job_finish(part) for part in passed])[:count],
-            replica_pool=net.servers[:, kernel.POOL].copy(),
-            batches=net.servers[:, kernel.BATCHES].copy(),
+            replica_pool=servers["pool"].copy(),
+            batches=servers["batches"].copy(),
             busy=session.busy(),
-            tokens=net.servers[:, kernel.PROCESSED].copy(),
-            series_rows=net.series[: net.state[kernel.SERIES_ROWS]].copy(),
+            tokens=servers["processed"].copy(),
+            series_rows=session.series_rows,
             rows=rows,
         )
 

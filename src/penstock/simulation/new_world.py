@@ -4,6 +4,7 @@ they change.
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,22 +64,22 @@ def new_world(
     counts_compositions
         Whether to count batches by what is in them, of a single pool.
     """
-    stage_table = np.zeros(len(stages), records.STAGE)
-    stage_table["pool"], stage_table["line"] = np.transpose(stages)
-    pools = np.zeros(len(servers), records.POOL)
+    stage_table = records.table(records.STAGE, len(stages))
+    stage_table.pool, stage_table.line = np.transpose(stages)
+    pools = records.table(records.POOL, len(servers))
     for index, (pool, server) in enumerate(zip(pools, servers, strict=True)):
         _describe(pool, server, tick_s)
-        pool["replicas"] = replicas[index]
-        pool["lines"] = stage_table["line"][stage_table["pool"] == index].max() + 1
-        pool["first_stage"] = (stage_table["pool"] < index).sum()
-    pools["first_server"] = np.cumsum(pools["replicas"]) - pools["replicas"]
-    pools["retention"] = NEVER
+        pool.replicas = replicas[index]
+        pool.lines = stage_table.line[stage_table.pool == index].max() + 1
+        pool.first_stage = (stage_table.pool < index).sum()
+    pools.first_server = np.cumsum(pools.replicas) - pools.replicas
+    pools.retention = NEVER
 
     # Batch times and parameters of all pools lie one after another; a pool says where its own
     # begin.
     durations = [ticks_of_batches(server, tick_s) for server in servers]
     terms = [terms_of(server, tick_s) for server in servers]
-    pools["duration"] = _starts(durations)
+    pools.duration = _starts(durations)
     linear = [
         np.zeros(ticks.size, np.int64) if term is None else term.linear
         for ticks, term in zip(durations, terms, strict=True)
@@ -87,32 +88,32 @@ def new_world(
     for row, term in zip(per, terms, strict=True):
         row[:] = 0 if term is None else term.per
     params = [_params(server) for server in servers]
-    pools["params"] = _starts(params)
-    pools["params_end"] = pools["params"] + [part.size for part in params]
+    pools.params = _starts(params)
+    pools.params_end = pools.params + [part.size for part in params]
 
     # A record for each replica, and of those that are engines another.
-    table = np.zeros(int(pools["replicas"].sum()), records.REPLICA)
-    table["pool"] = np.repeat(np.arange(len(servers)), pools["replicas"])
-    own = pools[table["pool"]]
-    table["first_line"] = np.cumsum(own["lines"]) - own["lines"]
+    table = records.table(records.REPLICA, int(pools.replicas.sum()))
+    table.pool = np.repeat(np.arange(len(servers)), pools.replicas)
+    own = pools[table.pool]
+    table.first_line = np.cumsum(own.lines) - own.lines
     engines = _engines(servers, pools, table)
-    table["engine"] = np.cumsum(own["rule"] != records.BY_LINES) - 1
+    table.engine = np.cumsum(own.rule != records.BY_LINES) - 1
     room = sum(
-        _slots(server) * int(pool["replicas"] * pool["lines"])
+        _slots(server) * int(pool.replicas * pool.lines)
         for server, pool in zip(servers, pools, strict=True)
     )
-    n_lines = int(own["lines"].sum())
-    lines = np.zeros(n_lines, records.LINE)
+    n_lines = int(own.lines.sum())
+    lines = records.table(records.LINE, n_lines)
     for field in ("prompt_head", "fresh_head", "first_linked", "last_linked", "done_head"):
         lines[field] = -1
-    lines["due"] = NEVER
-    clock = np.zeros(1, records.CLOCK)
-    clock["series_step"] = 1
-    clock["record"] = level
-    clock["engine_slots"] = sum(
-        _slots(server) * int(pool["replicas"])
+    lines.due = NEVER
+    clock = records.table(records.CLOCK, 1)
+    clock.series_step = 1
+    clock.record = level
+    clock.engine_slots = sum(
+        _slots(server) * int(pool.replicas)
         for server, pool in zip(servers, pools, strict=True)
-        if pool["rule"] != records.BY_LINES
+        if pool.rule != records.BY_LINES
     )
 
     # The ends of batches are the leaves of a tree, whose root is the next one.
@@ -122,10 +123,10 @@ def new_world(
     most = max(server.most_tokens for server in servers)
     cells = 0
     if counts_compositions:
-        pools["cell_columns"] = room + 1
+        pools.cell_columns = room + 1
         cells = min((most + 1) * (room + 1), MOST_CELLS) * (2 if terms[0] else 1)
-    cache = [engine for engine in engines if pools[engine["pool"]]["caching"]]
-    width = int(pools["lines"].max())
+    cache = [engine for engine in engines if pools[engine.pool].caching]
+    width = int(pools.lines.max())
     none = np.zeros(0, np.int64)
     return World(
         clock=clock,
@@ -136,7 +137,7 @@ def new_world(
         stages=stage_table,
         onward=np.zeros((len(stages), len(stages))),
         means=np.zeros((len(stages), 2)),
-        listed=np.argsort(stage_table["pool"], kind="stable"),
+        listed=np.argsort(stage_table.pool, kind="stable"),
         duration=np.concatenate(durations),
         linear=np.concatenate(linear),
         per=per,
@@ -144,19 +145,19 @@ def new_world(
         slots=_free_slots(0, room),
         heads=np.full((n_lines, 64), -1, np.int64),
         bits=np.zeros((n_lines, 1), np.uint64),
-        growth=np.zeros((engines.size, int(pools["block_size"].max())), np.int64),
+        growth=np.zeros((engines.size, int(pools.block_size.max())), np.int64),
         blocks=_free_blocks(cache),
-        buckets=np.full((2, int(sum(engine["buckets"] for engine in cache))), -1, np.int64),
+        buckets=np.full((2, int(sum(engine.buckets for engine in cache))), -1, np.int64),
         table=np.zeros((room if cache else 0, 0), np.int32),
-        pile=np.zeros(int(sum(engine["blocks"] + 1 for engine in cache)), np.int64),
+        pile=np.zeros(int(sum(engine.blocks + 1 for engine in cache)), np.int64),
         ids=none,
         bounds=none,
         ends=np.full(2 * leaves, NEVER, np.int64),
         job_arrival=none,
         job_root=none,
         job_tokens=none,
-        rows=np.zeros(0, records.ROW),
-        again=np.zeros(0, records.AGAIN),
+        rows=records.table(records.ROW, 0),
+        again=records.table(records.AGAIN, 0),
         delay=none,
         coin=np.zeros(0, np.uint32),
         context=np.zeros(0, np.int32),
@@ -203,30 +204,30 @@ def _params(server: Server) -> Floats:
     return np.array(numbers, np.float64)
 
 
-def _describe(pool: np.void, server: Server, tick_s: float) -> None:
+def _describe(pool: Any, server: Server, tick_s: float) -> None:
     """Write down what the kernel's rules read of a server: limits, settings, memory."""
     policy, memory = server.policy, server.memory
     block_size = memory.block_size if memory else 1
-    pool["budget"] = server.token_budget
-    pool["batch_size"] = server.most_requests or NO_LIMIT
-    pool["running_scope"] = server.scope == "running"
-    pool["convention"] = server.convention == "engine"
-    pool["policy"] = address_of(policy.compiled, POLICY_SIGNATURE)
-    pool["sees"] = policy.sees
-    pool["composed"] = not server.batch_time.by_load
-    pool["rule"] = records.BY_LINES if by_lines(server) else policy.rule
-    pool["block_size"] = block_size
-    pool["watermark"] = server.watermark_blocks
-    pool["by_priority"] = server.order == "priority"
-    pool["chunked"] = policy.cuts_prompts
-    pool["swap_ticks"] = -1
+    pool.budget = server.token_budget
+    pool.batch_size = server.most_requests or NO_LIMIT
+    pool.running_scope = server.scope == "running"
+    pool.convention = server.convention == "engine"
+    pool.policy = address_of(policy.compiled, POLICY_SIGNATURE)
+    pool.sees = policy.sees
+    pool.composed = not server.batch_time.by_load
+    pool.rule = records.BY_LINES if by_lines(server) else policy.rule
+    pool.block_size = block_size
+    pool.watermark = server.watermark_blocks
+    pool.by_priority = server.order == "priority"
+    pool.chunked = policy.cuts_prompts
+    pool.swap_ticks = -1
     if memory is not None:
-        pool["reserved"] = -(-policy.reserved_tokens // block_size)
-        pool["admission"] = _ADMISSIONS[memory.admission or "input"]
-        pool["grows"] = server.holds != "completion"
-        pool["caching"] = memory.prefix_caching and server.usable_blocks is not None
+        pool.reserved = -(-policy.reserved_tokens // block_size)
+        pool.admission = _ADMISSIONS[memory.admission or "input"]
+        pool.grows = server.holds != "completion"
+        pool.caching = memory.prefix_caching and server.usable_blocks is not None
         if memory.preemption == "swap":
-            pool["swap_ticks"] = round(memory.swap_s / tick_s)
+            pool.swap_ticks = round(memory.swap_s / tick_s)
     for name, value in policy.kernel_options.items():
         pool[name] = value
 
@@ -241,59 +242,57 @@ def _slots(server: Server) -> int:
     return max(_FIRST_SLOTS, 2 * in_a_batch)
 
 
-def _free_slots(first: int, count: int) -> npt.NDArray[np.void]:
+def _free_slots(first: int, count: int) -> Any:
     """Return slots that are free, each chained to the next."""
-    slots = np.zeros(count, records.SLOT)
-    slots["chain"] = np.arange(first + 1, first + count + 1)
+    slots = records.table(records.SLOT, count)
+    slots.chain = np.arange(first + 1, first + count + 1)
     return slots
 
 
-def _engines(
-    servers: Sequence[Server], pools: npt.NDArray[np.void], table: npt.NDArray[np.void]
-) -> npt.NDArray[np.void]:
+def _engines(servers: Sequence[Server], pools: Any, table: Any) -> Any:
     """Return a record for each replica that is an engine."""
-    places = np.flatnonzero(pools["rule"][table["pool"]] != records.BY_LINES)
-    engines = np.zeros(places.size, records.ENGINE)
+    places = np.flatnonzero(pools.rule[table.pool] != records.BY_LINES)
+    engines = records.table(records.ENGINE, places.size)
     first_block = first_bucket = 0
     for index, (engine, place) in enumerate(zip(engines, places, strict=True)):
-        server = servers[table["pool"][place]]
-        engine["server"], engine["pool"] = place, table["pool"][place]
-        engine["line"], engine["index"] = table["first_line"][place], index
-        engine["first_slot"] = engine["last_slot"] = engine["head"] = engine["tail"] = -1
+        server = servers[table.pool[place]]
+        engine.server, engine.pool = place, table.pool[place]
+        engine.line, engine.index = table.first_line[place], index
+        engine.first_slot = engine.last_slot = engine.head = engine.tail = -1
         usable = server.usable_blocks
-        engine["free"] = records.PLENTY if usable is None else usable
-        engine["ratio"] = server.policy.kernel_numbers[0]
-        if pools[engine["pool"]]["caching"] and usable is not None:
-            engine["first_block"], engine["blocks"] = first_block, usable
-            engine["first_bucket"], engine["buckets"] = first_bucket, 1 << usable.bit_length()
+        engine.free = records.PLENTY if usable is None else usable
+        engine.ratio = server.policy.kernel_numbers[0]
+        if pools[engine.pool].caching and usable is not None:
+            engine.first_block, engine.blocks = first_block, usable
+            engine.first_bucket, engine.buckets = first_bucket, 1 << usable.bit_length()
             first_block += usable + 1
             first_bucket += 1 << usable.bit_length()
     return engines
 
 
-def _free_blocks(engines: Sequence[np.void]) -> npt.NDArray[np.void]:
+def _free_blocks(engines: Sequence[Any]) -> Any:
     """Return the blocks of some engines, none in use and none with a name; those of each in a
     ring.
     """
-    parts = [np.zeros(0, records.BLOCK)]
+    parts = [records.table(records.BLOCK, 0)]
     for engine in engines:
-        count, first = int(engine["blocks"]) + 1, int(engine["first_block"])
-        part = np.zeros(count, records.BLOCK)
-        part["name"] = blocks.NAMELESS
-        part["next_free"] = first + np.roll(np.arange(count), -1)
-        part["previous_free"] = first + np.roll(np.arange(count), 1)
+        count, first = int(engine.blocks) + 1, int(engine.first_block)
+        part = records.table(records.BLOCK, count)
+        part.name = blocks.NAMELESS
+        part.next_free = first + np.roll(np.arange(count), -1)
+        part.previous_free = first + np.roll(np.arange(count), 1)
         parts.append(part)
-    return np.concatenate(parts)
+    return records.joined(*parts)
 
 
 def more_slots(world: World) -> World:
     """Double the room for requests that run at engines."""
     room = world.slots.size
     more = _free_slots(room, room)
-    more["chain"][-1] = world.clock[0]["free_slot"]
-    world.clock[0]["free_slot"] = room
-    world.clock[0]["engine_slots"] += room
-    world = world._replace(slots=np.concatenate([world.slots, more]))
+    more.chain[-1] = world.clock[0].free_slot
+    world.clock[0].free_slot = room
+    world.clock[0].engine_slots += room
+    world = world._replace(slots=records.joined(world.slots, more))
     if world.table.shape[0]:
         world = wider_table(world, 0)
     return world

@@ -11,7 +11,8 @@ import polars as pl
 from penstock import checks
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints, Ints32
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
+from penstock.kernel.spans import count_spans
 from penstock.system.server import Server
 from penstock.words import QUANTILES, STATISTICS
 
@@ -113,17 +114,10 @@ class Fold:
         # By shift, then by leading digits.
         self._counts = np.zeros((64 - LEADING_BITS) << LEADING_BITS, np.int64)
 
-    def add(self, samples: Ints) -> None:
-        """Add samples, each kept to its leading binary digits."""
-        if not samples.size:
-            return
-        self._total += exact_sum(samples)
-        shift = np.maximum(np.frexp(samples.astype(np.float64))[1] - LEADING_BITS, 0).astype(
-            np.int64
-        )
-        self._counts += np.bincount(
-            (shift << LEADING_BITS) + (samples >> shift), minlength=self._counts.size
-        )
+    def add(self, begin: Ints, end: Ints) -> None:
+        """Add the times from each begin to its end, where that is not negative: it has not come."""
+        high, low = count_spans(self._counts, begin, end, LEADING_BITS)
+        self._total += (high << 32) + low
 
     @property
     def distribution(self) -> Distribution:

@@ -2,34 +2,85 @@
 on with.
 """
 
+import abc
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
-from penstock.kernel import composition, counting
+from penstock.kernel import counting
 from penstock.kernel import server as kernel
-from penstock.kernel.server import NEVER
+from penstock.kernel import server_arrays as layout
+from penstock.kernel.due_epochs import NEVER, chain
+from penstock.kernel.gaps import CARRY
+from penstock.kernel.signatures import POLICY_SIGNATURE, address_of
+from penstock.simulation.compositions import compositions
 from penstock.simulation.run import LEADING_BITS, Distribution, Fold, Record, Rows, Run
-from penstock.simulation.ticks import term_seconds, terms_of, ticks_of_batches
+from penstock.simulation.ticks import check_costs, terms_of, ticks_of_batches
 from penstock.simulation.window import Window
-from penstock.system.batch_time import Composition
 from penstock.system.server import Server
+
+if TYPE_CHECKING:
+    from penstock.simulation.session_engine import AnySession
 
 RECORDS: tuple[Record, ...] = ("summary", "requests", "batches", "allocations")
 STEPS = 500_000
 """Policy decisions between two looks at a session: a blink."""
 
-_NO_LIMIT = 2**40  # a max batch size that never binds
-_ROUNDING = (
-    1e-3  # of the batch time: what the rounding of its terms to units of the kernel may change
-)
 _PLACES = 2**17  # of a multiset: twice as many as there are times within 0.05% of each other
+_ROWS = 65_536  # that the kernel records before they are moved out of its buffer
 
 
-class Session:
+class OneServer(abc.ABC):
+    """What sessions on one server have in common: how a window is run.
+
+    Attributes
+    ----------
+    stop
+        Tick at which to stop, or NEVER.
+    last_arrival
+        Tick.
+    """
+
+    stop: int
+    last_arrival = 0
+    _reported = 0.0
+
+    @abc.abstractmethod
+    def bound(self, final: bool, until: int) -> None:
+        """Say whether the window is the last, and at which tick to stop."""
+
+    @abc.abstractmethod
+    def step(self, window: Window, steps: int) -> bool:
+        """Call the kernel for so many batches; return whether the window is used up.
+
+        Unless told otherwise the window is not the last, and the kernel stops when it knows no
+        further arrival.
+        """
+
+    def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
+        """Call the kernel until the window is used up; a final one is run to its end, or to its
+        last arrival.
+        """
+        # All may be dropped.
+        last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival
+        self.last_arrival = last if self.stop == NEVER else self.stop
+        stops_at_last = final and not drain and self.stop == NEVER
+        self.bound(final, last if stops_at_last else self.stop)
+        while True:
+            done = self.step(window, STEPS)
+            # Across windows: each may be done in a blink.
+            if time.monotonic() - self._reported > 0.1:
+                self._reported = time.monotonic()
+                report()
+            if done:
+                return
+
+
+class Session(OneServer):
     """The kernel's arrays, and the calls that run it.
 
     Parameters
@@ -42,205 +93,166 @@ class Session:
         Tick at which to stop, or NEVER.
     """
 
-    sizes: tuple[int, int, int] = (kernel.N_OPTIONS, kernel.N_STATE, kernel.N_SLOT_ROWS)
-
     def __init__(
         self, server: Server, record: Record, tick_s: float, compress: bool, stop: int
     ) -> None:
-        self.server, self.tick_s, self.stop = server, tick_s, stop
-        n_options, n_state, n_slot_rows = self.sizes
-        # What the kernel reads: the policy's numbers, batch times in ticks, and options.
-        self.params = np.array(server.params, np.float64)
-        self.duration = ticks_of_batches(server, tick_s)
+        self.server = server
+        self.tick_s = tick_s
+        self.stop = stop
         self.terms = terms_of(server, tick_s)
-        self.options = np.zeros(n_options, np.int64)
-        self.options[kernel.TOKEN_BUDGET] = server.token_budget
-        self.options[kernel.BATCH_SIZE] = server.most_requests or _NO_LIMIT
-        self.options[kernel.RUNNING_SCOPE] = server.scope == "running"
-        self.options[kernel.ENGINE] = server.convention == "engine"
-        self.options[kernel.COMPRESS] = compress
-        self.options[kernel.SEES] = server.policy.sees
-        self.options[kernel.RECORD] = max(RECORDS.index(record) - 1, 0)
-        self.options[kernel.GAP_BITS] = LEADING_BITS if record == "summary" or self.terms else 0
-        self.options[kernel.UNTIL] = stop
-
-        # What it changes: the state, and slots of requests in service with their rings of due
-        # epochs.
-        self.state = np.zeros(n_state, np.int64)
-        self.state[[kernel.FIRST_SLOT, kernel.LAST_SLOT]] = -1
-        self.state[kernel.NEXT_DUE] = NEVER
-        self.state[kernel.SERIES_STEP] = 1
-        room = self.slots_at_first()
-        self.slots = np.full((n_slot_rows, room), -1, np.int64)
-        self.slots[kernel.SLOT_CHAIN] = np.arange(1, room + 1)
-        self.heads, self.bits = np.empty(0, np.int64), np.empty(0, np.uint64)
-        self.segments = np.zeros((2, room + 1), np.int64)
-        # What it counts: by token load where that decides, else in cells and multisets.
-        self.tallies = np.zeros((kernel.N_TALLIES, server.most_tokens + 1), np.int64)
-        self.cell_columns = room + 1
-        self.cells = np.zeros(
-            min((server.most_tokens + 1) * self.cell_columns, kernel.MOST_CELLS), np.int64
+        params = np.array(server.params, np.float64)
+        params.flags.writeable = False
+        room = min(server.token_budget, server.max_batch_size or layout.NO_LIMIT)
+        arrays = layout.new_arrays(
+            params, ticks_of_batches(server, tick_s), room, self.terms is not None
         )
-        self.stalls, self.mixes = counting.new_multiset(), counting.new_multiset()
+        self.state = arrays.state[0]
+        self.options = arrays.options[0]
+        self._policy = server.policy.compiled  # kept alive: the kernel has its address
+        self._set_options(record, compress)
         if self.terms:
-            self.cells = np.zeros(2 * self.cells.size, np.int64)
-            self.stalls = counting.new_multiset(_PLACES)
-        self.series = np.zeros((kernel.SERIES_INSTANTS, 4), np.int64)
-        level = self.options[kernel.RECORD]
-        self.batch_rows = np.empty((65_536 if level else 0, 5), np.int64)
-        self.allocation_rows = np.empty(
-            (max(4 * server.most_tokens, 65_536) if level > 1 else 0, 4), np.int64
-        )
+            arrays = arrays._replace(stalls=counting.new_multiset(_PLACES))
+        if self.options.record >= layout.RECORD_BATCHES:
+            arrays = arrays._replace(batch_rows=layout.records(layout.BATCH, _ROWS))
+        if self.options.record >= layout.RECORD_ALLOCATIONS:
+            rows = max(4 * server.most_tokens, _ROWS)
+            arrays = arrays._replace(allocation_rows=layout.records(layout.ALLOCATION, rows))
+        self.arrays = arrays
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
-        self.ttft, self.e2e = Fold(), Fold()
-        self.last_arrival = 0
-        self.reported = time.monotonic()
+        self.ttft = Fold()
+        self.e2e = Fold()
 
-    def slots_at_first(self) -> int:
-        """Return for how many requests in service there is room: the most that a batch serves."""
-        return min(self.server.token_budget, self.server.max_batch_size or _NO_LIMIT)
+    def _set_options(self, record: Record, compress: bool) -> None:
+        """Tell the kernel of the server, and what to record."""
+        server, options = self.server, self.options
+        options.policy = address_of(self._policy, POLICY_SIGNATURE)
+        options.token_budget = server.token_budget
+        options.batch_size = server.most_requests or layout.NO_LIMIT
+        options.running_scope = server.scope == "running"
+        options.engine = server.convention == "engine"
+        options.compress = compress
+        options.sees = server.policy.sees
+        options.record = max(RECORDS.index(record) - 1, 0)
+        options.gap_bits = LEADING_BITS if record == "summary" or self.terms else 0
+        options.until = self.stop
+
+    def close_loop(self, clients: int, pause: int) -> None:
+        """Let so many clients wait for an answer, and so many ticks, before each next request."""
+        self.options.clients = clients
+        self.options.pause = pause
 
     @property
     def now(self) -> int:
         """Tick."""
-        return int(self.state[kernel.NOW])
+        return int(self.state.now)
 
     @property
     def arrived(self) -> int:
         """Requests that have arrived."""
-        return int(self.state[kernel.ARRIVED] + self.state[kernel.DROPPED])
+        return int(self.state.arrived + self.state.dropped)
+
+    @property
+    def dropped(self) -> int:
+        """Requests that have been folded away."""
+        return int(self.state.dropped)
 
     @property
     def finished(self) -> int:
         """Requests that have finished."""
-        return int(self.state[kernel.FINISHED])
+        return int(self.state.finished)
+
+    @property
+    def decoding(self) -> int:
+        """Requests in decode."""
+        return int(self.state.decoding)
+
+    @property
+    def decodes_left(self) -> int:
+        """Decode iterations to come of the requests in decode."""
+        return int(self.state.decode_tokens)
+
+    @property
+    def arrived_tokens(self) -> int:
+        """Prompt tokens that have arrived."""
+        return int(self.state.arrived_tokens)
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Requests in prefill, and their unprocessed tokens."""
+        prompts = self.state.arrived - self.state.head
+        return int(prompts), int(self.state.waiting_tokens)
+
+    @property
+    def useful(self) -> int:
+        """Tokens in batches that ended, without those that had to be done again."""
+        return int(self.state.completed)
+
+    @property
+    def was_idle(self) -> bool:
+        """Whether there was a time at which nothing was left to serve."""
+        return bool(self.state.busy < self.state.now)
 
     def fit(self, window: Window) -> None:
-        """Make room for the requests of a window."""
-        self.check_costs(window)
-        self.widen_ring(int(window.output.max(initial=1)))
-
-    def widen_ring(self, longest: int) -> None:
-        """Make the ring of due epochs larger than the longest output, and put the linked requests
-        in anew.
+        """Make room for the requests of a window: a ring of due epochs larger than the longest
+        output, with the linked requests in it anew.
         """
-        size = max(64, 1 << longest.bit_length())
-        if size <= self.heads.size:
+        check_costs(self.server, self.terms, self.tick_s, window.longest)
+        size = max(64, 1 << int(window.output.max(initial=1)).bit_length())
+        if size <= self.arrays.heads.size:
             return
-        self.heads, self.bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
+        heads, bits = np.full(size, -1, np.int64), np.zeros(size // 64, np.uint64)
         for slot in self.linked_slots():
-            kernel.chain(self.slots, self.heads, self.bits, slot)
+            chain(self.arrays.slots, heads, bits, slot)
+        self.arrays = self.arrays._replace(heads=heads, bits=bits)
 
     def linked_slots(self) -> Iterator[int]:
         """Yield the slots of requests in decode, which are linked first to last."""
-        slot = int(self.state[kernel.FIRST_SLOT])
-        for _ in range(int(self.state[kernel.LINKED])):
+        slot = int(self.state.first)
+        for _ in range(self.state.linked):
             yield slot
-            slot = int(self.slots[kernel.SLOT_NEXT, slot])
+            slot = int(self.arrays.slots[slot].next)
 
-    def check_costs(self, window: Window) -> None:
-        """Refuse requests so long that a batch costs more than can be counted, and ticks too long
-        for the terms.
-        """
-        model = self.server.batch_time
-        if self.terms is None or not isinstance(model, Composition):
-            return
-        per = self.terms.per.tolist()
-        unit = self.tick_s / 2**composition.BITS
-        budget = self.server.most_tokens
-        longest = window.longest
-        requests = min(budget, self.server.max_batch_size or budget)
-
-        # Of each term in a batch, at most.
-        counts = (
-            requests,
-            budget**2,
-            *[budget * longest] * 3,
-            1,
-        )
-        costs = [cost * count for cost, count in zip(per, counts, strict=True)]
-        linear = self.terms.linear
-        most = int(linear.max()) + sum(costs)
-        if most >= composition.MOST_COST:
-            raise InputError(
-                f"a batch of {budget:,} tokens, each after {longest:,} of its request, could take "
-                f"{most * unit:,.0f} s, more ticks of {self.tick_s:g} s than are counted "
-                "for a batch; raise tick_s, or drop the longest requests"
-            )
-        for seconds, cost, count in zip(term_seconds(model), per, counts, strict=True):
-            lost = abs(seconds / unit - cost) * count / (int(linear[1:].min()) + cost * count)
-            if lost > _ROUNDING:
-                raise InputError(
-                    f"rounded to 2^-{composition.BITS} ticks of {self.tick_s:g} s, a term of "
-                    f"{seconds:g} s changes the "
-                    f"time of batches by up to {lost:.1%}; lower tick_s"
-                )
-
-    def run(self, window: Window, final: bool, drain: bool, report: Callable[[], None]) -> None:
-        """Call the kernel until the window is used up; a final one is run to its end, or to its
-        last arrival.
-        """
-        # All may be dropped.
-        last = int(window.arrival[-1]) if window.arrival.size else self.last_arrival
-        self.last_arrival = last if self.stop == NEVER else self.stop
-        stops_at_last = final and not drain and self.stop == NEVER
-        self.options[kernel.FINAL] = final
-        self.options[kernel.UNTIL] = last if stops_at_last else self.stop
-        while True:
-            done = self.step(window, STEPS)
-            if (
-                time.monotonic() - self.reported > 0.1
-            ):  # across windows: each may be done in a blink
-                self.reported = time.monotonic()
-                report()
-            if done:
-                return
+    def bound(self, final: bool, until: int) -> None:
+        """Say whether the window is the last, and at which tick to stop."""
+        self.options.final = final
+        self.options.until = until
 
     def keep(self, window: Window) -> Window:
         """Return the requests that can be served at all: all of them."""
         return window
 
-    @property
-    def waiting(self) -> tuple[int, int]:
-        """Requests in prefill, and their unprocessed tokens."""
-        prompts = self.state[kernel.ARRIVED] - self.state[kernel.HEAD]
-        return int(prompts), int(self.state[kernel.WAITING_TOKENS])
-
-    @property
-    def useful(self) -> int:
-        """Ints32 in batches that ended, without those that had to be done again."""
-        return int(self.state[kernel.COMPLETED])
-
     def prefilled(self, window: Window, count: int) -> None:
         """Begin with the first ``count`` requests of a window, which arrive at tick 0, ready to
         decode.
         """
+        state, engine = self.state, int(self.options.engine)
         # Their only token comes with the end of prefill.
-        alone = window.output[:count] == self.options[kernel.ENGINE]
-        if self.options[kernel.ENGINE]:
+        alone = window.output[:count] == engine
+        if engine:
             window.first_token[:count] = 0
         window.finish[:count][alone] = 0
-        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE]] = count
-        self.state[[kernel.STARTED, kernel.COMPLETED]] = window.prompt[:count].sum(dtype=np.int64)
-        self.state[kernel.FINISHED] = alone.sum()
-        self.state[kernel.DECODING] = count - alone.sum()
-        self.state[kernel.ARRIVED_TOKENS] = self.state[kernel.STARTED]
-        decodes = window.output[:count].sum(dtype=np.int64) - count * self.options[kernel.ENGINE]
-        self.state[kernel.DECODE_TOKENS] = decodes
+        tokens = int(window.prompt[:count].sum(dtype=np.int64))
+        state.arrived = state.head = state.visible = count
+        state.started = state.completed = state.arrived_tokens = tokens
+        state.finished = alone.sum()
+        state.decoding = count - alone.sum()
+        state.decode_tokens = window.output[:count].sum(dtype=np.int64) - count * engine
 
     def step(self, window: Window, steps: int) -> bool:
-        """Call the kernel for so many policy decisions, making room as it asks; return whether the
-        window is used up.
-
-        Unless the options say otherwise the window is not the last, and the kernel stops when it
-        knows no further arrival.
-        """
+        """Call the kernel for so many policy decisions, making room as it asks."""
         status = kernel.FULL
         while status == kernel.FULL:
-            self.options[kernel.STEPS] = steps
+            self.options.steps = steps
+            arrays = self.arrays._replace(
+                arrival=window.arrival,
+                prompt=window.prompt,
+                output=window.output,
+                first_token=window.first_token,
+                finish=window.finish,
+            )
             try:
-                status = self._advance(window)
+                status = kernel.compiled_advance(self.terms is not None)(arrays, self.terms)
             except (
                 ArithmeticError,
                 LookupError,
@@ -251,24 +263,14 @@ class Session:
             ) as error:
                 raise InputError(
                     f"policy {self.server.policy.name!r} failed: {type(error).__name__}: {error}; "
-                    "it must answer for "
-                    f"every queue, with the {self.params.size} policy_params it was given"
+                    f"it must answer for every queue, with the {arrays.params.size} policy_params "
+                    "it was given"
                 ) from error
             if status == kernel.FULL:
                 self._make_room()
-        if status not in (kernel.DONE, kernel.MORE, kernel.PAUSED):
-            self._refuse(status)
-        return status in (kernel.DONE, kernel.MORE)
-
-    def _advance(self, window: Window) -> int:
-        """Call the kernel once."""
-        return kernel.compiled_advance(self.terms is not None)(
-            self.server.policy.compiled, self.params, self.options, self.duration, self.terms,
-            window.arrival, window.prompt, window.output, window.first_token, window.finish,
-            self.state, self.slots, self.heads, self.bits, self.segments,
-            self.tallies, self.cells, self.stalls, self.mixes, self.series, self.batch_rows,
-            self.allocation_rows,
-        )  # fmt: skip
+        if status in (kernel.IDLE_POLICY, kernel.BAD_POLICY):
+            refuse_policy(self, status == kernel.IDLE_POLICY)
+        return status != kernel.PAUSED
 
     def fold(self, window: Window, everything: bool) -> Window:
         """Add the finished requests at the front of the window to the summary and drop them."""
@@ -277,22 +279,20 @@ class Session:
         if open_requests.size and not everything:
             count = int(open_requests[0])
         gone, kept = window.split(count)
-        started, finished = gone.first_token >= 0, gone.finish >= 0
-        self.ttft.add(gone.first_token[started] - gone.arrival[started])
-        self.e2e.add(gone.finish[finished] - gone.arrival[finished])
+        self.ttft.add(gone.arrival, gone.first_token)
+        self.e2e.add(gone.arrival, gone.finish)
         # What left has arrived before any instant of the series that is still to come.
-        unseen = slice(int(self.state[kernel.SEEN]), count)
-        forward = (
-            gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options[kernel.ENGINE]
-        )
-        self.state[kernel.SEEN_TOKENS] += forward.sum()
-        self.state[kernel.SEEN] = max(self.state[kernel.SEEN], count)
-        self.state[kernel.FRESH] = max(self.state[kernel.FRESH], count)
-        self.state[[kernel.ARRIVED, kernel.HEAD, kernel.VISIBLE, kernel.FRESH, kernel.SEEN]] -= (
-            count
-        )
-        self.state[kernel.DROPPED] += count
-        self.slots[kernel.SLOT_REQUEST] -= count
+        state = self.state
+        unseen = slice(int(state.seen), count)
+        forward = gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options.engine
+        state.seen_tokens += forward.sum()
+        state.seen = max(state.seen, count) - count
+        state.fresh = max(state.fresh, count) - count
+        state.arrived -= count
+        state.head -= count
+        state.visible -= count
+        state.dropped += count
+        self.arrays.slots.request -= count
         return kept
 
     def finish(self, window: Window | None) -> Run:
@@ -304,101 +304,88 @@ class Session:
             rows = Rows(
                 window.arrival, window.prompt, window.output, window.first_token, window.finish
             )
-        state, level = self.state, self.options[kernel.RECORD]
+        state, level = self.state, self.options.record
+        batch_rows, allocation_rows = None, None
+        if level >= layout.RECORD_BATCHES:
+            batch_rows = np.concatenate(self.kept_batches)
+        if level >= layout.RECORD_ALLOCATIONS:
+            allocation_rows = np.concatenate(self.kept_allocations)
         return Run(
             server=self.server,
             tick_s=self.tick_s,
             arrived=self.arrived,
             finished=self.finished,
-            n_batches=int(state[kernel.BATCHES]),
+            n_batches=int(state.batches),
             end=self.now,
             last_arrival=self.last_arrival,
-            busy=int(state[kernel.BUSY]),
-            tokens=int(state[kernel.COMPLETED]),
-            started_tokens=int(state[kernel.STARTED]),
+            busy=int(state.busy),
+            tokens=int(state.completed),
+            started_tokens=int(state.started),
             gaps=self.gaps(),
             folded=None if rows else (self.ttft.distribution, self.e2e.distribution),
             mixes=mixes,
             mix_ticks=mix_ticks,
-            series_rows=self.series[: state[kernel.SERIES_ROWS]],
+            series_rows=layout.rows_of(self.arrays.series)[: state.series_rows],
             rows=rows,
-            batch_rows=np.concatenate(self.kept_batches)
-            if level >= kernel.RECORD_BATCHES
-            else None,
-            allocation_rows=np.concatenate(self.kept_allocations)
-            if level >= kernel.RECORD_ALLOCATIONS
-            else None,
+            batch_rows=batch_rows,
+            allocation_rows=allocation_rows,
         )
 
     def gaps(self) -> Distribution:
         """Put the times between tokens together: those of one batch, and stalls."""
-        tally = self.tallies[kernel.TALLY_GAPS]
-        stalls, counts = counting.contents(self.stalls)
-        total = sum(int(t) * int(d) for t, d in zip(tally, self.duration, strict=True))
-        total += (
-            int(self.state[kernel.STALL_SUM])
-            + int(self.state[kernel.STALL_SUM_CARRY]) * kernel.CARRY
-        )
+        tally, duration = np.array(self.arrays.tallies.gaps), self.arrays.duration
+        stalls, counts = counting.contents(self.arrays.stalls)
+        total = sum(int(t) * int(d) for t, d in zip(tally, duration, strict=True))
+        total += int(self.state.stall_sum) + int(self.state.stall_carry) * CARRY
         used = np.flatnonzero(tally)
         return Distribution.merged(
-            np.concatenate([self.duration[used], stalls]),
-            np.concatenate([tally[used], counts]),
-            total,
+            np.concatenate([duration[used], stalls]), np.concatenate([tally[used], counts]), total
         )
 
     def _mixes(self) -> tuple[tuple[Ints, Ints], Ints]:
-        """Put the batch compositions together: prefill << 32 | decode, how many batches had it, and
-        their ticks.
-        """
-        budget = self.server.token_budget
-        cells = self.cells.reshape(2 if self.terms else 1, -1)
-        used, full = np.flatnonzero(cells[0]), np.flatnonzero(self.tallies[kernel.TALLY_FULL])
-        prefill, decode = np.divmod(used, self.cell_columns)
-        others, counts = counting.contents(self.mixes)
-        # From there on ticks, in the same order.
-        apart = int(np.searchsorted(others, kernel.MIX_TICKS))
-        mixes, counts, ticks = others[:apart], counts[:apart], counts[apart:]
-        keys = np.concatenate([(prefill << 32) | decode, ((budget - full) << 32) | full, mixes])
-        counts = np.concatenate([cells[0, used], self.tallies[kernel.TALLY_FULL, full], counts])
-        every = Distribution.merged(keys, counts, 0)
-        total = every.counts * self.duration[(every.values >> 32) + (every.values & 0xFFFFFFFF)]
-        if self.terms:
-            total = np.zeros_like(total)
-            np.add.at(
-                total, np.searchsorted(every.values, keys), np.concatenate([cells[1, used], ticks])
-            )
-        return (every.values, every.counts), total
+        """Put the batch compositions together."""
+        arrays = self.arrays
+        return compositions(
+            (arrays.cells, arrays.cell_ticks),
+            arrays.slots.size + 1,
+            (np.array(arrays.tallies.full), self.server.token_budget),
+            arrays.mixes,
+            arrays.duration,
+        )
 
     def _make_room(self) -> None:
-        while 4 * (self.state[kernel.STALLS_USED] + self.slots.shape[1]) > self.stalls.size:
-            self.stalls = counting.doubled(self.stalls)
-        while 4 * (self.state[kernel.MIXES_USED] + 2) > self.mixes.size:
-            self.mixes = counting.doubled(self.mixes)
+        """Double what is half full, and empty the buffers of rows."""
+        arrays = self.arrays
+        while 4 * (self.state.stalls_used + arrays.slots.size) > arrays.stalls.size:
+            arrays = arrays._replace(stalls=counting.doubled(arrays.stalls))
+        while 4 * (self.state.mixes_used + 2) > arrays.mixes.size:
+            arrays = arrays._replace(mixes=counting.doubled(arrays.mixes))
+        self.arrays = arrays
         self._keep_rows()
 
     def _keep_rows(self) -> None:
         """Move recorded rows out of the kernel's buffers."""
-        self.kept_batches.append(self.batch_rows[: self.state[kernel.BATCH_ROWS]].copy())
+        arrays, state = self.arrays, self.state
+        self.kept_batches.append(layout.rows_of(arrays.batch_rows)[: state.batch_rows].copy())
         self.kept_allocations.append(
-            self.allocation_rows[: self.state[kernel.ALLOCATION_ROWS]].copy()
+            layout.rows_of(arrays.allocation_rows)[: state.allocation_rows].copy()
         )
-        self.state[[kernel.BATCH_ROWS, kernel.ALLOCATION_ROWS]] = 0
+        state.batch_rows = 0
+        state.allocation_rows = 0
 
-    def _refuse(self, status: int) -> None:
-        name = self.server.policy.name
-        when = self.now * self.tick_s
-        prompts, tokens = self.waiting
-        state = (
-            f"{prompts} prompts ({tokens} tokens) and {self.state[kernel.DECODING]} decoding "
-            "requests"
-        )
-        if status == kernel.IDLE_POLICY:
-            raise InputError(
-                f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "
-                "a policy must serve something while anything can be served, or the server would "
-                "idle for ever"
-            )
+
+def refuse_policy(session: "AnySession", is_idle: bool) -> None:
+    """Say what the policy of a session did wrong: an empty batch, or one of less than nothing."""
+    name = session.server.policy.name
+    when = session.now * session.tick_s
+    prompts, tokens = session.waiting
+    state = f"{prompts} prompts ({tokens} tokens) and {session.decoding} decoding requests"
+    if is_idle:
         raise InputError(
-            f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} "
-            "waiting"
+            f"policy {name!r} formed an empty batch at {when:g} s with {state} waiting; "
+            "a policy must serve something while anything can be served, or the server would "
+            "idle for ever"
         )
+    raise InputError(
+        f"policy {name!r} asked for a negative number of tokens at {when:g} s with {state} waiting"
+    )

@@ -7,7 +7,7 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import counting, records
-from penstock.kernel.due_epochs import NEVER, chain
+from penstock.kernel.due_epochs import chain
 from penstock.kernel.events import compiled_advance
 from penstock.kernel.gaps import CARRY
 from penstock.kernel.records import World
@@ -41,7 +41,7 @@ class WorldSession:
         self.tick_s = tick_s
         self.stop = stop
         self.clock = world.clock[0]
-        self.clock["compress"], self.clock["until"], self.clock["gap_bits"] = compress, stop, bits
+        self.clock.compress, self.clock.until, self.clock.gap_bits = compress, stop, bits
         self.rules = rules
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
@@ -49,12 +49,12 @@ class WorldSession:
     @property
     def now(self) -> int:
         """Tick."""
-        return int(self.clock["now"])
+        return int(self.clock.now)
 
     @property
     def finished(self) -> int:
         """Requests that have finished."""
-        return int(self.clock["finished"])
+        return int(self.clock.finished)
 
     def call(self) -> int:
         """Call the kernel, making room as it asks; return why it stopped."""
@@ -87,13 +87,13 @@ class WorldSession:
     def _make_room(self) -> None:
         """Double what is half full, and empty the buffers of rows."""
         world, clock = self.world, self.clock
-        while 4 * (clock["stalls_used"] + world.slots.size) > world.stalls.size:
+        while 4 * (clock.stalls_used + world.slots.size) > world.stalls.size:
             world = world._replace(stalls=counting.doubled(world.stalls))
-        while 4 * (clock["mixes_used"] + 2 * world.servers.size) > world.mixes.size:
+        while 4 * (clock.mixes_used + 2 * world.servers.size) > world.mixes.size:
             world = world._replace(mixes=counting.doubled(world.mixes))
-        waiting = int(world.engines["waiting"].max(initial=0))
-        most = min(waiting, int(world.pools["batch_size"].max()))
-        if clock["used_slots"] + most > clock["engine_slots"]:
+        waiting = int(world.engines.waiting.max(initial=0))
+        most = min(waiting, int(world.pools.batch_size.max()))
+        if clock.used_slots + most > clock.engine_slots:
             world = more_slots(world)
         self.world = world
         self._keep_rows()
@@ -104,21 +104,21 @@ class WorldSession:
     def _keep_rows(self) -> None:
         """Move recorded rows out of the kernel's buffers."""
         clock, world = self.clock, self.world
-        self.kept_batches.append(world.batch_rows[: clock["batch_rows"]].copy())
-        self.kept_allocations.append(world.allocation_rows[: clock["allocation_rows"]].copy())
-        clock["batch_rows"] = clock["allocation_rows"] = 0
+        self.kept_batches.append(world.batch_rows[: clock.batch_rows].copy())
+        self.kept_allocations.append(world.allocation_rows[: clock.allocation_rows].copy())
+        clock.batch_rows = clock.allocation_rows = 0
 
     def batch_rows(self) -> Ints | None:
         """Return replica, start, ticks, prefill and decode tokens, and requests of each batch that
         started, in order of their starts; None where they were not recorded.
         """
-        if self.clock["record"] < records.BATCH_ROWS:
+        if self.clock.record < records.BATCH_ROWS:
             return None
         self._keep_rows()
         on_their_way = [
             [index, *(int(replica[name]) for name in _OF_A_BATCH)]
             for index, replica in enumerate(self.world.servers)
-            if replica["repeat"]
+            if replica.equal
         ]
         rows = np.concatenate([*self.kept_batches, np.reshape(on_their_way, (-1, 6))])
         rows = rows.astype(np.int64)
@@ -128,10 +128,15 @@ class WorldSession:
         """Return replica, batch, request, prefill and decode tokens of each request in each batch;
         None where they were not recorded.
         """
-        if self.clock["record"] < records.ALLOCATION_ROWS:
+        if self.clock.record < records.ALLOCATION_ROWS:
             return None
         self._keep_rows()
         return np.concatenate(self.kept_allocations)
+
+    @property
+    def series_rows(self) -> Ints:
+        """The series so far: see `World.series`."""
+        return np.asarray(self.world.series[: self.clock.series_rows])
 
     def gaps(self) -> Distribution:
         """Put the times between tokens together: those of one batch, and stalls."""
@@ -139,7 +144,7 @@ class WorldSession:
         stalls, counts = counting.contents(world.stalls)
         used = np.flatnonzero(world.gaps)
         total = sum(int(world.gaps[at]) * int(world.duration[at]) for at in used)
-        total += int(clock["stall_sum"]) + int(clock["stall_carry"]) * CARRY
+        total += int(clock.stall_sum) + int(clock.stall_carry) * CARRY
         return Distribution.merged(
             np.concatenate([world.duration[used], stalls]),
             np.concatenate([world.gaps[used], counts]),
@@ -149,8 +154,8 @@ class WorldSession:
     def busy(self) -> Ints:
         """Return the ticks that each replica has been busy, up to now."""
         servers = self.world.servers
-        running = np.maximum(self.now - servers["start"], 0)
-        return np.asarray(servers["busy"] + np.where(servers["repeat"] > 0, running, 0))
+        running = np.maximum(self.now - servers.start, 0)
+        return np.asarray(servers.busy + np.where(servers.equal > 0, running, 0))
 
     def widen_ring(self, longest: int) -> None:
         """Make the rings of due epochs larger than the longest output, and put the decoding
@@ -162,16 +167,16 @@ class WorldSession:
             return
         count = len(world.lines)
         heads, bits = np.full((count, size), -1, np.int64), np.zeros((count, size // 64), np.uint64)
-        first = world.lines["first_linked"].copy()
-        first[world.engines["line"]] = world.engines["first_slot"]
-        decoding = world.lines["linked"].copy()
-        decoding[world.engines["line"]] = world.engines["decoding"]
+        first = world.lines.first_linked.copy()
+        first[world.engines.line] = world.engines.first_slot
+        decoding = world.lines.linked.copy()
+        decoding[world.engines.line] = world.engines.decoding
         for line in np.flatnonzero(decoding):
             place = int(first[line])
             while place >= 0:
-                if world.slots["left"][place] == 0:
+                if world.slots.left[place] == 0:
                     chain(world.slots, heads[line], bits[line], place)
-                place = int(world.slots["next"][place])
+                place = int(world.slots.next[place])
         self.world = world._replace(heads=heads, bits=bits)
 
     def drop(self, count: int) -> None:
@@ -187,11 +192,11 @@ class WorldSession:
             for field in fields:
                 column = table[field]
                 column[column >= 0] -= count
-        world.slots["request"] -= count
-        world.heap[: self.clock["waiting_room"], 1] -= count
-        self.clock["requests_before"] += count
-        if self.clock["clients"]:
-            self.clock["next_sent"] -= count
+        world.slots.request -= count
+        world.heap[: self.clock.waiting_room, 1] -= count
+        self.clock.requests_before += count
+        if self.clock.clients:
+            self.clock.next_sent -= count
 
     def engine_sum(self, field: str) -> int:
         """Return the sum of a field over all engines."""
@@ -199,5 +204,3 @@ class WorldSession:
 
 
 _OF_A_BATCH = ("start", "ticks", "prefill", "decodes", "requests")
-
-__all__ = ["NEVER", "WorldSession"]

@@ -2,8 +2,10 @@
 `NetworkRun`.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
@@ -11,11 +13,11 @@ import numpy as np
 from penstock import checks
 from penstock.errors import InputError, nearest
 from penstock.inputs.arrays import Ints
-from penstock.kernel.server import CLIENTS, NEVER, PAUSE
+from penstock.kernel.due_epochs import NEVER
 from penstock.simulation.progress import Progress, part_of, silent
 from penstock.simulation.run import TICK_S, Record, Run, checked_tick, stop_tick
-from penstock.simulation.session_engine import open_session
-from penstock.simulation.session_server import RECORDS, Session
+from penstock.simulation.session_engine import AnySession, open_session
+from penstock.simulation.session_server import RECORDS
 from penstock.simulation.window import Window
 from penstock.system.batch_time import Composition
 from penstock.system.kinds import as_network, refuse
@@ -154,14 +156,13 @@ def run_server(
     session = open_session(
         server, level, options.tick_s, options.compress, options.stop, workload.prefixes
     )
-    blocks = (
-        session.keep(block) for block in windows(workload, requests, options.stop, options.tick_s)
-    )
+    blocks = windows(workload, requests, options.stop, options.tick_s)
     report = _reporter(session, requests, drain, options.progress)
     if level == "summary":
-        _stream(session, blocks, drain, report)
+        with contextlib.closing(drawn_ahead(blocks)) as coming:
+            _stream(session, map(session.keep, coming), drain, report)
         return session.finish(None)
-    return session.finish(_whole(session, blocks, drain, report))
+    return session.finish(_whole(session, map(session.keep, blocks), drain, report))
 
 
 def checked_record(record: str, records: Sequence[_Level]) -> _Level:
@@ -171,7 +172,9 @@ def checked_record(record: str, records: Sequence[_Level]) -> _Level:
     raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 
 
-def _reporter(session: Session, requests: int | None, drain: bool, progress: Progress) -> _Report:
+def _reporter(
+    session: AnySession, requests: int | None, drain: bool, progress: Progress
+) -> _Report:
     """Return what says how far a session is: in arrivals and those that left, or in time."""
 
     def report() -> None:
@@ -213,8 +216,7 @@ def simulate_closed(
     """
     stop = NEVER if until is None else round(until / TICK_S)
     session = open_session(server, "requests", TICK_S, True, stop)
-    session.options[CLIENTS] = clients
-    session.options[PAUSE] = max(round(pause_s / TICK_S), 1)
+    session.close_loop(clients, max(round(pause_s / TICK_S), 1))
     arrival = np.where(np.arange(prompt_tokens.size) < clients, 0, NEVER)
     window = Window.of(arrival, prompt_tokens.astype(np.int32), output_tokens.astype(np.int32))
     run = session.finish(_whole(session, iter([session.keep(window)]), True, lambda: None))
@@ -304,20 +306,19 @@ def cut(blocks: Iterator[_Block], count: int | None, stop: int, tick_s: float) -
             return
 
 
-def _whole(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> Window:
+def _whole(session: AnySession, blocks: Iterator[Window], drain: bool, progress: _Report) -> Window:
     """Run with every request in memory."""
     window = Window.joined(list(blocks))
     _run(session, window, True, drain, progress)
     return window
 
 
-def _stream(session: Session, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
+def _stream(session: AnySession, blocks: Iterator[Window], drain: bool, progress: _Report) -> None:
     """Run in constant memory: fold what has finished into the summary, keep what has not."""
     kept: list[Window] = []
-    held: list[
-        Window
-    ] = []  # the last two blocks go in as one: a batch could outlast a short last one
+    held: list[Window] = []
     for block in blocks:
+        # The last two blocks go in as one: a batch could outlast a short last one.
         if len(held) == 2:
             window = Window.joined([*kept, held.pop(0)])
             _run(session, window, False, drain, progress)
@@ -328,6 +329,20 @@ def _stream(session: Session, blocks: Iterator[Window], drain: bool, progress: _
     session.fold(window, everything=True)
 
 
-def _run(session: Session, window: Window, final: bool, drain: bool, progress: _Report) -> None:
+_Item = TypeVar("_Item")
+
+
+def drawn_ahead(items: Iterator[_Item]) -> Generator[_Item]:
+    """Yield what an iterator yields, while a thread draws the next one: compiled code and NumPy let
+    both go on at once.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item
+
+
+def _run(session: AnySession, window: Window, final: bool, drain: bool, progress: _Report) -> None:
     session.fit(window)
     session.run(window, final, drain, progress)

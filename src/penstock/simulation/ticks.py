@@ -5,9 +5,12 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.inputs.arrays import Ints
 from penstock.kernel import composition
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
 from penstock.system.batch_time import Composition
 from penstock.system.server import Server
+
+_ROUNDING = 1e-3
+"""Of the batch time: what the rounding of its terms to units of the kernel may change."""
 
 MOST_BATCHES = 1_000
 """Batches that a run can surely count in ticks, however long one takes."""
@@ -75,3 +78,37 @@ def term_seconds(model: Composition) -> tuple[float, ...]:
         *model.of_decodes,
         model.with_prefill,
     )
+
+
+def check_costs(
+    server: Server, terms: composition.Terms | None, tick_s: float, longest: int
+) -> None:
+    """Refuse requests so long that a batch costs more than can be counted, and ticks too long for
+    the terms; ``longest``: tokens of a request.
+    """
+    model = server.batch_time
+    if terms is None or not isinstance(model, Composition):
+        return
+    per = terms.per.tolist()
+    unit = tick_s / 2**composition.BITS
+    budget = server.most_tokens
+    requests = min(budget, server.max_batch_size or budget)
+
+    # Of each term in a batch, at most.
+    counts = (requests, budget**2, *[budget * longest] * 3, 1)
+    costs = [cost * count for cost, count in zip(per, counts, strict=True)]
+    linear = terms.linear
+    most = int(linear.max()) + sum(costs)
+    if most >= composition.MOST_COST:
+        raise InputError(
+            f"a batch of {budget:,} tokens, each after {longest:,} of its request, could take "
+            f"{most * unit:,.0f} s, more ticks of {tick_s:g} s than are counted "
+            "for a batch; raise tick_s, or drop the longest requests"
+        )
+    for seconds, cost, count in zip(term_seconds(model), per, counts, strict=True):
+        lost = abs(seconds / unit - cost) * count / (int(linear[1:].min()) + cost * count)
+        if lost > _ROUNDING:
+            raise InputError(
+                f"rounded to 2^-{composition.BITS} ticks of {tick_s:g} s, a term of {seconds:g} s "
+                f"changes the time of batches by up to {lost:.1%}; lower tick_s"
+            )

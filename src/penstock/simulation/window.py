@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from penstock.errors import InputError
 from penstock.inputs.arrays import Bools, Ints, Ints32
-from penstock.kernel.server import NEVER
+from penstock.kernel.due_epochs import NEVER
 from penstock.workload.workload import Requests
 
 
@@ -25,6 +25,13 @@ class Window:
     priority: Ints32
     first_token: Ints
     finish: Ints
+
+    def __post_init__(self) -> None:
+        """Have arrays of just these types: compiled code takes them on trust."""
+        for name in ("arrival", "first_token", "finish"):
+            setattr(self, name, np.ascontiguousarray(getattr(self, name), np.int64))
+        for name in ("prompt", "output", "priority"):
+            setattr(self, name, np.ascontiguousarray(getattr(self, name), np.int32))
 
     @classmethod
     def of(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock import checks
 from penstock.errors import InputError, nearest
-from penstock.kernel import running
+from penstock.kernel import records
 from penstock.system.engine import Engine, Option
 from penstock.system.scheduler import GpuBytes, GpuRule, LimitRule, Options, Program
 
@@ -54,7 +54,7 @@ class Vllm(Engine):
     """vLLM 0.33 (V1): those that run, in order, then new ones."""
 
     name = "vllm"
-    rule = running.VLLM
+    rule = records.VLLM
     known = {  # noqa: RUF012
         "chunked_prefill": Option(True, alias="enable_chunked_prefill"),
         "long_prefill_threshold": Option(0, alias="long_prefill_token_threshold"),
@@ -94,14 +94,14 @@ class Vllm(Engine):
         threshold = self.options["long_prefill_threshold"]
         self.work_conserving = self.cuts_prompts and threshold == 0
         self.has_mean_field = self.work_conserving  # that of sarathi, where it is the same
-        self.kernel_options = {running.LONG_PREFILL: threshold}
+        self.kernel_options = {"long_prefill": threshold}
 
 
 class VllmV0(Engine):
     """vLLM up to 0.9 (V0): whole prompts alone while any can be admitted, else all decodes."""
 
     name = "vllm-v0"
-    rule = running.VLLM_V0
+    rule = records.VLLM_V0
     decodes_at_once = True
     has_watermark = True
     watermark = 0.01
@@ -174,7 +174,7 @@ class Sglang(Engine):
     """
 
     name = "sglang"
-    rule = running.SGLANG
+    rule = records.SGLANG
     known = {  # noqa: RUF012
         "mixed_chunk": Option(False, alias="enable_mixed_chunk"),
         "max_prefill_tokens": Option(16384, low=1),
@@ -220,10 +220,10 @@ class Sglang(Engine):
                 "lower it"
             )
         self.kernel_options = {
-            running.MIXED: options["mixed_chunk"],
-            running.MOST_PREFILL: options["max_prefill_tokens"],
-            running.CLIP: options["clip_new_tokens"],
-            running.RETRACT_STEPS: options["retract_steps"],
+            "mixed": options["mixed_chunk"],
+            "most_prefill": options["max_prefill_tokens"],
+            "clip_new_tokens": options["clip_new_tokens"],
+            "retract_steps": options["retract_steps"],
         }
         self.kernel_numbers = (high, low, (high - low) / options["decay_steps"])
 
@@ -232,9 +232,9 @@ class Sglang(Engine):
 
 
 _ADMISSIONS = {
-    "guaranteed_no_evict": running.COMPLETION,
-    "max_utilization": running.INPUT,
-    "static_batch": running.STATIC,
+    "guaranteed_no_evict": records.COMPLETION,
+    "max_utilization": records.INPUT,
+    "static_batch": records.STATIC,
 }
 
 
@@ -242,7 +242,7 @@ class TensorRtLlm(Engine):
     """TensorRT-LLM: all decodes, then new requests, by one of three rules for what must be free."""
 
     name = "tensorrt-llm"
-    rule = running.TENSORRT
+    rule = records.TENSORRT
     known = {  # noqa: RUF012
         "capacity": Option(
             "guaranteed_no_evict",
@@ -264,7 +264,7 @@ class TensorRtLlm(Engine):
         capacity = self.options["capacity"]
         self.work_conserving = self.cuts_prompts and capacity != "static_batch"
         self.held = "prefill" if capacity == "max_utilization" else "completion"
-        self.kernel_options = {running.ADMISSION: _ADMISSIONS[capacity]}
+        self.kernel_options = {"admission": _ADMISSIONS[capacity]}
 
 
 # ---------------------------------------------------------------- Vidur
@@ -289,14 +289,14 @@ class VidurFasterTransformer(_WithoutBudget):
     """Vidur's FasterTransformer: the next batch begins when the last of this one is done."""
 
     name = "vidur-fastertransformer"
-    rule = running.VIDUR_FASTERTRANSFORMER
+    rule = records.VIDUR_FASTERTRANSFORMER
 
 
 class VidurOrca(_WithoutBudget):
     """Vidur's Orca: whole prompts beside all decodes."""
 
     name = "vidur-orca"
-    rule = running.VIDUR_ORCA
+    rule = records.VIDUR_ORCA
 
 
 class VidurVllm(Engine):
@@ -305,7 +305,7 @@ class VidurVllm(Engine):
     """
 
     name = "vidur-vllm"
-    rule = running.VIDUR_VLLM
+    rule = records.VIDUR_VLLM
     decodes_beyond = True
     has_watermark = True
     watermark = 0.01
@@ -317,7 +317,7 @@ class VidurSarathi(Engine):
     """
 
     name = "vidur-sarathi"
-    rule = running.VIDUR_SARATHI
+    rule = records.VIDUR_SARATHI
     work_conserving = True
     cuts_prompts = True
     has_watermark = True

@@ -21,8 +21,8 @@ class Pool:
     Parameters
     ----------
     server
-        One replica. It has no KV memory, a policy of the seam (no scheduler of an engine), and
-        batch times by token load.
+        One replica. With KV memory, the scheduler of an engine, or batch times by more than the
+        token load it serves in order of arrival.
     replicas
         How many there are.
     router
@@ -51,17 +51,18 @@ class Pool:
     ) -> None:
         if not isinstance(server, Server):
             raise InputError(f"the server of a pool is {checks.shown(server)}; give a Server")
-        _refuse_what_pools_lack(server)
         reason = "none serve nothing, and a router cannot tell more apart"
         if not isinstance(affinity, bool):
             raise InputError(
                 f"affinity is {checks.shown(affinity)}, but must be true or false; give one"
             )
+        resolved = resolve_order(order)
+        _refuse_what_pools_lack(server, resolved)
         vars(self).update(
             server=server,
             replicas=checks.whole("replicas", replicas, 1, MOST_REPLICAS, "", reason),
             router=resolve_router(router),
-            order=resolve_order(order),
+            order=resolved,
             affinity=affinity,
         )
 
@@ -99,30 +100,23 @@ class Pool:
         return f"{self.replicas:,} replicas behind {self.router.name}{bound}, {self.order.name}"
 
 
-def _refuse_what_pools_lack(server: Server) -> None:
+def _refuse_what_pools_lack(server: Server, order: Order) -> None:
     """Refuse servers that a pool cannot consist of."""
-    if not server.policy.by_phase:
-        raise InputError(
-            f"the policy of a pool's server is {server.policy.name}, the scheduler of an engine, "
-            "which serves single "
-            "servers only; take sarathi, which batches much like vllm"
-        )
-    if server.memory is not None:
-        raise InputError(
-            f"the server of a pool has KV memory of {server.memory.blocks:,} blocks, but memory "
-            "never binds in a "
-            "network; leave it out, or bound the running requests with max_batch_size"
-        )
-    if not server.batch_time.by_load:
-        raise InputError(
-            "the batch time of a pool's server depends on what is in its batches, which networks "
-            "do not simulate; give "
-            "one by token load, such as the Composition's linear with the attention of a usual "
-            "batch in it"
-        )
     if server.order != "fcfs":
         raise InputError(
             f"the server of a pool has the order {server.order!r}, but requests of a network have "
             "no priorities of "
             "their own; order the pool's stages instead: `order: {priority: [...]}`"
+        )
+    if server.by_phase and server.batch_time.by_load:
+        return
+    if order.name != "fcfs":
+        raise InputError(
+            f"the order of the pool is {order.name}, but {server.policy.name}, as its server has "
+            "it, serves requests in order of arrival; leave the order out"
+        )
+    if server.memory is not None and server.memory.prefix_caching:
+        raise InputError(
+            "the server of a pool caches prefixes, but what requests of a network have in common "
+            "is not known; leave prefix_caching out"
         )

@@ -10,7 +10,7 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
-from penstock.kernel import running
+from penstock.kernel import records
 from penstock.system.memory import Memory
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ class Scheduler(abc.ABC):
     rule
         The kernel's number for it.
     kernel_options, kernel_numbers
-        What the kernel's rule is told of the settings; the first number is one that it changes.
+        What the kernel's rule is told of the settings: fields of `penstock.kernel.records.POOL`,
+        and numbers of which the first is one that it changes.
     work_conserving
         Whether batches carry what waits up to the token budget and no more, with ample memory and
         slots; None: not known.
@@ -191,8 +192,8 @@ class Scheduler(abc.ABC):
 
     name: str
     options: Mapping[str, Any] = {}
-    rule: int = running.SEAM
-    kernel_options: Mapping[int, int] = {}
+    rule: int = records.SEAM
+    kernel_options: Mapping[str, int] = {}
     kernel_numbers: tuple[float, ...] = (0.0,)
 
     work_conserving: bool | None = None

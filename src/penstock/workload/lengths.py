@@ -338,12 +338,13 @@ class Tabulated(Length):
         """Return the smallest length whose cumulative probability reaches each share (a number from
         0 to 1).
         """
-        share = np.asarray(share, np.float64)
-        cell = np.minimum((share * _CELLS).astype(np.int64), _CELLS - 1)
-        above = self._guide[cell]
-        rest = above != self._guide[cell + 1]  # few; all others lie in a cell with one length
-        above[rest] = np.searchsorted(self._cumulative, share[rest])
-        return self.low + above
+        # Imported here, as it loads a compiler that a look at a workload does without.
+        from penstock.kernel.quantiles import find_quantiles
+
+        lengths = np.empty(share.size, np.int64)
+        find_quantiles(share, self._cumulative, self._guide, lengths)
+        lengths += self.low
+        return lengths
 
     def sample(self, rng: np.random.Generator, size: int) -> Tokens:
         """Draw by inversion."""

@@ -1,0 +1,32 @@
+"""Histograms of spans of time, to their leading binary digits."""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.kernel.compiled_code import uncounted
+
+Ints = npt.NDArray[np.int64]
+
+
+@uncounted()
+def count_spans(cells: Ints, begin: Ints, end: Ints, bits: int) -> Any:
+    """Count the ticks from each begin to its end in the cell of their leading ``bits`` digits; an
+    end below 0 has not come.
+
+    A cell is named by how many digits are cut off, then by those left. Return the sum of all spans,
+    its multiples of 2^32 apart: the sum itself could overflow.
+    """
+    high = 0
+    low = 0
+    for index in range(end.size):
+        if end[index] < 0:
+            continue
+        span = end[index] - begin[index]
+        high += span >> 32
+        low += span & 0xFFFFFFFF
+        shift = max(math.frexp(float(span))[1] - bits, 0)
+        cells[(shift << bits) + (span >> shift)] += 1
+    return high, low
