@@ -25,35 +25,19 @@ All state lives in arrays that the caller owns, so a run can stop anywhere and g
 arrivals, for room, for a progress bar.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import njit
 
 from penstock.kernel.composition import (
     BITS,
     HALF,
-    TERMS,
-    Terms,
-    batches_begun,
-    batches_done,
-    cost_of,
-    rise_of,
     ticks_of,
     ticks_of_run,
 )
 from penstock.kernel.counting import Multiset, add
-from penstock.kernel.signatures import (
-    POLICY,
-    PREFILL_FIRST,
-    SEES_BATCH,
-    SEES_DECODES,
-    Limits,
-    Queue,
-)
 
 # What `advance` returns:
 DONE = 0  # everything that arrived is finished, or `until` is reached

@@ -25,6 +25,14 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from penstock.kernel.legacy_server import (
+    DONE,
+    MORE,
+    NEVER,
+    PAUSED,
+    SLOT_CHAIN,
+    SLOT_REQUEST,
+)
 from penstock.kernel.lines import (
     CHILD,
     DECODE,
@@ -107,14 +115,6 @@ from penstock.kernel.network_arrays import (
 )
 from penstock.kernel.network_batches import form_batch
 from penstock.kernel.network_routing import begun, cached, route
-from penstock.kernel.legacy_server import (
-    DONE,
-    MORE,
-    NEVER,
-    PAUSED,
-    SLOT_CHAIN,
-    SLOT_REQUEST,
-)
 from penstock.kernel.signatures import (
     ORDER,
     PARAMS,

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.kernel import signatures as seam
+from penstock.kernel.legacy_server import BAD_POLICY, IDLE_POLICY, NEVER
 from penstock.kernel.lines import (
     DECODE,
     DECODES,
@@ -72,7 +73,6 @@ from penstock.kernel.network_arrays import (
     Arrays,
     set_end,
 )
-from penstock.kernel.legacy_server import BAD_POLICY, IDLE_POLICY, NEVER
 from penstock.kernel.signatures import BY_LINE, BY_PHASE, PREFILL_FIRST, SPLIT, Limits, Queue
 
 

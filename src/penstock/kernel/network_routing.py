@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.kernel.calendar import NEVER
 from penstock.kernel.lines import LEFT, SERVER, Ints, uncounted
 from penstock.kernel.network_arrays import (
     AFFINITY,
@@ -21,7 +22,6 @@ from penstock.kernel.network_arrays import (
     WORK,
     Arrays,
 )
-from penstock.kernel.calendar import NEVER
 from penstock.kernel.signatures import (
     ROUTE_POWER_OF_TWO,
     ROUTE_RANDOM,

@@ -19,6 +19,17 @@ from numba import njit
 
 from penstock.kernel.blocks import Cache, blocks_of, found, name_prompt, take_for_prompt
 from penstock.kernel.blocks import take as take_blocks
+from penstock.kernel.legacy_server import (
+    BATCH_SIZE,
+    DROPPED,
+    EPOCH,
+    LAST_SLOT,
+    SLOT_DUE,
+    SLOT_NEXT,
+    SLOT_PREV,
+    SLOT_REQUEST,
+    TOKEN_BUDGET,
+)
 from penstock.kernel.running import (
     ADMISSION,
     BLOCK_SIZE,
@@ -77,17 +88,6 @@ from penstock.kernel.running import (
     wait_first,
     wait_last,
     waiting,
-)
-from penstock.kernel.legacy_server import (
-    BATCH_SIZE,
-    DROPPED,
-    EPOCH,
-    LAST_SLOT,
-    SLOT_DUE,
-    SLOT_NEXT,
-    SLOT_PREV,
-    SLOT_REQUEST,
-    TOKEN_BUDGET,
 )
 
 

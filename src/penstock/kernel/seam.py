@@ -10,6 +10,17 @@ from typing import Any
 from numba import njit
 
 from penstock.kernel.blocks import Cache, blocks_of
+from penstock.kernel.legacy_server import (
+    BATCH_SIZE,
+    ENGINE,
+    EPOCH,
+    HEAD,
+    LAST_SLOT,
+    RUNNING_SCOPE,
+    SLOT_NEXT,
+    SLOT_PREV,
+    WAITING_TOKENS,
+)
 from penstock.kernel.rules import found_in_cache, name_blocks
 from penstock.kernel.running import (
     ADMISSION,
@@ -54,17 +65,6 @@ from penstock.kernel.running import (
     victim_of,
     wait_first,
     waiting,
-)
-from penstock.kernel.legacy_server import (
-    BATCH_SIZE,
-    ENGINE,
-    EPOCH,
-    HEAD,
-    LAST_SLOT,
-    RUNNING_SCOPE,
-    SLOT_NEXT,
-    SLOT_PREV,
-    WAITING_TOKENS,
 )
 
 

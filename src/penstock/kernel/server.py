@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from numba import types
 
-from penstock.kernel.calendar import NEVER, chain, empty_bucket, next_due_epoch, unchain
+from penstock.kernel.calendar import NEVER, at, chain, empty_bucket, next_due_epoch, unchain
 from penstock.kernel.compiled_code import entry, uncounted
 from penstock.kernel.composition import (
     TERMS,
@@ -166,8 +166,8 @@ def advance(arrays: Arrays, terms: Terms | None) -> int:
 def _arrive(arrays: Arrays) -> None:
     """Let the requests come that have arrived by now."""
     state = arrays.state[0]
-    while state.arrived < arrays.arrival.size and arrays.arrival[state.arrived] <= state.now:
-        tokens = arrays.prompt[state.arrived]
+    while state.arrived < arrays.arrival.size and arrays.arrival[at(state.arrived)] <= state.now:
+        tokens = arrays.prompt[at(state.arrived)]
         state.waiting_tokens += tokens
         state.arrived_tokens += tokens
         state.arrived += 1
@@ -249,7 +249,10 @@ def _show_prompts(arrays: Arrays) -> Any:
         admissible -= state.decoding
     end = min(state.arrived, admissible)
     while state.visible < end:
-        state.visible_tokens += arrays.prompt[state.visible]
+        tokens = arrays.prompt[at(state.visible)]
+        if tokens == 0:  # never; but of a loop with two ends LLVM makes no vectors, which would
+            break  # have to be kept ready for its one or two turns over every call of the policy
+        state.visible_tokens += tokens
         state.visible += 1
     return admissible
 
@@ -278,7 +281,7 @@ def _ask_policy(arrays: Arrays) -> Any:
     prompts = state.visible - state.head
     head_tokens = 0
     if state.head < state.arrived:
-        head_tokens = arrays.prompt[state.head] - state.head_done
+        head_tokens = arrays.prompt[at(state.head)] - state.head_done
     queue = Queue(
         prompts,
         state.visible_tokens,
@@ -312,7 +315,7 @@ def _prefill(arrays: Arrays, choice: _Choice, terms: Terms | None) -> Any:
     prompts, squares, pairs = 0, 0, 0
     left = choice.prefill
     while left > 0 and prompts < choice.prompt_slots:
-        rest = arrays.prompt[state.head] - state.head_done
+        rest = arrays.prompt[at(state.head)] - state.head_done
         take = min(rest, left)
         if options.record >= RECORD_ALLOCATIONS:
             _note_allocation(arrays, state.head, take, 0)
@@ -347,22 +350,24 @@ def _link_fresh(arrays: Arrays, decode: int, terms: Terms | None) -> Any:
     engine = arrays.options[0].engine
     first = state.free
     while state.linked < decode:
-        while arrays.output[state.fresh] == engine:  # its only token came with the end of prefill
+        while (
+            arrays.output[at(state.fresh)] == engine
+        ):  # its only token came with the end of prefill
             state.fresh += 1
         index = state.free
-        slot = slots[index]
+        slot = slots[at(index)]
         state.free = slot.chain
         slot.request = state.fresh
-        slot.due = state.epoch + arrays.output[state.fresh] - engine
+        slot.due = state.epoch + arrays.output[at(state.fresh)] - engine
         slot.previous = state.last
         slot.next = -1
         if state.last < 0:
             state.first = index
         else:
-            slots[state.last].next = index
+            slots[at(state.last)].next = index
         chain(slots, arrays.heads, arrays.bits, index)
         if terms is not None:
-            state.context_base += arrays.prompt[state.fresh] - state.epoch
+            state.context_base += arrays.prompt[at(state.fresh)] - state.epoch
         state.next_due = min(state.next_due, slot.due)
         state.last = index
         state.linked += 1
@@ -377,7 +382,7 @@ def _equal_batches(arrays: Arrays, batch: _Batch, admissible: int, terms: Terms 
     """
     options, state = arrays.options[0], arrays.state[0]
     cost, rise = 0, 0
-    ticks = arrays.duration[batch.prefill + batch.decode]
+    ticks = arrays.duration[at(batch.prefill + batch.decode)]
     if terms is not None:
         requests = batch.prompts + batch.decode
         context = _context(arrays, batch.decode)
@@ -397,7 +402,7 @@ def _equal_batches(arrays: Arrays, batch: _Batch, admissible: int, terms: Terms 
     batches = state.next_due - state.epoch
     seen = state.arrived < admissible or options.sees != SEES_BATCH
     if state.arrived < arrays.arrival.size and seen:
-        left = arrays.arrival[state.arrived] - state.now
+        left = arrays.arrival[at(state.arrived)] - state.now
         if terms is not None:
             batches = batches_begun(cost, rise, left, batches)
         elif ticks * batches > left:
@@ -430,15 +435,15 @@ def _context(arrays: Arrays, decode: int) -> Any:
         total = decode * since
         index = state.first
         for _ in range(decode):
-            slot = slots[index]
-            total += arrays.prompt[slot.request] + arrays.output[slot.request] - slot.due
+            slot = slots[at(index)]
+            total += arrays.prompt[at(slot.request)] + arrays.output[at(slot.request)] - slot.due
             index = slot.next
         return total
     others = (state.linked - decode) * since
     index = state.last
     for _ in range(state.linked - decode):
-        slot = slots[index]
-        others += arrays.prompt[slot.request] + arrays.output[slot.request] - slot.due
+        slot = slots[at(index)]
+        others += arrays.prompt[at(slot.request)] + arrays.output[at(slot.request)] - slot.due
         index = slot.previous
     return everything - others
 
@@ -473,14 +478,14 @@ def _land(arrays: Arrays, batch: _Batch, run: _Run, terms: Terms | None) -> None
     cell = batch.prefill * (arrays.slots.size + 1) + batch.decode
     key = (batch.prefill << 32) | batch.decode
     if cell < arrays.cells.size:
-        arrays.cells[cell] += run.batches
+        arrays.cells[at(cell)] += run.batches
         if terms is not None:
-            arrays.cell_ticks[cell] += lasted
+            arrays.cell_ticks[at(cell)] += lasted
     elif terms is not None:
         state.mixes_used += add(arrays.mixes, key, run.batches)
         state.mixes_used += add(arrays.mixes, key | MIX_TICKS, lasted)
     elif tokens == options.token_budget:
-        arrays.tallies[batch.decode].full += run.batches
+        arrays.tallies[at(batch.decode)].full += run.batches
     else:
         state.mixes_used += add(arrays.mixes, key, run.batches)
 
@@ -502,24 +507,24 @@ def _count_gaps(
     state, segments = arrays.state[0], arrays.segments
     gap_bits = arrays.options[0].gap_bits
     end = state.now + run.ticks
-    tally = arrays.tallies[batch.prefill + batch.decode]
+    tally = arrays.tallies[at(batch.prefill + batch.decode)]
     usual = run.ticks
     if terms is not None:
         usual = -1  # no gap is that of the token load
     state.decode_tokens -= batch.decode * run.batches
     for _ in range(batch.decode - linked_before):
-        request = arrays.slots[slot].request
-        before = arrays.first_token[request]
+        request = arrays.slots[at(slot)].request
+        before = arrays.first_token[at(request)]
         if before < 0:
-            arrays.first_token[request] = end
+            arrays.first_token[at(request)] = end
         elif end - before == usual:
             tally.gaps += 1
         else:
             count_stall(state, arrays.stalls, end - before, 1, gap_bits)
-        slot = arrays.slots[slot].next
+        slot = arrays.slots[at(slot)].next
     unserved = linked_before
     while unserved > 0:
-        segment = segments[state.segments - 1]
+        segment = segments[at(state.segments - 1)]
         count = min(segment.count, unserved)
         gap = end - segment.end
         if gap == usual:
@@ -533,9 +538,7 @@ def _count_gaps(
     if terms is None:
         tally.gaps += batch.decode * (run.batches - 1)
     elif run.batches > 1:
-        count_run(
-            state, arrays.stalls, run.cost, run.rise, run.batches, batch.decode, gap_bits
-        )
+        count_run(state, arrays.stalls, run.cost, run.rise, run.batches, batch.decode, gap_bits)
 
 
 @uncounted(inline=True)
@@ -551,7 +554,7 @@ def _move_epoch(arrays: Arrays, decode: int, batches: int) -> None:
         index = state.first
         for _ in range(decode):
             _put_off(arrays, index, -1)
-            index = arrays.slots[index].next
+            index = arrays.slots[at(index)].next
     else:
         others = state.linked - decode
         state.epoch += 1
@@ -559,7 +562,7 @@ def _move_epoch(arrays: Arrays, decode: int, batches: int) -> None:
         index = state.last
         for _ in range(others):
             _put_off(arrays, index, 1)
-            index = arrays.slots[index].previous
+            index = arrays.slots[at(index)].previous
 
 
 @uncounted()
@@ -578,20 +581,20 @@ def _finish_due(arrays: Arrays, decode: int, end: int, terms: Terms | None) -> N
     served = decode
     index = empty_bucket(arrays.heads, arrays.bits, state.epoch)
     while index >= 0:
-        slot = slots[index]
-        output = arrays.output[slot.request]
-        arrays.finish[slot.request] = end
+        slot = slots[at(index)]
+        output = arrays.output[at(slot.request)]
+        arrays.finish[at(slot.request)] = end
         state.finished_decodes += output - engine
         if terms is not None:
-            state.context_base -= arrays.prompt[slot.request] + output - engine - state.epoch
+            state.context_base -= arrays.prompt[at(slot.request)] + output - engine - state.epoch
         if slot.previous < 0:
             state.first = slot.next
         else:
-            slots[slot.previous].next = slot.next
+            slots[at(slot.previous)].next = slot.next
         if slot.next < 0:
             state.last = slot.previous
         else:
-            slots[slot.next].previous = slot.previous
+            slots[at(slot.next)].previous = slot.previous
         following = slot.chain
         slot.chain = state.free
         state.free = index
@@ -606,7 +609,7 @@ def _finish_due(arrays: Arrays, decode: int, end: int, terms: Terms | None) -> N
         if state.linked > 0:
             state.next_due = next_due_epoch(arrays.bits, state.epoch)
     if served > 0:
-        segment = arrays.segments[state.segments]
+        segment = arrays.segments[at(state.segments)]
         segment.count = served
         segment.end = end
         state.segments += 1
@@ -619,13 +622,13 @@ def _end_prompts(arrays: Arrays, head: int, end: int) -> None:
     engine = arrays.options[0].engine
     for request in range(head, state.head):
         if engine != 0:
-            arrays.first_token[request] = end
-            if arrays.output[request] == 1:
-                arrays.finish[request] = end
+            arrays.first_token[at(request)] = end
+            if arrays.output[at(request)] == 1:
+                arrays.finish[at(request)] = end
                 state.finished += 1
                 continue
         state.decoding += 1
-        state.decode_tokens += arrays.output[request] - engine
+        state.decode_tokens += arrays.output[at(request)] - engine
 
 
 @uncounted()
@@ -634,9 +637,11 @@ def _send_next(arrays: Arrays, end: int) -> None:
     left.
     """
     options, state = arrays.options[0], arrays.state[0]
+    request = state.before_finished + options.clients
     sent = min(state.finished + options.clients, arrays.arrival.size)
-    for request in range(state.before_finished + options.clients, sent):
+    while request < sent and arrays.arrival[request] == NEVER:
         arrays.arrival[request] = end + options.pause
+        request += 1
 
 
 @uncounted()

@@ -190,7 +190,8 @@ def records(dtype: np.dtype[np.void], count: int) -> Records:
 
 def rows_of(table: Records) -> Ints:
     """Return records of whole numbers as rows of a matrix."""
-    return table.view(np.int64, np.ndarray).reshape(table.size, len(table.dtype))  # type: ignore[no-any-return]
+    rows: Ints = table.view(np.int64, np.ndarray).reshape(table.size, len(table.dtype))
+    return rows
 
 
 def new_arrays(params: Floats, duration: Ints, room: int, terms: bool) -> Arrays:
@@ -230,7 +231,7 @@ def new_arrays(params: Floats, duration: Ints, room: int, terms: bool) -> Arrays
 
 def _array(item: Any) -> Any:
     if isinstance(item, np.dtype):
-        item = numba.from_dtype(item)  # type: ignore[no-untyped-call]
+        item = numba.from_dtype(item)
     return item if isinstance(item, types.Array) else types.Array(item, 1, "C")
 
 

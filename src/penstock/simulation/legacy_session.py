@@ -1,5 +1,5 @@
-"""A session of the older loops: the kernel's arrays for one server, run until something is known, looked at, and gone
-on with.
+"""A session of the older loops: the kernel's arrays for one server, run until something is known,
+looked at, and gone on with.
 """
 
 import time

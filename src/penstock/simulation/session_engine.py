@@ -12,8 +12,8 @@ from penstock.inputs.arrays import Bools, Ints
 from penstock.kernel import blocks, running
 from penstock.kernel import engines as loop
 from penstock.kernel import legacy_server as kernel
-from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.legacy_session import LegacySession
+from penstock.simulation.run import Record, Rows, Run
 from penstock.simulation.session_server import Session
 from penstock.simulation.window import Window
 from penstock.system.server import Server

@@ -14,7 +14,6 @@ from penstock.errors import InputError
 from penstock.inputs.arrays import Floats, Ints, Ints32
 from penstock.kernel import lines as line_fields
 from penstock.kernel import network_arrays as kernel
-from penstock.kernel.network import compiled_advance
 from penstock.kernel.legacy_server import (
     BAD_POLICY,
     DONE,
@@ -28,6 +27,7 @@ from penstock.kernel.legacy_server import (
     SLOT_REQUEST,
     chain,
 )
+from penstock.kernel.network import compiled_advance
 from penstock.simulation.ticks import ticks_of_batches
 from penstock.system.network import Network, Pool
 from penstock.system.orders import ORDERS

@@ -172,7 +172,9 @@ def checked_record(record: str, records: Sequence[_Level]) -> _Level:
     raise InputError(f"unknown record {checks.shown(record)}{nearest(str(record), records)}")
 
 
-def _reporter(session: AnySession, requests: int | None, drain: bool, progress: Progress) -> _Report:
+def _reporter(
+    session: AnySession, requests: int | None, drain: bool, progress: Progress
+) -> _Report:
     """Return what says how far a session is: in arrivals and those that left, or in time."""
 
     def report() -> None:

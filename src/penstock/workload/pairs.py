@@ -83,7 +83,8 @@ class Independent(Lengths):
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
         """Draw requests."""
         if isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated):
-            first, second = rng.standard_normal((2, size))
+            # As rng.standard_normal, which would not let other threads work meanwhile.
+            first, second = rng.normal(size=(2, size))
             second = self.correlation * first + np.sqrt(1 - self.correlation**2) * second
             return self.prompt.quantile(special.ndtr(first)), self.output.quantile(
                 special.ndtr(second)
