@@ -64,10 +64,10 @@ class Session:
         if self.terms:
             arrays = arrays._replace(stalls=counting.new_multiset(_PLACES))
         if self.options.record >= layout.RECORD_BATCHES:
-            arrays = arrays._replace(batch_rows=layout.records(layout.BATCH, _ROWS))
+            arrays = arrays._replace(batch_rows=layout.records(layout.BATCH_ROW, _ROWS))
         if self.options.record >= layout.RECORD_ALLOCATIONS:
             rows = max(4 * server.most_tokens, _ROWS)
-            arrays = arrays._replace(allocation_rows=layout.records(layout.ALLOCATION, rows))
+            arrays = arrays._replace(allocation_rows=layout.records(layout.ALLOCATION_ROW, rows))
         self.arrays = arrays
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []

@@ -85,10 +85,10 @@ class Independent(Lengths):
         if isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated):
             # As rng.standard_normal, which would not let other threads work meanwhile.
             first, second = rng.normal(size=(2, size))
-            second = self.correlation * first + np.sqrt(1 - self.correlation**2) * second
-            return self.prompt.quantile(special.ndtr(first)), self.output.quantile(
-                special.ndtr(second)
-            )
+            second *= np.sqrt(1 - self.correlation**2)
+            second += self.correlation * first
+            prompt = self.prompt.quantile(special.ndtr(first))
+            return prompt, self.output.quantile(special.ndtr(second))
         return self.prompt.sample(rng, size), self.output.sample(rng, size)
 
 
