@@ -1,28 +1,7 @@
-"""One server, iteration by iteration, in integer ticks: the loop that everything else waits for.
+"""What the older loops take from the loop of one server as it was: places in int64 arrays, and
+functions on them.
 
-How it is fast, and still exact:
-
-* Prompts are served in order of arrival, so the prefill queue is two indices into the workload.
-* A request that decodes does so once per batch, and nearly every batch serves all that decode. So
-  no request counts its tokens down: an *epoch* counts decode batches, and a request with r
-  iterations left is due at epoch + r. A ring of buckets indexed by due epoch, with a bitmap over
-  it, gives the next one to finish in O(1).
-* A batch too small for all of them serves the oldest. Then either the epoch moves on and the
-  others' due epochs are put off, or it stays and those served come closer, whichever touches fewer
-  requests.
-* Requests are *linked* (in a list, in order of arrival) from their first decode on. Those that
-  never decoded are a third index into the workload, so a backlog of a million costs nothing per
-  batch.
-* Linked requests served last at the same time are neighbours: a stack of *segments* (how many,
-  when) is all that the times between tokens need.
-* When a batch has no prefill, the next one is the same until a request finishes or an arrival can
-  change what the policy sees: those iterations are one step (*compression*).
-* Where a batch's time depends on its context, what all linked requests hold is a sum that moves
-  with the epoch, and equal decode batches rise by the same cost from one to the next: closed forms,
-  in `penstock.kernel.composition`.
-
-All state lives in arrays that the caller owns, so a run can stop anywhere and go on: for more
-arrivals, for room, for a progress bar.
+`penstock.kernel.server` has the same on records.
 """
 
 from typing import Any
@@ -31,12 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from penstock.kernel.composition import (
-    BITS,
-    HALF,
-    ticks_of,
-    ticks_of_run,
-)
+from penstock.kernel.composition import BITS, HALF, ticks_of, ticks_of_run
 from penstock.kernel.counting import Multiset, add
 
 # What `advance` returns:
