@@ -61,6 +61,23 @@ def test_requests_per_second_at_load_090(benchmark, record: Record, policy: str)
     record("speed", REQUESTS / benchmark.stats["median"], "requests/s")
 
 
+def test_requests_per_second_of_a_summary_with_the_drawing(benchmark, record: Record) -> None:  # type: ignore[no-untyped-def]
+    """From a workload without end to quantiles: drawn, served and counted, by the clock on the
+    wall.
+    """
+    requests = 10 * REQUESTS
+    workload = ps.Workload.preset("azure-conv").with_rate(1.0, arrivals="poisson")
+    rate = 0.9 * ps.certify(workload, server("sarathi")).max_rate
+    workload = workload.with_rate(rate)
+    ps.simulate(workload, server("sarathi"), requests=1000, record="summary")
+    run = benchmark.pedantic(
+        lambda: ps.simulate(workload, server("sarathi"), requests=requests, record="summary"),
+        rounds=ROUNDS,
+    )
+    assert run.finished == requests
+    record("speed", requests / benchmark.stats["median"], "requests/s")
+
+
 @pytest.mark.parametrize("policy", ["sarathi", "vllm-vanilla"])
 def test_batch_times_by_composition_cost_little(benchmark, record: Record, policy: str) -> None:  # type: ignore[no-untyped-def]
     """The same server by its token load, and with terms for attention: requests/s of one over those

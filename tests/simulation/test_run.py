@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.simulation.run import Distribution, exact_sum
+from penstock.simulation.run import LEADING_BITS, Distribution, Fold, exact_sum
 
 ONE_SECOND = ps.PiecewiseConstant(c=1.0, a=0.0, b0=1)
 
@@ -95,3 +95,20 @@ def test_every_composition_is_counted_as_often_as_batches_had_it(policy: str, bu
     assert run.compositions.select(*pairs, "batches").sort(pairs).cast(pl.Int64).equals(counted.cast(pl.Int64))
     if budget == 4096 and policy != "fastertransformer":
         assert (counted["prefill_tokens"] * (budget + 1) + counted["decode_tokens"]).max() > 2**17  # type: ignore[operator]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 62)), min_size=1, max_size=50))
+def test_a_fold_keeps_the_leading_digits_of_spans_of_any_length_and_their_exact_sum(
+    spans: list[tuple[int, int]],
+) -> None:
+    begin = np.array([start for start, _ in spans])
+    length = [min((1 << digits) + start % (1 << digits), 2**62) for start, digits in spans]
+    fold = Fold()
+    fold.add(begin, begin + np.array(length))
+    fold.add(begin, np.full(begin.size, -1))  # these have not ended
+    folded = fold.distribution
+    assert folded.total == sum(length)
+    assert folded.size == len(length)
+    kept = np.repeat(folded.values, folded.counts).tolist()
+    for value, exact in zip(kept, sorted(length), strict=True):
+        assert abs(value - exact) <= exact >> LEADING_BITS

@@ -1,9 +1,15 @@
 """Simulate turns what a user says into a run, or says what is wrong with it."""
 
+import contextlib
+import time
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.simulation.simulate import drawn_ahead
+from penstock.simulation.window import Window
 
 TP1 = ps.hardware("codellama-34b-a100-tp1").batch_time
 SERVER = ps.Server(TP1, 512, 128)
@@ -243,3 +249,55 @@ def test_long_and_short_outputs_together_are_served_exactly_as_long_as_they_are(
 def test_a_run_that_would_take_days_is_refused() -> None:
     with pytest.raises(ps.InputError, match="more take days; give fewer"):
         ps.simulate(WORKLOAD, SERVER, requests=10**12)
+
+
+def counted(drawn: list[int], most: int) -> Iterator[int]:
+    """Yield numbers, write each down, and fail in the end."""
+    for number in range(most):
+        drawn.append(number)
+        yield number
+    raise ValueError("no more")
+
+
+def settled(drawn: list[int], count: int) -> list[int]:
+    """Return what was drawn, once as many were; and give a thread that draws too many time to."""
+    deadline = time.monotonic() + 10
+    while len(drawn) < count and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.01)
+    return drawn
+
+
+def test_a_thread_draws_one_block_ahead_and_never_two() -> None:
+    drawn: list[int] = []
+    with contextlib.closing(drawn_ahead(counted(drawn, 9))) as coming:
+        for number in (0, 1, 2):
+            assert next(coming) == number
+            assert settled(drawn, number + 2) == list(range(number + 2))
+    assert settled(drawn, 4) == [0, 1, 2, 3]
+
+
+def test_an_error_of_a_block_comes_when_that_block_would() -> None:
+    coming = drawn_ahead(counted([], 2))
+    assert [next(coming), next(coming)] == [0, 1]
+    with pytest.raises(ValueError, match="no more"):
+        next(coming)
+
+
+def test_nothing_is_drawn_after_a_run_that_fails() -> None:
+    before = ps.simulate(WORKLOAD, SERVER, requests=200_000, record="summary")
+    for record in ("summary", "requests"):
+        with pytest.raises(ps.InputError, match="empty batch"):
+            ps.simulate(WORKLOAD, SERVER.with_policy(lazy), requests=200_000, record=record)  # type: ignore[arg-type]
+    again = ps.simulate(WORKLOAD, SERVER, requests=200_000, record="summary")
+    assert again.latency().equals(before.latency())
+
+
+def test_compiled_code_gets_arrays_of_just_the_types_that_it_takes_on_trust() -> None:
+    """Whatever they were: other numbers, every other item, a read-only list of Python."""
+    ticks = np.arange(20, dtype=np.int32)[::2]
+    window = Window.of(ticks, np.arange(10)[::-1], np.ones(10), np.arange(10.0))  # type: ignore[arg-type]
+    types = [np.int64, np.int32, np.int32, np.int32, np.int64, np.int64]
+    assert [column.dtype for column in window.columns] == types
+    assert all(column.flags.c_contiguous for column in window.columns)
+    assert window.arrival.tolist() == list(range(0, 20, 2))

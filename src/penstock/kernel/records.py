@@ -138,7 +138,8 @@ REPLICA = _record(
 """One per replica.
 
 The batch in progress: its ``start``, ``ticks`` of the first of ``equal`` ones like it (0: none is
-in progress), tokens and requests; ``plain``: ticks of any batch of that load, -1 where each takes its
+in progress), tokens and requests; ``plain``: ticks of any batch of that load, -1 where each takes
+its
 own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
 batches and tokens that ended, ticks, tokens that started. What routers measure: unfinished
 requests, tokens that have not gone into a batch, work.

@@ -123,8 +123,8 @@ TALLY = _record("gaps", "full")
 """Times between tokens that are a batch of so many tokens; full batches with so many decodes."""
 
 INSTANT = _record("tick", "requests", "unprocessed", "uncompleted")
-BATCH = _record("start", "ticks", "prefill", "decode", "requests")
-ALLOCATION = _record("batch", "request", "prefill", "decode")
+BATCH_ROW = _record("start", "ticks", "prefill", "decode", "requests")
+ALLOCATION_ROW = _record("batch", "request", "prefill", "decode")
 
 
 class Arrays(NamedTuple):
@@ -183,6 +183,28 @@ class Arrays(NamedTuple):
     allocation_rows: Records
 
 
+class Batch(NamedTuple):
+    """What is in a batch; squares and pairs of prompts as in `cost_of`."""
+
+    prefill: int
+    decode: int
+    prompts: int
+    squares: int
+    pairs: int
+
+
+class Run(NamedTuple):
+    """Equal batches that follow each other: of the first its ticks and its cost, by how much that
+    rises, how many they are, and the tick at which they end.
+    """
+
+    ticks: int
+    cost: int
+    rise: int
+    batches: int
+    end: int
+
+
 def records(dtype: np.dtype[np.void], count: int) -> Records:
     """Return so many records, all zero."""
     return np.zeros(count, dtype).view(np.recarray)
@@ -190,7 +212,8 @@ def records(dtype: np.dtype[np.void], count: int) -> Records:
 
 def rows_of(table: Records) -> Ints:
     """Return records of whole numbers as rows of a matrix."""
-    return table.view(np.int64, np.ndarray).reshape(table.size, len(table.dtype))  # type: ignore[no-any-return]
+    rows: Ints = table.view(np.int64, np.ndarray).reshape(table.size, len(table.dtype))
+    return rows
 
 
 def new_arrays(params: Floats, duration: Ints, room: int, terms: bool) -> Arrays:
@@ -223,8 +246,8 @@ def new_arrays(params: Floats, duration: Ints, room: int, terms: bool) -> Arrays
         stalls=new_multiset(),
         mixes=new_multiset(),
         series=records(INSTANT, SERIES_INSTANTS),
-        batch_rows=records(BATCH, 0),
-        allocation_rows=records(ALLOCATION, 0),
+        batch_rows=records(BATCH_ROW, 0),
+        allocation_rows=records(ALLOCATION_ROW, 0),
     )
 
 
@@ -242,7 +265,7 @@ ARRAYS = types.NamedTuple(  # type: ignore[no-untyped-call]
             *(types.int64, types.int32, types.int32, types.int64, types.int64),
             *(SLOT, types.int64, types.uint64, SEGMENT),
             *(TALLY, types.int64, types.int64, types.int64, types.int64),
-            *(INSTANT, BATCH, ALLOCATION),
+            *(INSTANT, BATCH_ROW, ALLOCATION_ROW),
         )
     ],
     Arrays,

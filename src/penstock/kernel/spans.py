@@ -1,6 +1,5 @@
 """Histograms of spans of time, to their leading binary digits."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ def count_spans(cells: Ints, begin: Ints, end: Ints, bits: int) -> Any:
         span = end[index] - begin[index]
         high += span >> 32
         low += span & 0xFFFFFFFF
-        shift = max(math.frexp(float(span))[1] - bits, 0)
+        digits = int(np.float64(span).view(np.int64) >> 52) - 1022  # the exponent of a double
+        shift = max(digits - bits, 0)
         cells[(shift << bits) + (span >> shift)] += 1
     return high, low

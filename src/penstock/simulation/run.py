@@ -117,7 +117,7 @@ class Fold:
     def add(self, begin: Ints, end: Ints) -> None:
         """Add the times from each begin to its end, where that is not negative: it has not come."""
         high, low = count_spans(self._counts, begin, end, LEADING_BITS)
-        self._total += (high << 32) + low
+        self._total += (int(high) << 32) + int(low)
 
     @property
     def distribution(self) -> Distribution:

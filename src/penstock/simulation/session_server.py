@@ -113,10 +113,10 @@ class Session(OneServer):
         if self.terms:
             arrays = arrays._replace(stalls=counting.new_multiset(_PLACES))
         if self.options.record >= layout.RECORD_BATCHES:
-            arrays = arrays._replace(batch_rows=layout.records(layout.BATCH, _ROWS))
+            arrays = arrays._replace(batch_rows=layout.records(layout.BATCH_ROW, _ROWS))
         if self.options.record >= layout.RECORD_ALLOCATIONS:
             rows = max(4 * server.most_tokens, _ROWS)
-            arrays = arrays._replace(allocation_rows=layout.records(layout.ALLOCATION, rows))
+            arrays = arrays._replace(allocation_rows=layout.records(layout.ALLOCATION_ROW, rows))
         self.arrays = arrays
         self.kept_batches: list[Ints] = []
         self.kept_allocations: list[Ints] = []
@@ -274,18 +274,18 @@ class Session(OneServer):
 
     def fold(self, window: Window, everything: bool) -> Window:
         """Add the finished requests at the front of the window to the summary and drop them."""
-        open_requests = np.flatnonzero(window.finish < 0)
         count = window.finish.size
-        if open_requests.size and not everything:
-            count = int(open_requests[0])
+        first_open = int(window.finish.argmin()) if count else 0  # it is -1 there, if anywhere
+        if count and window.finish[first_open] < 0 and not everything:
+            count = first_open
         gone, kept = window.split(count)
         self.ttft.add(gone.arrival, gone.first_token)
         self.e2e.add(gone.arrival, gone.finish)
         # What left has arrived before any instant of the series that is still to come.
         state = self.state
-        unseen = slice(int(state.seen), count)
-        forward = gone.prompt[unseen].astype(np.int64) + gone.output[unseen] - self.options.engine
-        state.seen_tokens += forward.sum()
+        prompts, outputs = gone.prompt[state.seen :], gone.output[state.seen :]
+        state.seen_tokens += prompts.sum(dtype=np.int64) + outputs.sum(dtype=np.int64)
+        state.seen_tokens -= prompts.size * self.options.engine
         state.seen = max(state.seen, count) - count
         state.fresh = max(state.fresh, count) - count
         state.arrived -= count

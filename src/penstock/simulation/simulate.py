@@ -332,7 +332,7 @@ def _stream(session: AnySession, blocks: Iterator[Window], drain: bool, progress
 _Item = TypeVar("_Item")
 
 
-def drawn_ahead(items: Iterator[_Item]) -> Generator[_Item]:
+def drawn_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
     """Yield what an iterator yields, while a thread draws the next one: compiled code and NumPy let
     both go on at once.
     """

@@ -106,7 +106,8 @@ class Poisson(_AtRate):
 
     def blocks(self, rng: np.random.Generator) -> Iterator[Seconds]:
         """Yield running sums of exponential gaps."""
-        return _running_sums(lambda: rng.standard_exponential(BLOCK) / self.rate)
+        # As rng.standard_exponential, which would not let other threads work meanwhile.
+        return _running_sums(lambda: rng.exponential(size=BLOCK) / self.rate)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,11 +83,12 @@ class Independent(Lengths):
     def sample(self, rng: np.random.Generator, size: int) -> tuple[Tokens, Tokens]:
         """Draw requests."""
         if isinstance(self.prompt, Tabulated) and isinstance(self.output, Tabulated):
-            first, second = rng.standard_normal((2, size))
-            second = self.correlation * first + np.sqrt(1 - self.correlation**2) * second
-            return self.prompt.quantile(special.ndtr(first)), self.output.quantile(
-                special.ndtr(second)
-            )
+            # As rng.standard_normal, which would not let other threads work meanwhile.
+            first, second = rng.normal(size=(2, size))
+            second *= np.sqrt(1 - self.correlation**2)
+            second += self.correlation * first
+            prompt = self.prompt.quantile(special.ndtr(first))
+            return prompt, self.output.quantile(special.ndtr(second))
         return self.prompt.sample(rng, size), self.output.sample(rng, size)
 
 

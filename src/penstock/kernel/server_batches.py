@@ -1,0 +1,239 @@
+"""How one server forms a batch: what the policy sees, what it gets of what it asks for, and how
+often the same batch follows itself.
+"""
+
+from typing import Any, NamedTuple
+
+from penstock.kernel.compiled_code import uncounted
+from penstock.kernel.composition import (
+    Terms,
+    batches_begun,
+    batches_done,
+    cost_of,
+    rise_of,
+    ticks_of,
+    ticks_of_run,
+)
+from penstock.kernel.due_epochs import NEVER, at, chain
+from penstock.kernel.server_arrays import (
+    RECORD_ALLOCATIONS,
+    RECORD_BATCHES,
+    Arrays,
+    Batch,
+    Run,
+)
+from penstock.kernel.server_counts import note_allocation
+from penstock.kernel.signatures import (
+    PREFILL_FIRST,
+    SEES_BATCH,
+    SEES_DECODES,
+    Limits,
+    Queue,
+    policy_at,
+)
+
+
+class Choice(NamedTuple):
+    """What the policy chose, cut to what there is."""
+
+    prefill: int
+    decode: int
+    prompt_slots: int
+    prefill_first: bool
+
+
+@uncounted(inline=True)
+def show_prompts(arrays: Arrays) -> Any:
+    """Let the policy see all prompts that the max batch size admits; return where they would end.
+
+    That never falls, so each prompt is added once.
+    """
+    options, state = arrays.options[0], arrays.state[0]
+    admissible = state.head + options.batch_size
+    if options.running_scope != 0:
+        admissible -= state.decoding
+    end = min(state.arrived, admissible)
+    while state.visible < end:
+        tokens = arrays.prompt[at(state.visible)]
+        if tokens == 0:  # never; but of a loop with two ends LLVM makes no vectors, which would
+            break  # have to be kept ready for its one or two turns over every call of the policy
+        state.visible_tokens += tokens
+        state.visible += 1
+    return admissible
+
+
+@uncounted(inline=True)
+def ask_policy(arrays: Arrays) -> Any:
+    """Return the policy's batch, cut to what there is; with -1 tokens if it asked for fewer than
+    none.
+    """
+    options, state = arrays.options[0], arrays.state[0]
+    budget, most = options.token_budget, options.batch_size
+    prompts = state.visible - state.head
+    head_tokens = 0
+    if state.head < state.arrived:
+        head_tokens = arrays.prompt[at(state.head)] - state.head_done
+    queue = Queue(
+        prompts,
+        state.visible_tokens,
+        state.decoding,
+        state.arrived - state.head,
+        state.waiting_tokens,
+        head_tokens,
+        state.decode_tokens,
+        state.dropped + state.arrived,
+        state.arrived_tokens,
+        state.finished,
+        state.finished_decodes,
+    )
+    prefill, decode, first = policy_at(options.policy)(queue, Limits(budget, most), arrays.params)
+    if prefill < 0 or decode < 0:
+        return Choice(-1, 0, 0, False)
+    decode = min(decode, state.decoding, most, budget)
+    slots = most
+    if first != PREFILL_FIRST:
+        budget -= decode
+        if options.running_scope == 0:
+            slots -= decode
+    prefill = min(prefill, state.visible_tokens, budget)
+    return Choice(prefill, decode, min(slots, prompts), first == PREFILL_FIRST)
+
+
+@uncounted(inline=True)
+def prefill_oldest(arrays: Arrays, choice: Choice, terms: Terms | None) -> Any:
+    """Serve the oldest prompts first, the last of them cut anywhere; return the batch."""
+    options, state = arrays.options[0], arrays.state[0]
+    prompts, squares, pairs = 0, 0, 0
+    left = choice.prefill
+    while left > 0 and prompts < choice.prompt_slots:
+        rest = arrays.prompt[at(state.head)] - state.head_done
+        take = min(rest, left)
+        if options.record >= RECORD_ALLOCATIONS:
+            note_allocation(arrays, state.head, take, 0)
+        if terms is not None:
+            squares += take * take
+            pairs += take * state.head_done
+        left -= take
+        prompts += 1
+        if take == rest:
+            state.head += 1
+            state.head_done = 0
+        else:
+            state.head_done += take
+    prefill = choice.prefill - left
+    state.visible_tokens -= prefill
+    state.waiting_tokens -= prefill
+    decode = choice.decode
+    if choice.prefill_first:
+        decode = min(decode, options.token_budget - prefill)
+        if options.running_scope == 0:
+            decode = min(decode, options.batch_size - prompts)
+    return Batch(prefill, decode, prompts, squares, pairs)
+
+
+@uncounted(inline=True)
+def link_fresh(arrays: Arrays, decode: int, terms: Terms | None) -> Any:
+    """Link as many requests that never decoded as the batch has room for; return the first slot.
+
+    Slots are a list, so those of one batch follow each other in it.
+    """
+    state, slots = arrays.state[0], arrays.slots
+    engine = arrays.options[0].engine
+    first = state.free
+    while state.linked < decode:
+        while (
+            arrays.output[at(state.fresh)] == engine
+        ):  # its only token came with the end of prefill
+            state.fresh += 1
+        index = state.free
+        slot = slots[at(index)]
+        state.free = slot.chain
+        slot.request = state.fresh
+        slot.due = state.epoch + arrays.output[at(state.fresh)] - engine
+        slot.previous = state.last
+        slot.next = -1
+        if state.last < 0:
+            state.first = index
+        else:
+            slots[at(state.last)].next = index
+        chain(slots, arrays.heads, arrays.bits, index)
+        if terms is not None:
+            state.context_base += arrays.prompt[at(state.fresh)] - state.epoch
+        state.next_due = min(state.next_due, slot.due)
+        state.last = index
+        state.linked += 1
+        state.fresh += 1
+    return first
+
+
+@uncounted(inline=True)
+def equal_batches(arrays: Arrays, batch: Batch, admissible: int, terms: Terms | None) -> Any:
+    """Return how often the batch follows itself: until a request finishes, an arrival is seen, or
+    the run stops.
+    """
+    options, state = arrays.options[0], arrays.state[0]
+    cost, rise = 0, 0
+    ticks = arrays.duration[at(batch.prefill + batch.decode)]
+    if terms is not None:
+        requests = batch.prompts + batch.decode
+        context = _context(arrays, batch.decode)
+        cost = cost_of(
+            terms, batch.prefill, batch.decode, requests, batch.squares, batch.pairs, context
+        )
+        rise = rise_of(terms, batch.decode)
+        ticks = ticks_of(cost)
+    if (
+        batch.prefill > 0
+        or batch.decode < state.linked
+        or options.compress == 0
+        or options.sees == SEES_DECODES
+        or options.record >= RECORD_ALLOCATIONS
+    ):
+        return Run(ticks, cost, rise, 1, state.now + ticks)
+    batches = state.next_due - state.epoch
+    seen = state.arrived < admissible or options.sees != SEES_BATCH
+    if state.arrived < arrays.arrival.size and seen:
+        left = arrays.arrival[at(state.arrived)] - state.now
+        if terms is not None:
+            batches = batches_begun(cost, rise, left, batches)
+        elif ticks * batches > left:
+            batches = (left + ticks - 1) // ticks
+    if options.until < NEVER:
+        left = options.until - state.now
+        if terms is not None:
+            batches = max(batches_done(cost, rise, left, batches), 1)
+        else:
+            batches = min(batches, max(left // ticks, 1))
+    if options.record >= RECORD_BATCHES:
+        batches = min(batches, arrays.batch_rows.size - state.batch_rows)
+    end = state.now + ticks * batches
+    if terms is not None:
+        end = state.now + ticks_of_run(cost, rise, batches)
+    return Run(ticks, cost, rise, batches, end)
+
+
+@uncounted(inline=True)
+def _context(arrays: Arrays, decode: int) -> Any:
+    """Return the tokens before the next decodes of the oldest so many linked requests: of these,
+    or of all but the others, whichever are fewer.
+    """
+    state, slots = arrays.state[0], arrays.slots
+    everything = state.context_base + state.linked * state.epoch
+    if decode == state.linked:
+        return everything
+    since = state.epoch - arrays.options[0].engine
+    if 2 * decode < state.linked:
+        total = decode * since
+        index = state.first
+        for _ in range(decode):
+            slot = slots[at(index)]
+            total += arrays.prompt[at(slot.request)] + arrays.output[at(slot.request)] - slot.due
+            index = slot.next
+        return total
+    others = (state.linked - decode) * since
+    index = state.last
+    for _ in range(state.linked - decode):
+        slot = slots[at(index)]
+        others += arrays.prompt[at(slot.request)] + arrays.output[at(slot.request)] - slot.due
+        index = slot.previous
+    return everything - others
