@@ -12,6 +12,8 @@ import numpy as np
 
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.reference import network as reference
+from penstock.reference import orders as reference_orders
+from penstock.reference import seam_policies, simulation
 from penstock.system.batch_time import BatchTime
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
@@ -22,9 +24,9 @@ from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
 
 SCOPES, CONVENTIONS = ("running", "batch"), ("engine", "paper")
-ROUTERS = reference.model.ROUTERS
-ORDER_NAMES = ("fcfs", "global-age", *reference.ORDERS)
-POLICIES = tuple(reference.POLICIES)
+ROUTERS = reference.ROUTERS
+ORDER_NAMES = ("fcfs", "global-age", *reference_orders.ORDERS)
+POLICIES = tuple(seam_policies.POLICIES)
 WEIGHT = 1024  # the router "work" weighs mean tokens times this
 
 # ---------------------------------------------------------------- odd policies and orders of a user's own
@@ -123,21 +125,21 @@ class PoolSpec:
 
     def reference_pool(self, weights):
         """Return the reference's; it has the policies of the paper itself."""
-        own = reference.POLICIES.get(self.policy)
+        own = seam_policies.POLICIES.get(self.policy)
         params = () if own else self.server.params
-        return reference.Pool(
+        return reference.PaperPool(
             lambda tokens: self.ticks[tokens - 1],
             len(self.ticks),
             self.max_batch_size,
-            own or self.server.policy.function,
-            np.array(params, float),
             self.scope,
             self.convention,
             self.replicas,
             self.router,
             weights,
             self.affinity,
-            whirled_lines if self.order == "whirled" else self.order,
+            policy=own or self.server.policy.function,
+            policy_params=np.array(params, float),
+            order=whirled_lines if self.order == "whirled" else self.order,
             priority=self.priority,
         )
 
@@ -221,7 +223,7 @@ class System:
         """Run the reference."""
         pools = [spec.reference_pool(self.weights(place)) for place, spec in enumerate(self.pools)]
         network = reference.Network(pools, self.stage_pool, self.prefill, self.decode, self.onward, self.retention)
-        return reference.simulate(reference.Jobs(**self.columns), network, until=self.until, instants=instants)
+        return simulation.simulate(reference.Jobs(**self.columns), network, until=self.until, instants=instants)
 
     def weights(self, place):
         """Return what requests count for a router that weighs them."""
@@ -340,11 +342,11 @@ def reference_of(network, tick_s):
         server = pool.server
         durations = ticks(server.batch_time.table(server.token_budget), tick_s)
         pools.append(
-            reference.Pool(
+            reference.PaperPool(
                 durations.__getitem__,
                 server.token_budget,
                 server.max_batch_size,
-                reference.POLICIES[server.policy.name],
+                policy=seam_policies.POLICIES[server.policy.name],
                 scope=server.scope,
                 convention=server.convention,
                 replicas=pool.replicas,
@@ -362,7 +364,8 @@ def reference_of(network, tick_s):
 
 def reference_jobs(jobs, tick_s):
     """Return the reference's jobs for a kernel's."""
-    names = [field.name for field in dataclasses.fields(reference.Jobs) if field.name not in ("arrival", "delay")]
+    apart = ("arrival", "delay", "priority", "hash_ids")
+    names = [field.name for field in dataclasses.fields(reference.Jobs) if field.name not in apart]
     columns = {name: getattr(jobs, name).tolist() for name in names}
     return reference.Jobs(arrival=ticks(jobs.arrival_s, tick_s), delay=ticks(jobs.delay_s, tick_s), **columns)
 

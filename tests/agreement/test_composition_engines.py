@@ -15,7 +15,7 @@ import pytest
 from test_engine_schedulers import OF_THE_PAPER, System, Ticks, assert_same, draw, with_shared_prefixes
 
 import penstock as ps
-from penstock.reference import engines as reference_engines
+from penstock.reference import batch_time as plain_batch_time
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.engines import ENGINES
 
@@ -49,7 +49,7 @@ class Composed(System):
         def linear(load):
             return self.ticks[load - 1] * UNITS + self.odd
 
-        return reference_engines.Composition(linear, *self.attention, self.request, self.with_prefill, UNITS)
+        return plain_batch_time.Composition(linear, *self.attention, self.request, self.with_prefill, UNITS)
 
 
 def composed(rng, system):
@@ -119,7 +119,7 @@ def test_the_plain_python_is_appendix_a() -> None:
     """Prompts of 3 tokens after none and 2 after 5, and a decode after 7: by hand, then as the model says."""
     costs = {"self_attention": 2, "cross_attention": 3, "decode_attention": 5, "mixed_attention": 11, "per_request": 13}
     costs["with_prefill"] = 19
-    plain = reference_engines.Composition(lambda load: 17 * load, **costs, per_tick=10)
+    plain = plain_batch_time.Composition(lambda load: 17 * load, **costs, per_tick=10)
     assert plain.ticks([(3, 0), (2, 5)], [7]) == round(
         (17 * 6 + 2 * (9 + 4 + 1) + 3 * (2 * 5) + 11 * 7 + 13 * 3 + 19) / 10
     )

@@ -1,4 +1,4 @@
-"""The kernel of engines and KV memory against the plain Python of `reference_engines`, event for event.
+"""The kernel of engines and KV memory against the plain Python of `penstock.reference`, event for event.
 
 Systems are small and random: ties, cut prompts, memory for a request or two, preemptions in nearly every step.
 """
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.reference import engines as reference_engines
+from penstock.reference import one_server
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime
 from penstock.system.engines import ENGINES
@@ -98,7 +98,7 @@ class System:
         return simulate(workload, server, until=self.until, record=record, tick_s=1.0, compress=compress)
 
     def reference(self):
-        return reference_engines.simulate(
+        return one_server.simulate(
             self.arrival,
             self.prompt,
             self.output,

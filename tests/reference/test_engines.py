@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import InputError
-from penstock.reference import markov_chain
-from penstock.reference.engines import ENGINES, simulate, simulation
+from penstock.reference import markov_chain, one_server
+from penstock.reference.one_server import simulate
+from penstock.reference.replicas import ENGINES
 from penstock.reference.seam_policies import POLICIES
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "data" / "golden"
@@ -301,17 +302,17 @@ TWO = {"arrival": [0, 0], "prompt": [4, 4], "output": [3, 3], "batch_time": one_
     [
         ({"engine": "sglan"}, "no engine 'sglan'; did you mean 'sglang'"),
         ({"engine": "vllm", "options": {"chunked": True}}, "'vllm' has no option 'chunked'"),
-        ({"engine": "vllm", "options": {"chunked_prefill": 1}}, "option chunked_prefill is 1, but is on or off"),
-        ({"engine": "tensorrt-llm", "options": {"capacity": "static"}}, "no capacity 'static'"),
+        ({"engine": "vllm", "options": {"chunked_prefill": 1}}, "option chunked_prefill is 1"),
+        ({"engine": "tensorrt-llm", "options": {"capacity": "static"}}, "there is no capacity 'static'"),
         ({"engine": "sglang", "order": "priority"}, "order 'priority' is not one that 'sglang' has"),
         ({"engine": "vllm", "preemption": "swap"}, "preemption 'swap' is not one that 'vllm' has"),
-        ({"engine": "vllm", "admission": "input"}, "'vllm' has its own rule"),
+        ({"engine": "vllm", "admission": "input"}, "admission 'input' is not one that 'vllm' has"),
         ({"engine": "tensorrt-llm", "watermark": 0.1}, "watermark 0.1 has no effect"),
-        ({"admission": "inputs"}, "no admission 'inputs'"),
+        ({"admission": "inputs"}, "admission 'inputs' is not one that 'sarathi' has; give None or input"),
         ({"engine": "sglang", "hash_ids": [[], []]}, "'sglang' caches no prefixes here"),
         ({"engine": "vllm", "hash_ids": [[], []]}, "kv_blocks is not, so nothing says what the cache holds"),
-        ({"token_budget": 0}, "token_budget is 0"),
-        ({"priority": [0]}, "1 priorities and 2 rows of hash_ids do not pair"),
+        ({"token_budget": 0}, "token_budget = 0"),
+        ({"priority": [0]}, "1 priority and 2 arrival do not pair"),
         ({"arrival": [1, 0]}, "arrival\\[1\\] = 0 is before"),
         ({"kv_blocks": 2}, "request 0 of 4 prompt and 3 output tokens needs 3 KV blocks, but 2 can be used"),
         ({"kv_blocks": 3, "watermark": 0.4}, "needs 3 KV blocks beside 1 kept free, but 3 can be used"),
@@ -330,4 +331,4 @@ def test_what_cannot_be_used_is_said_in_one_line(given, said):
 
 
 def test_the_examples_in_the_documentation_are_true():
-    assert doctest.testmod(simulation).failed == 0
+    assert doctest.testmod(one_server).failed == 0

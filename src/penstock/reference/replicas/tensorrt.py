@@ -1,9 +1,9 @@
 """TensorRT-LLM: a capacity scheduler says who may run, a micro-batch scheduler who is served."""
 
-from collections.abc import Mapping
-
-from penstock.errors import InputError, nearest
-from penstock.reference.engines.server import Allocation, Limits, Request, Server, flag, token_load
+from penstock.reference.markov_chain import known
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.server import Server
 
 CAPACITIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
@@ -19,14 +19,11 @@ class TensorRtLlm(Server):
 
     options = ("capacity", "chunked_context")
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.capacity = str(options.get("capacity", CAPACITIES[0]))
-        self.chunked_context = flag(options, "chunked_context", False)
-        if self.capacity not in CAPACITIES:
-            raise InputError(
-                f"{name!r} has no capacity {self.capacity!r}{nearest(self.capacity, CAPACITIES)}"
-            )
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        capacity = str(pool.options.get("capacity", CAPACITIES[0]))
+        self.capacity = known("capacity", capacity, CAPACITIES)
+        self.chunked_context = self.flag("chunked_context", False)
 
     def step(self) -> Allocation:
         """Form a micro batch: decodes, then prompts begun before, then new ones."""
@@ -61,7 +58,7 @@ class TensorRtLlm(Server):
     def blocks_to_start(self, request: Request) -> int:
         """KV blocks taken at the start: to completion, or for its prefill."""
         return self.blocks(
-            request.target if self.capacity == "max_utilization" else self.peak(request)
+            request.target if self.capacity == "max_utilization" else request.total
         )
 
     def start(self, request: Request) -> None:
@@ -72,7 +69,7 @@ class TensorRtLlm(Server):
         """Tokens of its prompt that go into this batch: all that are left, or, in chunks, what the
         budget leaves.
         """
-        left = request.target - request.computed
+        left = request.P
         budget = self.b_max - token_load(batch)
         if left > budget and not self.chunked_context:
             return 0

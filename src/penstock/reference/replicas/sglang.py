@@ -1,17 +1,8 @@
 """SGLang (0.5): prefill batches before decode batches, and one request in mid-prefill at most."""
 
-from collections.abc import Mapping
-
-from penstock.reference.engines.server import (
-    Allocation,
-    Limits,
-    Request,
-    Server,
-    count,
-    flag,
-    share,
-    token_load,
-)
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.server import Server
 
 
 class Sglang(Server):
@@ -38,17 +29,16 @@ class Sglang(Server):
     default_block_size = 1
     budgeted = False  # decode batches have no token budget
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.mixed_chunk = flag(options, "mixed_chunk", False)
-        self.max_prefill_tokens = count(options, "max_prefill_tokens", 16384)
-        self.new_token_ratio = share(options, "new_token_ratio", 0.7)
-        self.min_new_token_ratio = share(options, "min_new_token_ratio", 0.098)
-        self.decay = (self.new_token_ratio - self.min_new_token_ratio) / count(
-            options, "decay_steps", 600
-        )
-        self.clip = count(options, "clip_new_tokens", 4096)
-        self.retract_steps = count(options, "retract_steps", 20)
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        self.mixed_chunk = self.flag("mixed_chunk", False)
+        self.max_prefill_tokens = self.count("max_prefill_tokens", 16384)
+        self.new_token_ratio = self.share("new_token_ratio", 0.7)
+        self.min_new_token_ratio = self.share("min_new_token_ratio", 0.098)
+        span = self.new_token_ratio - self.min_new_token_ratio
+        self.decay = span / self.count("decay_steps", 600)
+        self.clip = self.count("clip_new_tokens", 4096)
+        self.retract_steps = self.count("retract_steps", 20)
         self.is_full = False
         self.idle()
 
@@ -104,7 +94,7 @@ class Sglang(Server):
 
     def continue_chunked(self, request: Request, batch: Allocation) -> None:
         """Go on with the prompt that was cut, as far as its chunk and memory go."""
-        left = request.target - request.computed
+        left = request.P
         room = (request.blocks + self.free) * self.block_size - request.computed
         tokens = int(min(left, self.left_chunk, room))
         if tokens > 0:
@@ -186,7 +176,7 @@ class Sglang(Server):
 
     def preempt(self, request: Request) -> None:
         """Take all its memory and put it at the end of the waiting queue."""
-        request.target, request.computed = request.known, 0
+        self.forget(request)
         self.evict(request)
         self.waiting.append(request)
 
@@ -197,7 +187,7 @@ class Sglang(Server):
 
     def cannot_fit(self, request: Request) -> str | None:
         """Say that memory is too small, or that a chunk is smaller than a page."""
-        if self.b_max < self.block_size and self.peak(request) > self.b_max:
+        if self.b_max < self.block_size and request.total > self.b_max:
             return (
                 f"must be cut, but a chunk of {self.b_max:g} tokens is less than a page of "
                 f"{self.block_size}"

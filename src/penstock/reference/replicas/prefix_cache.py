@@ -3,14 +3,16 @@ others.
 """
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from penstock.errors import InputError
-from penstock.reference.engines.seam import SeamServer
-from penstock.reference.engines.server import Allocation, Limits, Request, Server, token_load
-from penstock.reference.engines.vllm import VllmV1
-from penstock.reference.seam_policies import DECODE_FIRST, Policy
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.seam import SeamServer
+from penstock.reference.replicas.server import Server
+from penstock.reference.replicas.vllm import VllmV1
+from penstock.reference.seam_policies import DECODE_FIRST
 
 
 @dataclass(eq=False)
@@ -73,24 +75,20 @@ class PrefixCache(Server):
     prompt, else as the request's own.
     """
 
-    pool: BlockPool
-    held: dict[Request, list[Block]]
-
-    def open_cache(self) -> None:
-        """Begin with blocks that hold nothing."""
-        if self.limits.kv_blocks == float("inf"):
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        if pool.kv_blocks is None:
             raise InputError(
                 "hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; "
                 "give it"
             )
-        self.pool = BlockPool(int(self.usable))
-        self.held = {}
-        self.reused = 0  # tokens that were there already
+        self.cache = BlockPool(int(self.usable))
+        self.held: dict[Request, list[Block]] = {}
 
     @property
     def free(self) -> float:
         """KV blocks that nobody uses."""
-        return len(self.pool.unused)
+        return len(self.cache.unused)
 
     def names(self, request: Request, tokens: int) -> list[Hashable]:
         """Name the full blocks of the first tokens of a request."""
@@ -103,9 +101,9 @@ class PrefixCache(Server):
         """Blocks that hold its prefix; its last token is always computed."""
         blocks: list[Block] = []
         for name in self.names(request, request.target - 1):
-            if name not in self.pool.named:
+            if name not in self.cache.named:
                 break
-            blocks.append(self.pool.named[name][0])
+            blocks.append(self.cache.named[name][0])
         return blocks
 
     def cached_blocks(self, request: Request) -> tuple[int, int]:
@@ -117,16 +115,15 @@ class PrefixCache(Server):
         """Move it to the running list, with the blocks that hold its prefix."""
         self.held[request] = self.cached(request)
         for block in self.held[request]:
-            self.pool.share(block)
+            self.cache.share(block)
         request.computed = len(self.held[request]) * self.block_size
-        self.reused += request.computed
         super().admit(request, blocks)
         self.hold(request, blocks)
 
     def hold(self, request: Request, blocks: int) -> None:
         """Let it have so many KV blocks in all."""
         held = self.held[request]
-        held += [self.pool.take() for _ in range(blocks - len(held))]
+        held += [self.cache.take() for _ in range(blocks - len(held))]
         request.blocks = len(held)
 
     def grow(self, request: Request, tokens: int = 1) -> None:
@@ -138,45 +135,40 @@ class PrefixCache(Server):
             self.held[request], self.names(request, request.computed + tokens), strict=False
         ):
             if block.name is None:
-                self.pool.give_name(block, name)
+                self.cache.give_name(block, name)
 
     def evict(self, request: Request) -> None:
         """Give its blocks back, and strike it from the running list."""
-        self.pool.release(self.held.pop(request))
+        self.cache.release(self.held.pop(request))
         super().evict(request)
 
-    def complete(self, batch: Allocation, tick: int) -> None:
+    def complete(self, now: int) -> list[Request]:
         """End a batch for one request after another, as they run: so they give their blocks
         back.
         """
-        super().complete(
-            {request: batch[request] for request in self.running if request in batch}, tick
-        )
+        self.batch = {r: self.batch[r] for r in self.running if r in self.batch}
+        return super().complete(now)
 
     def leave(self, request: Request) -> None:
         """Give the blocks of a finished request back."""
-        self.pool.release(self.held.pop(request))
+        self.cache.release(self.held.pop(request))
         super().leave(request)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that every block is unused or used as often as it is held."""
         super().assert_feasible(batch)
         used = [block for blocks in self.held.values() for block in blocks]
-        assert len(set(used)) + len(self.pool.unused) == self.usable, "KV blocks are lost"
+        assert len(set(used)) + len(self.cache.unused) == self.usable, "KV blocks are lost"
         assert sum(block.users for block in set(used)) == len(used), (
             "a KV block is used by others than hold it"
         )
-        assert all(block.users == 0 for block in self.pool.unused), (
+        assert all(block.users == 0 for block in self.cache.unused), (
             "a KV block in use is in the queue"
         )
 
 
 class PrefixCachingVllmV1(PrefixCache, VllmV1):
     """vLLM V1 with prefix caching."""
-
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.open_cache()
 
 
 class PrefixCachingSeamServer(PrefixCache, SeamServer):
@@ -187,17 +179,7 @@ class PrefixCachingSeamServer(PrefixCache, SeamServer):
     may have pushed some of it out. Prompts take their blocks before decodes do.
     """
 
-    def __init__(
-        self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy
-    ) -> None:
-        super().__init__(name, limits, options, policy)
-        if self.admission != "input" or self.swaps:
-            raise InputError(
-                f"hash_ids are given, but admission is {self.admission!r} and preemption "
-                f"{limits.preemption!r}; "
-                "prefixes are cached under 'input' and 'recompute' only"
-            )
-        self.open_cache()
+    settings = SeamServer.settings | {"admission": (None, "input"), "preemption": ("recompute",)}
 
     def blocks_at_admission(self, request: Request) -> int:
         """KV blocks that it takes from those nobody uses."""
@@ -216,13 +198,13 @@ class PrefixCachingSeamServer(PrefixCache, SeamServer):
         """Serve prompts, then decodes; the phase named first has its tokens and slots before the
         other.
         """
-        budget, slots = self.policy_limits()
+        budget, slots = self.b_max, self.k_max
         y = min(y, slots, budget, len(self.decoding))
         x = min(x, sum(visible.values()), budget)
         beside = 0  # decodes that have their slots before prompts
         if first == DECODE_FIRST:
             x, beside = min(x, budget - y), y
-        most = len(visible) if self.limits.scope == "running" else slots - beside
+        most = len(visible) if self.pool.scope == "running" else slots - beside
         spare = self.spare
         chosen: Allocation = {}
         for request in list(visible)[: max(most, 0)]:
@@ -235,7 +217,7 @@ class PrefixCachingSeamServer(PrefixCache, SeamServer):
                     break
                 spare -= needed
                 self.admit(request, self.blocks(request.target))
-            chosen[request] = min(request.target - request.computed, left)
+            chosen[request] = min(request.P, left)
             self.grow(request, chosen[request])
         if first != DECODE_FIRST:
             y = min(y, budget - token_load(chosen), slots - self.counted(chosen))

@@ -2,17 +2,9 @@
 which does not.
 """
 
-from collections.abc import Mapping
-
-from penstock.reference.engines.server import (
-    Allocation,
-    Limits,
-    Request,
-    Server,
-    count,
-    flag,
-    token_load,
-)
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.server import Server, by_priority
 
 
 class VllmV1(Server):
@@ -24,21 +16,21 @@ class VllmV1(Server):
     """
 
     options = ("chunked_prefill", "long_prefill_threshold")
-    orders = ("fcfs", "priority")
+    settings = Server.settings | {"order": ("fcfs", "priority")}
     reserved = 1
     has_watermark = True
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.chunked_prefill = flag(options, "chunked_prefill", True)
-        self.threshold = count(options, "long_prefill_threshold", 0, least=0)
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        self.chunked_prefill = self.flag("chunked_prefill", True)
+        self.threshold = self.count("long_prefill_threshold", 0, least=0)
 
     def victim(self) -> Request:
         """Return the last, or, by priority, the least urgent and youngest; of equal ones the first
         in the list.
         """
-        if self.limits.order == "priority":
-            return max(self.running, key=lambda request: (request.priority, request.arrival))
+        if self.pool.order == "priority":
+            return max(self.running, key=lambda request: by_priority(request)[:2])
         return self.running[-1]
 
     def step(self) -> Allocation:
@@ -58,7 +50,7 @@ class VllmV1(Server):
         position = 0
         while position < len(self.running) and token_load(batch) < self.b_max:
             request = self.running[position]
-            wanted = 1 if request.decoding else request.target - request.computed
+            wanted = 1 if request.decoding else request.P
             tokens = int(min(wanted, threshold, self.b_max - token_load(batch)))
             while self.growth(request, tokens) > self.free:
                 victim = self.victim()
@@ -73,7 +65,7 @@ class VllmV1(Server):
                 self.grow(request, tokens)
                 batch[request] = tokens
                 position += 1
-            elif self.limits.order == "fcfs":
+            elif self.pool.order == "fcfs":
                 break  # by priority those behind it may fit now
 
     def serve_waiting(self, batch: Allocation, threshold: float) -> None:
@@ -103,7 +95,7 @@ class VllmV1(Server):
 
     def cannot_fit(self, request: Request) -> str | None:
         """Say that memory, or for whole prompts the budget, is too small."""
-        lacking = self.lacks_blocks(self.blocks(self.peak(request)))
+        lacking = self.lacks_blocks(self.blocks(request.total))
         return lacking or (None if self.chunked_prefill else self.too_long(request))
 
 

@@ -2,10 +2,10 @@
 are named after.
 """
 
-from collections.abc import Mapping
-
-from penstock.reference.engines.server import Allocation, Limits, Request, Server, count, token_load
-from penstock.reference.engines.vllm import VllmV0
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.server import Server, by_arrival
+from penstock.reference.replicas.vllm import VllmV0
 
 
 class _Reserving(Server):
@@ -16,9 +16,9 @@ class _Reserving(Server):
     options = ("max_tokens",)
     budgeted = False
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.max_tokens = count(options, "max_tokens", 4096)
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        self.max_tokens = self.count("max_tokens", 4096)
         self.reservation = self.blocks(self.max_tokens)
 
     def cannot_fit(self, request: Request) -> str | None:
@@ -74,7 +74,7 @@ class VidurVllm(VllmV0):
 
     def decode(self) -> Allocation:
         """Serve all, oldest first; the youngest are preempted for want of a free block."""
-        self.running.sort(key=lambda request: request.index)
+        self.running.sort(key=by_arrival)
         return super().decode()
 
     def assert_feasible(self, batch: Allocation) -> None:
@@ -103,7 +103,7 @@ class VidurSarathi(Server):
         self.serve_decodes(batch)
         self.serve_partial(batch)
         self.serve_waiting(batch)
-        left_out = sorted((r for r in self.running if r not in batch), key=lambda r: r.index)
+        left_out = sorted((r for r in self.running if r not in batch), key=by_arrival)
         self.running = left_out + list(batch)
         return batch
 
@@ -128,7 +128,7 @@ class VidurSarathi(Server):
     def serve_partial(self, batch: Allocation) -> None:
         """Go on with the prompts begun before, cut to what the budget leaves."""
         for request in self.running:
-            tokens = min(request.target - request.computed, self.b_max - token_load(batch))
+            tokens = min(request.P, self.b_max - token_load(batch))
             if not request.decoding and tokens > 0:
                 batch[request] = int(tokens)
 
@@ -147,7 +147,7 @@ class VidurSarathi(Server):
         the rest.
         """
         if not request.decoding:
-            unprocessed = request.target - request.computed
+            unprocessed = request.P
             request.prompt -= unprocessed
             request.output += unprocessed
         super().preempt(request)

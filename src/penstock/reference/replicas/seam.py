@@ -2,16 +2,11 @@
 may be in it.
 """
 
-from collections.abc import Mapping
-
-from penstock.errors import InputError, nearest
-from penstock.reference.engines.server import Allocation, Limits, Request, Server
-from penstock.reference.seam_policies import DECODE_FIRST, Policy, Queue
-from penstock.reference.seam_policies import Limits as PolicyLimits
-
-NO_LIMIT = 2**62  # what a policy sees where there is no limit
-
-ADMISSIONS = ("input", "completion", "optimistic")
+from penstock.reference.markov_chain import CONVENTIONS, SCOPES
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, queue_of
+from penstock.reference.replicas.server import Server
+from penstock.reference.seam_policies import DECODE_FIRST, POLICIES, Limits
 
 
 class SeamServer(Server):
@@ -26,34 +21,20 @@ class SeamServer(Server):
     """
 
     options = ("params",)
-    orders = ("fcfs", "priority")
+    settings = {  # noqa: RUF012
+        "order": ("fcfs", "priority"),
+        "scope": SCOPES,
+        "convention": CONVENTIONS,
+        "admission": (None, "input", "completion", "optimistic"),
+        "preemption": ("recompute", "swap"),
+    }
     has_watermark = True
 
-    def __init__(
-        self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy
-    ) -> None:
-        super().__init__(name, limits, options)
-        self.policy = policy
-        self.params = options.get("params", ())
-        self.admission = limits.admission or "input"
-        self.finished: list[Request] = []
-
-    def refuse_foreign_settings(self) -> None:
-        """Raise if a setting is unknown."""
-        for setting, value, possible in (
-            ("order", self.limits.order, self.orders),
-            ("scope", self.limits.scope, ("running", "batch")),
-            ("convention", self.limits.convention, ("engine", "paper")),
-            ("preemption", self.limits.preemption, ("recompute", "swap")),
-            ("admission", self.limits.admission or "input", ADMISSIONS),
-        ):
-            if value not in possible:
-                raise InputError(f"there is no {setting} {value!r}{nearest(value, possible)}")
-
-    @property
-    def swaps(self) -> bool:
-        """Whether a preempted request is moved to host memory."""
-        return self.limits.preemption == "swap"
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        self.policy = POLICIES[pool.engine] if isinstance(pool.engine, str) else pool.engine
+        self.params = pool.options.get("params", ())
+        self.admission = pool.admission or "input"
 
     def step(self) -> Allocation:
         """Form the next batch."""
@@ -64,24 +45,23 @@ class SeamServer(Server):
         while not visible and not self.decoding and self.running:
             self.preempt(self.victim())  # all are in mid-prefill and hold what the others lack
             visible = self.visible_prompts()
-        x, y, first = self.policy(self.queue(visible), self.policy_limits(), self.params)
+        prompts = [r for r in self.running if not r.decoding] + self.waiting
+        queue = queue_of(visible, prompts, self.decoding, self.arrived)
+        x, y, first = self.policy(queue, Limits(self.b_max, self.k_max), self.params)
         return self.compose(visible, x, y, first)
 
     # ------------------------------------------------------------ 1. memory for decodes:
     # `make_room_for_decodes`
 
-    def preempt(self, request: Request) -> None:
-        """Put it back; in mode ``swap`` its blocks move to host memory, and what was computed
-        stays.
+    def forget(self, request: Request) -> None:
+        """Let its tokens be computed again; in mode ``swap`` they stay, and its blocks move to host
+        memory.
         """
-        if not self.swaps:
-            super().preempt(request)
+        if self.pool.preemption == "recompute":
+            super().forget(request)
             return
         request.swapped = request.blocks
-        self.moved += request.blocks
-        self.evict(request)
-        self.waiting.insert(0, request)
-        self.sort_waiting()
+        self.moving += request.blocks * self.pool.swap_ticks
 
     # ------------------------------------------------------------ 2. back from host memory
 
@@ -92,11 +72,11 @@ class SeamServer(Server):
         while self.waiting and self.waiting[0].swapped:
             request = self.waiting[0]
             needed = self.blocks(request.computed + 1) if request.decoding else request.swapped
-            full = self.limits.scope == "running" and len(self.running) >= self.k_max
+            full = self.pool.scope == "running" and len(self.running) >= self.k_max
             if full or needed + self.watermark > self.spare:
                 break
             self.admit(request, request.swapped)
-            self.moved += request.swapped
+            self.moving += request.swapped * self.pool.swap_ticks
             request.swapped = 0
 
     # ------------------------------------------------------------ 3. the prompts that may be served
@@ -109,7 +89,7 @@ class SeamServer(Server):
         visible: dict[Request, int] = {}
         for request in self.running:
             if not request.decoding:
-                left = request.target - request.computed
+                left = request.P
                 if self.admission == "optimistic":  # as far as its blocks and spare ones go
                     left = int(
                         min(left, (request.blocks + spare) * self.block_size - request.computed)
@@ -117,13 +97,13 @@ class SeamServer(Server):
                     spare -= self.growth(request, max(left, 0))
                 if left > 0:
                     visible[request] = left
-        if self.limits.scope == "batch":
-            visible = dict(list(visible.items())[: self.slots])
+        if self.pool.scope == "batch":
+            visible = dict(list(visible.items())[: self.k_max])
         for request in self.waiting:
             listed = (
                 len(visible)
-                if self.limits.scope == "batch"
-                else len(self.running) + self.new(visible)
+                if self.pool.scope == "batch"
+                else len({*self.running, *visible})
             )
             spare_for_it = spare - self.watermark
             if self.preempted or request.swapped or listed >= self.k_max:
@@ -141,47 +121,15 @@ class SeamServer(Server):
                 spare -= self.blocks_at_admission(request)
         return visible
 
-    def new(self, visible: dict[Request, int]) -> int:
-        """How many of the visible prompts still wait."""
-        return sum(request in self.waiting for request in visible)
-
-    @property
-    def slots(self) -> int:
-        """The max batch size as a whole number."""
-        return int(min(self.k_max, NO_LIMIT))
-
     def blocks_at_admission(self, request: Request) -> int:
         """KV blocks that it holds from admission on: for its prefill, or to completion."""
-        return self.blocks(request.target if self.admission == "input" else self.peak(request))
+        return self.blocks(request.target if self.admission == "input" else request.total)
 
     # ------------------------------------------------------------ 4. the policy, and who is served
 
-    def queue(self, visible: dict[Request, int]) -> Queue:
-        """Count what the policy sees."""
-        in_prefill = [request for request in self.running if not request.decoding] + self.waiting
-        unprocessed = [max(request.target - request.computed, 0) for request in in_prefill]
-        arrived = self.running + self.waiting + self.finished
-        return Queue(
-            prompts=len(visible),
-            prompt_tokens=sum(visible.values()),
-            decoding=len(self.decoding),
-            waiting=len(in_prefill),
-            waiting_tokens=sum(unprocessed),
-            head_tokens=unprocessed[0] if unprocessed else 0,
-            decode_tokens=sum(self.peak(request) - request.computed for request in self.decoding),
-            arrived=len(arrived),
-            arrived_tokens=sum(request.prompt for request in arrived),
-            finished=len(self.finished),
-            finished_decodes=sum(request.output - self.extra for request in self.finished),
-        )
-
-    def policy_limits(self) -> PolicyLimits:
-        """Return the limits that the policy sees."""
-        return PolicyLimits(int(min(self.b_max, NO_LIMIT)), self.slots)
-
     def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
         """Serve the phase named first, and the other with the tokens and slots really left."""
-        budget, slots = self.policy_limits()
+        budget, slots = self.b_max, self.k_max
         y = min(y, slots, budget)
         if first == DECODE_FIRST:
             decodes = self.decodes(y)
@@ -206,7 +154,7 @@ class SeamServer(Server):
         """Slots of the batch that prompts take from decodes; in scope ``running`` all who run have
         theirs.
         """
-        return len(prefills) if self.limits.scope == "batch" else 0
+        return len(prefills) if self.pool.scope == "batch" else 0
 
     def decodes(self, tokens: int) -> Allocation:
         """Serve the first decoding requests of the running list."""
@@ -214,7 +162,7 @@ class SeamServer(Server):
 
     def prefills(self, visible: dict[Request, int], tokens: int, slots: int) -> Allocation:
         """Fill the visible prompts in order."""
-        if self.limits.scope == "running":
+        if self.pool.scope == "running":
             slots = len(visible)
         chosen: Allocation = {}
         for request, most in list(visible.items())[: max(slots, 0)]:
@@ -224,7 +172,3 @@ class SeamServer(Server):
             tokens -= chosen[request]
         return chosen
 
-    def leave(self, request: Request) -> None:
-        """Strike a finished request from the running list, and keep it for the totals."""
-        super().leave(request)
-        self.finished.append(request)
