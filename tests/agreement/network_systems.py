@@ -5,9 +5,11 @@ What draws is a `random.Random`: a seeded one, or one of hypothesis, which shrin
 """
 
 import dataclasses
+import functools
 from itertools import pairwise
 from types import SimpleNamespace
 
+import engine_systems
 import numpy as np
 
 from penstock.kernel.signatures import DECODE_FIRST
@@ -118,10 +120,7 @@ class PoolSpec:
         order = whirled if self.order == "whirled" else self.order
         if order == "priority":
             order = Order.priority([names[stage] for stage in self.priority])
-        router = self.router
-        if router == "measure":
-            router = Router.measure(prefill=self.measure[0], decode=self.measure[1])
-        return Pool(self.server, self.replicas, router, order, self.affinity)
+        return Pool(self.server, self.replicas, kernel_router(self), order, self.affinity)
 
     def reference_pool(self, weights):
         """Return the reference's; it has the policies of the paper itself."""
@@ -145,6 +144,48 @@ class PoolSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class EngineSpec:
+    """A pool of engines, or of a policy with KV memory, as tight as its requests allow."""
+
+    system: engine_systems.System  # the limits and settings of a replica, and requests that fit
+    replicas: int = 1
+    router: str = "jsq"
+    measure: tuple[int, int] = (1, 1)
+    affinity: bool = False
+
+    @property
+    def server(self):
+        """One replica, for the kernel."""
+        return self.system.server
+
+    def pool(self, names):
+        """Return the kernel's pool."""
+        return Pool(self.server, self.replicas, kernel_router(self), affinity=self.affinity)
+
+    def reference_pool(self, weights):
+        """Return the reference's."""
+        return reference.EnginePool(
+            **self.system.plain_settings,
+            replicas=self.replicas,
+            router=self.router,
+            weights=weights,
+            affinity=self.affinity,
+        )
+
+    def lengths(self, random):
+        """Draw prompt and output tokens of a request: some that fit, a prompt alone, or none."""
+        prompt, output = random.choice(list(zip(self.system.prompt, self.system.output, strict=True)))
+        return random.choice([(prompt, output)] * 6 + [(prompt, 0), (0, 0)])
+
+
+def kernel_router(spec):
+    """Return the router of a pool, for the kernel."""
+    if spec.router == "measure":
+        return Router.measure(prefill=spec.measure[0], decode=spec.measure[1])
+    return spec.router
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
     """One request of a job, and its parents by their places in the job."""
 
@@ -156,13 +197,14 @@ class Request:
     context: int = 0  # offset
     delay: int = 0
     coin: int = 0
+    priority: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
     """Pools, stages, jobs, and how long to run (until a tick, or None: until everything has left)."""
 
-    pools: tuple[PoolSpec, ...]
+    pools: tuple[PoolSpec | EngineSpec, ...]
     stage_pool: tuple[int, ...]
     prefill: tuple[float, ...]
     decode: tuple[float, ...]
@@ -188,17 +230,20 @@ class System:
                 child = children[place][0] - place if children[place] else 0
                 rows.append((*dataclasses.astuple(request), len(request.parents), child, sibling.get(place, 0)))
             first_request.append(len(rows))
-        stage, prompt, output, _, reuse, context, delay, coin, pending, child, sibling = zip(*rows, strict=True)
+        columns = zip(*rows, strict=True)
+        stage, prompt, output, _, reuse, context, delay, coin, priority, pending, child, sibling = columns
         return {
             "arrival": [arrival for arrival, _ in self.jobs], "first_request": first_request, "stage": stage,
             "prompt": prompt, "output": output, "reuse": reuse, "context": context, "delay": delay,
-            "pending": pending, "child": child, "sibling": sibling, "coin": coin,
+            "pending": pending, "child": child, "sibling": sibling, "coin": coin, "priority": priority,
         }  # fmt: skip
 
     def kernel_jobs(self):
         """Return the kernel's jobs."""
         columns = self.columns
         arrival, delay = columns.pop("arrival"), columns.pop("delay")
+        if not any(columns["priority"]):
+            del columns["priority"]
         types = {"first_request": np.int64, "coin": np.uint32}
         arrays = {name: np.array(column, types.get(name, np.int32)) for name, column in columns.items()}
         workflow = np.zeros(len(arrival), np.int32)
@@ -237,13 +282,18 @@ class System:
 # ---------------------------------------------------------------- drawing
 
 
-def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12):
-    """Draw a system: ties, idle times, cut prompts, tight limits, empty phases and early stops are all likely."""
-    n_pools = random.randint(1, 4)
+def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, engines=()):
+    """Draw a system: ties, idle times, cut prompts, tight limits, empty phases and early stops are all likely.
+
+    With names of engines or of policies of the paper as ``engines``, most pools are of one of them, with KV memory.
+    """
+    n_pools = random.randint(1, 2 if engines else 4)
     stage_pool = tuple(range(n_pools)) + tuple(random.randrange(n_pools) for _ in range(random.randint(0, 4)))
     n_stages = len(stage_pool)
     pools = tuple(
         draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
+        if not engines or random.randrange(3) == 0
+        else draw_engine_pool(random, random.choice(engines))
         for place in range(n_pools)
     )
     stages = [draw_stage(random, pools[pool]) for pool in stage_pool]
@@ -252,6 +302,8 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12):
         arrival.append(at)
         at += random.randint(0, longest)
     jobs = tuple((tick, draw_job(random, stages)) for tick in arrival)
+    if engines:
+        jobs = tuple((tick, with_priorities(random, requests)) for tick, requests in jobs)
     return System(
         pools,
         stage_pool,
@@ -284,11 +336,49 @@ def draw_pool(random, stages, policies, orders):
     )
 
 
+def draw_engine_pool(random, name):
+    """Draw a pool of an engine, or of a policy of the paper with KV memory."""
+    rng = np.random.default_rng(random.randrange(2**32))
+    system = draw_tight(rng, name)
+    if random.randrange(3) == 0:
+        system = engine_systems.composed(rng, system)
+    return EngineSpec(
+        system,
+        replicas=random.choice([1, 1, 2, 3]),
+        router=random.choice(ROUTERS),
+        measure=(random.randint(1, 4), random.randint(1, 4)),
+        affinity=random.choice([False, True]),
+    )
+
+
+def draw_tight(rng, name):
+    """Draw a server that preempts under its own requests, if one of a few does; a policy's has KV memory."""
+    for _ in range(8):
+        system = engine_systems.draw(rng, name)
+        if system.blocks and any(batch.preempted for batch in system.reference().batches):
+            return system
+    while system.blocks is None and name in POLICIES:  # without memory it is a server of the paper
+        system = engine_systems.draw(rng, name)
+    return system
+
+
+def with_priorities(random, requests):
+    """Return the requests with a priority each, for engines that go by it."""
+    return tuple(dataclasses.replace(request, priority=random.randrange(3)) for request in requests)
+
+
 def draw_stage(random, spec):
-    """Return the kind of a stage: its number is its place, ``(most prompt, most output)`` tokens, 0 for none."""
+    """Return what draws prompt and output tokens of a stage's requests, one of them often for none."""
+    if isinstance(spec, EngineSpec):
+        return spec.lengths
     prompt = random.choice([1, 3, 9, 3 * len(spec.ticks)])
     output = random.choice([1, 2, 5, 40, 100])
-    return random.choice([(prompt, output)] * 4 + [(0, output), (prompt, 0), (0, 0)])
+    return functools.partial(lengths, random.choice([(prompt, output)] * 4 + [(0, output), (prompt, 0), (0, 0)]))
+
+
+def lengths(most, random):
+    """Draw prompt and output tokens from 1 up to so many; none where that is 0."""
+    return tuple(random.randint(1, tokens) if tokens else 0 for tokens in most)
 
 
 def draw_job(random, stages):
@@ -297,9 +387,7 @@ def draw_job(random, stages):
     requests = []
     for place, those in enumerate(parents):
         stage = random.randrange(len(stages))
-        most_prompt, most_output = stages[stage]
-        prompt = random.randint(1, most_prompt) if most_prompt else 0
-        output = random.randint(1, most_output) if most_output else 0
+        prompt, output = stages[stage](random)
         context, reuse = 0, 0
         if those and random.choice([False, True]):
             ancestor = random.choice(those)

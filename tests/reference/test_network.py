@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import InputError
 from penstock.reference import orders
 from penstock.reference import simulation as reference_simulation
-from penstock.reference.network import EnginePool, Jobs, Network, PaperPool
+from penstock.reference.network import Jobs, Network, PaperPool
 from penstock.reference.seam_policies import POLICIES
 from penstock.reference.simulation import simulate
 

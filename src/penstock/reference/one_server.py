@@ -1,7 +1,7 @@
 """One server: a network of one pool of one replica, each of whose jobs is one request."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import InputError
@@ -18,6 +18,7 @@ def simulate(
     priority: Sequence[int] | None = None,
     hash_ids: Sequence[Sequence[int]] | None = None,
     until: int | None = None,
+    instants: Iterable[int] = (),
     **settings: Any,
 ) -> History:
     """Run a server with KV memory from empty at tick 0, event by event.
@@ -28,8 +29,8 @@ def simulate(
         One entry per request, in arrival order: arrival tick, prompt tokens, output tokens.
     priority, hash_ids
         As `Jobs` has them; with ``hash_ids`` prefixes are cached.
-    until
-        Stop at this tick, after its finishes and arrivals; None: when every request has departed.
+    until, instants
+        As `penstock.reference.simulation.simulate` has them.
     settings
         Those of an `EnginePool`.
 
@@ -59,6 +60,6 @@ def simulate(
     calls = [(tick, [(0, *call)]) for tick, *call in zip(arrival, prompt, output, strict=True)]
     jobs = Jobs.chains(calls, **columns)
     pool = EnginePool(prefix_caching=hash_ids is not None, **settings)
-    history = simulate_network(jobs, Network([pool], [0]), until=until)
+    history = simulate_network(jobs, Network([pool], [0]), until=until, instants=instants)
     requests = [request for request in history.requests if request.ready is not None]
     return dataclasses.replace(history, requests=requests)
