@@ -9,7 +9,7 @@ import numpy as np
 
 import penstock as ps
 from penstock.reference import batch_time as plain_batch_time
-from penstock.reference import one_server
+from penstock.reference import simulation as plain
 from penstock.simulation.simulate import simulate
 from penstock.system.batch_time import BatchTime, Composition
 from penstock.system.engines import ENGINES
@@ -123,7 +123,7 @@ class System:
         return simulate(workload, self.server, until=self.until, record=record, tick_s=1.0, compress=compress)
 
     def reference(self, instants=()):
-        return one_server.simulate(
+        return plain.simulate_server(
             self.arrival,
             self.prompt,
             self.output,

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.errors import InputError
-from penstock.reference.one_server import simulate
+from penstock.reference.simulation import simulate_server as simulate
 
 
 def one_tick(load):

@@ -6,6 +6,7 @@ of its jobs.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from penstock.reference.batch_time import Composition
@@ -73,9 +74,7 @@ class Jobs:
 
         ``columns`` are further columns of the requests.
         """
-        first_request = [0]
-        for _, chain in jobs:
-            first_request.append(first_request[-1] + len(chain))
+        first_request = [0, *accumulate(len(chain) for _, chain in jobs)]
         requests = [request for _, chain in jobs for request in chain]
         none = [0] * len(requests)
         usual = {

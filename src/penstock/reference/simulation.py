@@ -16,18 +16,18 @@ until its prefill has been repeated, or, if it was swapped out, until it comes b
 are to be computed again count as unprocessed again.
 """
 
+import dataclasses
 import heapq
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from penstock.errors import InputError
-from penstock.reference.network import EnginePool, Jobs, Network, PaperPool
-from penstock.reference.replicas import make_server
-from penstock.reference.replicas.paper import PaperReplica
+from penstock.reference.network import EnginePool, Jobs, Network
+from penstock.reference.replicas import make_replica
 from penstock.reference.replicas.replica import Batch, Replica, Request
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Instant:
     """Counts at a tick, after its finishes and arrivals and before a batch formed then."""
 
@@ -39,7 +39,7 @@ class Instant:
     future_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class History:
     """What happened up to tick ``end``; what had not happened by then is None."""
 
@@ -72,6 +72,7 @@ def simulate(
 
     >>> # (arrival, [(stage, prompt, output), ...])
     >>> jobs = Jobs.chains([(0, [(0, 3, 2)]), (1, [(0, 2, 1)])])
+    >>> from penstock.reference.network import PaperPool
     >>> network = Network([PaperPool(batch_time=lambda tokens: 2, token_budget=4)], stage_pool=[0])
     >>> [(request.first_token, request.finish) for request in simulate(jobs, network).requests]
     [(2, 4), (4, 4)]
@@ -99,13 +100,73 @@ def simulate(
     return History(running.requests, running.replicas, batches, series, now)
 
 
+def simulate_server(
+    arrival: Sequence[int],
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    priority: Sequence[int] | None = None,
+    hash_ids: Sequence[Sequence[int]] | None = None,
+    until: int | None = None,
+    instants: Iterable[int] = (),
+    **settings: Any,
+) -> History:
+    """Run one server with KV memory: a network of one replica, each of whose jobs is one request.
+
+    Parameters
+    ----------
+    arrival, prompt, output
+        One entry per request, in arrival order: arrival tick, prompt tokens, output tokens.
+    priority, hash_ids
+        As `Jobs` has them; with ``hash_ids`` prefixes are cached.
+    until, instants
+        As `simulate` has them.
+    settings
+        Those of an `EnginePool`.
+
+    Returns
+    -------
+    History
+        Every request that arrived by its end. With `until`, a batch in flight stays in ``batches``
+        but completes nothing.
+
+    Raises
+    ------
+    InputError, AssertionError
+        If an argument cannot be used, or a request could never finish; if a step breaks a law.
+
+    >>> limits = {"engine": "vllm", "token_budget": 4}
+    >>> history = simulate_server([0, 1], [3, 2], [2, 1], batch_time=lambda b: 2, **limits)
+    >>> [(batch.start, batch.allocation) for batch in history.batches]
+    [(0, {0: 3}), (2, {0: 1, 1: 2})]
+    """
+    columns = {"priority": priority or (), "hash_ids": hash_ids or ()}
+    for name, column in {"prompt": prompt, "output": output, **columns}.items():
+        if len(column) not in (len(arrival), len(arrival) * (name not in columns)):
+            raise InputError(
+                f"{len(column)} {name} and {len(arrival)} arrival do not pair; pass one of each "
+                "per request"
+            )
+    calls = [(t, [(0, p, o)]) for t, p, o in zip(arrival, prompt, output, strict=True)]
+    jobs = Jobs.chains(calls, **columns)
+    pool = EnginePool(prefix_caching=hash_ids is not None, **settings)
+    history = simulate(jobs, Network([pool], [0]), until=until, instants=instants)
+    requests = [request for request in history.requests if request.ready is not None]
+    return dataclasses.replace(history, requests=requests)
+
+
 class _Running:
     """The network at one moment."""
 
     def __init__(self, jobs: Jobs, network: Network) -> None:
         self.jobs, self.network = jobs, network
         self.replicas: list[Replica] = []
-        self.pools = [self.make_replicas(index) for index in range(len(network.pools))]
+        self.pools: list[list[Replica]] = []
+        for place, pool in enumerate(network.pools):
+            stages = [stage for stage, other in enumerate(network.stage_pool) if other == place]
+            indices = range(len(self.replicas), len(self.replicas) + pool.replicas)
+            self.pools.append([make_replica(pool, i, stages, self.ahead) for i in indices])
+            self.replicas += self.pools[-1]
         self.turns = [0] * len(network.pools)  # of the routers that serve in turn
         self.requests: list[Request] = []
         self.due: list[tuple[int, int]] = []  # (tick, request) of the arrivals to come
@@ -119,18 +180,6 @@ class _Running:
                 self.requests.append(self.new_request(job, row))
                 if jobs.pending[row] == 0:
                     self.release(self.requests[row], tick)
-
-    def make_replicas(self, index: int) -> list[Replica]:
-        """Return the replicas of a pool, which join those of the pools before."""
-        pool = self.network.pools[index]
-        stages = [stage for stage, place in enumerate(self.network.stage_pool) if place == index]
-        first = len(self.replicas)
-        for replica in range(first, first + pool.replicas):
-            if isinstance(pool, EnginePool):
-                self.replicas.append(make_server(pool, replica))
-            elif isinstance(pool, PaperPool):
-                self.replicas.append(PaperReplica(pool, replica, stages, self.ahead))
-        return self.replicas[first:]
 
     def new_request(self, job: int, row: int) -> Request:
         """Return a request before its release, if it can ever finish."""
@@ -198,7 +247,7 @@ class _Running:
             request.ready = request.decodes_from = now
             replica = self.route(request)
             request.replica = replica.index
-            if isinstance(replica, PaperReplica):
+            if not isinstance(replica.pool, EnginePool):
                 request.cached = request.computed = self.cached(request, now)
             if request.total == 0:
                 self.depart(request, now)

@@ -5,9 +5,14 @@ have in common; the others are one family of schedulers each, which can be held 
 description line by line. Every step is checked for feasibility.
 """
 
-from penstock.errors import InputError, nearest
-from penstock.reference.network import EnginePool
+from collections.abc import Sequence
+
+from penstock.errors import InputError
+from penstock.reference.markov_chain import known
+from penstock.reference.network import EnginePool, PaperPool, Pool
+from penstock.reference.replicas.paper import Ahead, PaperReplica
 from penstock.reference.replicas.prefix_cache import PrefixCachingSeamServer, PrefixCachingVllmV1
+from penstock.reference.replicas.replica import Replica
 from penstock.reference.replicas.seam import SeamServer
 from penstock.reference.replicas.server import Server
 from penstock.reference.replicas.sglang import Sglang
@@ -40,19 +45,20 @@ CACHING: dict[type[Server], type[Server]] = {
 """Those that cache prefixes, where they do."""
 
 
-def make_server(pool: EnginePool, index: int) -> Server:
-    """Return a replica of a pool of engines."""
-    name = pool.engine
+def make_replica(pool: Pool, index: int, stages: Sequence[int], ahead: Ahead) -> Replica:
+    """Return a replica of a pool that serves these stages."""
+    if isinstance(pool, PaperPool):
+        return PaperReplica(pool, index, stages, ahead)
+    assert isinstance(pool, EnginePool)
+    kinds = ENGINES | dict.fromkeys(POLICIES, SeamServer)
     kind: type[Server] = SeamServer
-    if isinstance(name, str) and name not in POLICIES:
-        if name not in ENGINES:
-            raise InputError(f"there is no engine {name!r}{nearest(name, [*ENGINES, *POLICIES])}")
-        kind = ENGINES[name]
+    if isinstance(pool.engine, str):
+        kind = kinds[known("engine", pool.engine, kinds)]
     if pool.prefix_caching:
         if kind not in CACHING:
             raise InputError(
-                f"hash_ids are given, but {name!r} caches no prefixes here; leave them out, or "
-                "take vllm or a policy"
+                f"hash_ids are given, but {pool.engine!r} caches no prefixes here; leave them "
+                "out, or take vllm or a policy"
             )
         kind = CACHING[kind]
     return kind(pool, index)

@@ -61,14 +61,14 @@ class PaperReplica(Replica):
         """Return the prompts that may be served: those served or begun anyway, and new ones while
         there is room.
         """
+        prompts = self.prompts(line)
         if self.pool.scope == "batch":
             room = self.slots
-            inside = [request for request in self.prompts(line) if request in self.served]
+            inside = [request for request in prompts if request in self.served]
         else:
             room = self.k_max - sum(map(self.running, self.requests))
-            inside = [request for request in self.prompts(line) if self.running(request)]
-        new = [request for request in self.prompts(line) if request not in inside]
-        return inside + new[: max(room, 0)]
+            inside = [request for request in prompts if self.running(request)]
+        return inside + [r for r in prompts if r not in inside][: max(room, 0)]
 
     def serve(self, request: Request, tokens: int) -> None:
         """Put so many tokens of a request into the batch."""

@@ -2,17 +2,16 @@
 others.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from penstock.errors import InputError
 from penstock.reference.network import EnginePool
-from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.replica import Allocation, Request
 from penstock.reference.replicas.seam import SeamServer
 from penstock.reference.replicas.server import Server
 from penstock.reference.replicas.vllm import VllmV1
-from penstock.reference.seam_policies import DECODE_FIRST
 
 
 @dataclass(eq=False)
@@ -32,15 +31,13 @@ class BlockPool:
 
     def __init__(self, blocks: int) -> None:
         self.unused = deque(Block() for _ in range(blocks))
-        self.named: dict[Hashable, list[Block]] = {}  # oldest first
+        self.named: dict[Hashable, list[Block]] = defaultdict(list)  # oldest first
 
     def take(self) -> Block:
         """Take the first of the queue; what it held is forgotten."""
         block = self.unused.popleft()
         if block.name is not None:
             self.named[block.name].remove(block)
-            if not self.named[block.name]:
-                del self.named[block.name]
             block.name = None
         block.users = 1
         return block
@@ -65,7 +62,7 @@ class BlockPool:
     def give_name(self, block: Block, name: Hashable) -> None:
         """Say what a block holds."""
         block.name = name
-        self.named.setdefault(name, []).append(block)
+        self.named[name].append(block)
 
 
 class PrefixCache(Server):
@@ -101,7 +98,7 @@ class PrefixCache(Server):
         """Blocks that hold its prefix; its last token is always computed."""
         blocks: list[Block] = []
         for name in self.names(request, request.target - 1):
-            if name not in self.cache.named:
+            if not self.cache.named[name]:
                 break
             blocks.append(self.cache.named[name][0])
         return blocks
@@ -149,11 +146,6 @@ class PrefixCache(Server):
         self.batch = {r: self.batch[r] for r in self.running if r in self.batch}
         return super().complete(now)
 
-    def leave(self, request: Request) -> None:
-        """Give the blocks of a finished request back."""
-        self.cache.release(self.held.pop(request))
-        super().leave(request)
-
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that every block is unused or used as often as it is held."""
         super().assert_feasible(batch)
@@ -174,54 +166,8 @@ class PrefixCachingVllmV1(PrefixCache, VllmV1):
 class PrefixCachingSeamServer(PrefixCache, SeamServer):
     """A seam policy with prefix caching.
 
-    What is cached counts neither as tokens to be served nor as blocks to be taken. The policy sees
-    it as it stands when it is asked; who is admitted finds what is there then, since those before
-    may have pushed some of it out. Prompts take their blocks before decodes do.
+    The policy sees what is cached as it stands when it is asked; who is admitted finds what is
+    there then, since those before may have pushed some of it out.
     """
 
-    settings = SeamServer.settings | {"admission": (None, "input"), "preemption": ("recompute",)}
-
-    def blocks_at_admission(self, request: Request) -> int:
-        """KV blocks that it takes from those nobody uses."""
-        cached, unused = self.cached_blocks(request)
-        return self.blocks(request.target) - cached + unused
-
-    def visible_prompts(self) -> dict[Request, int]:
-        """Prompts that may be in this batch, without what is cached."""
-        visible = super().visible_prompts()
-        for request in visible:
-            if request in self.waiting:
-                visible[request] -= len(self.cached(request)) * self.block_size
-        return visible
-
-    def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
-        """Serve prompts, then decodes; the phase named first has its tokens and slots before the
-        other.
-        """
-        budget, slots = self.b_max, self.k_max
-        y = min(y, slots, budget, len(self.decoding))
-        x = min(x, sum(visible.values()), budget)
-        beside = 0  # decodes that have their slots before prompts
-        if first == DECODE_FIRST:
-            x, beside = min(x, budget - y), y
-        most = len(visible) if self.pool.scope == "running" else slots - beside
-        spare = self.spare
-        chosen: Allocation = {}
-        for request in list(visible)[: max(most, 0)]:
-            left = x - token_load(chosen)
-            if left <= 0:
-                break
-            if request in self.waiting:
-                needed = self.blocks_at_admission(request)
-                if needed > spare - self.watermark:
-                    break
-                spare -= needed
-                self.admit(request, self.blocks(request.target))
-            chosen[request] = min(request.P, left)
-            self.grow(request, chosen[request])
-        if first != DECODE_FIRST:
-            y = min(y, budget - token_load(chosen), slots - self.counted(chosen))
-        decodes = self.decodes(y)
-        for request in decodes:
-            self.grow(request)
-        return chosen | decodes
+    settings = SeamServer.settings | {"admission": ("None", "input"), "preemption": ("recompute",)}

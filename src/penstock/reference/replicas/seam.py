@@ -4,7 +4,7 @@ may be in it.
 
 from penstock.reference.markov_chain import CONVENTIONS, SCOPES
 from penstock.reference.network import EnginePool
-from penstock.reference.replicas.replica import Allocation, Request, queue_of
+from penstock.reference.replicas.replica import Allocation, Request, queue_of, token_load
 from penstock.reference.replicas.server import Server
 from penstock.reference.seam_policies import DECODE_FIRST, POLICIES, Limits
 
@@ -25,10 +25,10 @@ class SeamServer(Server):
         "order": ("fcfs", "priority"),
         "scope": SCOPES,
         "convention": CONVENTIONS,
-        "admission": (None, "input", "completion", "optimistic"),
+        "admission": ("None", "input", "completion", "optimistic"),
         "preemption": ("recompute", "swap"),
     }
-    has_watermark = True
+    default_watermark = 0.0
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
@@ -91,84 +91,70 @@ class SeamServer(Server):
             if not request.decoding:
                 left = request.P
                 if self.admission == "optimistic":  # as far as its blocks and spare ones go
-                    left = int(
-                        min(left, (request.blocks + spare) * self.block_size - request.computed)
-                    )
-                    spare -= self.growth(request, max(left, 0))
+                    held = (request.blocks + spare) * self.block_size - request.computed
+                    left = max(int(min(left, held)), 0)
+                    spare -= self.growth(request, left)
                 if left > 0:
                     visible[request] = left
         if self.pool.scope == "batch":
             visible = dict(list(visible.items())[: self.k_max])
         for request in self.waiting:
-            listed = (
-                len(visible)
-                if self.pool.scope == "batch"
-                else len({*self.running, *visible})
-            )
-            spare_for_it = spare - self.watermark
-            if self.preempted or request.swapped or listed >= self.k_max:
+            listed = {*visible} if self.pool.scope == "batch" else {*self.running, *visible}
+            if self.preempted or request.swapped or len(listed) >= self.k_max:
                 break
+            cached, _ = self.cached_blocks(request)
+            left = request.target - cached * self.block_size
+            needed = self.blocks_needed(request)
             if self.admission == "optimistic":
-                left = int(min(request.target, spare_for_it * self.block_size))
-                if left <= 0:
-                    break
-                visible[request] = left
-                spare -= self.blocks(left)  # all of it, if this one is cut
-            else:
-                if self.blocks_at_admission(request) > spare_for_it:
-                    break
-                visible[request] = request.target
-                spare -= self.blocks_at_admission(request)
+                left = int(min(left, (spare - self.watermark) * self.block_size))
+                needed = self.blocks(left)  # all of what is spare, if this one is cut
+            if left <= 0 or needed > spare - self.watermark:
+                break
+            visible[request] = left
+            spare -= needed
         return visible
 
     def blocks_at_admission(self, request: Request) -> int:
-        """KV blocks that it holds from admission on: for its prefill, or to completion."""
-        return self.blocks(request.target if self.admission == "input" else request.total)
+        """KV blocks that it holds from admission on: for its prefill, or to completion, or none."""
+        tokens = {"input": request.target, "completion": request.total, "optimistic": 0}
+        return self.blocks(tokens[self.admission])
+
+    def blocks_needed(self, request: Request) -> int:
+        """KV blocks that its admission takes from those that nobody uses."""
+        cached, unused = self.cached_blocks(request)
+        return self.blocks_at_admission(request) - cached + unused
 
     # ------------------------------------------------------------ 4. the policy, and who is served
 
     def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
-        """Serve the phase named first, and the other with the tokens and slots really left."""
-        budget, slots = self.b_max, self.k_max
-        y = min(y, slots, budget)
-        if first == DECODE_FIRST:
-            decodes = self.decodes(y)
-            prefills = self.prefills(visible, min(x, budget - len(decodes)), slots - len(decodes))
-            chosen = decodes | prefills
-        else:
-            prefills = self.prefills(visible, min(x, budget), slots)
-            decodes = self.decodes(
-                min(y, budget - sum(prefills.values()), slots - self.counted(prefills))
-            )
-            chosen = prefills | decodes
-        for request, tokens in chosen.items():
-            if request in self.running:
-                self.grow(request, tokens)
-            elif self.admission == "optimistic":
-                self.admit(request, self.blocks(tokens))
-            else:
-                self.admit(request, self.blocks_at_admission(request))
-        return chosen
+        """Serve the phase named first, and the other with the tokens and slots really left.
 
-    def counted(self, prefills: Allocation) -> int:
-        """Slots of the batch that prompts take from decodes; in scope ``running`` all who run have
-        theirs.
+        Prompts are filled in order, and take their blocks before decodes do.
         """
-        return len(prefills) if self.pool.scope == "batch" else 0
-
-    def decodes(self, tokens: int) -> Allocation:
-        """Serve the first decoding requests of the running list."""
-        return dict.fromkeys(self.decoding[: max(tokens, 0)], 1)
-
-    def prefills(self, visible: dict[Request, int], tokens: int, slots: int) -> Allocation:
-        """Fill the visible prompts in order."""
+        y = min(y, self.k_max, self.b_max, len(self.decoding))
+        x = min(x, sum(visible.values()), self.b_max)
+        slots = self.k_max
+        if first == DECODE_FIRST:
+            x = min(x, self.b_max - y)
+            slots -= y
         if self.pool.scope == "running":
             slots = len(visible)
-        chosen: Allocation = {}
-        for request, most in list(visible.items())[: max(slots, 0)]:
-            if tokens <= 0:
+        prompts: Allocation = {}
+        for request in list(visible)[: max(slots, 0)]:
+            if token_load(prompts) >= x:
                 break
-            chosen[request] = min(most, tokens)
-            tokens -= chosen[request]
-        return chosen
-
+            if request in self.waiting:
+                if self.blocks_needed(request) > self.spare - self.watermark:
+                    break
+                self.admit(request, self.blocks_at_admission(request))
+            most = visible[request] if self.admission == "optimistic" else request.P
+            prompts[request] = min(most, x - token_load(prompts))
+            self.grow(request, prompts[request])
+        if first != DECODE_FIRST:
+            y = min(y, self.b_max - token_load(prompts))
+            if self.pool.scope == "batch":  # in scope ``running`` all who run have their slots
+                y = min(y, self.k_max - len(prompts))
+        decodes = dict.fromkeys(self.decoding[: max(y, 0)], 1)
+        for request in decodes:
+            self.grow(request)
+        return decodes | prompts if first == DECODE_FIRST else prompts | decodes

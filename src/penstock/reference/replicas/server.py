@@ -6,10 +6,11 @@ fields; nothing is fast.
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from penstock import checks
-from penstock.errors import InputError, nearest
+from penstock.errors import InputError
+from penstock.reference.markov_chain import known
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.replica import Allocation, Replica, Request, token_load
 
@@ -19,67 +20,52 @@ class Server(Replica):
 
     pool: EnginePool
     options: ClassVar[tuple[str, ...]] = ()  # names of the settings that only this engine has
-    settings: ClassVar[dict[str, tuple[str | None, ...]]] = {  # what those of all engines may be
+    settings: ClassVar[dict[str, tuple[str, ...]]] = {  # what those of all engines may be
         "order": ("fcfs",),
         "scope": ("running",),
         "convention": ("engine",),
-        "admission": (None,),
+        "admission": ("None",),
         "preemption": ("recompute",),
     }
-    budgeted: ClassVar[bool] = True  # whether no batch has more tokens than the budget
+    # Whether batches of decodes alone keep to the token budget too.
+    budgeted: ClassVar[bool] = True
     reserved: ClassVar[int] = 0  # blocks that the engine keeps for itself
     default_block_size: ClassVar[int] = 16
-    default_watermark: ClassVar[float] = 0.0
-    has_watermark: ClassVar[bool] = False
+    default_watermark: ClassVar[float | None] = None  # None: it has none
+    watermark_alone: ClassVar[bool] = True  # whether it binds while nobody runs
+    cuts_prompts = True
+    preempts = True
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
         self.name = pool.engine if isinstance(pool.engine, str) else "policy"
-        self.refuse_foreign_settings()
+        for setting, possible in self.settings.items():
+            known(f"{self.name} {setting}", str(getattr(pool, setting)), possible)
+        for option in pool.options:
+            known(f"{self.name} option", option, self.options)
+        if pool.watermark and self.default_watermark is None:
+            raise InputError(
+                f"watermark {pool.watermark:g} has no effect: {self.name!r} has none; leave it out"
+            )
         self.block_size = pool.block_size or self.default_block_size
         blocks = math.inf if pool.kv_blocks is None else pool.kv_blocks
         self.usable = blocks - self.reserved
         share = self.default_watermark if pool.watermark is None else pool.watermark
-        share = checks.number("watermark", share, 0, 1, "", "it is a share of the blocks")
+        share = checks.number("watermark", share or 0, 0, 1, "", "it is a share of the blocks")
         self.watermark = 0 if math.isinf(blocks) else int(share * blocks)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
 
-    def refuse_foreign_settings(self) -> None:
-        """Raise if a setting was given that this engine does not have."""
-        for setting, possible in self.settings.items():
-            value = getattr(self.pool, setting)
-            if value not in possible:
-                raise InputError(
-                    f"{setting} {value!r} is not one that {self.name!r} has; give "
-                    f"{' or '.join(map(str, possible))}"
-                )
-        if self.pool.watermark and not self.has_watermark:
-            raise InputError(
-                f"watermark {self.pool.watermark:g} has no effect: {self.name!r} has none; leave "
-                "it out"
-            )
-        for option in self.pool.options:
-            if option not in self.options:
-                raise InputError(
-                    f"{self.name!r} has no option {option!r}{nearest(option, self.options)}"
-                )
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Return an option that must be True or False."""
+    def option(self, name: str, default: Any, least: int = 1) -> Any:
+        """Return an option, of the kind of its default: a flag, a count, or a share of one."""
         value = self.pool.options.get(name, default)
-        checks.word(f"option {name}", value, (True, False))
-        return bool(value)
-
-    def count(self, name: str, default: int, least: int = 1) -> int:
-        """Return an option that must be a whole number."""
-        value, reason = self.pool.options.get(name, default), "it counts tokens or steps"
-        return checks.whole(f"option {name}", value, least, 2**53, "", reason)
-
-    def share(self, name: str, default: float) -> float:
-        """Return an option that must be a number from 0 to 1."""
-        value = self.pool.options.get(name, default)
-        return checks.number(f"option {name}", value, 0, 1, "", "it is a share of one")
+        if isinstance(default, bool):
+            checks.word(f"option {name}", value, (True, False))
+        elif isinstance(default, int):
+            checks.whole(f"option {name}", value, least, 2**53, "", "it counts tokens or steps")
+        else:
+            checks.number(f"option {name}", value, 0, 1, "", "it is a share of one")
+        return value
 
     # ------------------------------------------------------------ memory
 
@@ -104,29 +90,20 @@ class Server(Replica):
         """Say why a request could never finish here, or return None if it could."""
         if request.prompt == 0 and request.total > 0:
             return "has no prompt, with which an engine begins"
-        return self.cannot_fit(request)
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say which limit is too small for a request, or return None if none is."""
-        return self.lacks_blocks(self.blocks(request.total), self.watermark)
-
-    def lacks_blocks(self, needed: int, watermark: int = 0) -> str | None:
-        """Say that so many blocks are more than can be used, or return None if they are not."""
-        if needed + watermark <= self.usable:
-            return None
-        kept = f" beside {watermark} kept free" if watermark else ""
-        return f"needs {needed} KV blocks{kept}, but {self.usable:g} can be used"
-
-    def too_long(self, request: Request) -> str | None:
-        """Say why a request whose prefill cannot be cut does not fit the token budget."""
+        needed, kept = self.blocks(request.total), self.watermark * self.watermark_alone
+        if needed + kept > self.usable:
+            beside = f" beside {kept} kept free" if kept else ""
+            return f"needs {needed} KV blocks{beside}, but {self.usable:g} can be used"
         # A preempted one comes back longer.
-        longest = request.prompt if math.isinf(self.usable) else request.total
-        if longest <= self.b_max:
-            return None
-        return (
-            f"may need a prefill of {longest} tokens at once, but the token budget is "
-            f"{self.b_max:g}"
-        )
+        longest = request.prompt
+        if self.preempts and not math.isinf(self.usable):
+            longest = request.total
+        if longest > self.b_max and not self.cuts_prompts:
+            return (
+                f"may need a prefill of {longest} tokens at once, but the token budget is "
+                f"{self.b_max}"
+            )
+        return None
 
     # ------------------------------------------------------------ the two lists
 
@@ -157,6 +134,8 @@ class Server(Replica):
         """Take all its memory and put it at the head of the waiting queue."""
         self.forget(request)
         self.evict(request)
+        self.preempted.append(request)
+        request.preemptions += 1
         self.waiting.insert(0, request)
         self.sort_waiting()
 
@@ -168,20 +147,7 @@ class Server(Replica):
     def evict(self, request: Request) -> None:
         """Take all its memory and strike it from the running list."""
         request.blocks = 0
-        request.preemptions += 1
         self.running.remove(request)
-        self.preempted.append(request)
-
-    def preempt_until(self, request: Request, blocks: int) -> bool:
-        """Preempt victims until so many KV blocks are free; whether the request itself was
-        spared.
-        """
-        while blocks > self.free:
-            victim = self.victim()
-            self.preempt(victim)
-            if victim is request:
-                return False
-        return True
 
     def make_room_for_decodes(self) -> None:
         """Preempt until every decoding request, in running order, can have the block for its next
@@ -196,6 +162,12 @@ class Server(Replica):
                 self.preempt(victim)
             if request in self.running:
                 passed.append(request)
+
+    def cached_blocks(self, request: Request) -> tuple[int, int]:
+        """KV blocks that hold its prefix already, and how many of them nobody uses: none without a
+        prefix cache.
+        """
+        return 0, 0
 
     def lack(self, decoding: list[Request]) -> int:
         """KV blocks that requests lack for one token each."""
@@ -216,8 +188,7 @@ class Server(Replica):
     def leave(self, request: Request) -> None:
         """Strike a finished request from the running list; its blocks are free."""
         super().leave(request)
-        self.running.remove(request)
-        request.blocks = 0
+        self.evict(request)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that the step kept to memory, budget and batch size, and served nobody wrongly."""
@@ -232,7 +203,7 @@ class Server(Replica):
             assert self.growth(request, tokens) == 0, f"request {request.index} lacks blocks"
         counted = len(batch) if self.pool.scope == "batch" else len(self.running)
         assert counted <= self.k_max, f"{counted} requests exceed {self.k_max}"
-        if self.budgeted:
+        if self.budgeted or not all(request.decoding for request in batch):
             assert token_load(batch) <= self.b_max, (
                 f"{token_load(batch)} tokens exceed the budget of {self.b_max}"
             )
@@ -240,8 +211,7 @@ class Server(Replica):
 
 def by_arrival(request: Request) -> tuple[int, int]:
     """Return the place of a request in the order of arrival at its replica."""
-    assert request.ready is not None
-    return request.ready, request.index
+    return request.ready or 0, request.index
 
 
 def by_priority(request: Request) -> tuple[int, int, int]:

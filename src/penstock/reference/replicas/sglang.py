@@ -1,7 +1,7 @@
 """SGLang (0.5): prefill batches before decode batches, and one request in mid-prefill at most."""
 
 from penstock.reference.network import EnginePool
-from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.replica import Allocation, Request
 from penstock.reference.replicas.server import Server
 
 
@@ -31,25 +31,20 @@ class Sglang(Server):
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
-        self.mixed_chunk = self.flag("mixed_chunk", False)
-        self.max_prefill_tokens = self.count("max_prefill_tokens", 16384)
-        self.new_token_ratio = self.share("new_token_ratio", 0.7)
-        self.min_new_token_ratio = self.share("min_new_token_ratio", 0.098)
+        self.mixed_chunk = self.option("mixed_chunk", False)
+        self.max_prefill_tokens = self.option("max_prefill_tokens", 16384)
+        self.new_token_ratio: float = self.option("new_token_ratio", 0.7)
+        self.min_new_token_ratio = self.option("min_new_token_ratio", 0.098)
         span = self.new_token_ratio - self.min_new_token_ratio
-        self.decay = span / self.count("decay_steps", 600)
-        self.clip = self.count("clip_new_tokens", 4096)
-        self.retract_steps = self.count("retract_steps", 20)
+        self.decay = span / self.option("decay_steps", 600)
+        self.clip: int = self.option("clip_new_tokens", 4096)
+        self.retract_steps = self.option("retract_steps", 20)
         self.is_full = False
         self.idle()
 
     def idle(self) -> None:
         """Forget the estimate: nobody is there."""
         self.base, self.steps = self.new_token_ratio, 0
-
-    @property
-    def ratio(self) -> float:
-        """The new token ratio after so many decode batches since it was set."""
-        return max(self.base - self.steps * self.decay, self.min_new_token_ratio)
 
     @property
     def chunked(self) -> Request | None:
@@ -82,7 +77,8 @@ class Sglang(Server):
         mixed = len(self.decoding) if self.mixed_chunk else 0
         self.left_chunk = self.b_max - mixed
         self.left_input = self.max_prefill_tokens - mixed
-        reserved = self.ratio * sum(self.future(request) for request in self.decoding)
+        ratio = max(self.base - self.steps * self.decay, self.min_new_token_ratio)
+        reserved = ratio * sum(self.future(request) for request in self.decoding)
         self.left_total = self.free * self.block_size - reserved
         chunked = self.chunked
         if chunked is not None:
@@ -104,32 +100,25 @@ class Sglang(Server):
 
     def admit_waiting(self, batch: Allocation) -> None:
         """Admit in order; what sets ``is_full`` keeps everybody out until somebody leaves."""
-        while self.waiting:
+        while self.waiting and not self.is_full:
             request = self.waiting[0]
-            if len(self.running) >= self.k_max:
+            tokens = request.target
+            future = self.future(request)
+            # Who is alone would wait for memory that nobody holds.
+            lacks = self.running and self.paged(tokens) + future >= self.left_total
+            if lacks or len(self.running) >= self.k_max:
                 self.is_full = True
                 break
-            whole = request.target
-            alone = not self.running  # else it would wait for memory that nobody holds
-            if self.paged(whole) + self.future(request) >= self.left_total and not alone:
-                self.is_full = True
+            if tokens >= self.left_input and batch:
                 break
-            if whole >= self.left_input and batch:
-                break
-            tokens = (
-                whole
-                if whole <= self.left_chunk
-                else self.left_chunk // self.block_size * self.block_size
-            )
+            if tokens > self.left_chunk:
+                tokens = self.left_chunk // self.block_size * self.block_size
             if tokens <= 0:
                 break
-            tokens = int(tokens)
             self.admit(request, self.blocks(tokens))
             batch[request] = tokens
-            self.spend(tokens, self.future(request) if tokens == whole else 0)
-            if self.left_total <= 0:
-                self.is_full = True
-                break
+            self.spend(tokens, future if tokens == request.target else 0)
+            self.is_full = self.left_total <= 0
             if self.left_input <= 0 or self.left_chunk <= 0:
                 break
 
@@ -176,36 +165,25 @@ class Sglang(Server):
 
     def preempt(self, request: Request) -> None:
         """Take all its memory and put it at the end of the waiting queue."""
-        self.forget(request)
-        self.evict(request)
-        self.waiting.append(request)
+        super().preempt(request)
+        self.waiting.append(self.waiting.pop(0))
 
     def leave(self, request: Request) -> None:
         """Strike a finished request from the running list; others may be admitted again."""
         super().leave(request)
         self.is_full = False
 
-    def cannot_fit(self, request: Request) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         """Say that memory is too small, or that a chunk is smaller than a page."""
         if self.b_max < self.block_size and request.total > self.b_max:
             return (
-                f"must be cut, but a chunk of {self.b_max:g} tokens is less than a page of "
+                f"must be cut, but a chunk of {self.b_max} tokens is less than a page of "
                 f"{self.block_size}"
             )
-        return super().cannot_fit(request)
+        return super().refusal(request)
 
     def assert_feasible(self, batch: Allocation) -> None:
-        """Assert the budget of prefill batches, and that one request at most is in mid-prefill."""
+        """Assert that one request at most is in mid-prefill."""
         super().assert_feasible(batch)
-        prefills = [request for request in batch if not request.decoding]
-        assert not prefills or token_load(batch) <= self.b_max, (
-            "a prefill batch exceeds the chunk size"
-        )
-        cut = [
-            request
-            for request in self.running
-            if request.computed + batch.get(request, 0) < request.target
-        ]
-        assert len(cut) <= 1, (
-            f"requests {[request.index for request in cut]} are in mid-prefill at once"
-        )
+        cut = [r for r in self.running if r.computed + batch.get(r, 0) < r.target]
+        assert len(cut) <= 1, f"requests {[r.index for r in cut]} are in mid-prefill at once"

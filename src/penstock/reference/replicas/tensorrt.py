@@ -23,15 +23,16 @@ class TensorRtLlm(Server):
         super().__init__(pool, index)
         capacity = str(pool.options.get("capacity", CAPACITIES[0]))
         self.capacity = known("capacity", capacity, CAPACITIES)
-        self.chunked_context = self.flag("chunked_context", False)
+        self.cuts_prompts = self.option("chunked_context", False)
+        self.preempts = self.capacity == "max_utilization"
 
     def step(self) -> Allocation:
         """Form a micro batch: decodes, then prompts begun before, then new ones."""
-        if self.capacity == "max_utilization":
+        if self.preempts:
             self.make_room_for_decodes()
         if self.capacity == "static_batch" and not self.running:
             while self.may_start():
-                self.start(self.waiting[0])
+                self.admit(self.waiting[0], self.blocks_to_start(self.waiting[0]))
         batch: Allocation = {}
         for request in self.decoding:
             if token_load(batch) < self.b_max:
@@ -44,7 +45,7 @@ class TensorRtLlm(Server):
             request = self.waiting[0]
             if self.tokens_for(request, batch) == 0:
                 break
-            self.start(request)
+            self.admit(request, self.blocks_to_start(request))
             if not self.serve_prompt(request, batch):
                 break
         return batch
@@ -57,13 +58,7 @@ class TensorRtLlm(Server):
 
     def blocks_to_start(self, request: Request) -> int:
         """KV blocks taken at the start: to completion, or for its prefill."""
-        return self.blocks(
-            request.target if self.capacity == "max_utilization" else request.total
-        )
-
-    def start(self, request: Request) -> None:
-        """Admit a request with the memory of its capacity."""
-        self.admit(request, self.blocks_to_start(request))
+        return self.blocks(request.target if self.preempts else request.total)
 
     def tokens_for(self, request: Request, batch: Allocation) -> int:
         """Tokens of its prompt that go into this batch: all that are left, or, in chunks, what the
@@ -71,7 +66,7 @@ class TensorRtLlm(Server):
         """
         left = request.P
         budget = self.b_max - token_load(batch)
-        if left > budget and not self.chunked_context:
+        if left > budget and not self.cuts_prompts:
             return 0
         return int(min(left, budget))
 
@@ -81,17 +76,3 @@ class TensorRtLlm(Server):
         if tokens:
             batch[request] = tokens
         return request.computed + tokens == request.target
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say that memory is too small, or a prompt that may not be cut too long."""
-        lacking = super().cannot_fit(request)
-        if lacking or self.chunked_context:
-            return lacking
-        if self.capacity == "max_utilization":
-            return self.too_long(request)
-        if request.prompt > self.b_max:
-            return (
-                f"has a prompt of {request.prompt} tokens, not to be cut, but the token budget is "
-                f"{self.b_max:g}"
-            )
-        return None

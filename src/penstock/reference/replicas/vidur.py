@@ -3,7 +3,7 @@ are named after.
 """
 
 from penstock.reference.network import EnginePool
-from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.replica import NO_LIMIT, Allocation, Request, token_load
 from penstock.reference.replicas.server import Server, by_arrival
 from penstock.reference.replicas.vllm import VllmV0
 
@@ -14,20 +14,22 @@ class _Reserving(Server):
     """
 
     options = ("max_tokens",)
-    budgeted = False
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
-        self.max_tokens = self.count("max_tokens", 4096)
+        self.b_max = NO_LIMIT
+        self.max_tokens = self.option("max_tokens", 4096)
         self.reservation = self.blocks(self.max_tokens)
 
-    def cannot_fit(self, request: Request) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         """Say that a request is longer than ``max_tokens``, or that not one reservation fits."""
         if request.prompt + request.output > self.max_tokens:
             return (
                 f"has {request.prompt + request.output} tokens, but max_tokens is {self.max_tokens}"
             )
-        return self.lacks_blocks(self.reservation)
+        if self.reservation > self.usable:
+            return f"needs {self.reservation} KV blocks, but {self.usable:g} can be used"
+        return super().refusal(request)
 
     def admit_whole(self, batch: Allocation) -> None:
         """Put whole prompts into the batch, in order, while a reservation and a place are free."""
@@ -66,7 +68,7 @@ class VidurFasterTransformer(_Reserving):
 class VidurVllm(VllmV0):
     """Whole prompts alone, padded to the longest of them; else decodes in order of arrival."""
 
-    budgeted = False  # the padded load has the budget
+    budgeted = False
 
     def exceeds_budget(self, request: Request, batch: Allocation) -> bool:
         """Whether the batch would have too many tokens, each prompt padded to the longest."""
@@ -77,14 +79,6 @@ class VidurVllm(VllmV0):
         self.running.sort(key=by_arrival)
         return super().decode()
 
-    def assert_feasible(self, batch: Allocation) -> None:
-        """Assert the padded budget too."""
-        super().assert_feasible(batch)
-        prefills = [tokens for request, tokens in batch.items() if not request.decoding]
-        assert len(prefills) * max(prefills, default=0) <= self.b_max, (
-            f"{prefills} padded exceed {self.b_max}"
-        )
-
 
 class VidurSarathi(Server):
     """Decodes in list order, then chunks of partial prefills, then of new prompts.
@@ -93,7 +87,6 @@ class VidurSarathi(Server):
     budget.
     """
 
-    has_watermark = True
     default_watermark = 0.01
     budgeted = False  # decodes may exceed it
 
@@ -151,12 +144,3 @@ class VidurSarathi(Server):
             request.prompt -= unprocessed
             request.output += unprocessed
         super().preempt(request)
-
-    def assert_feasible(self, batch: Allocation) -> None:
-        """Assert the budget of what is no decode."""
-        super().assert_feasible(batch)
-        decodes = sum(request.decoding for request in batch)
-        prefill_tokens = token_load(batch) - decodes
-        assert prefill_tokens == 0 or token_load(batch) <= self.b_max, (
-            f"{prefill_tokens} tokens beside {decodes}"
-        )

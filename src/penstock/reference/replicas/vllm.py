@@ -18,12 +18,13 @@ class VllmV1(Server):
     options = ("chunked_prefill", "long_prefill_threshold")
     settings = Server.settings | {"order": ("fcfs", "priority")}
     reserved = 1
-    has_watermark = True
+    default_watermark = 0.0
+    watermark_alone = False
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
-        self.chunked_prefill = self.flag("chunked_prefill", True)
-        self.threshold = self.count("long_prefill_threshold", 0, least=0)
+        self.cuts_prompts = self.option("chunked_prefill", True)
+        self.threshold = self.option("long_prefill_threshold", 0, least=0)
 
     def victim(self) -> Request:
         """Return the last, or, by priority, the least urgent and youngest; of equal ones the first
@@ -75,7 +76,7 @@ class VllmV1(Server):
             cached, unused = self.cached_blocks(request)
             tokens = min(request.target - cached * self.block_size, threshold)
             budget = self.b_max - token_load(batch)
-            if tokens > budget and not self.chunked_prefill:
+            if tokens > budget and not self.cuts_prompts:
                 break
             tokens = int(min(tokens, budget))
             watermark = self.watermark if self.running else 0
@@ -87,25 +88,14 @@ class VllmV1(Server):
             self.grow(request, tokens)  # ... and a part is taken
             batch[request] = tokens
 
-    def cached_blocks(self, request: Request) -> tuple[int, int]:
-        """KV blocks that hold its prefix already, and how many of them nobody uses: none without a
-        prefix cache.
-        """
-        return 0, 0
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say that memory, or for whole prompts the budget, is too small."""
-        lacking = self.lacks_blocks(self.blocks(request.total))
-        return lacking or (None if self.chunked_prefill else self.too_long(request))
-
 
 class VllmV0(Server):
     """``Scheduler._schedule_default`` of vLLM V0: whole prompts alone if any can be admitted, else
     decodes alone.
     """
 
-    has_watermark = True
     default_watermark = 0.01
+    cuts_prompts = False
 
     def step(self) -> Allocation:
         """Form the next batch."""
@@ -134,12 +124,10 @@ class VllmV0(Server):
         batch: Allocation = {}
         for request in list(self.running):
             room = not self.budgeted or token_load(batch) < self.b_max
-            if request in self.running and room and self.preempt_until(request, 1):
-                # a free block is asked for even where none is needed
+            # A free block is asked for even where none is needed.
+            while request in self.running and room and self.free < 1:
+                self.preempt(self.victim())
+            if request in self.running and room:
                 self.grow(request)
                 batch[request] = 1
         return batch
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say that memory or the budget is too small, prompts being whole."""
-        return super().cannot_fit(request) or self.too_long(request)
