@@ -70,8 +70,8 @@ def compared(system, history, run):
         "replica": ([number(place) for place in places], np.where(run.rows.ready >= 0, run.rows.replica, -1)),
         "arrival": ([tick for tick in arrival if tick <= end], run.arrival),
         "batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.batches),
-        "busy": ([replica.busy(end) for replica in history.replicas], run.busy),
-        "tokens": ([replica.tokens(end) for replica in history.replicas], run.tokens),
+        "busy": ([sum(min(b.end, end) - b.start for b in r.batches) for r in history.replicas], run.busy),
+        "tokens": ([sum(b.token_load for b in r.batches if b.end <= end) for r in history.replicas], run.tokens),
         "series": ([counted(instant) for instant in history.instants], run.series_rows),
         "end": (end, np.array(run.end)),
     }

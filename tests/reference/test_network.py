@@ -103,7 +103,7 @@ def test_a_delay_passes_between_release_and_arrival_also_of_a_root():
     history = simulate(jobs, one_pool(ticks=2))
     assert of(history, "ready") == [5, 12]
     assert of(history, "finish") == [7, 14]
-    assert history.replicas[0].busy(14) == 4
+    assert [(batch.start, batch.duration) for batch in history.batches] == [(5, 2), (12, 2)]
 
 
 def test_a_fork_whose_branches_just_end_is_served_at_once():
@@ -427,7 +427,7 @@ def test_a_prefix_is_found_at_the_replica_where_an_earlier_request_of_its_contex
     history = simulate(jobs, one_pool(token_budget=100, replicas=2, router="round-robin"))
     assert of(history, "replica") == [0, 1, 0, 1]
     assert of(history, "cached") == [0, 0, 3, 12]
-    assert history.replicas[0].tokens(history.end) == 9 + 12
+    assert loads(history) == [{0: 9}, {2: 12}]
 
 
 # ---------------------------------------------------------------- time, counts, errors
@@ -439,7 +439,7 @@ def test_a_run_stops_after_the_arrivals_at_its_last_tick():
     assert of(history, "ready") == [0, 2, 3, None]
     assert of(history, "finish") == [2, None, None, None]
     assert served(history) == [(0, {0: 2}), (2, {1: 1})]
-    assert (history.end, history.replicas[0].busy(3), history.replicas[0].tokens(3)) == (3, 3, 2)
+    assert (history.end, history.batches[-1].end) == (3, 4)
 
 
 def test_counts_are_those_after_arrivals_and_before_a_batch():

@@ -76,7 +76,6 @@ class Jobs:
         """
         first_request = [0, *accumulate(len(chain) for _, chain in jobs)]
         requests = [request for _, chain in jobs for request in chain]
-        none = [0] * len(requests)
         usual = {
             "arrival": [tick for tick, _ in jobs],
             "first_request": first_request,
@@ -86,7 +85,7 @@ class Jobs:
             "pending": [int(row not in first_request) for row in range(len(requests))],
             "child": [int(row + 1 not in first_request) for row in range(len(requests))],
         }
-        zeros = dict.fromkeys(("reuse", "context", "delay", "sibling", "coin"), none)
+        zeros = dict.fromkeys(("reuse", "context", "delay", "sibling", "coin"), [0] * len(requests))
         return cls(**zeros | usual | columns)
 
 
@@ -129,11 +128,6 @@ class Pool:
         for name in ("replicas", "token_budget", "max_batch_size", "kv_blocks", "block_size"):
             if getattr(self, name, None) is not None:
                 at_least(name, getattr(self, name), 1)
-
-    def total(self, prompt: int, output: int) -> int:
-        """Return the tokens of a request that go through batches, if none goes twice."""
-        yielded = self.convention == "engine" and prompt > 0  # with the last prompt token
-        return prompt + max(output - yielded, 0)
 
 
 @dataclass(frozen=True)
@@ -228,13 +222,9 @@ class Network:
         Ticks for which a replica keeps the context of a finished request; None: for ever.
     """
 
-    pools: Sequence[Pool]
+    pools: Sequence[PaperPool | EnginePool]
     stage_pool: Sequence[int]
     prefill: Sequence[float] = ()
     decode: Sequence[float] = ()
     onward: Sequence[Sequence[float]] = ()
     retention: int | None = None
-
-    def pool_of(self, stage: int) -> Pool:
-        """Return the pool that serves a stage."""
-        return self.pools[self.stage_pool[stage]]

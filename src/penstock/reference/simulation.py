@@ -18,12 +18,14 @@ are to be computed again count as unprocessed again.
 
 import dataclasses
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from penstock.errors import InputError
 from penstock.reference.network import EnginePool, Jobs, Network
-from penstock.reference.replicas import make_replica
+from penstock.reference.replicas import make_server
+from penstock.reference.replicas.paper import PaperReplica
 from penstock.reference.replicas.replica import Batch, Replica, Request
 
 
@@ -91,7 +93,8 @@ def simulate(
         for replica in running.replicas:
             if not replica.batch:
                 replica.form(now)
-        events = running.events()
+        events = [replica.batches[-1].end for replica in running.replicas if replica.batch]
+        events += [tick for tick, _ in running.due[:1]]
         if not events and until is None:
             break
         now = min([*events, *wanted[:1], *([] if until is None else [until])])
@@ -140,9 +143,10 @@ def simulate_server(
     >>> [(batch.start, batch.allocation) for batch in history.batches]
     [(0, {0: 3}), (2, {0: 1, 1: 2})]
     """
-    columns = {"priority": priority or (), "hash_ids": hash_ids or ()}
+    optional = {"priority": priority, "hash_ids": hash_ids}
+    columns = {name: column for name, column in optional.items() if column is not None}
     for name, column in {"prompt": prompt, "output": output, **columns}.items():
-        if len(column) not in (len(arrival), len(arrival) * (name not in columns)):
+        if len(column) != len(arrival):
             raise InputError(
                 f"{len(column)} {name} and {len(arrival)} arrival do not pair; pass one of each "
                 "per request"
@@ -162,10 +166,13 @@ class _Running:
         self.jobs, self.network = jobs, network
         self.replicas: list[Replica] = []
         self.pools: list[list[Replica]] = []
-        for place, pool in enumerate(network.pools):
-            stages = [stage for stage, other in enumerate(network.stage_pool) if other == place]
+        for number, pool in enumerate(network.pools):
+            stages = [stage for stage, other in enumerate(network.stage_pool) if other == number]
             indices = range(len(self.replicas), len(self.replicas) + pool.replicas)
-            self.pools.append([make_replica(pool, i, stages, self.ahead) for i in indices])
+            if isinstance(pool, EnginePool):
+                self.pools.append([make_server(pool, i) for i in indices])
+            else:
+                self.pools.append([PaperReplica(pool, i, stages, self.ahead) for i in indices])
             self.replicas += self.pools[-1]
         self.turns = [0] * len(network.pools)  # of the routers that serve in turn
         self.requests: list[Request] = []
@@ -183,9 +190,11 @@ class _Running:
 
     def new_request(self, job: int, row: int) -> Request:
         """Return a request before its release, if it can ever finish."""
-        jobs, stage = self.jobs, self.jobs.stage[row]
-        pool, prompt, output = self.network.pool_of(stage), jobs.prompt[row], jobs.output[row]
-        total = pool.total(prompt, output)
+        jobs, stage, prompt = self.jobs, self.jobs.stage[row], self.jobs.prompt[row]
+        replica = self.pools[self.network.stage_pool[stage]][0]
+        pool, output = replica.pool, jobs.output[row]
+        yielded = pool.convention == "engine" and prompt > 0  # an output with the last prompt token
+        total = prompt + max(output - yielded, 0)
         if isinstance(pool, EnginePool) and pool.convention == "engine":
             output = max(output, 1)
         request = Request(
@@ -200,7 +209,7 @@ class _Running:
             jobs.hash_ids[row] if jobs.hash_ids else (),
             target=prompt,
         )
-        reason = self.pools[self.network.stage_pool[stage]][0].refusal(request)
+        reason = replica.refusal(request)
         if reason:
             raise InputError(
                 f"request {row} of {prompt} prompt and {output} output tokens {reason}, so it "
@@ -211,11 +220,6 @@ class _Running:
     def release(self, request: Request, now: int) -> None:
         """Let a request come to its pool after its delay."""
         heapq.heappush(self.due, (now + self.jobs.delay[request.index], request.index))
-
-    def events(self) -> list[int]:
-        """Return the ticks of what is known to come next."""
-        ends = [replica.batches[-1].end for replica in self.replicas if replica.batch]
-        return ends + [tick for tick, _ in self.due[:1]]
 
     # ---------------------------------------------------------------- 1. finish
 
@@ -304,11 +308,10 @@ class _Running:
 
     def in_system(self) -> list[tuple[int, int]]:
         """Return for each stage the requests in prefill and in decode at its pool."""
-        counts = [[0, 0] for _ in self.network.stage_pool]
-        for replica in self.replicas:
-            for request in replica.requests:
-                counts[request.stage][request.in_decode] += 1
-        return [(prefill, decode) for prefill, decode in counts]
+        there = [request for replica in self.replicas for request in replica.requests]
+        counts = Counter((request.stage, request.in_decode) for request in there)
+        stages = range(len(self.network.stage_pool))
+        return [(counts[stage, False], counts[stage, True]) for stage in stages]
 
     def ahead(self, stage: int) -> tuple[float, float, float, float]:
         """Return what an order sees of a stage and of those that follow it."""
@@ -316,7 +319,7 @@ class _Running:
         requests = prompts = 0.0
         for next_stage, (prefill, decode) in enumerate(self.in_system()):
             onward = network.onward[stage][next_stage] if network.onward else 0.0
-            share = onward / network.pool_of(next_stage).replicas
+            share = onward / len(self.pools[network.stage_pool[next_stage]])
             requests += share * (prefill + decode)
             prompts += share * prefill
         m_p = network.prefill[stage] if network.prefill else 1.0

@@ -5,14 +5,10 @@ have in common; the others are one family of schedulers each, which can be held 
 description line by line. Every step is checked for feasibility.
 """
 
-from collections.abc import Sequence
-
 from penstock.errors import InputError
 from penstock.reference.markov_chain import known
-from penstock.reference.network import EnginePool, PaperPool, Pool
-from penstock.reference.replicas.paper import Ahead, PaperReplica
+from penstock.reference.network import EnginePool
 from penstock.reference.replicas.prefix_cache import PrefixCachingSeamServer, PrefixCachingVllmV1
-from penstock.reference.replicas.replica import Replica
 from penstock.reference.replicas.seam import SeamServer
 from penstock.reference.replicas.server import Server
 from penstock.reference.replicas.sglang import Sglang
@@ -38,18 +34,15 @@ ENGINES: dict[str, type[Server]] = {
 }
 """Schedulers by name; every other name is looked up among the seam policies."""
 
+# Those that cache prefixes, where they do.
 CACHING: dict[type[Server], type[Server]] = {
     VllmV1: PrefixCachingVllmV1,
     SeamServer: PrefixCachingSeamServer,
 }
-"""Those that cache prefixes, where they do."""
 
 
-def make_replica(pool: Pool, index: int, stages: Sequence[int], ahead: Ahead) -> Replica:
-    """Return a replica of a pool that serves these stages."""
-    if isinstance(pool, PaperPool):
-        return PaperReplica(pool, index, stages, ahead)
-    assert isinstance(pool, EnginePool)
+def make_server(pool: EnginePool, index: int) -> Server:
+    """Return a replica of a pool of engines."""
     kinds = ENGINES | dict.fromkeys(POLICIES, SeamServer)
     kind: type[Server] = SeamServer
     if isinstance(pool.engine, str):

@@ -6,7 +6,6 @@ of those that entered at one tick first the ones whose prompt was processed here
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from penstock.errors import InputError
 from penstock.reference.network import PaperPool
@@ -16,18 +15,23 @@ from penstock.reference.seam_policies import PREFILL_FIRST, Limits
 
 PREFILL, DECODE = 0, 1
 
-Ahead: TypeAlias = Callable[[int], tuple[float, float, float, float]]
-"""Of a stage: its m_p and m_d, and the expected successors of a request of it that are in their
-pools already, per replica of these: all of them, and those in prefill.
-"""
-
 
 class PaperReplica(Replica):
-    """Lines of requests, each of some of the stages; a line is given as all that joined it."""
+    """Lines of requests, each of some of the stages; a line is given as all that joined it.
+
+    ``ahead`` says of a stage: its m_p and m_d, and the expected successors of a request of it that
+    are in their pools already, per replica of these: all of them, and those in prefill.
+    """
 
     pool: PaperPool
 
-    def __init__(self, pool: PaperPool, index: int, stages: Sequence[int], ahead: Ahead) -> None:
+    def __init__(
+        self,
+        pool: PaperPool,
+        index: int,
+        stages: Sequence[int],
+        ahead: Callable[[int], tuple[float, float, float, float]],
+    ) -> None:
         super().__init__(pool, index)
         self.stages, self.ahead = stages, ahead
         self.served: Allocation = {}  # in the batch that is formed
@@ -37,10 +41,6 @@ class PaperReplica(Replica):
     def slots(self) -> int:
         """How many more requests the batch may serve."""
         return self.k_max - len(self.served)
-
-    def line(self, stages: Sequence[int]) -> list[Request]:
-        """Return the requests of these stages since the start, in order of arrival."""
-        return [request for request in self.arrived if request.stage in stages]
 
     def prompts(self, line: Sequence[Request]) -> list[Request]:
         """Return the requests in prefill, oldest first."""
@@ -113,32 +113,35 @@ class PaperReplica(Replica):
     def step(self) -> Allocation:
         """Let the order rank the lines of stages, which then are served."""
         self.left, self.served = self.b_max, {}
-        pool = self.pool
-        if pool.order == "global-age":
+        if self.pool.order == "global-age":
             for request in sorted(self.requests, key=lambda request: request.index):
                 self.serve_prefill([request], self.left)
                 self.serve_decode([request], self.left)
-        elif pool.order == "fcfs":
+        elif self.pool.order == "fcfs":
             self.offer(self.arrived, self.left)
         else:
-            params = pool.order_params
-            if pool.order == "priority":
-                params = [self.stages.index(stage) for stage in pool.priority]
-            order = ORDERS[pool.order] if isinstance(pool.order, str) else pool.order
-            self.serve_lines(*order([self.seen(stage) for stage in self.stages], params))
+            params = self.pool.order_params
+            if self.pool.order == "priority":
+                params = [self.stages.index(stage) for stage in self.pool.priority]
+            order = ORDERS[self.pool.order] if isinstance(self.pool.order, str) else self.pool.order
+            self.serve_lines(*order([self.view(stage) for stage in self.stages], params))
         return self.served
 
-    def seen(self, stage: int) -> Line:
+    def view(self, stage: int) -> Line:
         """Return what an order sees of the line of a stage."""
         requests = [request for request in self.requests if request.stage == stage]
         prompts = self.prompts(requests)
-        tokens = sum(request.P for request in prompts)
-        decodes = len(requests) - len(prompts)
-        return Line(len(prompts), tokens, decodes, *self.ahead(stage), len(self.batches))
+        return Line(
+            len(prompts),
+            sum(request.P for request in prompts),
+            len(requests) - len(prompts),
+            *self.ahead(stage),
+            len(self.batches),
+        )
 
     def serve_lines(self, mode: int, weights: Weights) -> None:
         """Serve the lines as an order ranks them; of equals, the first."""
-        lines = [self.line([stage]) for stage in self.stages]
+        lines = [[r for r in self.arrived if r.stage == stage] for stage in self.stages]
         total = sum(first for first, _ in weights)
         if mode == BY_PHASE:
             buffers = [(index, phase) for index in range(len(lines)) for phase in (DECODE, PREFILL)]

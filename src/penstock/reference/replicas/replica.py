@@ -196,14 +196,6 @@ class Replica:
         """Tokens that are there and not yet in a batch that has started."""
         return sum(request.unprocessed for request in self.requests)
 
-    def busy(self, end: int) -> int:
-        """Return the ticks up to ``end`` in which it served a batch."""
-        return sum(min(batch.end, end) - batch.start for batch in self.batches)
-
-    def tokens(self, end: int) -> int:
-        """Return the tokens in batches that ended by then."""
-        return sum(batch.token_load for batch in self.batches if batch.end <= end)
-
 
 def token_load(batch: Allocation) -> int:
     """Tokens in a batch."""

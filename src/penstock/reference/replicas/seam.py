@@ -33,7 +33,6 @@ class SeamServer(Server):
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
         self.policy = POLICIES[pool.engine] if isinstance(pool.engine, str) else pool.engine
-        self.params = pool.options.get("params", ())
         self.admission = pool.admission or "input"
 
     def step(self) -> Allocation:
@@ -47,7 +46,8 @@ class SeamServer(Server):
             visible = self.visible_prompts()
         prompts = [r for r in self.running if not r.decoding] + self.waiting
         queue = queue_of(visible, prompts, self.decoding, self.arrived)
-        x, y, first = self.policy(queue, Limits(self.b_max, self.k_max), self.params)
+        params = self.pool.options.get("params", ())
+        x, y, first = self.policy(queue, Limits(self.b_max, self.k_max), params)
         return self.compose(visible, x, y, first)
 
     # ------------------------------------------------------------ 1. memory for decodes:
@@ -57,11 +57,11 @@ class SeamServer(Server):
         """Let its tokens be computed again; in mode ``swap`` they stay, and its blocks move to host
         memory.
         """
-        if self.pool.preemption == "recompute":
+        if self.pool.preemption == "swap":
+            request.swapped = request.blocks
+            self.moving += request.blocks * self.pool.swap_ticks
+        else:
             super().forget(request)
-            return
-        request.swapped = request.blocks
-        self.moving += request.blocks * self.pool.swap_ticks
 
     # ------------------------------------------------------------ 2. back from host memory
 

@@ -33,7 +33,7 @@ class Server(Replica):
     default_block_size: ClassVar[int] = 16
     default_watermark: ClassVar[float | None] = None  # None: it has none
     watermark_alone: ClassVar[bool] = True  # whether it binds while nobody runs
-    cuts_prompts = True
+    cuts_prompts = True  # whether a prefill may be spread over batches
     preempts = True
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
@@ -95,9 +95,8 @@ class Server(Replica):
             beside = f" beside {kept} kept free" if kept else ""
             return f"needs {needed} KV blocks{beside}, but {self.usable:g} can be used"
         # A preempted one comes back longer.
-        longest = request.prompt
-        if self.preempts and not math.isinf(self.usable):
-            longest = request.total
+        again = self.preempts and not math.isinf(self.usable)
+        longest = request.total if again else request.prompt
         if longest > self.b_max and not self.cuts_prompts:
             return (
                 f"may need a prefill of {longest} tokens at once, but the token budget is "
@@ -193,9 +192,8 @@ class Server(Replica):
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that the step kept to memory, budget and batch size, and served nobody wrongly."""
         super().assert_feasible(batch)
-        listed = self.running + self.waiting
-        assert len(listed) == len(self.requests), "somebody is listed twice, or nowhere"
-        assert set(listed) == set(self.requests), "somebody is listed who is not there"
+        listed = sorted(request.index for request in self.running + self.waiting)
+        assert listed == sorted(request.index for request in self.requests), "lists are not right"
         assert self.free >= 0, f"{-self.free:g} KV blocks more are held than there are"
         assert not any(r.blocks for r in self.waiting), "a waiting request holds KV blocks"
         for request, tokens in batch.items():

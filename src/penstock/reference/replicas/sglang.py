@@ -35,8 +35,7 @@ class Sglang(Server):
         self.max_prefill_tokens = self.option("max_prefill_tokens", 16384)
         self.new_token_ratio: float = self.option("new_token_ratio", 0.7)
         self.min_new_token_ratio = self.option("min_new_token_ratio", 0.098)
-        span = self.new_token_ratio - self.min_new_token_ratio
-        self.decay = span / self.option("decay_steps", 600)
+        self.decay_steps = self.option("decay_steps", 600)
         self.clip: int = self.option("clip_new_tokens", 4096)
         self.retract_steps = self.option("retract_steps", 20)
         self.is_full = False
@@ -77,35 +76,28 @@ class Sglang(Server):
         mixed = len(self.decoding) if self.mixed_chunk else 0
         self.left_chunk = self.b_max - mixed
         self.left_input = self.max_prefill_tokens - mixed
-        ratio = max(self.base - self.steps * self.decay, self.min_new_token_ratio)
+        decay = (self.new_token_ratio - self.min_new_token_ratio) / self.decay_steps
+        ratio = max(self.base - self.steps * decay, self.min_new_token_ratio)
         reserved = ratio * sum(self.future(request) for request in self.decoding)
         self.left_total = self.free * self.block_size - reserved
         chunked = self.chunked
         if chunked is not None:
-            self.continue_chunked(chunked, batch)
-            if chunked.computed + batch.get(chunked, 0) < chunked.target:
+            room = (chunked.blocks + self.free) * self.block_size - chunked.computed
+            tokens = int(min(chunked.P, self.left_chunk, room))
+            if tokens > 0:
+                self.serve(batch, chunked, tokens)
+            if tokens < chunked.P:
                 return batch
         self.admit_waiting(batch)
         return batch
 
-    def continue_chunked(self, request: Request, batch: Allocation) -> None:
-        """Go on with the prompt that was cut, as far as its chunk and memory go."""
-        left = request.P
-        room = (request.blocks + self.free) * self.block_size - request.computed
-        tokens = int(min(left, self.left_chunk, room))
-        if tokens > 0:
-            self.grow(request, tokens)
-            batch[request] = tokens
-            self.spend(tokens, self.future(request) if tokens == left else 0)
-
     def admit_waiting(self, batch: Allocation) -> None:
         """Admit in order; what sets ``is_full`` keeps everybody out until somebody leaves."""
-        while self.waiting and not self.is_full:
+        while self.waiting:
             request = self.waiting[0]
             tokens = request.target
-            future = self.future(request)
             # Who is alone would wait for memory that nobody holds.
-            lacks = self.running and self.paged(tokens) + future >= self.left_total
+            lacks = self.running and self.paged(tokens) + self.future(request) >= self.left_total
             if lacks or len(self.running) >= self.k_max:
                 self.is_full = True
                 break
@@ -115,20 +107,25 @@ class Sglang(Server):
                 tokens = self.left_chunk // self.block_size * self.block_size
             if tokens <= 0:
                 break
-            self.admit(request, self.blocks(tokens))
-            batch[request] = tokens
-            self.spend(tokens, future if tokens == request.target else 0)
-            self.is_full = self.left_total <= 0
-            if self.left_input <= 0 or self.left_chunk <= 0:
+            self.admit(request, 0)
+            self.serve(batch, request, tokens)
+            self.is_full |= self.left_total <= 0
+            if min(self.left_total, self.left_input, self.left_chunk) <= 0:
                 break
 
     def paged(self, tokens: int) -> int:
         """Tokens of the pages that so many tokens take."""
         return self.blocks(tokens) * self.block_size
 
-    def spend(self, tokens: int, future: int) -> None:
-        """Charge a prefill to the three budgets; memory is spent in whole pages."""
-        self.left_total -= self.paged(tokens) + future
+    def serve(self, batch: Allocation, request: Request, tokens: int) -> None:
+        """Put a prompt into the batch, and charge it to the three budgets: memory in whole pages,
+        with the outputs to come if this is all of it.
+        """
+        self.grow(request, tokens)
+        batch[request] = tokens
+        self.left_total -= self.paged(tokens)
+        if tokens == request.P:
+            self.left_total -= self.future(request)
         self.left_input -= tokens
         self.left_chunk -= tokens
 
@@ -136,7 +133,7 @@ class Sglang(Server):
 
     def decode(self) -> Allocation:
         """Serve all decodes; if memory lacks, retract those with the fewest outputs first."""
-        if sum(self.growth(request) for request in self.decoding) > self.free:
+        if self.lack(self.decoding) > self.free:
             self.retract()
         else:
             self.steps += 1
@@ -149,13 +146,10 @@ class Sglang(Server):
         remaining = sorted(self.decoding, key=lambda r: (r.outputs, -r.prompt), reverse=True)
         while len(remaining) > 1:
             self.preempt(remaining.pop())
-            growth = sum(self.growth(request) for request in remaining)
-            if (
-                growth <= self.free
-                and len(remaining) * self.retract_steps <= self.free * self.block_size
-            ):
+            room = self.free * self.block_size
+            if self.lack(remaining) <= self.free and len(remaining) * self.retract_steps <= room:
                 break
-        if sum(self.growth(request) for request in remaining) > self.free:
+        if self.lack(remaining) > self.free:
             assert self.chunked is not None
             self.preempt(self.chunked)  # it alone can hold what the last decode needs
         done = sum(request.outputs for request in remaining) + self.retract_steps * len(remaining)

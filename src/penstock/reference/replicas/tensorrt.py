@@ -52,9 +52,11 @@ class TensorRtLlm(Server):
 
     def may_start(self) -> bool:
         """Whether the first that waits has a place and memory."""
-        if not self.waiting or len(self.running) >= self.k_max:
-            return False
-        return self.blocks_to_start(self.waiting[0]) <= self.spare
+        return (
+            len(self.waiting) > 0
+            and len(self.running) < self.k_max
+            and self.blocks_to_start(self.waiting[0]) <= self.spare
+        )
 
     def blocks_to_start(self, request: Request) -> int:
         """KV blocks taken at the start: to completion, or for its prefill."""
@@ -64,11 +66,8 @@ class TensorRtLlm(Server):
         """Tokens of its prompt that go into this batch: all that are left, or, in chunks, what the
         budget leaves.
         """
-        left = request.P
-        budget = self.b_max - token_load(batch)
-        if left > budget and not self.cuts_prompts:
-            return 0
-        return int(min(left, budget))
+        tokens = min(request.P, self.b_max - token_load(batch))
+        return tokens if tokens == request.P or self.cuts_prompts else 0
 
     def serve_prompt(self, request: Request, batch: Allocation) -> bool:
         """Put a prompt into the batch, if it fits; whether all of it that was left went in."""

@@ -2,18 +2,22 @@
 are named after.
 """
 
+from typing import ClassVar
+
 from penstock.reference.network import EnginePool
 from penstock.reference.replicas.replica import NO_LIMIT, Allocation, Request, token_load
 from penstock.reference.replicas.server import Server, by_arrival
 from penstock.reference.replicas.vllm import VllmV0
 
 
-class _Reserving(Server):
-    """What Vidur's Orca and FasterTransformer share: blocks for ``max_tokens`` from admission on,
-    no token budget.
+class VidurOrca(Server):
+    """Running decodes first, then whole new prompts, in one batch.
+
+    Blocks for ``max_tokens`` are taken at admission; there is no token budget.
     """
 
     options = ("max_tokens",)
+    static: ClassVar[bool] = False  # whether nobody is admitted until all have left
 
     def __init__(self, pool: EnginePool, index: int = 0) -> None:
         super().__init__(pool, index)
@@ -31,25 +35,20 @@ class _Reserving(Server):
             return f"needs {self.reservation} KV blocks, but {self.usable:g} can be used"
         return super().refusal(request)
 
-    def admit_whole(self, batch: Allocation) -> None:
-        """Put whole prompts into the batch, in order, while a reservation and a place are free."""
-        while self.waiting and len(self.running) < self.k_max and self.reservation <= self.free:
-            request = self.waiting[0]
-            self.admit(request, self.reservation)
-            batch[request] = request.target
-
-
-class VidurOrca(_Reserving):
-    """Running decodes first, then whole new prompts, in one batch."""
-
     def step(self) -> Allocation:
         """Form the next batch."""
         batch: Allocation = dict.fromkeys(self.running, 1)
-        self.admit_whole(batch)
+        closed = self.static and self.running != []
+        while self.waiting and len(self.running) < self.k_max and not closed:
+            if self.reservation > self.free:
+                break
+            request = self.waiting[0]
+            self.admit(request, self.reservation)
+            batch[request] = request.target
         return batch
 
 
-class VidurFasterTransformer(_Reserving):
+class VidurFasterTransformer(VidurOrca):
     """A static batch: all prompts in one iteration, then decodes in lockstep; nobody is admitted
     until all have left.
 
@@ -57,12 +56,7 @@ class VidurFasterTransformer(_Reserving):
     means to do it.
     """
 
-    def step(self) -> Allocation:
-        """Form the next batch."""
-        batch: Allocation = dict.fromkeys(self.running, 1)
-        if not batch:
-            self.admit_whole(batch)
-        return batch
+    static = True
 
 
 class VidurVllm(VllmV0):
@@ -94,8 +88,17 @@ class VidurSarathi(Server):
         """Form the next batch, and put those left out, in order of arrival, before those in it."""
         batch: Allocation = {}
         self.serve_decodes(batch)
-        self.serve_partial(batch)
-        self.serve_waiting(batch)
+        for request in self.running:  # prompts begun before, cut to what the budget leaves
+            tokens = min(request.P, self.b_max - token_load(batch))
+            if tokens > 0:
+                batch[request] = tokens
+        while self.waiting and len(self.running) < self.k_max:  # new ones, with all their blocks
+            request, blocks = self.waiting[0], self.blocks(self.waiting[0].target)
+            tokens = min(request.target, self.b_max - token_load(batch))
+            if self.free - blocks < self.watermark or tokens <= 0:
+                break
+            self.admit(request, blocks)
+            batch[request] = tokens
         left_out = sorted((r for r in self.running if r not in batch), key=by_arrival)
         self.running = left_out + list(batch)
         return batch
@@ -117,23 +120,6 @@ class VidurSarathi(Server):
             if request in self.running:
                 self.grow(request)
                 batch[request] = 1
-
-    def serve_partial(self, batch: Allocation) -> None:
-        """Go on with the prompts begun before, cut to what the budget leaves."""
-        for request in self.running:
-            tokens = min(request.P, self.b_max - token_load(batch))
-            if not request.decoding and tokens > 0:
-                batch[request] = int(tokens)
-
-    def serve_waiting(self, batch: Allocation) -> None:
-        """Begin new prompts, cut to what the budget leaves, if all of their blocks can be had."""
-        while self.waiting and len(self.running) < self.k_max:
-            request = self.waiting[0]
-            tokens = min(request.target, self.b_max - token_load(batch))
-            if self.free - self.blocks(request.target) < self.watermark or tokens <= 0:
-                break
-            self.admit(request, self.blocks(request.target))
-            batch[request] = int(tokens)
 
     def preempt(self, request: Request) -> None:
         """Put it back; Vidur takes a prompt that was cut short for its processed part, and decodes

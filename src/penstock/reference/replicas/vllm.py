@@ -79,13 +79,12 @@ class VllmV1(Server):
             if tokens > budget and not self.cuts_prompts:
                 break
             tokens = int(min(tokens, budget))
-            watermark = self.watermark if self.running else 0
-            if (
-                self.blocks(request.target) - cached + unused + watermark > self.free
-            ):  # all of it must fit ...
+            kept = self.watermark if self.running else 0
+            # All of it must fit, and a part is taken.
+            if self.blocks(request.target) - cached + unused + kept > self.free:
                 break
             self.admit(request, cached)
-            self.grow(request, tokens)  # ... and a part is taken
+            self.grow(request, tokens)
             batch[request] = tokens
 
 
@@ -98,10 +97,6 @@ class VllmV0(Server):
     cuts_prompts = False
 
     def step(self) -> Allocation:
-        """Form the next batch."""
-        return self.prefill() or self.decode()
-
-    def prefill(self) -> Allocation:
         """Admit whole prompts while budget, max batch size and memory let the next one in."""
         batch: Allocation = {}
         while self.waiting and len(self.running) < self.k_max:
@@ -113,7 +108,7 @@ class VllmV0(Server):
                 break
             self.admit(request, self.blocks(request.target))
             batch[request] = request.target
-        return batch
+        return batch or self.decode()
 
     def exceeds_budget(self, request: Request, batch: Allocation) -> bool:
         """Whether the batch would have too many tokens with this prompt."""
