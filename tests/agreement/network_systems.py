@@ -291,9 +291,9 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, 
     stage_pool = tuple(range(n_pools)) + tuple(random.randrange(n_pools) for _ in range(random.randint(0, 4)))
     n_stages = len(stage_pool)
     pools = tuple(
-        draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
-        if not engines or random.randrange(3) == 0
-        else draw_engine_pool(random, random.choice(engines))
+        draw_engine_pool(random, random.choice(engines))
+        if engines and random.randrange(3)
+        else draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
         for place in range(n_pools)
     )
     stages = [draw_stage(random, pools[pool]) for pool in stage_pool]

@@ -103,7 +103,9 @@ class Pool:
         As `penstock.reference.markov_chain.simulate` has them; engines have ``running`` and
         ``engine``.
     replicas, router
-        How many, and a name in `ROUTERS`.
+        How many, and a name in `ROUTERS`: ``jsq`` and ``power-of-two`` take the replica with the
+        fewest unfinished requests, ``tokens`` that with the fewest unprocessed tokens of them,
+        ``work`` and ``measure`` that whose requests weigh least; of equals the first.
     weights
         Of ``work`` and ``measure``: stage -> whole-numbered weights of a request in prefill and of
         one in decode.
@@ -161,9 +163,9 @@ class PaperPool(Pool):
 class EnginePool(Pool):
     """Engines, or seam policies with KV memory: all requests of a replica are in one queue.
 
-    A request needs a prompt token at least. One of a prompt alone finishes with its last token, and
-    counts as one of one output where outputs come with a prefill (convention ``engine``). Who could
-    never finish is refused before the clock starts.
+    A request that has outputs needs a prompt. One of a prompt alone finishes with its last prompt
+    token, in both conventions; in that of engines it is one of one output. One of no tokens
+    finishes on arrival. Who could never finish is refused before the clock starts.
 
     Attributes
     ----------

@@ -8,12 +8,16 @@
    Each is routed by what its pool looks like just then, and joins its replica: a line of a server
    of the paper, which may hold some of its prompt still, or the end of the queue of an engine.
 3. *Schedule.* Every replica that has requests and no batch in progress forms one, in the order of
-   replicas; one that has none takes note of it.
+   replicas; one that has neither takes note that it is idle.
 
-A request at an engine is in decode while it runs and its prefill is complete, else in prefill: so a
-preempted one is in prefill again from the tick at which the batch is formed that it gives way to,
-until its prefill has been repeated, or, if it was swapped out, until it comes back. Its tokens that
-are to be computed again count as unprocessed again.
+Routers, orders and counts see requests in two phases. At an engine a request is in decode while it
+runs and its prefill is complete, else in prefill. So a preempted one is in prefill from the moment
+at which the batch is formed that it gives way to, which replicas later in the order see at the same
+tick. It is in decode again when its prefill has been repeated, or, if it was swapped out, when the
+batch is formed for which it comes back and it was in decode before.
+
+Tokens are unprocessed until the batch that has them starts. What a preempted request had computed
+is unprocessed again, unless it was swapped out; what it finds in a prefix cache no longer is.
 """
 
 import dataclasses
