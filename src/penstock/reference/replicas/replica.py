@@ -157,7 +157,7 @@ class Replica:
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that each request gets tokens of its phase, as many as it has."""
         for request, tokens in batch.items():
-            most = 1 if request.decoding else request.target - request.computed
+            most = max(request.target - request.computed, 1)  # a decode takes one
             assert request in self.requests, f"request {request.index} is served, but is not there"
             assert 0 < tokens <= most, f"request {request.index} gets {tokens} of {most} tokens"
 

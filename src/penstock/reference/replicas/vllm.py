@@ -44,15 +44,15 @@ class VllmV1(Server):
             self.serve_waiting(batch, threshold)
         return batch
 
-    def serve_running(self, batch: Allocation, threshold: float) -> None:
+    def serve_running(self, batch: Allocation, threshold: int) -> None:
         """Serve running requests in list order, decodes and prefills alike, each with memory for
         its tokens.
         """
         position = 0
         while position < len(self.running) and token_load(batch) < self.b_max:
             request = self.running[position]
-            wanted = 1 if request.decoding else request.P
-            tokens = int(min(wanted, threshold, self.b_max - token_load(batch)))
+            wanted = max(request.P, 1)  # a decode takes one
+            tokens = min(wanted, threshold, self.b_max - token_load(batch))
             while self.growth(request, tokens) > self.free:
                 victim = self.victim()
                 if self.running.index(victim) < position:
@@ -69,7 +69,7 @@ class VllmV1(Server):
             elif self.pool.order == "fcfs":
                 break  # by priority those behind it may fit now
 
-    def serve_waiting(self, batch: Allocation, threshold: float) -> None:
+    def serve_waiting(self, batch: Allocation, threshold: int) -> None:
         """Admit waiting requests in order; the first that does not fit blocks those behind it."""
         while self.waiting and token_load(batch) < self.b_max and len(self.running) < self.k_max:
             request = self.waiting[0]
@@ -78,7 +78,7 @@ class VllmV1(Server):
             budget = self.b_max - token_load(batch)
             if tokens > budget and not self.cuts_prompts:
                 break
-            tokens = int(min(tokens, budget))
+            tokens = min(tokens, budget)
             kept = self.watermark if self.running else 0
             # All of it must fit, and a part is taken.
             if self.blocks(request.target) - cached + unused + kept > self.free:
