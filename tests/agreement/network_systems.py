@@ -5,13 +5,17 @@ What draws is a `random.Random`: a seeded one, or one of hypothesis, which shrin
 """
 
 import dataclasses
+import functools
 from itertools import pairwise
 from types import SimpleNamespace
 
+import engine_systems
 import numpy as np
 
 from penstock.kernel.signatures import DECODE_FIRST
 from penstock.reference import network as reference
+from penstock.reference import orders as reference_orders
+from penstock.reference import seam_policies, simulation
 from penstock.system.batch_time import BatchTime
 from penstock.system.network import Network
 from penstock.system.orders import Order, order
@@ -22,9 +26,9 @@ from penstock.system.server import Server
 from penstock.workload.jobs import Jobs
 
 SCOPES, CONVENTIONS = ("running", "batch"), ("engine", "paper")
-ROUTERS = reference.model.ROUTERS
-ORDER_NAMES = ("fcfs", "global-age", *reference.ORDERS)
-POLICIES = tuple(reference.POLICIES)
+ROUTERS = reference.ROUTERS
+ORDER_NAMES = ("fcfs", "global-age", *reference_orders.ORDERS)
+POLICIES = tuple(seam_policies.POLICIES)
 WEIGHT = 1024  # the router "work" weighs mean tokens times this
 
 # ---------------------------------------------------------------- odd policies and orders of a user's own
@@ -116,30 +120,69 @@ class PoolSpec:
         order = whirled if self.order == "whirled" else self.order
         if order == "priority":
             order = Order.priority([names[stage] for stage in self.priority])
-        router = self.router
-        if router == "measure":
-            router = Router.measure(prefill=self.measure[0], decode=self.measure[1])
-        return Pool(self.server, self.replicas, router, order, self.affinity)
+        return Pool(self.server, self.replicas, kernel_router(self), order, self.affinity)
 
     def reference_pool(self, weights):
         """Return the reference's; it has the policies of the paper itself."""
-        own = reference.POLICIES.get(self.policy)
+        own = seam_policies.POLICIES.get(self.policy)
         params = () if own else self.server.params
-        return reference.Pool(
+        return reference.PaperPool(
             lambda tokens: self.ticks[tokens - 1],
             len(self.ticks),
             self.max_batch_size,
-            own or self.server.policy.function,
-            np.array(params, float),
             self.scope,
             self.convention,
             self.replicas,
             self.router,
             weights,
             self.affinity,
-            whirled_lines if self.order == "whirled" else self.order,
+            policy=own or self.server.policy.function,
+            policy_params=np.array(params, float),
+            order=whirled_lines if self.order == "whirled" else self.order,
             priority=self.priority,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineSpec:
+    """A pool of engines, or of a policy with KV memory, as tight as its requests allow."""
+
+    system: engine_systems.System  # the limits and settings of a replica, and requests that fit
+    replicas: int = 1
+    router: str = "jsq"
+    measure: tuple[int, int] = (1, 1)
+    affinity: bool = False
+
+    @property
+    def server(self):
+        """One replica, for the kernel."""
+        return self.system.server
+
+    def pool(self, names):
+        """Return the kernel's pool."""
+        return Pool(self.server, self.replicas, kernel_router(self), affinity=self.affinity)
+
+    def reference_pool(self, weights):
+        """Return the reference's."""
+        return reference.EnginePool(
+            **self.system.plain_settings,
+            replicas=self.replicas,
+            router=self.router,
+            weights=weights,
+            affinity=self.affinity,
+        )
+
+    def lengths(self, random):
+        """Draw prompt and output tokens of a request: some that fit, a prompt alone, or none."""
+        prompt, output = random.choice(list(zip(self.system.prompt, self.system.output, strict=True)))
+        return random.choice([(prompt, output)] * 6 + [(prompt, 0), (0, 0)])
+
+
+def kernel_router(spec):
+    """Return the router of a pool, for the kernel."""
+    if spec.router == "measure":
+        return Router.measure(prefill=spec.measure[0], decode=spec.measure[1])
+    return spec.router
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +197,14 @@ class Request:
     context: int = 0  # offset
     delay: int = 0
     coin: int = 0
+    priority: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class System:
     """Pools, stages, jobs, and how long to run (until a tick, or None: until everything has left)."""
 
-    pools: tuple[PoolSpec, ...]
+    pools: tuple[PoolSpec | EngineSpec, ...]
     stage_pool: tuple[int, ...]
     prefill: tuple[float, ...]
     decode: tuple[float, ...]
@@ -186,17 +230,20 @@ class System:
                 child = children[place][0] - place if children[place] else 0
                 rows.append((*dataclasses.astuple(request), len(request.parents), child, sibling.get(place, 0)))
             first_request.append(len(rows))
-        stage, prompt, output, _, reuse, context, delay, coin, pending, child, sibling = zip(*rows, strict=True)
+        columns = zip(*rows, strict=True)
+        stage, prompt, output, _, reuse, context, delay, coin, priority, pending, child, sibling = columns
         return {
             "arrival": [arrival for arrival, _ in self.jobs], "first_request": first_request, "stage": stage,
             "prompt": prompt, "output": output, "reuse": reuse, "context": context, "delay": delay,
-            "pending": pending, "child": child, "sibling": sibling, "coin": coin,
+            "pending": pending, "child": child, "sibling": sibling, "coin": coin, "priority": priority,
         }  # fmt: skip
 
     def kernel_jobs(self):
         """Return the kernel's jobs."""
         columns = self.columns
         arrival, delay = columns.pop("arrival"), columns.pop("delay")
+        if not any(columns["priority"]):
+            del columns["priority"]
         types = {"first_request": np.int64, "coin": np.uint32}
         arrays = {name: np.array(column, types.get(name, np.int32)) for name, column in columns.items()}
         workflow = np.zeros(len(arrival), np.int32)
@@ -221,7 +268,7 @@ class System:
         """Run the reference."""
         pools = [spec.reference_pool(self.weights(place)) for place, spec in enumerate(self.pools)]
         network = reference.Network(pools, self.stage_pool, self.prefill, self.decode, self.onward, self.retention)
-        return reference.simulate(reference.Jobs(**self.columns), network, until=self.until, instants=instants)
+        return simulation.simulate(reference.Jobs(**self.columns), network, until=self.until, instants=instants)
 
     def weights(self, place):
         """Return what requests count for a router that weighs them."""
@@ -235,13 +282,18 @@ class System:
 # ---------------------------------------------------------------- drawing
 
 
-def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12):
-    """Draw a system: ties, idle times, cut prompts, tight limits, empty phases and early stops are all likely."""
-    n_pools = random.randint(1, 4)
+def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12, engines=()):
+    """Draw a system: ties, idle times, cut prompts, tight limits, empty phases and early stops are all likely.
+
+    With names of engines or of policies of the paper as ``engines``, most pools are of one of them, with KV memory.
+    """
+    n_pools = random.randint(1, 2 if engines else 4)
     stage_pool = tuple(range(n_pools)) + tuple(random.randrange(n_pools) for _ in range(random.randint(0, 4)))
     n_stages = len(stage_pool)
     pools = tuple(
-        draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
+        draw_engine_pool(random, random.choice(engines))
+        if engines and random.randrange(3)
+        else draw_pool(random, [stage for stage, pool in enumerate(stage_pool) if pool == place], policies, orders)
         for place in range(n_pools)
     )
     stages = [draw_stage(random, pools[pool]) for pool in stage_pool]
@@ -250,6 +302,8 @@ def draw_system(random, *, policies=POLICIES, orders=ORDER_NAMES, most_jobs=12):
         arrival.append(at)
         at += random.randint(0, longest)
     jobs = tuple((tick, draw_job(random, stages)) for tick in arrival)
+    if engines:
+        jobs = tuple((tick, with_priorities(random, requests)) for tick, requests in jobs)
     return System(
         pools,
         stage_pool,
@@ -282,11 +336,49 @@ def draw_pool(random, stages, policies, orders):
     )
 
 
+def draw_engine_pool(random, name):
+    """Draw a pool of an engine, or of a policy of the paper with KV memory."""
+    rng = np.random.default_rng(random.randrange(2**32))
+    system = draw_tight(rng, name)
+    if random.randrange(3) == 0:
+        system = engine_systems.composed(rng, system)
+    return EngineSpec(
+        system,
+        replicas=random.choice([1, 1, 2, 3]),
+        router=random.choice(ROUTERS),
+        measure=(random.randint(1, 4), random.randint(1, 4)),
+        affinity=random.choice([False, True]),
+    )
+
+
+def draw_tight(rng, name):
+    """Draw a server that preempts under its own requests, if one of a few does; a policy's has KV memory."""
+    for _ in range(8):
+        system = engine_systems.draw(rng, name)
+        if system.blocks and any(batch.preempted for batch in system.reference().batches):
+            return system
+    while system.blocks is None and name in POLICIES:  # without memory it is a server of the paper
+        system = engine_systems.draw(rng, name)
+    return system
+
+
+def with_priorities(random, requests):
+    """Return the requests with a priority each, for engines that go by it."""
+    return tuple(dataclasses.replace(request, priority=random.randrange(3)) for request in requests)
+
+
 def draw_stage(random, spec):
-    """Return the kind of a stage: its number is its place, ``(most prompt, most output)`` tokens, 0 for none."""
+    """Return what draws prompt and output tokens of a stage's requests, one of them often for none."""
+    if isinstance(spec, EngineSpec):
+        return spec.lengths
     prompt = random.choice([1, 3, 9, 3 * len(spec.ticks)])
     output = random.choice([1, 2, 5, 40, 100])
-    return random.choice([(prompt, output)] * 4 + [(0, output), (prompt, 0), (0, 0)])
+    return functools.partial(lengths, random.choice([(prompt, output)] * 4 + [(0, output), (prompt, 0), (0, 0)]))
+
+
+def lengths(most, random):
+    """Draw prompt and output tokens from 1 up to so many; none where that is 0."""
+    return tuple(random.randint(1, tokens) if tokens else 0 for tokens in most)
 
 
 def draw_job(random, stages):
@@ -295,9 +387,7 @@ def draw_job(random, stages):
     requests = []
     for place, those in enumerate(parents):
         stage = random.randrange(len(stages))
-        most_prompt, most_output = stages[stage]
-        prompt = random.randint(1, most_prompt) if most_prompt else 0
-        output = random.randint(1, most_output) if most_output else 0
+        prompt, output = stages[stage](random)
         context, reuse = 0, 0
         if those and random.choice([False, True]):
             ancestor = random.choice(those)
@@ -340,11 +430,11 @@ def reference_of(network, tick_s):
         server = pool.server
         durations = ticks(server.batch_time.table(server.token_budget), tick_s)
         pools.append(
-            reference.Pool(
+            reference.PaperPool(
                 durations.__getitem__,
                 server.token_budget,
                 server.max_batch_size,
-                reference.POLICIES[server.policy.name],
+                policy=seam_policies.POLICIES[server.policy.name],
                 scope=server.scope,
                 convention=server.convention,
                 replicas=pool.replicas,
@@ -362,7 +452,8 @@ def reference_of(network, tick_s):
 
 def reference_jobs(jobs, tick_s):
     """Return the reference's jobs for a kernel's."""
-    names = [field.name for field in dataclasses.fields(reference.Jobs) if field.name not in ("arrival", "delay")]
+    apart = ("arrival", "delay", "priority", "hash_ids")
+    names = [field.name for field in dataclasses.fields(reference.Jobs) if field.name not in apart]
     columns = {name: getattr(jobs, name).tolist() for name in names}
     return reference.Jobs(arrival=ticks(jobs.arrival_s, tick_s), delay=ticks(jobs.delay_s, tick_s), **columns)
 

@@ -3,7 +3,6 @@
 Costs are whole multiples of 2^-20 ticks, so that seconds hold them exactly and the two must agree event for event.
 """
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -12,56 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_engine_schedulers import OF_THE_PAPER, System, Ticks, assert_same, draw, with_shared_prefixes
+from engine_systems import OF_THE_PAPER, composed, draw, with_shared_prefixes
+from test_engine_schedulers import assert_same
 
 import penstock as ps
-from penstock.reference import engines as reference_engines
+from penstock.reference import batch_time as plain_batch_time
 from penstock.system.batch_time import Affine, Composition
 from penstock.system.engines import ENGINES
 
-UNITS = 2**20
 FAMILY = (*ENGINES, *OF_THE_PAPER)
-
-
-@dataclasses.dataclass(frozen=True)
-class Composed(System):
-    """A small system whose batches cost ``ticks`` by token load, and these units of 2^-20 ticks besides."""
-
-    self_attention: int = 0
-    cross_attention: int = 0
-    decode_attention: int = 0
-    mixed_attention: int = 0
-    request: int = 0
-    with_prefill: int = 0
-    odd: int = 0  # units that each token load costs besides its ticks
-
-    @property
-    def attention(self):
-        return self.self_attention, self.cross_attention, self.decode_attention, self.mixed_attention
-
-    @property
-    def batch_time(self):
-        linear = Ticks(tuple(ticks + self.odd / UNITS for ticks in self.ticks))
-        return Composition(linear, *(units / UNITS for units in (*self.attention, self.request, self.with_prefill)))
-
-    @property
-    def ticks_of(self):
-        def linear(load):
-            return self.ticks[load - 1] * UNITS + self.odd
-
-        return reference_engines.Composition(linear, *self.attention, self.request, self.with_prefill, UNITS)
-
-
-def composed(rng, system):
-    """Draw costs for a system: none, fractions of a tick, and many ticks for each token before a decode."""
-    parts = {field.name: getattr(system, field.name) for field in dataclasses.fields(System)}
-    per_pair = rng.choice([1, 1_000, 30_000, UNITS, 7 * UNITS])
-    costs = np.where(rng.random(4) < 0.2, 0, rng.integers(0, per_pair + 1, 4))
-    request, odd, beside = rng.integers(0, UNITS, 3) * (rng.random(3) < 0.5)
-    until = None if system.until is None else int(system.until * rng.choice([1, 5]))
-    return Composed(**parts | {"until": until}, request=int(request), with_prefill=int(beside), odd=int(odd), **dict(
-        zip(("self_attention", "cross_attention", "decode_attention", "mixed_attention"), costs.tolist(), strict=True)
-    ))  # fmt: skip
 
 
 @pytest.mark.parametrize("policy", FAMILY)
@@ -119,7 +77,7 @@ def test_the_plain_python_is_appendix_a() -> None:
     """Prompts of 3 tokens after none and 2 after 5, and a decode after 7: by hand, then as the model says."""
     costs = {"self_attention": 2, "cross_attention": 3, "decode_attention": 5, "mixed_attention": 11, "per_request": 13}
     costs["with_prefill"] = 19
-    plain = reference_engines.Composition(lambda load: 17 * load, **costs, per_tick=10)
+    plain = plain_batch_time.Composition(lambda load: 17 * load, **costs, per_tick=10)
     assert plain.ticks([(3, 0), (2, 5)], [7]) == round(
         (17 * 6 + 2 * (9 + 4 + 1) + 3 * (2 * 5) + 11 * 7 + 13 * 3 + 19) / 10
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from random import Random
 
@@ -22,8 +22,7 @@ from network_systems import (
     reference_of,
 )
 
-from penstock.reference import markov_chain
-from penstock.reference import network as reference_network
+from penstock.reference import markov_chain, simulation
 from penstock.scenario.network import read_network
 from penstock.simulation.network_simulation import simulate_jobs
 from penstock.simulation.simulate import simulate
@@ -63,16 +62,16 @@ def compared(system, history, run):
     """Return what the reference says and what the kernel says of everything that both know."""
     end, arrival = history.end, system.columns["arrival"]
     came = [request for request in history.requests if arrival[request.job] <= end]
-    first = [replica.pool for replica in history.replicas].index  # replicas of all pools are counted through
-    places = [r.replica if r.replica is None else r.replica - first(system.stage_pool[r.stage]) for r in came]
+    first = [0, *accumulate(spec.replicas for spec in system.pools)]  # replicas of all pools are counted through
+    places = [r.replica if r.replica is None else r.replica - first[system.stage_pool[r.stage]] for r in came]
     known = ("ready", "first_token", "finish", "cached")
     return {
         **{what: ([number(getattr(r, what)) for r in came], getattr(run.rows, what)) for what in known},
         "replica": ([number(place) for place in places], np.where(run.rows.ready >= 0, run.rows.replica, -1)),
         "arrival": ([tick for tick in arrival if tick <= end], run.arrival),
         "batches": ([sum(b.end <= end for b in replica.batches) for replica in history.replicas], run.batches),
-        "busy": ([replica.busy(end) for replica in history.replicas], run.busy),
-        "tokens": ([replica.tokens(end) for replica in history.replicas], run.tokens),
+        "busy": ([sum(min(b.end, end) - b.start for b in r.batches) for r in history.replicas], run.busy),
+        "tokens": ([sum(b.token_load for b in r.batches if b.end <= end) for r in history.replicas], run.tokens),
         "series": ([counted(instant) for instant in history.instants], without_progress(run)),
         "end": (end, np.array(run.end)),
     }
@@ -175,7 +174,7 @@ def assert_agree_in_ns(network, count):
     """Compare all that happens to the requests of the first jobs, in ticks of 1 ns."""
     jobs = network.jobs(count)
     rows = simulate_jobs(network, jobs).rows
-    history = reference_network.simulate(reference_jobs(jobs, 1e-9), reference_of(network, 1e-9))
+    history = simulation.simulate(reference_jobs(jobs, 1e-9), reference_of(network, 1e-9))
     for what in ("ready", "first_token", "finish", "cached"):
         assert getattr(rows, what).tolist() == [number(getattr(r, what)) for r in history.requests], what
     return history

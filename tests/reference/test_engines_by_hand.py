@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.reference.engines import simulate
+from penstock.errors import InputError
+from penstock.reference.simulation import simulate_server as simulate
 
 
 def one_tick(load):
@@ -174,7 +175,7 @@ def test_a_policy_of_ones_own_sees_what_may_be_served():
 
 
 def test_a_policy_that_leaves_the_server_idle_beside_a_request_is_caught():
-    with pytest.raises(AssertionError, match="idles beside 2 requests"):
+    with pytest.raises(InputError, match="at tick 0 replica 0 serves none of 2 requests"):
         simulate(**TWO, engine=lambda queue, limits, params: (0, 0, 0), token_budget=8)
 
 

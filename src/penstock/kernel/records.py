@@ -131,7 +131,7 @@ REPLICA = _record(
     pool first_line engine
     start ticks equal tokens prefill decodes requests plain cost rise
     is_touched served
-    batches busy processed started
+    batches busy processed
     count unprocessed work
     """
 )
@@ -139,10 +139,9 @@ REPLICA = _record(
 
 The batch in progress: its ``start``, ``ticks`` of the first of ``equal`` ones like it (0: none is
 in progress), tokens and requests; ``plain``: ticks of any batch of that load, -1 where each takes
-its
-own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it did:
-batches and tokens that ended, ticks, tokens that started. What routers measure: unfinished
-requests, tokens that have not gone into a batch, work.
+its own; ``cost`` and ``rise`` where they are composed. ``served``: requests in it, by age. What it
+did: batches and tokens that ended, ticks. What routers measure: unfinished requests, tokens that
+have not gone into a batch, work.
 """
 
 LINE = _record(

@@ -1,9 +1,9 @@
 """TensorRT-LLM: a capacity scheduler says who may run, a micro-batch scheduler who is served."""
 
-from collections.abc import Mapping
-
-from penstock.errors import InputError, nearest
-from penstock.reference.engines.server import Allocation, Limits, Request, Server, flag, token_load
+from penstock.reference.markov_chain import known
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.server import Server
 
 CAPACITIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
@@ -19,22 +19,20 @@ class TensorRtLlm(Server):
 
     options = ("capacity", "chunked_context")
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.capacity = str(options.get("capacity", CAPACITIES[0]))
-        self.chunked_context = flag(options, "chunked_context", False)
-        if self.capacity not in CAPACITIES:
-            raise InputError(
-                f"{name!r} has no capacity {self.capacity!r}{nearest(self.capacity, CAPACITIES)}"
-            )
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        capacity = str(pool.options.get("capacity", CAPACITIES[0]))
+        self.capacity = known("capacity", capacity, CAPACITIES)
+        self.cuts_prompts = self.option("chunked_context", False)
+        self.preempts = self.capacity == "max_utilization"
 
     def step(self) -> Allocation:
         """Form a micro batch: decodes, then prompts begun before, then new ones."""
-        if self.capacity == "max_utilization":
+        if self.preempts:
             self.make_room_for_decodes()
         if self.capacity == "static_batch" and not self.running:
             while self.may_start():
-                self.start(self.waiting[0])
+                self.admit(self.waiting[0], self.blocks_to_start(self.waiting[0]))
         batch: Allocation = {}
         for request in self.decoding:
             if token_load(batch) < self.b_max:
@@ -47,36 +45,29 @@ class TensorRtLlm(Server):
             request = self.waiting[0]
             if self.tokens_for(request, batch) == 0:
                 break
-            self.start(request)
+            self.admit(request, self.blocks_to_start(request))
             if not self.serve_prompt(request, batch):
                 break
         return batch
 
     def may_start(self) -> bool:
         """Whether the first that waits has a place and memory."""
-        if not self.waiting or len(self.running) >= self.k_max:
-            return False
-        return self.blocks_to_start(self.waiting[0]) <= self.spare
+        return (
+            len(self.waiting) > 0
+            and len(self.running) < self.k_max
+            and self.blocks_to_start(self.waiting[0]) <= self.spare
+        )
 
     def blocks_to_start(self, request: Request) -> int:
         """KV blocks taken at the start: to completion, or for its prefill."""
-        return self.blocks(
-            request.target if self.capacity == "max_utilization" else self.peak(request)
-        )
-
-    def start(self, request: Request) -> None:
-        """Admit a request with the memory of its capacity."""
-        self.admit(request, self.blocks_to_start(request))
+        return self.blocks(request.target if self.preempts else request.total)
 
     def tokens_for(self, request: Request, batch: Allocation) -> int:
         """Tokens of its prompt that go into this batch: all that are left, or, in chunks, what the
         budget leaves.
         """
-        left = request.target - request.computed
-        budget = self.b_max - token_load(batch)
-        if left > budget and not self.chunked_context:
-            return 0
-        return int(min(left, budget))
+        tokens = min(request.P, self.b_max - token_load(batch))
+        return tokens if tokens == request.P or self.cuts_prompts else 0
 
     def serve_prompt(self, request: Request, batch: Allocation) -> bool:
         """Put a prompt into the batch, if it fits; whether all of it that was left went in."""
@@ -84,17 +75,3 @@ class TensorRtLlm(Server):
         if tokens:
             batch[request] = tokens
         return request.computed + tokens == request.target
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say that memory is too small, or a prompt that may not be cut too long."""
-        lacking = super().cannot_fit(request)
-        if lacking or self.chunked_context:
-            return lacking
-        if self.capacity == "max_utilization":
-            return self.too_long(request)
-        if request.prompt > self.b_max:
-            return (
-                f"has a prompt of {request.prompt} tokens, not to be cut, but the token budget is "
-                f"{self.b_max:g}"
-            )
-        return None

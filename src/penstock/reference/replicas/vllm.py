@@ -2,17 +2,9 @@
 which does not.
 """
 
-from collections.abc import Mapping
-
-from penstock.reference.engines.server import (
-    Allocation,
-    Limits,
-    Request,
-    Server,
-    count,
-    flag,
-    token_load,
-)
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, token_load
+from penstock.reference.replicas.server import Server, by_priority
 
 
 class VllmV1(Server):
@@ -24,21 +16,22 @@ class VllmV1(Server):
     """
 
     options = ("chunked_prefill", "long_prefill_threshold")
-    orders = ("fcfs", "priority")
+    settings = Server.settings | {"order": ("fcfs", "priority")}
     reserved = 1
-    has_watermark = True
+    default_watermark = 0.0
+    watermark_alone = False
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.chunked_prefill = flag(options, "chunked_prefill", True)
-        self.threshold = count(options, "long_prefill_threshold", 0, least=0)
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        self.cuts_prompts = self.option("chunked_prefill", True)
+        self.threshold = self.option("long_prefill_threshold", 0, least=0)
 
     def victim(self) -> Request:
         """Return the last, or, by priority, the least urgent and youngest; of equal ones the first
         in the list.
         """
-        if self.limits.order == "priority":
-            return max(self.running, key=lambda request: (request.priority, request.arrival))
+        if self.pool.order == "priority":
+            return max(self.running, key=lambda request: by_priority(request)[:2])
         return self.running[-1]
 
     def step(self) -> Allocation:
@@ -51,15 +44,15 @@ class VllmV1(Server):
             self.serve_waiting(batch, threshold)
         return batch
 
-    def serve_running(self, batch: Allocation, threshold: float) -> None:
+    def serve_running(self, batch: Allocation, threshold: int) -> None:
         """Serve running requests in list order, decodes and prefills alike, each with memory for
         its tokens.
         """
         position = 0
         while position < len(self.running) and token_load(batch) < self.b_max:
             request = self.running[position]
-            wanted = 1 if request.decoding else request.target - request.computed
-            tokens = int(min(wanted, threshold, self.b_max - token_load(batch)))
+            wanted = max(request.P, 1)  # a decode takes one
+            tokens = min(wanted, threshold, self.b_max - token_load(batch))
             while self.growth(request, tokens) > self.free:
                 victim = self.victim()
                 if self.running.index(victim) < position:
@@ -73,38 +66,26 @@ class VllmV1(Server):
                 self.grow(request, tokens)
                 batch[request] = tokens
                 position += 1
-            elif self.limits.order == "fcfs":
+            elif self.pool.order == "fcfs":
                 break  # by priority those behind it may fit now
 
-    def serve_waiting(self, batch: Allocation, threshold: float) -> None:
+    def serve_waiting(self, batch: Allocation, threshold: int) -> None:
         """Admit waiting requests in order; the first that does not fit blocks those behind it."""
         while self.waiting and token_load(batch) < self.b_max and len(self.running) < self.k_max:
             request = self.waiting[0]
             cached, unused = self.cached_blocks(request)
             tokens = min(request.target - cached * self.block_size, threshold)
             budget = self.b_max - token_load(batch)
-            if tokens > budget and not self.chunked_prefill:
+            if tokens > budget and not self.cuts_prompts:
                 break
-            tokens = int(min(tokens, budget))
-            watermark = self.watermark if self.running else 0
-            if (
-                self.blocks(request.target) - cached + unused + watermark > self.free
-            ):  # all of it must fit ...
+            tokens = min(tokens, budget)
+            kept = self.watermark if self.running else 0
+            # All of it must fit, and a part is taken.
+            if self.blocks(request.target) - cached + unused + kept > self.free:
                 break
             self.admit(request, cached)
-            self.grow(request, tokens)  # ... and a part is taken
+            self.grow(request, tokens)
             batch[request] = tokens
-
-    def cached_blocks(self, request: Request) -> tuple[int, int]:
-        """KV blocks that hold its prefix already, and how many of them nobody uses: none without a
-        prefix cache.
-        """
-        return 0, 0
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say that memory, or for whole prompts the budget, is too small."""
-        lacking = self.lacks_blocks(self.blocks(self.peak(request)))
-        return lacking or (None if self.chunked_prefill else self.too_long(request))
 
 
 class VllmV0(Server):
@@ -112,14 +93,10 @@ class VllmV0(Server):
     decodes alone.
     """
 
-    has_watermark = True
     default_watermark = 0.01
+    cuts_prompts = False
 
     def step(self) -> Allocation:
-        """Form the next batch."""
-        return self.prefill() or self.decode()
-
-    def prefill(self) -> Allocation:
         """Admit whole prompts while budget, max batch size and memory let the next one in."""
         batch: Allocation = {}
         while self.waiting and len(self.running) < self.k_max:
@@ -131,7 +108,7 @@ class VllmV0(Server):
                 break
             self.admit(request, self.blocks(request.target))
             batch[request] = request.target
-        return batch
+        return batch or self.decode()
 
     def exceeds_budget(self, request: Request, batch: Allocation) -> bool:
         """Whether the batch would have too many tokens with this prompt."""
@@ -142,12 +119,10 @@ class VllmV0(Server):
         batch: Allocation = {}
         for request in list(self.running):
             room = not self.budgeted or token_load(batch) < self.b_max
-            if request in self.running and room and self.preempt_until(request, 1):
-                # a free block is asked for even where none is needed
+            # A free block is asked for even where none is needed.
+            while request in self.running and room and self.free < 1:
+                self.preempt(self.victim())
+            if request in self.running and room:
                 self.grow(request)
                 batch[request] = 1
         return batch
-
-    def cannot_fit(self, request: Request) -> str | None:
-        """Say that memory or the budget is too small, prompts being whole."""
-        return super().cannot_fit(request) or self.too_long(request)

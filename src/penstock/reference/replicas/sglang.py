@@ -1,17 +1,8 @@
 """SGLang (0.5): prefill batches before decode batches, and one request in mid-prefill at most."""
 
-from collections.abc import Mapping
-
-from penstock.reference.engines.server import (
-    Allocation,
-    Limits,
-    Request,
-    Server,
-    count,
-    flag,
-    share,
-    token_load,
-)
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request
+from penstock.reference.replicas.server import Server
 
 
 class Sglang(Server):
@@ -38,28 +29,21 @@ class Sglang(Server):
     default_block_size = 1
     budgeted = False  # decode batches have no token budget
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.mixed_chunk = flag(options, "mixed_chunk", False)
-        self.max_prefill_tokens = count(options, "max_prefill_tokens", 16384)
-        self.new_token_ratio = share(options, "new_token_ratio", 0.7)
-        self.min_new_token_ratio = share(options, "min_new_token_ratio", 0.098)
-        self.decay = (self.new_token_ratio - self.min_new_token_ratio) / count(
-            options, "decay_steps", 600
-        )
-        self.clip = count(options, "clip_new_tokens", 4096)
-        self.retract_steps = count(options, "retract_steps", 20)
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        self.mixed_chunk = self.option("mixed_chunk", False)
+        self.max_prefill_tokens = self.option("max_prefill_tokens", 16384)
+        self.new_token_ratio: float = self.option("new_token_ratio", 0.7)
+        self.min_new_token_ratio = self.option("min_new_token_ratio", 0.098)
+        self.decay_steps = self.option("decay_steps", 600)
+        self.clip: int = self.option("clip_new_tokens", 4096)
+        self.retract_steps = self.option("retract_steps", 20)
         self.is_full = False
         self.idle()
 
     def idle(self) -> None:
         """Forget the estimate: nobody is there."""
         self.base, self.steps = self.new_token_ratio, 0
-
-    @property
-    def ratio(self) -> float:
-        """The new token ratio after so many decode batches since it was set."""
-        return max(self.base - self.steps * self.decay, self.min_new_token_ratio)
 
     @property
     def chunked(self) -> Request | None:
@@ -92,64 +76,56 @@ class Sglang(Server):
         mixed = len(self.decoding) if self.mixed_chunk else 0
         self.left_chunk = self.b_max - mixed
         self.left_input = self.max_prefill_tokens - mixed
-        reserved = self.ratio * sum(self.future(request) for request in self.decoding)
+        decay = (self.new_token_ratio - self.min_new_token_ratio) / self.decay_steps
+        ratio = max(self.base - self.steps * decay, self.min_new_token_ratio)
+        reserved = ratio * sum(self.future(request) for request in self.decoding)
         self.left_total = self.free * self.block_size - reserved
         chunked = self.chunked
         if chunked is not None:
-            self.continue_chunked(chunked, batch)
-            if chunked.computed + batch.get(chunked, 0) < chunked.target:
+            room = (chunked.blocks + self.free) * self.block_size - chunked.computed
+            tokens = int(min(chunked.P, self.left_chunk, room))
+            if tokens > 0:
+                self.serve(batch, chunked, tokens)
+            if tokens < chunked.P:
                 return batch
         self.admit_waiting(batch)
         return batch
-
-    def continue_chunked(self, request: Request, batch: Allocation) -> None:
-        """Go on with the prompt that was cut, as far as its chunk and memory go."""
-        left = request.target - request.computed
-        room = (request.blocks + self.free) * self.block_size - request.computed
-        tokens = int(min(left, self.left_chunk, room))
-        if tokens > 0:
-            self.grow(request, tokens)
-            batch[request] = tokens
-            self.spend(tokens, self.future(request) if tokens == left else 0)
 
     def admit_waiting(self, batch: Allocation) -> None:
         """Admit in order; what sets ``is_full`` keeps everybody out until somebody leaves."""
         while self.waiting:
             request = self.waiting[0]
-            if len(self.running) >= self.k_max:
+            tokens = request.target
+            # Who is alone would wait for memory that nobody holds.
+            lacks = self.running and self.paged(tokens) + self.future(request) >= self.left_total
+            if lacks or len(self.running) >= self.k_max:
                 self.is_full = True
                 break
-            whole = request.target
-            alone = not self.running  # else it would wait for memory that nobody holds
-            if self.paged(whole) + self.future(request) >= self.left_total and not alone:
-                self.is_full = True
+            if tokens >= self.left_input and batch:
                 break
-            if whole >= self.left_input and batch:
-                break
-            tokens = (
-                whole
-                if whole <= self.left_chunk
-                else self.left_chunk // self.block_size * self.block_size
-            )
+            if tokens > self.left_chunk:
+                tokens = self.left_chunk // self.block_size * self.block_size
             if tokens <= 0:
                 break
-            tokens = int(tokens)
-            self.admit(request, self.blocks(tokens))
-            batch[request] = tokens
-            self.spend(tokens, self.future(request) if tokens == whole else 0)
-            if self.left_total <= 0:
-                self.is_full = True
-                break
-            if self.left_input <= 0 or self.left_chunk <= 0:
+            self.admit(request, 0)
+            self.serve(batch, request, tokens)
+            self.is_full |= self.left_total <= 0
+            if min(self.left_total, self.left_input, self.left_chunk) <= 0:
                 break
 
     def paged(self, tokens: int) -> int:
         """Tokens of the pages that so many tokens take."""
         return self.blocks(tokens) * self.block_size
 
-    def spend(self, tokens: int, future: int) -> None:
-        """Charge a prefill to the three budgets; memory is spent in whole pages."""
-        self.left_total -= self.paged(tokens) + future
+    def serve(self, batch: Allocation, request: Request, tokens: int) -> None:
+        """Put a prompt into the batch, and charge it to the three budgets: memory in whole pages,
+        with the outputs to come if this is all of it.
+        """
+        self.grow(request, tokens)
+        batch[request] = tokens
+        self.left_total -= self.paged(tokens)
+        if tokens == request.P:
+            self.left_total -= self.future(request)
         self.left_input -= tokens
         self.left_chunk -= tokens
 
@@ -157,7 +133,7 @@ class Sglang(Server):
 
     def decode(self) -> Allocation:
         """Serve all decodes; if memory lacks, retract those with the fewest outputs first."""
-        if sum(self.growth(request) for request in self.decoding) > self.free:
+        if self.lack(self.decoding) > self.free:
             self.retract()
         else:
             self.steps += 1
@@ -170,13 +146,10 @@ class Sglang(Server):
         remaining = sorted(self.decoding, key=lambda r: (r.outputs, -r.prompt), reverse=True)
         while len(remaining) > 1:
             self.preempt(remaining.pop())
-            growth = sum(self.growth(request) for request in remaining)
-            if (
-                growth <= self.free
-                and len(remaining) * self.retract_steps <= self.free * self.block_size
-            ):
+            room = self.free * self.block_size
+            if self.lack(remaining) <= self.free and len(remaining) * self.retract_steps <= room:
                 break
-        if sum(self.growth(request) for request in remaining) > self.free:
+        if self.lack(remaining) > self.free:
             assert self.chunked is not None
             self.preempt(self.chunked)  # it alone can hold what the last decode needs
         done = sum(request.outputs for request in remaining) + self.retract_steps * len(remaining)
@@ -186,36 +159,25 @@ class Sglang(Server):
 
     def preempt(self, request: Request) -> None:
         """Take all its memory and put it at the end of the waiting queue."""
-        request.target, request.computed = request.known, 0
-        self.evict(request)
-        self.waiting.append(request)
+        super().preempt(request)
+        self.waiting.append(self.waiting.pop(0))
 
     def leave(self, request: Request) -> None:
         """Strike a finished request from the running list; others may be admitted again."""
         super().leave(request)
         self.is_full = False
 
-    def cannot_fit(self, request: Request) -> str | None:
+    def refusal(self, request: Request) -> str | None:
         """Say that memory is too small, or that a chunk is smaller than a page."""
-        if self.b_max < self.block_size and self.peak(request) > self.b_max:
+        if self.b_max < self.block_size and request.total > self.b_max:
             return (
-                f"must be cut, but a chunk of {self.b_max:g} tokens is less than a page of "
+                f"must be cut, but a chunk of {self.b_max} tokens is less than a page of "
                 f"{self.block_size}"
             )
-        return super().cannot_fit(request)
+        return super().refusal(request)
 
     def assert_feasible(self, batch: Allocation) -> None:
-        """Assert the budget of prefill batches, and that one request at most is in mid-prefill."""
+        """Assert that one request at most is in mid-prefill."""
         super().assert_feasible(batch)
-        prefills = [request for request in batch if not request.decoding]
-        assert not prefills or token_load(batch) <= self.b_max, (
-            "a prefill batch exceeds the chunk size"
-        )
-        cut = [
-            request
-            for request in self.running
-            if request.computed + batch.get(request, 0) < request.target
-        ]
-        assert len(cut) <= 1, (
-            f"requests {[request.index for request in cut]} are in mid-prefill at once"
-        )
+        cut = [r for r in self.running if r.computed + batch.get(r, 0) < r.target]
+        assert len(cut) <= 1, f"requests {[r.index for r in cut]} are in mid-prefill at once"

@@ -80,8 +80,9 @@ def hlpps(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]
 
 def round_robin(lines: Sequence[Line], params: Sequence[float]) -> tuple[int, Weights]:
     """Begin each batch one line further."""
-    n = len(lines)
-    return BY_LINE, [(-((index - line.batches) % n), 0) for index, line in enumerate(lines)]
+    return BY_LINE, [
+        (-((index - line.batches) % len(lines)), 0) for index, line in enumerate(lines)
+    ]
 
 
 def per(count: float, tokens: float) -> float:

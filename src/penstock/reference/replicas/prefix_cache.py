@@ -2,15 +2,16 @@
 others.
 """
 
-from collections import deque
-from collections.abc import Hashable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from penstock.errors import InputError
-from penstock.reference.engines.seam import SeamServer
-from penstock.reference.engines.server import Allocation, Limits, Request, Server, token_load
-from penstock.reference.engines.vllm import VllmV1
-from penstock.reference.seam_policies import DECODE_FIRST, Policy
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request
+from penstock.reference.replicas.seam import SeamServer
+from penstock.reference.replicas.server import Server
+from penstock.reference.replicas.vllm import VllmV1
 
 
 @dataclass(eq=False)
@@ -30,15 +31,13 @@ class BlockPool:
 
     def __init__(self, blocks: int) -> None:
         self.unused = deque(Block() for _ in range(blocks))
-        self.named: dict[Hashable, list[Block]] = {}  # oldest first
+        self.named: dict[Hashable, list[Block]] = defaultdict(list)  # oldest first
 
     def take(self) -> Block:
         """Take the first of the queue; what it held is forgotten."""
         block = self.unused.popleft()
         if block.name is not None:
             self.named[block.name].remove(block)
-            if not self.named[block.name]:
-                del self.named[block.name]
             block.name = None
         block.users = 1
         return block
@@ -63,7 +62,7 @@ class BlockPool:
     def give_name(self, block: Block, name: Hashable) -> None:
         """Say what a block holds."""
         block.name = name
-        self.named.setdefault(name, []).append(block)
+        self.named[name].append(block)
 
 
 class PrefixCache(Server):
@@ -73,24 +72,20 @@ class PrefixCache(Server):
     prompt, else as the request's own.
     """
 
-    pool: BlockPool
-    held: dict[Request, list[Block]]
-
-    def open_cache(self) -> None:
-        """Begin with blocks that hold nothing."""
-        if self.limits.kv_blocks == float("inf"):
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        if pool.kv_blocks is None:
             raise InputError(
                 "hash_ids are given, but kv_blocks is not, so nothing says what the cache holds; "
                 "give it"
             )
-        self.pool = BlockPool(int(self.usable))
-        self.held = {}
-        self.reused = 0  # tokens that were there already
+        self.cache = BlockPool(int(self.usable))
+        self.held: dict[Request, list[Block]] = {}
 
     @property
     def free(self) -> float:
         """KV blocks that nobody uses."""
-        return len(self.pool.unused)
+        return len(self.cache.unused)
 
     def names(self, request: Request, tokens: int) -> list[Hashable]:
         """Name the full blocks of the first tokens of a request."""
@@ -103,9 +98,9 @@ class PrefixCache(Server):
         """Blocks that hold its prefix; its last token is always computed."""
         blocks: list[Block] = []
         for name in self.names(request, request.target - 1):
-            if name not in self.pool.named:
+            if not self.cache.named[name]:
                 break
-            blocks.append(self.pool.named[name][0])
+            blocks.append(self.cache.named[name][0])
         return blocks
 
     def cached_blocks(self, request: Request) -> tuple[int, int]:
@@ -117,16 +112,15 @@ class PrefixCache(Server):
         """Move it to the running list, with the blocks that hold its prefix."""
         self.held[request] = self.cached(request)
         for block in self.held[request]:
-            self.pool.share(block)
+            self.cache.share(block)
         request.computed = len(self.held[request]) * self.block_size
-        self.reused += request.computed
         super().admit(request, blocks)
         self.hold(request, blocks)
 
     def hold(self, request: Request, blocks: int) -> None:
         """Let it have so many KV blocks in all."""
         held = self.held[request]
-        held += [self.pool.take() for _ in range(blocks - len(held))]
+        held += [self.cache.take() for _ in range(blocks - len(held))]
         request.blocks = len(held)
 
     def grow(self, request: Request, tokens: int = 1) -> None:
@@ -138,35 +132,29 @@ class PrefixCache(Server):
             self.held[request], self.names(request, request.computed + tokens), strict=False
         ):
             if block.name is None:
-                self.pool.give_name(block, name)
+                self.cache.give_name(block, name)
 
     def evict(self, request: Request) -> None:
         """Give its blocks back, and strike it from the running list."""
-        self.pool.release(self.held.pop(request))
+        self.cache.release(self.held.pop(request))
         super().evict(request)
 
-    def complete(self, batch: Allocation, tick: int) -> None:
+    def complete(self, now: int) -> list[Request]:
         """End a batch for one request after another, as they run: so they give their blocks
         back.
         """
-        super().complete(
-            {request: batch[request] for request in self.running if request in batch}, tick
-        )
-
-    def leave(self, request: Request) -> None:
-        """Give the blocks of a finished request back."""
-        self.pool.release(self.held.pop(request))
-        super().leave(request)
+        self.batch = {r: self.batch[r] for r in self.running if r in self.batch}
+        return super().complete(now)
 
     def assert_feasible(self, batch: Allocation) -> None:
         """Assert that every block is unused or used as often as it is held."""
         super().assert_feasible(batch)
         used = [block for blocks in self.held.values() for block in blocks]
-        assert len(set(used)) + len(self.pool.unused) == self.usable, "KV blocks are lost"
+        assert len(set(used)) + len(self.cache.unused) == self.usable, "KV blocks are lost"
         assert sum(block.users for block in set(used)) == len(used), (
             "a KV block is used by others than hold it"
         )
-        assert all(block.users == 0 for block in self.pool.unused), (
+        assert all(block.users == 0 for block in self.cache.unused), (
             "a KV block in use is in the queue"
         )
 
@@ -174,72 +162,12 @@ class PrefixCache(Server):
 class PrefixCachingVllmV1(PrefixCache, VllmV1):
     """vLLM V1 with prefix caching."""
 
-    def __init__(self, name: str, limits: Limits, options: Mapping[str, object]) -> None:
-        super().__init__(name, limits, options)
-        self.open_cache()
-
 
 class PrefixCachingSeamServer(PrefixCache, SeamServer):
     """A seam policy with prefix caching.
 
-    What is cached counts neither as tokens to be served nor as blocks to be taken. The policy sees
-    it as it stands when it is asked; who is admitted finds what is there then, since those before
-    may have pushed some of it out. Prompts take their blocks before decodes do.
+    The policy sees what is cached as it stands when it is asked; who is admitted finds what is
+    there then, since those before may have pushed some of it out.
     """
 
-    def __init__(
-        self, name: str, limits: Limits, options: Mapping[str, object], policy: Policy
-    ) -> None:
-        super().__init__(name, limits, options, policy)
-        if self.admission != "input" or self.swaps:
-            raise InputError(
-                f"hash_ids are given, but admission is {self.admission!r} and preemption "
-                f"{limits.preemption!r}; "
-                "prefixes are cached under 'input' and 'recompute' only"
-            )
-        self.open_cache()
-
-    def blocks_at_admission(self, request: Request) -> int:
-        """KV blocks that it takes from those nobody uses."""
-        cached, unused = self.cached_blocks(request)
-        return self.blocks(request.target) - cached + unused
-
-    def visible_prompts(self) -> dict[Request, int]:
-        """Prompts that may be in this batch, without what is cached."""
-        visible = super().visible_prompts()
-        for request in visible:
-            if request in self.waiting:
-                visible[request] -= len(self.cached(request)) * self.block_size
-        return visible
-
-    def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
-        """Serve prompts, then decodes; the phase named first has its tokens and slots before the
-        other.
-        """
-        budget, slots = self.policy_limits()
-        y = min(y, slots, budget, len(self.decoding))
-        x = min(x, sum(visible.values()), budget)
-        beside = 0  # decodes that have their slots before prompts
-        if first == DECODE_FIRST:
-            x, beside = min(x, budget - y), y
-        most = len(visible) if self.limits.scope == "running" else slots - beside
-        spare = self.spare
-        chosen: Allocation = {}
-        for request in list(visible)[: max(most, 0)]:
-            left = x - token_load(chosen)
-            if left <= 0:
-                break
-            if request in self.waiting:
-                needed = self.blocks_at_admission(request)
-                if needed > spare - self.watermark:
-                    break
-                spare -= needed
-                self.admit(request, self.blocks(request.target))
-            chosen[request] = min(request.target - request.computed, left)
-            self.grow(request, chosen[request])
-        if first != DECODE_FIRST:
-            y = min(y, budget - token_load(chosen), slots - self.counted(chosen))
-        decodes = self.decodes(y)
-        for request in decodes:
-            self.grow(request)
-        return chosen | decodes
+    settings = SeamServer.settings | {"admission": ("None", "input"), "preemption": ("recompute",)}

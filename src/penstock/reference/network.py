@@ -1,0 +1,232 @@
+"""What comes in and what serves it: jobs whose whole task graph is known, and pools of replicas.
+
+Everything random (paths, lengths, delays, the routers' coins) is given, so a run is a pure function
+of its jobs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from penstock.reference.batch_time import Composition
+from penstock.reference.markov_chain import CONVENTIONS, SCOPES, at_least, known
+from penstock.reference.orders import ORDERS, Order
+from penstock.reference.seam_policies import Policy, sarathi
+
+ROUTERS = ("random", "round-robin", "jsq", "tokens", "work", "measure", "power-of-two")
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs in order of arrival, and their requests in order of job, a parent always before its
+    children.
+
+    Attributes
+    ----------
+    arrival
+        One per job: tick, not falling.
+    first_request
+        One more than jobs: those of job j are ``first_request[j]`` to ``first_request[j + 1]``; the
+        first is its root.
+    stage, prompt, output
+        One per request, as all below: its stage, prompt tokens and output tokens; both may be 0.
+    reuse, context
+        Tokens of the prompt that it shares with the request ``context`` rows further (< 0; 0: with
+        none). Engines keep nothing of an earlier request.
+    delay
+        Ticks between its release and its arrival at the pool.
+    pending
+        Requests that must finish before it is released; 0 for a root.
+    child, sibling
+        The first request that its finish releases or counts down, and the next one that the same
+        parent releases, as offsets to this request; 0: none.
+    coin
+        32 random bits for the router.
+    priority
+        For engines whose queue is in order of priority: the smaller is served first. Default: 0.
+    hash_ids
+        For engines that cache prefixes: an id for each full block of the prompt, equal to that of
+        another request where both prompts are equal up to the end of that block. Default: none.
+    """
+
+    arrival: Sequence[int]
+    first_request: Sequence[int]
+    stage: Sequence[int]
+    prompt: Sequence[int]
+    output: Sequence[int]
+    reuse: Sequence[int]
+    context: Sequence[int]
+    delay: Sequence[int]
+    pending: Sequence[int]
+    child: Sequence[int]
+    sibling: Sequence[int]
+    coin: Sequence[int]
+    priority: Sequence[int] = ()
+    hash_ids: Sequence[Sequence[int]] = ()
+
+    @classmethod
+    def chains(
+        cls, jobs: Sequence[tuple[int, Sequence[tuple[int, int, int]]]], **columns: Any
+    ) -> "Jobs":
+        """Make jobs of ``(arrival, [(stage, prompt, output), ...])``, whose requests follow one
+        another at once.
+
+        ``columns`` are further columns of the requests.
+        """
+        first_request = [0, *accumulate(len(chain) for _, chain in jobs)]
+        requests = [request for _, chain in jobs for request in chain]
+        usual = {
+            "arrival": [tick for tick, _ in jobs],
+            "first_request": first_request,
+            "stage": [stage for stage, _, _ in requests],
+            "prompt": [prompt for _, prompt, _ in requests],
+            "output": [output for _, _, output in requests],
+            "pending": [int(row not in first_request) for row in range(len(requests))],
+            "child": [int(row + 1 not in first_request) for row in range(len(requests))],
+        }
+        zeros = dict.fromkeys(("reuse", "context", "delay", "sibling", "coin"), [0] * len(requests))
+        return cls(**zeros | usual | columns)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Identical replicas behind a router: what those of the paper and engines have in common.
+
+    Attributes
+    ----------
+    batch_time
+        Token load -> ticks, at least 1; or what a batch costs given what is in it.
+    token_budget, max_batch_size
+        The limits b_max and k_max; None: no limit.
+    scope, convention
+        As `penstock.reference.markov_chain.simulate` has them; engines have ``running`` and
+        ``engine``.
+    replicas, router
+        How many, and a name in `ROUTERS`: ``jsq`` and ``power-of-two`` take the replica with the
+        fewest unfinished requests, ``tokens`` that with the fewest unprocessed tokens of them,
+        ``work`` and ``measure`` that whose requests weigh least; of equals the first.
+    weights
+        Of ``work`` and ``measure``: stage -> whole-numbered weights of a request in prefill and of
+        one in decode.
+    affinity
+        Whether all requests of a job go to one replica.
+    """
+
+    batch_time: Callable[[int], int] | Composition
+    token_budget: int | None = None
+    max_batch_size: int | None = None
+    scope: str = "running"
+    convention: str = "engine"
+    replicas: int = 1
+    router: str = "jsq"
+    weights: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    affinity: bool = False
+
+    def __post_init__(self) -> None:
+        known("scope", self.scope, SCOPES)
+        known("convention", self.convention, CONVENTIONS)
+        known("router", self.router, ROUTERS)
+        for name in ("replicas", "token_budget", "max_batch_size", "kv_blocks", "block_size"):
+            if getattr(self, name, None) is not None:
+                at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class PaperPool(Pool):
+    """Servers of the paper, without memory: lines of requests, an order between them, and a policy.
+
+    Attributes
+    ----------
+    policy, policy_params
+        ``(queue, limits, params) -> (prefill tokens, decode tokens, which phase is filled first)``
+        for one line.
+    order, order_params
+        A name in `ORDERS`, ``fcfs``, ``global-age``, or ``(lines, params) -> (mode, weights)``.
+    priority
+        Of the order ``priority``: the pool's stages, those to be served first at the front.
+    """
+
+    policy: Policy = sarathi
+    policy_params: Sequence[float] = ()
+    order: str | Order = "fcfs"
+    order_params: Sequence[float] = ()
+    priority: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.order, str):
+            known("order", self.order, ["fcfs", "global-age", *ORDERS])
+
+
+@dataclass(frozen=True)
+class EnginePool(Pool):
+    """Engines, or seam policies with KV memory: all requests of a replica are in one queue.
+
+    A request that has outputs needs a prompt. One of a prompt alone finishes with its last prompt
+    token, in both conventions; in that of engines it is one of one output. One of no tokens
+    finishes on arrival. Who could never finish is refused before the clock starts.
+
+    Attributes
+    ----------
+    engine
+        A name in `penstock.reference.replicas.ENGINES` or in
+        `penstock.reference.seam_policies.POLICIES`, or a seam policy: ``(queue, limits, params) ->
+        (prefill tokens, decode tokens, which phase is filled first)``.
+    kv_blocks, block_size
+        KV blocks of a replica (None: memory without limit), and tokens in each (default: the
+        engine's, mostly 16).
+    watermark
+        Share of the KV blocks that admission leaves free; default: the engine's, mostly 0.
+    admission
+        Of a seam policy: memory is taken for the ``input`` at admission (default), to
+        ``completion``, or as the prefill goes on (``optimistic``).
+    preemption, swap_ticks
+        Of a seam policy: a preempted request's tokens are computed again (``recompute``), or its
+        blocks are moved out and in (``swap``), each of which takes so many ticks more of the batch.
+    order
+        Of the waiting queue: ``fcfs`` (in order of arrival at the replica, preempted ones first),
+        or ``priority``, then arrival at the replica, then row.
+    options
+        Settings that only this engine has, by name; ``params`` of a seam policy.
+    prefix_caching
+        Of ``vllm`` and seam policies: whether prompts find the beginnings that `Jobs.hash_ids` say
+        they share.
+    """
+
+    engine: str | Policy = "sarathi"
+    kv_blocks: int | None = None
+    block_size: int | None = None
+    watermark: float | None = None
+    admission: str | None = None
+    preemption: str = "recompute"
+    swap_ticks: int = 0
+    order: str = "fcfs"
+    options: Mapping[str, object] = field(default_factory=dict)
+    prefix_caching: bool = False
+
+
+@dataclass(frozen=True)
+class Network:
+    """Pools, and the stages that they serve.
+
+    Attributes
+    ----------
+    pools
+        In the order in which stages name them.
+    stage_pool
+        One per stage: its pool.
+    prefill, decode
+        One per stage: mean prefill and decode tokens of a request (m_p, m_d). Default: 1 each.
+    onward
+        One row per stage: mean requests of each stage that the end of one releases. Default: none.
+    retention
+        Ticks for which a replica keeps the context of a finished request; None: for ever.
+    """
+
+    pools: Sequence[PaperPool | EnginePool]
+    stage_pool: Sequence[int]
+    prefill: Sequence[float] = ()
+    decode: Sequence[float] = ()
+    onward: Sequence[Sequence[float]] = ()
+    retention: int | None = None

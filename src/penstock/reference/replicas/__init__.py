@@ -1,0 +1,57 @@
+"""What serves in a pool: servers of the paper, and engines by name.
+
+``replica`` has what all have in common, ``paper`` the servers of the paper, ``server`` what engines
+have in common; the others are one family of schedulers each, which can be held against its
+description line by line. Every step is checked for feasibility.
+"""
+
+from penstock.errors import InputError
+from penstock.reference.markov_chain import known
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.prefix_cache import PrefixCachingSeamServer, PrefixCachingVllmV1
+from penstock.reference.replicas.seam import SeamServer
+from penstock.reference.replicas.server import Server
+from penstock.reference.replicas.sglang import Sglang
+from penstock.reference.replicas.tensorrt import TensorRtLlm
+from penstock.reference.replicas.vidur import (
+    VidurFasterTransformer,
+    VidurOrca,
+    VidurSarathi,
+    VidurVllm,
+)
+from penstock.reference.replicas.vllm import VllmV0, VllmV1
+from penstock.reference.seam_policies import POLICIES
+
+ENGINES: dict[str, type[Server]] = {
+    "vllm": VllmV1,
+    "vllm-v0": VllmV0,
+    "sglang": Sglang,
+    "tensorrt-llm": TensorRtLlm,
+    "vidur-fastertransformer": VidurFasterTransformer,
+    "vidur-orca": VidurOrca,
+    "vidur-vllm": VidurVllm,
+    "vidur-sarathi": VidurSarathi,
+}
+"""Schedulers by name; every other name is looked up among the seam policies."""
+
+# Those that cache prefixes, where they do.
+CACHING: dict[type[Server], type[Server]] = {
+    VllmV1: PrefixCachingVllmV1,
+    SeamServer: PrefixCachingSeamServer,
+}
+
+
+def make_server(pool: EnginePool, index: int) -> Server:
+    """Return a replica of a pool of engines."""
+    kinds = ENGINES | dict.fromkeys(POLICIES, SeamServer)
+    kind: type[Server] = SeamServer
+    if isinstance(pool.engine, str):
+        kind = kinds[known("engine", pool.engine, kinds)]
+    if pool.prefix_caching:
+        if kind not in CACHING:
+            raise InputError(
+                f"hash_ids are given, but {pool.engine!r} caches no prefixes here; leave them "
+                "out, or take vllm or a policy"
+            )
+        kind = CACHING[kind]
+    return kind(pool, index)

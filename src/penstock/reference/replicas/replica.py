@@ -1,0 +1,230 @@
+"""What every replica has in common: who is there, the batch in progress, what its end brings."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from penstock.errors import InputError
+from penstock.reference.batch_time import Composition
+from penstock.reference.markov_chain import at_least
+from penstock.reference.network import Pool
+from penstock.reference.seam_policies import Queue
+
+NO_LIMIT = 2**40  # what a policy sees where there is no limit
+
+
+@dataclass(eq=False)
+class Request:
+    """One visit of a job to a stage: what it asks for, where it stands, and what became of it."""
+
+    index: int  # its row
+    job: int
+    stage: int
+    prompt: int
+    output: int
+    total: int  # tokens of it that go through batches, if none goes twice
+    pending: int  # requests that must finish before it is released
+    priority: int  # the smaller is served first
+    hash_ids: Sequence[int]
+    # tokens that its prefill brings into memory: the prompt, or all known ones after a preemption
+    target: int
+    computed: int = 0  # tokens in memory, those found there included
+    taken: int = 0  # tokens in the batch that is formed or in progress
+    ready: int | None = None  # tick of its arrival at the pool
+    replica: int | None = None  # among those of all pools
+    cached: int = 0  # prompt tokens found at a server of the paper
+    decodes_from: int = 0  # tick at which it entered decode
+    blocks: int = 0  # KV blocks held
+    swapped: int = 0  # KV blocks held in host memory
+    preemptions: int = 0
+    finish: int | None = None
+    # The tick at which each output token was complete.
+    token_times: list[int] = field(default_factory=list)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its prefill is complete, up to the batches that have ended."""
+        return self.computed >= self.target
+
+    @property
+    def in_decode(self) -> bool:
+        """Whether it decodes at its replica; a request that is swapped out does not."""
+        return self.decoding and not self.swapped
+
+    @property
+    def unprocessed(self) -> int:
+        """Tokens that are in no batch that has started; those lost by a preemption are again."""
+        return self.total - self.computed - self.taken
+
+    @property
+    def P(self) -> int:
+        """Unprocessed prefill tokens."""
+        return max(self.target - self.computed - self.taken, 0)
+
+    @property
+    def outputs(self) -> int:
+        """Output tokens that are out."""
+        return len(self.token_times)
+
+    @property
+    def first_token(self) -> int | None:
+        """The tick at which the first of them was complete."""
+        return next(iter(self.token_times), None)
+
+
+Allocation: TypeAlias = dict[Request, int]
+"""The tokens of each request in a batch, in the order in which they were chosen."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass: it holds the replica over ticks [start, start + duration)."""
+
+    start: int
+    duration: int
+    allocation: dict[int, int]  # tokens of each request
+    preempted: list[int]  # requests preempted to form it, in that order
+    replica: int
+
+    @property
+    def end(self) -> int:
+        """The tick at which it finishes; past the end of the run if that was stopped before."""
+        return self.start + self.duration
+
+    @property
+    def token_load(self) -> int:
+        """Tokens in the batch."""
+        return sum(self.allocation.values())
+
+
+class Replica:
+    """One server of a pool; `step` chooses the requests of a batch."""
+
+    def __init__(self, pool: Pool, index: int = 0) -> None:
+        self.pool = pool
+        self.index = index  # among the replicas of all pools
+        self.b_max = pool.token_budget or NO_LIMIT
+        self.k_max = pool.max_batch_size or NO_LIMIT
+        self.arrived: list[Request] = []  # since the start, in order of arrival
+        self.requests: list[Request] = []  # those that are there
+        self.batches: list[Batch] = []
+        self.batch: Allocation = {}  # in progress
+        self.preempted: list[Request] = []  # in this step
+        self.moving = 0  # ticks that blocks on their way to or from host memory add to the batch
+
+    def refusal(self, request: Request) -> str | None:
+        """Say why a request could never finish here, or return None if it could."""
+        return None
+
+    def arrive(self, request: Request) -> None:
+        """Take in a new request."""
+        self.arrived.append(request)
+        self.requests.append(request)
+
+    def step(self) -> Allocation:
+        """Choose who is served in the next batch; a step may also only preempt."""
+        raise NotImplementedError
+
+    def idle(self) -> None:
+        """Take note that nobody is there."""
+
+    def form(self, now: int) -> None:
+        """Begin the next batch, if anybody is there.
+
+        A step that only preempts leaves the replica idle with work to do, so it looks again.
+        """
+        if not self.requests:
+            self.idle()
+            return
+        self.moving = 0
+        preempted: list[int] = []
+        while not self.batch:
+            self.preempted = []
+            self.batch = self.step()
+            self.assert_feasible(self.batch)
+            preempted += [request.index for request in self.preempted]
+            if not self.batch and not self.preempted:
+                raise InputError(
+                    f"at tick {now} replica {self.index} serves none of {len(self.requests)} "
+                    "requests; let its policy serve one"
+                )
+        duration = at_least("batch_time of a batch", self.ticks(), 1) + self.moving
+        allocation = {request.index: tokens for request, tokens in self.batch.items()}
+        self.batches.append(Batch(now, duration, allocation, preempted, self.index))
+        for request, tokens in self.batch.items():
+            request.taken = tokens
+
+    def assert_feasible(self, batch: Allocation) -> None:
+        """Assert that each request gets tokens of its phase, as many as it has."""
+        for request, tokens in batch.items():
+            most = max(request.target - request.computed, 1)  # a decode takes one
+            assert request in self.requests, f"request {request.index} is served, but is not there"
+            assert 0 < tokens <= most, f"request {request.index} gets {tokens} of {most} tokens"
+
+    def ticks(self) -> int:
+        """Return how long the batch takes, before any of its tokens is computed."""
+        batch, batch_time = self.batch, self.pool.batch_time
+        if not isinstance(batch_time, Composition):
+            return batch_time(token_load(batch))
+        prompts = [(tokens, r.computed) for r, tokens in batch.items() if not r.decoding]
+        return batch_time.ticks(prompts, [r.computed for r in batch if r.decoding])
+
+    def complete(self, now: int) -> list[Request]:
+        """End the batch: tokens are in memory, outputs are out; return those who finish."""
+        batch, self.batch = self.batch, {}
+        for request, tokens in batch.items():
+            was_decoding = request.decoding
+            request.computed += tokens
+            request.taken = 0
+            if not was_decoding:
+                request.decodes_from = now  # if this was the last of its prefill
+            # The end of a prefill is an output by convention, or where nothing follows it.
+            yields = self.pool.convention == "engine" or request.total == request.prompt
+            if was_decoding or (request.decoding and yields):
+                request.token_times.append(now)
+            if request.computed == request.total:
+                request.finish = now
+                self.leave(request)
+        return [request for request in batch if request.finish is not None]
+
+    def leave(self, request: Request) -> None:
+        """Strike a finished request from those that are there."""
+        self.requests.remove(request)
+
+    @property
+    def unprocessed_tokens(self) -> int:
+        """Tokens that are there and not yet in a batch that has started."""
+        return sum(request.unprocessed for request in self.requests)
+
+
+def token_load(batch: Allocation) -> int:
+    """Tokens in a batch."""
+    return sum(batch.values())
+
+
+def queue_of(
+    visible: Mapping[Request, int],
+    prompts: Sequence[Request],
+    decoding: Iterable[Request],
+    arrived: Sequence[Request],
+) -> Queue:
+    """Return what a policy sees.
+
+    Of the prompts that may be served, with how much of each; of all prompts, the oldest first; of
+    those that decode; of all since the start.
+    """
+    decodes_left = [request.total - request.computed for request in decoding]
+    finished = [request for request in arrived if request.finish is not None]
+    return Queue(
+        prompts=len(visible),
+        prompt_tokens=sum(visible.values()),
+        decoding=len(decodes_left),
+        waiting=len(prompts),
+        waiting_tokens=sum(request.P for request in prompts),
+        head_tokens=prompts[0].P if prompts else 0,
+        decode_tokens=sum(decodes_left),
+        arrived=len(arrived),
+        arrived_tokens=sum(request.prompt - request.cached for request in arrived),
+        finished=len(finished),
+        finished_decodes=sum(request.total - request.prompt for request in finished),
+    )

@@ -1,0 +1,160 @@
+"""Seam policies with KV memory: a function of a few numbers chooses the batch, memory decides who
+may be in it.
+"""
+
+from penstock.reference.markov_chain import CONVENTIONS, SCOPES
+from penstock.reference.network import EnginePool
+from penstock.reference.replicas.replica import Allocation, Request, queue_of, token_load
+from penstock.reference.replicas.server import Server
+from penstock.reference.seam_policies import DECODE_FIRST, POLICIES, Limits
+
+
+class SeamServer(Server):
+    """A server under a seam policy: memory first, then the policy, then who is served.
+
+    1. Every decoding request, in running order, must have the block for its next token; else
+       victims are preempted.
+    2. Swapped-out requests at the head of the queue come back.
+    3. The prompts that may be served are counted: those in mid-prefill, then waiting ones while
+       they fit.
+    4. The policy chooses; decodes are the first of the running list, prompts are filled in order.
+    """
+
+    options = ("params",)
+    settings = {  # noqa: RUF012
+        "order": ("fcfs", "priority"),
+        "scope": SCOPES,
+        "convention": CONVENTIONS,
+        "admission": ("None", "input", "completion", "optimistic"),
+        "preemption": ("recompute", "swap"),
+    }
+    default_watermark = 0.0
+
+    def __init__(self, pool: EnginePool, index: int = 0) -> None:
+        super().__init__(pool, index)
+        self.policy = POLICIES[pool.engine] if isinstance(pool.engine, str) else pool.engine
+        self.admission = pool.admission or "input"
+
+    def step(self) -> Allocation:
+        """Form the next batch."""
+        self.make_room_for_decodes()
+        if not self.preempted:
+            self.swap_in()
+        visible = self.visible_prompts()
+        while not visible and not self.decoding and self.running:
+            self.preempt(self.victim())  # all are in mid-prefill and hold what the others lack
+            visible = self.visible_prompts()
+        prompts = [r for r in self.running if not r.decoding] + self.waiting
+        queue = queue_of(visible, prompts, self.decoding, self.arrived)
+        params = self.pool.options.get("params", ())
+        x, y, first = self.policy(queue, Limits(self.b_max, self.k_max), params)
+        return self.compose(visible, x, y, first)
+
+    # ------------------------------------------------------------ 1. memory for decodes:
+    # `make_room_for_decodes`
+
+    def forget(self, request: Request) -> None:
+        """Let its tokens be computed again; in mode ``swap`` they stay, and its blocks move to host
+        memory.
+        """
+        if self.pool.preemption == "swap":
+            request.swapped = request.blocks
+            self.moving += request.blocks * self.pool.swap_ticks
+        else:
+            super().forget(request)
+
+    # ------------------------------------------------------------ 2. back from host memory
+
+    def swap_in(self) -> None:
+        """Let swapped-out requests return in order; one that does not fit blocks those behind
+        it.
+        """
+        while self.waiting and self.waiting[0].swapped:
+            request = self.waiting[0]
+            needed = self.blocks(request.computed + 1) if request.decoding else request.swapped
+            full = self.pool.scope == "running" and len(self.running) >= self.k_max
+            if full or needed + self.watermark > self.spare:
+                break
+            self.admit(request, request.swapped)
+            self.moving += request.swapped * self.pool.swap_ticks
+            request.swapped = 0
+
+    # ------------------------------------------------------------ 3. the prompts that may be served
+
+    def visible_prompts(self) -> dict[Request, int]:
+        """Prompts that may be in this batch, in the order in which they are filled, and how much
+        each may be given.
+        """
+        spare = self.spare
+        visible: dict[Request, int] = {}
+        for request in self.running:
+            if not request.decoding:
+                left = request.P
+                if self.admission == "optimistic":  # as far as its blocks and spare ones go
+                    held = (request.blocks + spare) * self.block_size - request.computed
+                    left = max(int(min(left, held)), 0)
+                    spare -= self.growth(request, left)
+                if left > 0:
+                    visible[request] = left
+        if self.pool.scope == "batch":
+            visible = dict(list(visible.items())[: self.k_max])
+        for request in self.waiting:
+            listed = {*visible} if self.pool.scope == "batch" else {*self.running, *visible}
+            if self.preempted or request.swapped or len(listed) >= self.k_max:
+                break
+            cached, _ = self.cached_blocks(request)
+            left = request.target - cached * self.block_size
+            needed = self.blocks_needed(request)
+            if self.admission == "optimistic":
+                left = int(min(left, (spare - self.watermark) * self.block_size))
+                needed = self.blocks(left)  # all of what is spare, if this one is cut
+            if left <= 0 or needed > spare - self.watermark:
+                break
+            visible[request] = left
+            spare -= needed
+        return visible
+
+    def blocks_at_admission(self, request: Request) -> int:
+        """KV blocks that it holds from admission on: for its prefill, or to completion, or none."""
+        tokens = {"input": request.target, "completion": request.total, "optimistic": 0}
+        return self.blocks(tokens[self.admission])
+
+    def blocks_needed(self, request: Request) -> int:
+        """KV blocks that its admission takes from those that nobody uses."""
+        cached, unused = self.cached_blocks(request)
+        return self.blocks_at_admission(request) - cached + unused
+
+    # ------------------------------------------------------------ 4. the policy, and who is served
+
+    def compose(self, visible: dict[Request, int], x: int, y: int, first: int) -> Allocation:
+        """Serve the phase named first, and the other with the tokens and slots really left.
+
+        Prompts are filled in order, and take their blocks before decodes do.
+        """
+        y = min(y, self.k_max, self.b_max, len(self.decoding))
+        x = min(x, sum(visible.values()), self.b_max)
+        slots = self.k_max
+        if first == DECODE_FIRST:
+            x = min(x, self.b_max - y)
+            slots -= y
+        if self.pool.scope == "running":
+            slots = len(visible)
+        prompts: Allocation = {}
+        for request in list(visible)[: max(slots, 0)]:
+            if token_load(prompts) >= x:
+                break
+            if request in self.waiting:
+                if self.blocks_needed(request) > self.spare - self.watermark:
+                    break
+                self.admit(request, self.blocks_at_admission(request))
+            most = visible[request] if self.admission == "optimistic" else request.P
+            prompts[request] = min(most, x - token_load(prompts))
+            self.grow(request, prompts[request])
+        if first != DECODE_FIRST:
+            y = min(y, self.b_max - token_load(prompts))
+            if self.pool.scope == "batch":  # in scope ``running`` all who run have their slots
+                y = min(y, self.k_max - len(prompts))
+        decodes = dict.fromkeys(self.decoding[: max(y, 0)], 1)
+        for request in decodes:
+            self.grow(request)
+        return decodes | prompts if first == DECODE_FIRST else prompts | decodes

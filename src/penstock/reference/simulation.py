@@ -1,0 +1,339 @@
+"""The clock of networks, and the rules of what happens at a tick.
+
+1. *Finish.* Batches that end now end, in the order of replicas. A request enters decode when the
+   batch with its last prompt token ends, and finishes with its last token; that releases the
+   requests that waited for nothing else, which are ready after their delay.
+2. *Arrive.* Requests that are ready now arrive in the order of their rows; so do those that are
+   released meanwhile without a delay, because a request without any tokens finishes on arrival.
+   Each is routed by what its pool looks like just then, and joins its replica: a line of a server
+   of the paper, which may hold some of its prompt still, or the end of the queue of an engine.
+3. *Schedule.* Every replica that has requests and no batch in progress forms one, in the order of
+   replicas; one that has neither takes note that it is idle.
+
+Routers, orders and counts see requests in two phases. At an engine a request is in decode while it
+runs and its prefill is complete, else in prefill. So a preempted one is in prefill from the moment
+at which the batch is formed that it gives way to, which replicas later in the order see at the same
+tick. It is in decode again when its prefill has been repeated, or, if it was swapped out, when the
+batch is formed for which it comes back and it was in decode before.
+
+Tokens are unprocessed until the batch that has them starts. What a preempted request had computed
+is unprocessed again, unless it was swapped out; what it finds in a prefix cache no longer is.
+"""
+
+import dataclasses
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from penstock.errors import InputError
+from penstock.reference.network import EnginePool, Jobs, Network
+from penstock.reference.replicas import make_server
+from penstock.reference.replicas.paper import PaperReplica
+from penstock.reference.replicas.replica import Batch, Replica, Request
+
+
+@dataclasses.dataclass(frozen=True)
+class Instant:
+    """Counts at a tick, after its finishes and arrivals and before a batch formed then."""
+
+    tick: int
+    prefill: list[int]  # requests per stage
+    decode: list[int]
+    unprocessed_tokens: list[int]  # per replica
+    # unprocessed ones of all jobs that have arrived, those of requests still to come included
+    future_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What happened up to tick ``end``; what had not happened by then is None."""
+
+    requests: list[Request]
+    replicas: list[Replica]
+    batches: list[Batch]  # by start, then replica
+    instants: list[Instant]
+    end: int
+
+
+def simulate(
+    jobs: Jobs, network: Network, *, until: int | None = None, instants: Iterable[int] = ()
+) -> History:
+    """Run jobs through a network, from empty at tick 0.
+
+    Parameters
+    ----------
+    jobs, network
+        What arrives and what serves.
+    until
+        Stop at this tick, after its finishes and arrivals; None: when every job is done.
+    instants
+        Ticks at which to count; those after the end are left out.
+
+    Raises
+    ------
+    InputError
+        If a request could never finish, a replica forms an empty batch, or a policy or an order
+        gives what cannot be used.
+
+    >>> # (arrival, [(stage, prompt, output), ...])
+    >>> jobs = Jobs.chains([(0, [(0, 3, 2)]), (1, [(0, 2, 1)])])
+    >>> from penstock.reference.network import PaperPool
+    >>> network = Network([PaperPool(batch_time=lambda tokens: 2, token_budget=4)], stage_pool=[0])
+    >>> [(request.first_token, request.finish) for request in simulate(jobs, network).requests]
+    [(2, 4), (4, 4)]
+    """
+    running = _Running(jobs, network)
+    series: list[Instant] = []
+    now = 0
+    wanted = sorted(set(instants))
+    while True:
+        running.finish(now)
+        running.arrive(now)
+        if wanted and wanted[0] == now:
+            series.append(running.count(wanted.pop(0)))
+        if until is not None and now >= until:
+            break
+        for replica in running.replicas:
+            if not replica.batch:
+                replica.form(now)
+        events = [replica.batches[-1].end for replica in running.replicas if replica.batch]
+        events += [tick for tick, _ in running.due[:1]]
+        if not events and until is None:
+            break
+        now = min([*events, *wanted[:1], *([] if until is None else [until])])
+    batches = [batch for replica in running.replicas for batch in replica.batches]
+    batches.sort(key=lambda batch: (batch.start, batch.replica))
+    return History(running.requests, running.replicas, batches, series, now)
+
+
+def simulate_server(
+    arrival: Sequence[int],
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    priority: Sequence[int] | None = None,
+    hash_ids: Sequence[Sequence[int]] | None = None,
+    until: int | None = None,
+    instants: Iterable[int] = (),
+    **settings: Any,
+) -> History:
+    """Run one server with KV memory: a network of one replica, each of whose jobs is one request.
+
+    Parameters
+    ----------
+    arrival, prompt, output
+        One entry per request, in arrival order: arrival tick, prompt tokens, output tokens.
+    priority, hash_ids
+        As `Jobs` has them; with ``hash_ids`` prefixes are cached.
+    until, instants
+        As `simulate` has them.
+    settings
+        Those of an `EnginePool`.
+
+    Returns
+    -------
+    History
+        Every request that arrived by its end. With `until`, a batch in flight stays in ``batches``
+        but completes nothing.
+
+    Raises
+    ------
+    InputError, AssertionError
+        If an argument cannot be used, or a request could never finish; if a step breaks a law.
+
+    >>> limits = {"engine": "vllm", "token_budget": 4}
+    >>> history = simulate_server([0, 1], [3, 2], [2, 1], batch_time=lambda b: 2, **limits)
+    >>> [(batch.start, batch.allocation) for batch in history.batches]
+    [(0, {0: 3}), (2, {0: 1, 1: 2})]
+    """
+    optional = {"priority": priority, "hash_ids": hash_ids}
+    columns = {name: column for name, column in optional.items() if column is not None}
+    for name, column in {"prompt": prompt, "output": output, **columns}.items():
+        if len(column) != len(arrival):
+            raise InputError(
+                f"{len(column)} {name} and {len(arrival)} arrival do not pair; pass one of each "
+                "per request"
+            )
+    calls = [(t, [(0, p, o)]) for t, p, o in zip(arrival, prompt, output, strict=True)]
+    jobs = Jobs.chains(calls, **columns)
+    pool = EnginePool(prefix_caching=hash_ids is not None, **settings)
+    history = simulate(jobs, Network([pool], [0]), until=until, instants=instants)
+    requests = [request for request in history.requests if request.ready is not None]
+    return dataclasses.replace(history, requests=requests)
+
+
+class _Running:
+    """The network at one moment."""
+
+    def __init__(self, jobs: Jobs, network: Network) -> None:
+        self.jobs, self.network = jobs, network
+        self.replicas: list[Replica] = []
+        self.pools: list[list[Replica]] = []
+        for number, pool in enumerate(network.pools):
+            stages = [stage for stage, other in enumerate(network.stage_pool) if other == number]
+            indices = range(len(self.replicas), len(self.replicas) + pool.replicas)
+            if isinstance(pool, EnginePool):
+                self.pools.append([make_server(pool, i) for i in indices])
+            else:
+                self.pools.append([PaperReplica(pool, i, stages, self.ahead) for i in indices])
+            self.replicas += self.pools[-1]
+        self.turns = [0] * len(network.pools)  # of the routers that serve in turn
+        self.requests: list[Request] = []
+        self.due: list[tuple[int, int]] = []  # (tick, request) of the arrivals to come
+        for job, tick in enumerate(jobs.arrival):
+            if job > 0 and tick < jobs.arrival[job - 1]:
+                raise InputError(
+                    f"arrival[{job}] = {tick} is before arrival[{job - 1}] = "
+                    f"{jobs.arrival[job - 1]}; sort by arrival"
+                )
+            for row in range(jobs.first_request[job], jobs.first_request[job + 1]):
+                self.requests.append(self.new_request(job, row))
+                if jobs.pending[row] == 0:
+                    self.release(self.requests[row], tick)
+
+    def new_request(self, job: int, row: int) -> Request:
+        """Return a request before its release, if it can ever finish."""
+        jobs, stage, prompt = self.jobs, self.jobs.stage[row], self.jobs.prompt[row]
+        replica = self.pools[self.network.stage_pool[stage]][0]
+        pool, output = replica.pool, jobs.output[row]
+        yielded = pool.convention == "engine" and prompt > 0  # an output with the last prompt token
+        total = prompt + max(output - yielded, 0)
+        if isinstance(pool, EnginePool) and pool.convention == "engine":
+            output = max(output, 1)
+        request = Request(
+            row,
+            job,
+            stage,
+            prompt,
+            output,
+            total,
+            jobs.pending[row],
+            jobs.priority[row] if jobs.priority else 0,
+            jobs.hash_ids[row] if jobs.hash_ids else (),
+            target=prompt,
+        )
+        reason = replica.refusal(request)
+        if reason:
+            raise InputError(
+                f"request {row} of {prompt} prompt and {output} output tokens {reason}, so it "
+                "could never finish; drop it"
+            )
+        return request
+
+    def release(self, request: Request, now: int) -> None:
+        """Let a request come to its pool after its delay."""
+        heapq.heappush(self.due, (now + self.jobs.delay[request.index], request.index))
+
+    # ---------------------------------------------------------------- 1. finish
+
+    def finish(self, now: int) -> None:
+        """End the batches that end now, and release what waited for the requests that finish."""
+        for replica in self.replicas:
+            if replica.batch and replica.batches[-1].end == now:
+                for request in replica.complete(now):
+                    self.depart(request, now)
+
+    def depart(self, request: Request, now: int) -> None:
+        """Finish a request and count down what waits for it."""
+        request.finish = now
+        index, offset = request.index, self.jobs.child[request.index]
+        while offset > 0:
+            index += offset
+            child = self.requests[index]
+            child.pending -= 1
+            if child.pending == 0:
+                self.release(child, now)
+            offset = self.jobs.sibling[index]
+
+    # ---------------------------------------------------------------- 2. arrive
+
+    def arrive(self, now: int) -> None:
+        """Route the requests that are ready now, in order; those without tokens finish at once."""
+        while self.due and self.due[0][0] == now:
+            request = self.requests[heapq.heappop(self.due)[1]]
+            request.ready = request.decodes_from = now
+            replica = self.route(request)
+            request.replica = replica.index
+            if not isinstance(replica.pool, EnginePool):
+                request.cached = request.computed = self.cached(request, now)
+            if request.total == 0:
+                self.depart(request, now)
+            else:
+                replica.arrive(request)
+
+    def route(self, request: Request) -> Replica:
+        """Return the replica of its pool that a request goes to."""
+        pool_index = self.network.stage_pool[request.stage]
+        pool, replicas = self.network.pools[pool_index], self.pools[pool_index]
+        if pool.affinity:
+            for other in self.requests:
+                for replica in replicas:
+                    if other.job == request.job and other.replica == replica.index:
+                        return replica
+        coin = self.jobs.coin[request.index]
+        R = len(replicas)
+        if pool.router == "random":
+            return replicas[(coin * R) >> 32]
+        if pool.router == "round-robin":
+            self.turns[pool_index] += 1
+            return replicas[(self.turns[pool_index] - 1) % R]
+        if pool.router == "power-of-two" and R > 1:
+            first, second = ((coin & 0xFFFF) * R) >> 16, ((coin >> 16) * (R - 1)) >> 16
+            second += second >= first
+            replicas = [replicas[first], replicas[second]]
+        return min(replicas, key=self.measure)  # the first of equals
+
+    def measure(self, replica: Replica) -> int:
+        """Return how full its pool's router takes a replica to be."""
+        pool = replica.pool
+        if pool.router == "tokens":
+            return replica.unprocessed_tokens
+        if pool.router in ("work", "measure"):
+            return sum(pool.weights[r.stage][r.in_decode] for r in replica.requests)
+        return len(replica.requests)
+
+    def cached(self, request: Request, now: int) -> int:
+        """Return how much of a prompt its replica holds from earlier requests, all but its last
+        token at most.
+        """
+        jobs, retention = self.jobs, self.network.retention
+        index, tokens = request.index, jobs.reuse[request.index]
+        while jobs.context[index] != 0 and tokens > 0:
+            index += jobs.context[index]
+            earlier = self.requests[index]
+            finished = earlier.finish if earlier.replica == request.replica else None
+            if finished is not None and (retention is None or now - finished <= retention):
+                return max(min(tokens, request.prompt - 1), 0)
+            tokens = min(tokens, jobs.reuse[index])
+        return 0
+
+    # ---------------------------------------------------------------- counts
+
+    def in_system(self) -> list[tuple[int, int]]:
+        """Return for each stage the requests in prefill and in decode at its pool."""
+        there = [request for replica in self.replicas for request in replica.requests]
+        counts = Counter((request.stage, request.in_decode) for request in there)
+        stages = range(len(self.network.stage_pool))
+        return [(counts[stage, False], counts[stage, True]) for stage in stages]
+
+    def ahead(self, stage: int) -> tuple[float, float, float, float]:
+        """Return what an order sees of a stage and of those that follow it."""
+        network = self.network
+        requests = prompts = 0.0
+        for next_stage, (prefill, decode) in enumerate(self.in_system()):
+            onward = network.onward[stage][next_stage] if network.onward else 0.0
+            share = onward / len(self.pools[network.stage_pool[next_stage]])
+            requests += share * (prefill + decode)
+            prompts += share * prefill
+        m_p = network.prefill[stage] if network.prefill else 1.0
+        m_d = network.decode[stage] if network.decode else 1.0
+        return m_p, m_d, requests, prompts
+
+    def count(self, tick: int) -> Instant:
+        """Count what is there now."""
+        prefill, decode = zip(*self.in_system(), strict=True)
+        unprocessed = [replica.unprocessed_tokens for replica in self.replicas]
+        arrived = [r for r in self.requests if self.jobs.arrival[r.job] <= tick]
+        future = sum(request.unprocessed for request in arrived)
+        return Instant(tick, list(prefill), list(decode), unprocessed, future)

@@ -1,0 +1,263 @@
+"""Random small servers with KV memory and their requests, for the kernel and for the reference alike.
+
+Systems are small: ties, cut prompts, memory for a request or two, preemptions in nearly every step.
+"""
+
+import dataclasses
+
+import numpy as np
+
+import penstock as ps
+from penstock.reference import batch_time as plain_batch_time
+from penstock.reference import simulation as plain
+from penstock.simulation.simulate import simulate
+from penstock.system.batch_time import BatchTime, Composition
+from penstock.system.engines import ENGINES
+from penstock.system.memory import Memory
+from penstock.system.policies import resolve
+
+OF_THE_PAPER = ("fastertransformer", "vllm-vanilla", "orca", "sarathi")
+UNITS = 2**20  # of a tick, in which the parts of a composed batch time are whole numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticks(BatchTime):
+    """A batch of b tokens takes ticks[b - 1] seconds, which need not rise with b."""
+
+    ticks: tuple[int, ...]
+
+    def _seconds(self, tokens):
+        return np.array(self.ticks, float)[tokens.astype(int) - 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class System:
+    """A small system: what arrives, the limits, and the settings of the scheduler."""
+
+    policy: str
+    arrival: tuple[int, ...]
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    priority: tuple[int, ...]
+    ticks: tuple[int, ...]
+    budget: int
+    max_batch_size: int | None
+    blocks: int | None
+    block_size: int
+    watermark: float | None
+    admission: str | None = None
+    preemption: str = "recompute"
+    swap_ticks: int = 0
+    order: str = "fcfs"
+    scope: str = "running"
+    convention: str = "engine"
+    settings: tuple[tuple[str, object], ...] = ()
+    until: int | None = None
+    hash_ids: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def batch_time(self):
+        """The batch-time model of the kernel."""
+        return Ticks(self.ticks)
+
+    @property
+    def ticks_of(self):
+        """The batch time of the reference, which knows no seconds."""
+        return lambda load: self.ticks[load - 1]
+
+    @property
+    def server(self):
+        """One server, for the kernel."""
+        memory = None
+        if self.blocks is not None:
+            memory = Memory(
+                self.blocks,
+                self.block_size,
+                self.watermark,
+                self.admission,
+                self.preemption,
+                float(self.swap_ticks),
+                prefix_caching=self.hash_ids is not None,
+            )
+        return ps.Server(
+            self.batch_time,
+            self.budget,
+            self.max_batch_size,
+            policy=self.policy,
+            scope=self.scope,
+            convention=self.convention,
+            policy_params=dict(self.settings) if self.policy in ENGINES else (),
+            memory=memory,
+            order=self.order,
+        )
+
+    @property
+    def plain_settings(self):
+        """The settings of a pool of the reference."""
+        return {
+            "batch_time": self.ticks_of,
+            "engine": self.policy,
+            "token_budget": self.budget,
+            "max_batch_size": self.max_batch_size,
+            "kv_blocks": self.blocks,
+            "block_size": self.block_size if self.blocks else None,
+            "watermark": self.watermark if self.blocks else None,
+            "admission": self.admission,
+            "preemption": self.preemption,
+            "swap_ticks": self.swap_ticks,
+            "order": self.order,
+            "scope": self.scope,
+            "convention": self.convention,
+            "options": dict(self.settings),
+        }
+
+    def kernel(self, record="requests", compress=True):
+        workload = ps.Workload.from_arrays(
+            self.arrival,
+            self.prompt,
+            self.output,
+            self.priority,
+            hash_ids=self.hash_ids,
+            hash_block=None if self.hash_ids is None else self.block_size,
+        )
+        return simulate(workload, self.server, until=self.until, record=record, tick_s=1.0, compress=compress)
+
+    def reference(self, instants=()):
+        return plain.simulate_server(
+            self.arrival,
+            self.prompt,
+            self.output,
+            priority=self.priority,
+            hash_ids=self.hash_ids,
+            until=self.until,
+            instants=instants,
+            **self.plain_settings,
+        )
+
+
+def draw_settings(rng, policy, longest):
+    match policy:
+        case "vllm":
+            chunked, threshold = bool(rng.random() < 0.7), int(rng.choice([0, 0, 1, 4]))
+            return {"chunked_prefill": chunked, "long_prefill_threshold": threshold}
+        case "sglang":
+            return {
+                "mixed_chunk": bool(rng.random() < 0.5),
+                "max_prefill_tokens": int(rng.choice([5, 20, 1000])),
+                "decay_steps": int(rng.choice([1, 5, 600])),
+                "retract_steps": int(rng.choice([1, 3, 20])),
+                "clip_new_tokens": int(rng.choice([3, 4096])),
+            }
+        case "tensorrt-llm":
+            return {
+                "capacity": str(rng.choice(["guaranteed_no_evict", "max_utilization", "static_batch"])),
+                "chunked_context": bool(rng.random() < 0.5),
+            }
+        case "vidur-orca" | "vidur-fastertransformer":
+            return {"max_tokens": longest + int(rng.integers(0, 4))}
+    return {}
+
+
+def draw(rng, policy):
+    """Draw a system in which every request fits: by as little as may be, often."""
+    engine = policy in ENGINES
+    n = int(rng.integers(1, 14))
+    gaps = rng.integers(0, rng.choice([0, 1, 3, 10, 60]) + 1, n)
+    gaps[0] = 0
+    arrival = np.cumsum(gaps)
+    prompt = rng.integers(1, rng.choice([1, 3, 9, 30]) + 1, n)
+    output = rng.integers(1, rng.choice([1, 2, 5, 40]) + 1, n)
+    longest = int((prompt + output).max())
+    settings = draw_settings(rng, policy, longest)
+    scheduler, _ = resolve(policy).configured(settings if engine else [])
+    budget = int(rng.choice([rng.integers(1, 9), rng.integers(8, 40)]))
+    if scheduler.has_token_budget and not scheduler.cuts_prompts:
+        budget += longest
+    within = budget if scheduler.decodes_at_once else 6  # the others may have more slots than budget
+    slots = None if rng.random() < 0.2 and policy not in ENGINES else int(rng.integers(1, min(6, within) + 1))
+    block_size = int(rng.choice([1, 2, 4, 16]))
+    if scheduler.whole_blocks:
+        budget = max(budget, block_size)
+    watermark = float(rng.choice([0.0, 0.0, 0.1])) if scheduler.has_watermark else None
+    blocks = None
+    if rng.random() < 0.85:
+        reserved = settings.get("max_tokens", longest)
+        least = -(-reserved // block_size) + scheduler.own_blocks
+        blocks = int(least * rng.choice([1.0, 1.3, 2.0, 4.0]))
+        while blocks - int((watermark or 0) * blocks) < least:
+            blocks += 1
+    most = max(budget, slots or budget, (slots or 0) * settings.get("max_tokens", 0))
+    swaps = not engine and rng.random() < 0.3 and blocks is not None
+    return System(
+        policy,
+        tuple(arrival.tolist()),
+        tuple(prompt.tolist()),
+        tuple(output.tolist()),
+        tuple(rng.integers(0, 3, n).tolist()),
+        tuple(rng.integers(1, rng.choice([1, 3, 10, 50]) + 1, most).tolist()),
+        budget,
+        slots,
+        blocks,
+        block_size,
+        watermark,
+        admission=None if engine or blocks is None else str(rng.choice(["input", "completion", "optimistic"])),
+        preemption="swap" if swaps else "recompute",
+        swap_ticks=int(rng.integers(0, 3)) if swaps else 0,
+        order="priority" if rng.random() < 0.4 and "priority" in scheduler.orders else "fcfs",
+        scope="running" if engine or rng.random() < 0.5 else "batch",
+        convention="engine" if engine or rng.random() < 0.5 else "paper",
+        settings=tuple(settings.items()),
+        until=None if rng.random() < 0.7 else int(rng.integers(1, arrival[-1] + 150)),
+    )
+
+
+def with_shared_prefixes(rng, system):
+    """Cache the prefixes of prompts that go on from each other, as turns of few conversations; some have no ids."""
+    told = [tuple(100 * c + i for i in range(40)) for c in range(int(rng.integers(1, 4)))]
+    ids = []
+    for index, prompt in enumerate(system.prompt):
+        shared = int(rng.integers(0, 41))
+        whole = (*told[int(rng.integers(len(told)))][:shared], *range(10_000 * (index + 1), 10_000 * (index + 1) + 40))
+        ids.append(whole[: 0 if rng.random() < 0.1 else prompt // system.block_size + int(rng.integers(0, 2))])
+    return dataclasses.replace(system, admission=None, preemption="recompute", swap_ticks=0, hash_ids=tuple(ids))
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed(System):
+    """A small system whose batches cost ``ticks`` by token load, and these units of 2^-20 ticks besides."""
+
+    self_attention: int = 0
+    cross_attention: int = 0
+    decode_attention: int = 0
+    mixed_attention: int = 0
+    request: int = 0
+    with_prefill: int = 0
+    odd: int = 0  # units that each token load costs besides its ticks
+
+    @property
+    def attention(self):
+        return self.self_attention, self.cross_attention, self.decode_attention, self.mixed_attention
+
+    @property
+    def batch_time(self):
+        linear = Ticks(tuple(ticks + self.odd / UNITS for ticks in self.ticks))
+        return Composition(linear, *(units / UNITS for units in (*self.attention, self.request, self.with_prefill)))
+
+    @property
+    def ticks_of(self):
+        def linear(load):
+            return self.ticks[load - 1] * UNITS + self.odd
+
+        return plain_batch_time.Composition(linear, *self.attention, self.request, self.with_prefill, UNITS)
+
+
+def composed(rng, system):
+    """Draw costs for a system: none, fractions of a tick, and many ticks for each token before a decode."""
+    parts = {field.name: getattr(system, field.name) for field in dataclasses.fields(System)}
+    per_pair = rng.choice([1, 1_000, 30_000, UNITS, 7 * UNITS])
+    costs = np.where(rng.random(4) < 0.2, 0, rng.integers(0, per_pair + 1, 4))
+    request, odd, beside = rng.integers(0, UNITS, 3) * (rng.random(3) < 0.5)
+    until = None if system.until is None else int(system.until * rng.choice([1, 5]))
+    return Composed(**parts | {"until": until}, request=int(request), with_prefill=int(beside), odd=int(odd), **dict(
+        zip(("self_attention", "cross_attention", "decode_attention", "mixed_attention"), costs.tolist(), strict=True)
+    ))  # fmt: skip

@@ -1,0 +1,77 @@
+"""Networks whose pools are engines: what each replica does is what one server does with the same arrivals."""
+
+import dataclasses
+from random import Random
+
+import pytest
+from engine_systems import OF_THE_PAPER
+from network_systems import EngineSpec, draw_system
+
+from penstock.system.engines import ENGINES
+
+FAMILY = (*ENGINES, *OF_THE_PAPER)
+
+
+def alone(system, spec, requests):
+    """Return one server of the kernel with the requests that came to a replica, as they came."""
+    start = requests[0].ready
+    return dataclasses.replace(
+        spec.system,
+        arrival=tuple(request.ready - start for request in requests),
+        prompt=tuple(system.columns["prompt"][request.index] for request in requests),
+        output=tuple(max(system.columns["output"][request.index], 1) for request in requests),
+        priority=tuple(request.priority for request in requests),
+        until=None if system.until is None else system.until - start,
+    ), start
+
+
+def assert_replicas_serve_as_alone(system):
+    """Each replica of engines, with what came to it, serves it as one server of the kernel; return the preemptions."""
+    preemptions = 0
+    history = system.reference()
+    specs = [spec for spec in system.pools for _ in range(spec.replicas)]
+    for replica, spec in zip(history.replicas, specs, strict=True):
+        requests = replica.arrived
+        # A workload has no requests without an output, which the convention of the paper tells from those of one.
+        if not isinstance(spec, EngineSpec) or not requests or min(r.output for r in requests) < 1:
+            continue
+        server, start = alone(system, spec, requests)
+        run = server.kernel("batches")
+        count = len(run.rows.finish)  # those that arrive at the last tick may not have been let in
+        for what in ("first_token", "finish"):
+            ticks = [getattr(request, what) for request in requests]
+            ours = [-1 if tick is None else tick - start for tick in ticks]
+            assert ours[:count] == getattr(run.rows, what).tolist(), (what, replica.index, system)
+        assert run.preemptions == sum(request.preemptions for request in requests)
+        starts = [(batch.start - start) * 10**9 for batch in replica.batches]
+        assert starts == run.batches["start_ns"].to_list()
+        preemptions += run.preemptions
+    return preemptions
+
+
+@pytest.mark.parametrize("engine", FAMILY)
+def test_a_replica_serves_what_comes_to_it_as_one_server_of_the_kernel(engine):
+    """Pools of one engine, paper pools before and behind them, priorities, delays, forks and joins."""
+    preemptions = 0
+    for seed in range(25):
+        preemptions += assert_replicas_serve_as_alone(draw_system(Random(f"{engine} {seed}"), engines=(engine,)))
+    assert preemptions or engine in ("vidur-orca", "vidur-fastertransformer", "tensorrt-llm")
+
+
+def test_random_networks_of_engines_serve_all_tokens_and_those_lost_again():
+    """Everybody finishes, and tokens go twice through batches only where a preemption let them be computed again."""
+    preempted = 0
+    for seed in range(300):
+        system = dataclasses.replace(draw_system(Random(seed), engines=FAMILY), until=None)
+        history = system.reference()
+        served = dict.fromkeys(range(len(history.requests)), 0)
+        for batch in history.batches:
+            for index, tokens in batch.allocation.items():
+                served[index] += tokens
+        for request in history.requests:
+            assert request.finish is not None
+            assert served[request.index] >= request.total - request.cached
+            assert request.preemptions or served[request.index] == request.total - request.cached
+        assert all(replica.unprocessed_tokens == 0 for replica in history.replicas)
+        preempted += sum(len(batch.preempted) for batch in history.batches)
+    assert preempted > 500
