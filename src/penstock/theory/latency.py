@@ -41,7 +41,6 @@ _ERRORS = {
 }
 
 _QUANTILES = np.concatenate([np.arange(32) / 32, 1 - 2.0 ** -np.arange(6, 12), [1.0]])
-_MOST_POINTS = 7
 _SPREADS = 4.0  # a limit binds where the pool is within so many standard deviations of it
 
 
@@ -183,20 +182,10 @@ def estimate_latency(workload: Workload, server: Server) -> InstantEstimate:
         return InstantEstimate((), rho, full_load, {}, (outside,))
 
     # The fixed points, and whether the lowest keeps clear of the limits.
-    about = np.array(
-        [
-            rate,
-            what.prompt,
-            what.prompt_square,
-            what.decodes,
-            what.decodes_square,
-            what.square,
-            *terms,
-        ]
+    costs = field.Costs(times.sums, float(server.most_tokens), *terms.tolist())
+    points = tuple(
+        _point(point, what, server) for point in field.fixed_points(what.at(rate), costs)
     )
-    rows = np.zeros((_MOST_POINTS, field.POINT_FIELDS))
-    count = field.fixed_points(about, what.lengths, times.sums, rows)
-    points = tuple(_point(row, what, server) for row in rows[:count].tolist())
     binds = (
         _binds(points[0], rate, what, server) if points else "no fixed point was found; simulate"
     )
@@ -225,6 +214,11 @@ class _About(NamedTuple):
     square: float
     context: float  # tokens before a decode, on average
     context_square: float
+
+    def at(self, rate: float) -> field.Work:
+        """Return the work of so many requests/s."""
+        moments = (self.prompt, self.prompt_square, self.decodes, self.decodes_square, self.square)
+        return field.Work(self.lengths, rate, *moments)
 
 
 class _Times(NamedTuple):
@@ -346,22 +340,25 @@ def _binds(point: FixedPoint, rate: float, what: _About, server: Server) -> str 
     return None
 
 
-def _point(row: list[float], what: _About, server: Server) -> FixedPoint:
-    ttft, decoding, gaps = row[field.TTFT], row[field.DECODING], what.decodes
+def _point(point: field.Point, what: _About, server: Server) -> FixedPoint:
+    ttft = point.ttft
+    decoding = point.decoding
+    gaps = what.decodes
     e2e = ttft + decoding
     if server.convention == "paper":  # the first decode yields the first token
-        first = row[field.FIRST_DECODE]
-        ttft, decoding, gaps = ttft + first, decoding - first, gaps - 1
+        ttft += point.first_decode
+        decoding -= point.first_decode
+        gaps -= 1
     return FixedPoint(
-        pool=row[field.POOL],
-        batch_s=row[field.BATCH],
-        full=row[field.LEFT],
+        pool=point.pool,
+        batch_s=point.batch,
+        full=point.left,
         ttft_s=ttft,
         tbt_s=decoding / gaps if gaps > 1e-9 else None,
         e2e_s=e2e,
-        dispersion=row[field.DISPERSION],
-        variation=row[field.VARIATION],
-        attracts=not row[field.RISING],
+        dispersion=point.dispersion,
+        variation=point.variation,
+        attracts=not point.repels,
     )
 
 
